@@ -75,7 +75,7 @@ _CLIP = replace(
     pretrained_is_file=False,
 )
 # LAVIS's classes by a name that LAVIS registers them under.
-LAVIS_MODELS = {
+_LAVIS_MODELS = {
     "albef_classification": _ALBEF,
     "albef_feature_extractor": _ALBEF,
     "albef_nlvr": replace(_ALBEF, images_per_sample=2),
@@ -115,7 +115,7 @@ def traits_of(model: Any) -> Traits:
         return UNKNOWN
     cls = model if isinstance(model, type) else type(model)
     # By class, so that a name under which a user registers a subclass finds its parent's traits.
-    table = {registry.get_model_class(name): traits for name, traits in LAVIS_MODELS.items()}
+    table = {registry.get_model_class(name): traits for name, traits in _LAVIS_MODELS.items()}
     traits = next((table[base] for base in cls.__mro__ if base in table), UNKNOWN)
     declared = {field.name: getattr(cls, field.name, None) for field in fields(Traits)}
     # A class may use one of these names for a property or method of its own.

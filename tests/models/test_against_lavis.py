@@ -65,6 +65,7 @@ def assert_same_copies(ours, theirs):
             assert torch.allclose(mine, other, atol=1e-6), name
 
 
+MOMENTUM = {"soft_labels": {"type": "momentum"}, "detach_other": False}
 LATE = {"epoch": 1, "iters": 3, "num_iters_per_epoch": 10}
 
 
@@ -73,13 +74,11 @@ def compare(ours, theirs, samples, schedule=LATE):
     mine.loss.backward()
     expected = theirs({**samples, **schedule})
     expected.loss.backward()
+    lm = "loss_mlm" if "loss_mlm" in expected else "loss_lm"
     for name in ("loss_itc", "loss_itm", "loss_lm", "loss"):
-        expected_loss = expected[
-            "loss_mlm" if name == "loss_lm" and "loss_mlm" in expected else name
-        ]
-        assert mine[name].item() == pytest.approx(expected_loss.item(), rel=1e-5), name
+        expected_loss = expected[lm if name == "loss_lm" else name].item()
+        assert mine[name].item() == pytest.approx(expected_loss, rel=1e-5), name
     assert_same_gradients(ours, theirs)
-    return mine
 
 
 OFF = {"soft_labels": {"type": "one_hot", "label_smoothing": 0.1}, "same_image": "negative"}
@@ -90,15 +89,9 @@ def test_blip2_with_mafa_off_is_lavis_blip2(toy_train, process_group, hardest_ne
     class SmallBlip2(Blip2Parts, Blip2Qformer):
         parts = Parts.from_config(config_of(Blip2Mafa))
 
-    sizes = {
-        "img_size": 32,
-        "vit_precision": "fp32",
-        "freeze_vit": False,
-        "num_query_token": 8,
-        "embed_dim": 64,
-    }
     torch.manual_seed(0)
-    theirs = SmallBlip2(**sizes)
+    sizes = {"img_size": 32, "num_query_token": 8, "embed_dim": 64}
+    theirs = SmallBlip2(vit_precision="fp32", freeze_vit=False, **sizes)
     ours = Blip2Mafa.from_config(config_of(Blip2Mafa, mafa=OFF))
     assert ours.state_dict().keys() == theirs.state_dict().keys()
     ours.load_state_dict(theirs.state_dict())
@@ -114,13 +107,8 @@ def test_blip_with_momentum_is_lavis_blip_pretrain(
     vocabulary.parent.mkdir()
     shutil.copy(CONFIGS / "models" / "tiny_vocab.txt", vocabulary)
     monkeypatch.chdir(tmp_path)
-    momentum = {
-        "soft_labels": {"type": "momentum"},
-        "same_image": "negative",
-        "detach_other": False,
-    }
     torch.manual_seed(0)
-    cfg = config_of(BlipMafa, mafa=momentum, queue_size=5 * SIZE)
+    cfg = config_of(BlipMafa, mafa={**MOMENTUM, "same_image": "negative"}, queue_size=5 * SIZE)
     ours, parts = BlipMafa.from_config(cfg), BlipMafa.from_config(cfg)
     theirs = BlipPretrain(
         parts.visual_encoder,
@@ -135,10 +123,9 @@ def test_blip_with_momentum_is_lavis_blip_pretrain(
     assert ours.state_dict().keys() - theirs.state_dict().keys() == {"idx_queue"}
     move_copies(ours)
     theirs.load_state_dict(ours.state_dict(), strict=False)
-    samples = {"epoch": 1, "iters": 3, "num_iters_per_epoch": 10}
     for first in (0, SIZE):
         batch = mini_batch(toy_train, range(first, first + SIZE))
-        compare(ours, theirs, {**batch, **samples})
+        compare(ours, theirs, {**batch, **LATE})
         ours.zero_grad(), theirs.zero_grad()
         assert_same_queue(ours, theirs)
     assert_same_copies(ours, theirs)
@@ -156,12 +143,7 @@ def test_albef_with_momentum_is_lavis_albef_pretrain(toy_train, hardest_negative
     """Queue, momentum distillation of ITC and MLM, the ramp of its weight, sampled negatives
     (ALBEF 3).
     """
-    settings = {
-        "soft_labels": {"type": "momentum"},
-        "same_image": "negative",
-        "detach_other": False,
-        "negatives": "sampled",
-    }
+    settings = {**MOMENTUM, "same_image": "negative", "negatives": "sampled"}
     torch.manual_seed(0)
     cfg = config_of(AlbefMafa, mafa=settings, queue_size=5 * SIZE)
     ours, parts = AlbefMafa.from_config(cfg), AlbefMafa.from_config(cfg)
@@ -188,7 +170,7 @@ def test_albef_with_momentum_is_lavis_albef_pretrain(toy_train, hardest_negative
     monkeypatch.setattr(theirs, "mask", lambda ids, *args, **kwargs: mask_every_third(ids, special))
     for step, first in enumerate((0, SIZE)):
         batch = mini_batch(toy_train, range(first, first + SIZE))
-        at = {"epoch": step, "iters": 3, "num_iters_per_epoch": 10}
+        at = {**LATE, "epoch": step}
         compare(ours, theirs, {**batch, **at}, at)
         ours.zero_grad(), theirs.zero_grad()
         assert_same_queue(ours, theirs)
@@ -273,12 +255,7 @@ class LavisRetrieval(AlbefRetrieval):
 @pytest.mark.strict_smoke
 def test_retrieval_fine_tuning_is_lavis_albef_retrieval(toy_train, hardest_negatives):
     """As a setting of the step: momentum queue with image ids, no distillation, no MLM (MAFA F)."""
-    settings = {
-        "soft_labels": {"type": "momentum"},
-        "detach_other": False,
-        "negatives": "sampled",
-        "loss_weights": {"lm": 0.0},
-    }
+    settings = {**MOMENTUM, "negatives": "sampled", "loss_weights": {"lm": 0.0}}
     torch.manual_seed(0)
     cfg = config_of(AlbefMafa, mafa=settings, queue_size=5 * SIZE, alpha=0.0)
     ours, parts = AlbefMafa.from_config(cfg).eval(), AlbefMafa.from_config(cfg)

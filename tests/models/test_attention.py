@@ -52,10 +52,10 @@ def plain_and_fused(module):
     return module, fused
 
 
-def assert_same_results(theirs, ours, *inputs):
+def assert_same_results(modules, inputs, call=lambda module, x: module(x)):
     """Assert equal outputs of two modules, and equal gradients of their inputs and weights."""
     results = []
-    for module, call in (theirs, ours):
+    for module in modules:
         leaves = [x.clone().requires_grad_() for x in inputs]
         module.zero_grad()
         out = call(module, *leaves)
@@ -73,32 +73,21 @@ def padding_bias(lengths, length=L):
 
 
 def test_self_attention_with_padding_and_cached_keys(text_attention):
-    plain, fused = plain_and_fused(text_attention())
+    modules = plain_and_fused(text_attention())
     hidden, mask = torch.randn(PAIRS, L, WIDTH), padding_bias([7, 1, 3, 5, 2])
-    assert_same_results(*((m, lambda m, x: m(x, mask)) for m in (plain, fused)), hidden)
-    assert_same_results(*((m, lambda m, x: m(x)) for m in (plain, fused)), hidden)
+    assert_same_results(modules, [hidden], lambda m, x: m(x, mask))
+    assert_same_results(modules, [hidden])
     past = tuple(torch.randn(2, PAIRS, 4, 3, 6))
     longer = torch.cat([torch.zeros(PAIRS, 1, 1, 3), mask], dim=3).expand(-1, -1, L, -1)
-    assert_same_results(
-        *((m, lambda m, x: m(x, longer, past_key_value=past)) for m in (plain, fused)),
-        hidden,
-    )
+    assert_same_results(modules, [hidden], lambda m, x: m(x, longer, past_key_value=past))
 
 
 def test_cross_attention_with_padding(text_attention):
-    plain, fused = plain_and_fused(text_attention(cross=True))
-    hidden, embeddings, mask = (
-        torch.randn(PAIRS, L, WIDTH),
-        torch.randn(PAIRS, S, IMAGE_WIDTH),
-        padding_bias([11, 1, 3, 5, 2], S),
-    )
+    modules = plain_and_fused(text_attention(cross=True))
+    inputs = torch.randn(PAIRS, L, WIDTH), torch.randn(PAIRS, S, IMAGE_WIDTH)
+    mask = padding_bias([11, 1, 3, 5, 2], S)
     assert_same_results(
-        *(
-            (m, lambda m, x, y: m(x, encoder_hidden_states=y, encoder_attention_mask=mask))
-            for m in (plain, fused)
-        ),
-        hidden,
-        embeddings,
+        modules, inputs, lambda m, x, y: m(x, encoder_hidden_states=y, encoder_attention_mask=mask)
     )
 
 
@@ -112,59 +101,45 @@ def test_cross_attention_with_padding(text_attention):
 def test_shared_images_equal_copied_images(text_attention, count, image_of):
     plain, fused = plain_and_fused(text_attention(cross=True))
     rows = None if image_of is None else torch.tensor(image_of) % count
-    hidden, embeds = torch.randn(PAIRS, L, WIDTH), torch.randn(count, S, IMAGE_WIDTH)
+    inputs = torch.randn(PAIRS, L, WIDTH), torch.randn(count, S, IMAGE_WIDTH)
 
-    def with_copied_images(m, x, y):
-        return m(x, encoder_hidden_states=y if rows is None else y[rows])[:1]
+    def attend(m, x, y):
+        copied, shared = y if rows is None else y[rows], PairedImages(Images(y), rows)
+        assert shared.size() == (PAIRS, S, IMAGE_WIDTH)
+        torch.testing.assert_close(shared.of_pairs(), copied)
+        return m(x, encoder_hidden_states=copied if m is plain else shared)[:1]
 
-    def with_shared_images(m, x, y):
-        images = PairedImages(Images(y), rows)
-        assert images.size() == (PAIRS, S, IMAGE_WIDTH)
-        torch.testing.assert_close(images.of_pairs(), y if rows is None else y[rows])
-        return m(x, encoder_hidden_states=images)[:1]
-
-    assert_same_results((plain, with_copied_images), (fused, with_shared_images), hidden, embeds)
+    assert_same_results((plain, fused), inputs, attend)
 
 
-@pytest.mark.parametrize("kind", ["vit", "eva"])
+@pytest.mark.parametrize("kind", [vit, eva_vit])
 def test_attention_of_image_encoders(kind):
     torch.manual_seed(5)
-    if kind == "vit":
-        module = vit.Attention(WIDTH, num_heads=4, qkv_bias=True, qk_scale=0.3)
-    else:
-        module = eva_vit.Attention(WIDTH, num_heads=4, qkv_bias=True, qk_scale=0.3)
+    module = kind.Attention(WIDTH, num_heads=4, qkv_bias=True, qk_scale=0.3)
+    if kind is eva_vit:
         nn.init.normal_(module.q_bias)
         nn.init.normal_(module.v_bias)
-    plain, fused = plain_and_fused(module)
-    assert_same_results(
-        *((m, lambda m, x: m(x)) for m in (plain, fused)), torch.randn(PAIRS, S, WIDTH)
-    )
+    assert_same_results(plain_and_fused(module), [torch.randn(PAIRS, S, WIDTH)])
 
 
 def test_relative_positions_of_eva_are_added():
     module = eva_vit.Attention(WIDTH, num_heads=4, window_size=(2, 3))
     nn.init.normal_(module.relative_position_bias_table)
-    plain, fused = plain_and_fused(module)
     x, more = torch.randn(PAIRS, 7, WIDTH), torch.randn(4, 7, 7)
-    assert_same_results(*((m, lambda m, x: m(x)) for m in (plain, fused)), x)
-    plain, fused = plain_and_fused(eva_vit.Attention(WIDTH, num_heads=4))
-    assert_same_results(*((m, lambda m, x: m(x, more)) for m in (plain, fused)), x)
+    assert_same_results(plain_and_fused(module), [x])
+    without = eva_vit.Attention(WIDTH, num_heads=4)
+    assert_same_results(plain_and_fused(without), [x], lambda m, x: m(x, more))
 
 
 def test_relative_positions_of_bert_are_added(text_attention):
-    plain, fused = plain_and_fused(text_attention(position_embedding_type="relative_key"))
-    assert_same_results(
-        *((m, lambda m, x: m(x)) for m in (plain, fused)), torch.randn(PAIRS, L, WIDTH)
-    )
+    modules = plain_and_fused(text_attention(position_embedding_type="relative_key"))
+    assert_same_results(modules, [torch.randn(PAIRS, L, WIDTH)])
 
 
 def test_attention_weights_are_returned_on_request(text_attention):
     _, fused = plain_and_fused(text_attention(cross=True))
-    hidden, images = (
-        torch.randn(PAIRS, L, WIDTH),
-        PairedImages(Images(torch.randn(2, S, IMAGE_WIDTH))),
-    )
-    images.image_of = torch.tensor([0, 1, 1, 0, 1])
+    hidden = torch.randn(PAIRS, L, WIDTH)
+    images = PairedImages(Images(torch.randn(2, S, IMAGE_WIDTH)), torch.tensor([0, 1, 1, 0, 1]))
     expected = fused(hidden, encoder_hidden_states=images)[0]
     with_weights = fused(hidden, encoder_hidden_states=images, output_attentions=True)
     assert with_weights[1].shape == (PAIRS, 4, L, S)
@@ -243,15 +218,10 @@ def test_matching_many_pairs_equals_matching_single_pairs(family, pairs):
         together = backbone.match(images, texts, image_of, text_of)
         assert together.shape == (pairs, 2)
         for row, (i, t) in enumerate(zip(image_of.tolist(), text_of.tolist(), strict=True)):
-            text = Texts(
-                texts.ids[t : t + 1],
-                texts.mask[t : t + 1],
-                None if texts.embeds is None else texts.embeds[t : t + 1],
-            )
-            first_token = torch.zeros(1, dtype=torch.long)
-            single = backbone.match(
-                Images(images.embeds[i : i + 1]), text, first_token, first_token
-            )
+            embeds = None if texts.embeds is None else texts.embeds[t : t + 1]
+            text = Texts(texts.ids[t : t + 1], texts.mask[t : t + 1], embeds)
+            zero = torch.zeros(1, dtype=torch.long)
+            single = backbone.match(Images(images.embeds[i : i + 1]), text, zero, zero)
             torch.testing.assert_close(together[row : row + 1], single, rtol=1e-4, atol=1e-5)
 
 
@@ -290,8 +260,7 @@ def test_first_token_equals_that_of_full_computation(family):
 
 
 def test_lavis_models_get_fused_attention(tiny):
-    plain = [m for m in tiny.modules() if type(m) in FUSED]
-    assert not plain
+    assert not any(type(m) in FUSED for m in tiny.modules())
     with_copied_images = copy.deepcopy(tiny)
     for module in with_copied_images.modules():
         for theirs, ours in FUSED.items():
@@ -399,16 +368,10 @@ def test_copied_model_recomputes_with_its_own_weights():
     model = small_albef(
         vit_grad_ckpt=True, vit_ckpt_layer=12, mafa={"soft_labels": {"type": "momentum"}}
     )
-    image = torch.randn(2, 3, 32, 32)
-
-    def embeddings():
-        return model.visual_encoder.forward_features(image).detach()
-
-    def embeddings_of_copy():
-        return model.visual_encoder_m.forward_features(image).detach()
-
-    assert torch.equal(embeddings(), embeddings_of_copy())
-    before = embeddings()
+    image, copied = torch.randn(2, 3, 32, 32), model.visual_encoder_m
+    before = model.visual_encoder.forward_features(image)
+    assert torch.equal(before, copied.forward_features(image))
     with torch.no_grad():
-        model.visual_encoder_m.blocks[0].mlp.fc2.bias += 1.0
-    assert torch.equal(embeddings(), before) and not torch.equal(embeddings_of_copy(), before)
+        copied.blocks[0].mlp.fc2.bias += 1.0
+    assert torch.equal(model.visual_encoder.forward_features(image), before)
+    assert not torch.equal(copied.forward_features(image), before)

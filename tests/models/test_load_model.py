@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
-import pickle
 import socket
-import subprocess
-import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, mini_batch
+from conftest import mini_batch
 from lavis.models.med import XBertEncoder
 from omegaconf import OmegaConf
 
@@ -46,38 +42,6 @@ def same_weights(state, other_state):
     return state.keys() == other_state.keys() and all(
         torch.equal(state[k], other_state[k]) for k in state
     )
-
-
-# Registration
-
-
-def test_importing_the_package_registers_everything():
-    code = """
-import lavis_mafa
-from lavis.common.registry import registry
-from lavis.models import model_zoo
-for kind, names in {
-    "model": ["albef_mafa", "albef_retrieval"],
-    "task": ["mafa_pretrain", "mafa_retrieval", "retrieval"],
-    "runner": ["runner_mafa", "runner_base"],
-    "builder": ["toy_scenes", "image_text_json", "coco_caption"],
-    "lr_scheduler": ["linear_warmup_cosine_lr"],
-}.items():
-    for name in names:
-        assert getattr(registry, f"get_{kind}_class")(name) is not None, (kind, name)
-print(model_zoo)
-"""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    process = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert process.returncode == 0, process.stderr[-2000:]
-    listed = {line.split(None, 1)[0]: line for line in process.stdout.splitlines() if " " in line}
-    assert listed["albef_mafa"].split(None, 1)[1] == "base, tiny, small"
-    assert "albef_pretrain" in listed
 
 
 # By name and type
@@ -215,59 +179,12 @@ def test_checkpoints_named_in_the_config_are_loaded(tmp_path, tiny, kind):
 # Checkpoints that cannot be used
 
 
-class Malicious:
-    """Creates a folder when it is unpickled."""
-
-    def __init__(self, folder):
-        self.folder = str(folder)
-
-    def __reduce__(self):
-        return os.mkdir, (self.folder,)
-
-
-@pytest.mark.strict_smoke
-@pytest.mark.parametrize("legacy", [False, True])
-def test_pickled_objects_are_rejected_and_not_run(tmp_path, tiny, legacy):
-    path, mark = tmp_path / "evil.pth", tmp_path / "it_ran"
-    content = {"model": {**tiny.state_dict(), "extra": Malicious(mark)}}
-    torch.save(content, path, _use_new_zipfile_serialization=not legacy)
-    torch.load(path, weights_only=False)
-    assert mark.is_dir(), "the checkpoint of this test is harmless"
-    mark.rmdir()
-    before = {key: value.clone() for key, value in tiny.state_dict().items()}
-    with pytest.raises(ValueError, match="cannot be loaded as tensors and plain values") as caught:
-        tiny.load_checkpoint(str(path))
-    assert str(path) in str(caught.value) and "{'model': state_dict}" in str(caught.value)
-    assert not mark.exists()
-    assert same_weights(tiny.state_dict(), before)
-
-
-def test_plain_pickles_are_rejected_and_not_run(tmp_path, tiny):
-    path, mark = tmp_path / "evil.pkl", tmp_path / "it_ran"
-    path.write_bytes(pickle.dumps(Malicious(mark), protocol=2))
-    with pytest.raises(ValueError, match="cannot be loaded as tensors and plain values"):
-        tiny.load_checkpoint(str(path))
-    assert not mark.exists()
-
-
 @pytest.mark.strict_smoke
 def test_missing_file_is_reported(tmp_path, tiny):
     with pytest.raises(FileNotFoundError, match="no checkpoint at .*nothing.pth .seen from "):
         tiny.load_checkpoint(str(tmp_path / "nothing.pth"))
     with pytest.raises(FileNotFoundError, match="no checkpoint at"):
         tiny.load_checkpoint(str(tmp_path))
-
-
-@pytest.mark.parametrize("part", [0.0, 0.001, 0.5, 0.99])
-def test_truncated_files_are_rejected(tmp_path, tiny, part):
-    path = tmp_path / "weights.pth"
-    torch.save({"model": tiny.state_dict()}, path)
-    content = path.read_bytes()
-    path.write_bytes(content[: int(part * len(content))])
-    with pytest.raises(
-        ValueError, match="weights.pth cannot be loaded: its .* bytes are cut short"
-    ):
-        tiny.load_checkpoint(str(path))
 
 
 def test_weights_of_other_sizes_are_named(tmp_path, tiny):
@@ -278,13 +195,10 @@ def test_weights_of_other_sizes_are_named(tmp_path, tiny):
     assert "vision_proj.weight: (48, 64) in the file, (64, 64) in the model" in str(caught.value)
     assert "text_proj.bias: (48,) in the file, (64,) in the model" in str(caught.value)
     assert "itm_head" not in str(caught.value)
-
-
-def test_other_width_is_not_taken_for_another_image_size(tmp_path, tiny):
-    state = {**tiny.state_dict(), POSITIONS: torch.zeros(1, 17, 32)}
-    torch.save(state, tmp_path / "narrow.pth")
-    with pytest.raises(ValueError, match="narrow.pth was saved by a model of other sizes"):
-        tiny.load_checkpoint(str(tmp_path / "narrow.pth"))
+    # Another width is not taken for another image size.
+    torch.save({**tiny.state_dict(), POSITIONS: torch.zeros(1, 17, 32)}, path)
+    with pytest.raises(ValueError, match="wide.pth was saved by a model of other sizes"):
+        tiny.load_checkpoint(str(path))
 
 
 @pytest.mark.parametrize("content", [{}, {"model": {}}, {"model": {"encoder.w": torch.ones(2)}}])
@@ -292,12 +206,6 @@ def test_file_without_matching_weights_is_rejected(tmp_path, tiny, content):
     torch.save(content, tmp_path / "else.pth")
     with pytest.raises(ValueError, match="else.pth holds no weight of AlbefMafa"):
         tiny.load_checkpoint(str(tmp_path / "else.pth"))
-
-
-def test_file_without_a_dictionary_is_rejected(tmp_path, tiny):
-    torch.save([torch.ones(2)], tmp_path / "list.pth")
-    with pytest.raises(ValueError, match="holds a list, expected a dictionary"):
-        tiny.load_checkpoint(str(tmp_path / "list.pth"))
 
 
 # Checkpoints with other shapes and names
@@ -472,8 +380,3 @@ def test_con_d_is_not_a_submodule_of_the_model(discriminator, toy_train):
     assert output.judged_pairs and output.counts[:, 1].tolist() == [6, 6]
     assert all(value.grad is None for value in theirs)
     assert same_weights(model.con_d.model.state_dict(), before)
-
-
-def test_missing_checkpoint_of_con_d_is_reported():
-    with pytest.raises(FileNotFoundError, match="no checkpoint at nowhere.pth"):
-        build_discriminator(con_d_config("nowhere.pth"))

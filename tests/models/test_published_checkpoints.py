@@ -226,36 +226,28 @@ def test_exported_checkpoints_contain_the_token_types(published, tmp_path):
     check(model, Reference(published))
 
 
-def save_bert(folder, config, weights):
-    config.save_pretrained(folder)
-    torch.save(weights, folder / "pytorch_model.bin")
+def without_types(weights):
+    return {key: value for key, value in weights.items() if not key.endswith(TYPES)}
 
 
-def test_bert_that_a_model_starts_from_has_its_token_types(published, tmp_path, monkeypatch):
-    state = torch.load(published, weights_only=True)["model"]
+@pytest.mark.parametrize("with_types", [True, False])
+def test_bert_that_a_model_starts_from_keeps_its_token_types(
+    published, tmp_path, monkeypatch, with_types
+):
     folder = tmp_path / "bert"
     source = AlbefMafa.from_config(tiny_config(AlbefMafa)).text_encoder
-    weights = part(state, "text_encoder.")
-    save_bert(folder, source.config, weights)
+    weights = part(torch.load(published, weights_only=True)["model"], "text_encoder.")
+    types = weights["bert." + TYPES][0] if with_types else 0.0
+    source.config.save_pretrained(folder)
+    torch.save(weights if with_types else without_types(weights), folder / "pytorch_model.bin")
     monkeypatch.setattr(albef_mafa, "BERT", str(folder))
     config = BertConfig.from_json_file(CONFIGS / "models" / "med_config_tiny.json")
     config.vocab_size = source.config.vocab_size
     started = albef_mafa._published_bert(config).state_dict()
     assert not any("token_type" in key for key in started)
-    expected = weights["bert." + POSITIONS] + weights["bert." + TYPES][0]
-    assert torch.equal(started["bert." + POSITIONS], expected)
+    assert torch.equal(started["bert." + POSITIONS], weights["bert." + POSITIONS] + types)
     word = "bert.embeddings.word_embeddings.weight"
     assert torch.equal(started[word], weights[word])
-
-
-def test_bert_without_token_types_starts_as_it_is(tmp_path, monkeypatch):
-    source = AlbefMafa.from_config(tiny_config(AlbefMafa)).text_encoder
-    save_bert(tmp_path / "bert", source.config, source.state_dict())
-    monkeypatch.setattr(albef_mafa, "BERT", str(tmp_path / "bert"))
-    config = BertConfig.from_json_file(CONFIGS / "models" / "med_config_tiny.json")
-    config.vocab_size = source.config.vocab_size
-    started = albef_mafa._published_bert(config).state_dict()
-    assert torch.equal(started["bert." + POSITIONS], source.state_dict()["bert." + POSITIONS])
 
 
 def test_dropped_weights_are_said_once_by_group(published, tmp_path, caplog):

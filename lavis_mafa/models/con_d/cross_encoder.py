@@ -29,14 +29,14 @@ PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 
 
 @dataclass(frozen=True)
-class CrossEncoderSettings:
+class _CrossEncoderSettings:
     """Settings of `CrossEncoderDiscriminator`."""
 
     prompt: str | None = option(None, "instruction to the model; null: its own")
     batch_size: int = option(16, "pairs in one forward pass", low=1)
 
 
-@DISCRIMINATORS.register(NAME, settings=CrossEncoderSettings, source="lavis_mafa")
+@DISCRIMINATORS.register(NAME, settings=_CrossEncoderSettings, source="lavis_mafa")
 class CrossEncoderDiscriminator(PairReader):
     """Any CrossEncoder of sentence-transformers that reads an image and a text.
 
@@ -54,7 +54,7 @@ class CrossEncoderDiscriminator(PairReader):
     def __init__(
         self,
         encoder: Any,
-        settings: CrossEncoderSettings,
+        settings: _CrossEncoderSettings,
         precision: str = "fp32",
         longest: int | None = None,
     ) -> None:
@@ -75,7 +75,7 @@ class CrossEncoderDiscriminator(PairReader):
 
     @classmethod
     def from_config(
-        cls, cfg: Mapping[str, Any], settings: CrossEncoderSettings
+        cls, cfg: Mapping[str, Any], settings: _CrossEncoderSettings
     ) -> CrossEncoderDiscriminator:
         """Load the cross-encoder of a ``model.mafa.con_d`` config; no code of it is run.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from lavis_mafa.algorithm.registry import Registry, Section
 from lavis_mafa.algorithm.tokens import CON_D_TOKENS, captions_of
 from lavis_mafa.models.checkpoints import MATCHING_PARTS
 from lavis_mafa.models.con_d.frozen import FrozenModel
+from lavis_mafa.models.con_d.kept_rows import KeptRows
 from lavis_mafa.models.con_d.settings import ConDSettings
 
 # Discriminators that are no LAVIS models, for ``model.mafa.con_d.arch``: classes that implement
@@ -24,14 +25,6 @@ from lavis_mafa.models.con_d.settings import ConDSettings
 DISCRIMINATORS: Registry[Callable[..., Discriminator]] = Registry(
     "discriminator", Section("model.mafa.con_d", [one.name for one in fields(ConDSettings)])
 )
-
-
-class _Kept(Protocol):
-    """A cache of an image encoder's outputs, such as `KeptRows`."""
-
-    def get(self, image_ids: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return ``(B, S, V)`` of images by id ``(B,)``; ``make`` computes those that are not
-        cached, given their places in the mini-batch."""
 
 
 class ModelDiscriminator(FrozenModel):
@@ -50,7 +43,7 @@ class ModelDiscriminator(FrozenModel):
 
     key, title, view, tokens = "model.mafa.con_d", "Con-D", VIEW, CON_D_TOKENS
     parts, purpose, trained = MATCHING_PARTS, "judge", "an ITM head"
-    kept: _Kept | None = None
+    kept: KeptRows | None = None
 
     @property
     def seen_as(self) -> str:

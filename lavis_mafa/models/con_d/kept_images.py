@@ -85,8 +85,7 @@ def _encoded(con_d: ModelDiscriminator, image: Tensor, device: torch.device) -> 
     """Return a row ``(S, V)`` of a black image, computed as in `ModelDiscriminator.judge`."""
     con_d.model.to(device)
     size = con_d.image_size or image.shape[-1]
-    bf16 = torch.autocast(device.type, torch.bfloat16, enabled=con_d.precision == "bf16")
-    with torch.inference_mode(), bf16:
+    with torch.inference_mode(), con_d.autocast(device):
         return con_d.backbone.image_tokens(torch.zeros(1, 3, size, size, device=device))[0]
 
 

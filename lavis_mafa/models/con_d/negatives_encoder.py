@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,14 +29,8 @@ class ModelNegativesEncoder(FrozenModel):
     parts = (*MATCHING_PARTS, *PROJECTION_PARTS)
     purpose, trained = "compare", "the projections of ITC"
 
-    def __init__(
-        self,
-        model: Any,
-        precision: str = "fp32",
-        processor: Callable[[Any], Tensor] | None = None,
-        own_view: bool | None = None,
-    ) -> None:
-        super().__init__(model, precision, processor, own_view)
+    def __init__(self, model: Any, *how: Any, **more: Any) -> None:
+        super().__init__(model, *how, **more)
         if not hasattr(model, "temp"):
             raise TypeError(
                 f"{type(model).__name__} cannot pick hard negatives: it has no temperature of ITC "

@@ -73,7 +73,7 @@ class YesNo(PairReader):
         precision: str = "fp32",
         longest: int | None = None,
     ) -> None:
-        self.answers = check_processor(processor, settings)
+        self.answers = _check_processor(processor, settings)
         super().__init__(
             model, precision, longest, settings.batch_size, described(asdict(settings))
         )
@@ -93,8 +93,8 @@ class YesNo(PairReader):
             ValueError: if they cannot be loaded, or weights are missing.
         """
         path = cfg["checkpoint"]
-        processor = load_processor(path)
-        check_processor(processor, settings)
+        processor = _load_processor(path)
+        _check_processor(processor, settings)
         model = _load_model(path)
         return cls(model, processor, settings, cfg.get("precision", "fp32"), cfg.get("image_size"))
 
@@ -118,11 +118,11 @@ class YesNo(PairReader):
             yield Problem(f"{PLACE}.{NAME}.prompt", why)
         if path and cfg.machine and os.path.isdir(path):
             try:
-                check_processor(load_processor(path), _YesNoSettings(**own))
+                _check_processor(_load_processor(path), _YesNoSettings(**own))
             except ValueError as error:
                 yield Problem(f"{PLACE}.checkpoint", str(error))
 
-    def prompt_of(self, caption: str) -> str:
+    def _prompt_of(self, caption: str) -> str:
         """Return the text that the model reads, with its image token."""
         question = self.settings.question.replace(CAPTION, caption)
         if self.settings.prompt is not None:
@@ -135,7 +135,7 @@ class YesNo(PairReader):
     def probabilities(self, pairs: Sequence[Pair]) -> Tensor:
         """Return P(Yes) ``(P,)`` of the pairs."""
         inputs = self.reader(
-            text=[self.prompt_of(caption) for _, caption in pairs],
+            text=[self._prompt_of(caption) for _, caption in pairs],
             images=[[picture] for picture, _ in pairs],
             return_tensors="pt",
             padding=True,
@@ -146,7 +146,7 @@ class YesNo(PairReader):
         return torch.softmax(logits[:, list(self.answers)], dim=1)[:, 0]
 
 
-def load_processor(path: str) -> Any:
+def _load_processor(path: str) -> Any:
     """Load the processor of a model; code that comes with it is never run.
 
     Raises:
@@ -170,7 +170,7 @@ def load_processor(path: str) -> Any:
     return processor
 
 
-def check_processor(processor: Any, settings: _YesNoSettings) -> tuple[int, int]:
+def _check_processor(processor: Any, settings: _YesNoSettings) -> tuple[int, int]:
     """Return the tokens of the two answers.
 
     Raises:

@@ -20,7 +20,13 @@ FAMILIES: Registry[Any] = Registry("family")
 
 
 class ModelDriver:
-    """Base of the drivers of ALBEF, BLIP and BLIP-2: their model, and features of captions."""
+    """Base of the drivers of ALBEF, BLIP and BLIP-2: their model, and features of captions.
+
+    Attributes:
+        matches_states: ITM needs what ITC has encoded of a caption; otherwise only its ids.
+    """
+
+    matches_states = False
 
     def __init__(self, model: Any) -> None:
         fuse_attention(model)
@@ -42,11 +48,12 @@ class ModelDriver:
     def encode_texts(
         self, captions: Captions, max_length: int | None = None, for_matching: bool = False
     ) -> Texts:
-        # BLIP and BLIP-2 match a pair from its ids: what ITC has encoded is of no use to ITM.
         ids, mask = tokens = tokenize(self.model, captions, max_length)
-        if for_matching:
+        if for_matching and not self.matches_states:
             return Texts(ids, mask)
-        return Texts(ids, mask, features=self.text_features(self.text_tokens(tokens)))
+        states = self.text_tokens(tokens)
+        features = None if for_matching else self.text_features(states)
+        return Texts(ids, mask, states if self.matches_states else None, features)
 
 
 class FromFirstTokens(ModelDriver):

@@ -262,13 +262,14 @@ def test_model_without_itm_head_is_rejected():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_error_lists_missing_weights(tmp_path, family):
     model = build(family)
-    removed = ("itm_head.", "visual_encoder.")
+    removed = ("itm_head.", "visual_encoder.", "text_encoder.", "Qformer.")
     state = {k: v for k, v in model.state_dict().items() if not k.startswith(removed)}
     torch.save({"model": state}, tmp_path / "c.pth")
     con_d = {"arch": family, "model_type": "tiny", "checkpoint": str(tmp_path / "c.pth")}
     with pytest.raises(ValueError, match="(?s)lacks .* weights.*itm_head: 2.*") as error:
         build_discriminator(con_d)
-    assert "visual_encoder: " in str(error.value)
+    text = "Qformer: " if family == "blip2_mafa" else "text_encoder: "
+    assert "visual_encoder: " in str(error.value) and text in str(error.value)
 
 
 def test_random_frozen_encoder_counts_as_missing(tmp_path):

@@ -26,6 +26,7 @@ from lavis_mafa.analysis.loading import ModelAndData
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.config.con_d import check_con_d
 from lavis_mafa.datasets import TrainingSet
+from lavis_mafa.models.con_d import cross_encoder
 from lavis_mafa.models.con_d.build import build_discriminator
 from lavis_mafa.models.con_d.pictures import WholePicture, picture_of
 from lavis_mafa.models.con_d.yes_no import YesNo
@@ -47,10 +48,9 @@ def vlm(tmp_path_factory):
     return save_vlm(tmp_path_factory.mktemp("vlm"))
 
 
-def config(path, **more):
-    found, problems = check_con_d(
-        {"arch": "yes_no", "checkpoint": path, "yes_no": {"question": QUESTION}, **more}
-    )
+def config(path, arch="yes_no", **more):
+    given = {"yes_no": {"question": QUESTION}, **more} if arch == "yes_no" else more
+    found, problems = check_con_d({"arch": arch, "checkpoint": path, **given})
     assert problems == []
     return found
 
@@ -73,6 +73,18 @@ def one_by_one(path, pairs, question=QUESTION):
         yes, no = logits[WORDS.index("Yes")], logits[WORDS.index("No")]
         found.append(float(1 / (1 + torch.exp(no - yes))))
     return found
+
+
+def samples_of(con_d, pictures, captions):
+    """Return a mini-batch as `TrainingSet` collates it."""
+    return {
+        "image": torch.stack([con_d.processor(one) for one in pictures]),
+        "text_input": captions,
+    }
+
+
+def pairs_of(pictures, captions, image_of, text_of):
+    return [(pictures[i], captions[t]) for i, t in zip(image_of, text_of, strict=True)]
 
 
 def drawn_pictures(count, seed=0):
@@ -111,13 +123,10 @@ def test_yes_no_equals_the_loop_over_pairs(vlm, batch_size):
     )
     pictures = drawn_pictures(4)
     captions = ["a red circle", "blue", "the small {question} and a large green square", "?"]
-    samples = {
-        "image": torch.stack([con_d.processor(one) for one in pictures]),
-        "text_input": captions,
-    }
+    samples = samples_of(con_d, pictures, captions)
     image_of, text_of = torch.tensor([0, 1, 2, 3, 0, 3]), torch.tensor([0, 1, 2, 3, 2, 0])
     found = con_d.judge(samples, image_of, text_of)
-    pairs = [(pictures[i], captions[t]) for i, t in zip(image_of, text_of, strict=True)]
+    pairs = pairs_of(pictures, captions, image_of, text_of)
     assert found.tolist() == pytest.approx(one_by_one(vlm, pairs), abs=1e-5)
     assert found.std() > 0.01  # pictures and captions matter
     assert con_d.judge(samples, image_of[:0], text_of[:0]).shape == (0,)
@@ -126,11 +135,7 @@ def test_yes_no_equals_the_loop_over_pairs(vlm, batch_size):
 
 def test_bf16_is_near_fp32_and_smaller(vlm):
     exact, rounded = (build_discriminator(config(vlm, precision=p)) for p in ("fp32", "bf16"))
-    pictures = drawn_pictures(2)
-    samples = {
-        "image": torch.stack([exact.processor(one) for one in pictures]),
-        "text_input": ["a red circle", "a blue square"],
-    }
+    samples = samples_of(exact, drawn_pictures(2), ["a red circle", "a blue square"])
     own = torch.arange(2)
     with torch.autocast("cpu", torch.bfloat16):  # training's mixed precision is not Con-D's
         found = exact.judge(samples, own, own)
@@ -142,11 +147,10 @@ def test_bf16_is_near_fp32_and_smaller(vlm):
 
 def test_own_prompt_replaces_the_chat_template(tmp_path):
     path = save_vlm(tmp_path, template=None)
-    prompt = "<image> {question} ASSISTANT :"
-    own = {"question": QUESTION, "prompt": prompt}
+    own = {"question": QUESTION, "prompt": "<image> {question} ASSISTANT :"}
     con_d = build_discriminator(config(path, yes_no=own))
     (picture,) = drawn_pictures(1)
-    samples = {"image": con_d.processor(picture)[None], "text_input": ["a red circle"]}
+    samples = samples_of(con_d, [picture], ["a red circle"])
     zero = torch.zeros(1, dtype=torch.long)
     expected = one_by_one(path, [(picture, "a red circle")])
     assert con_d.judge(samples, zero, zero).tolist() == pytest.approx(expected, abs=1e-5)
@@ -162,16 +166,13 @@ def judge_on_rank(rank, file, path, results):
     con_d = build_discriminator(config(path))
     pictures, captions = drawn_pictures(4), ["a red circle", "blue", "a green square", "left of"]
     own = slice(2 * rank, 2 * rank + 2)
-    samples = {
-        "image": torch.stack([con_d.processor(one) for one in pictures[own]]),
-        "text_input": captions[own],
-    }
+    samples = samples_of(con_d, pictures[own], captions[own])
     numbers = torch.arange(4)
     image_of, text_of = torch.cartesian_prod(numbers, numbers).unbind(1)
     found = con_d.judge(samples, image_of, text_of, Ranks(together=True))
     none = con_d.judge(samples, image_of[:0], text_of[:0], Ranks(together=True))
     dist.destroy_process_group()
-    pairs = [(pictures[i], captions[t]) for i, t in zip(image_of, text_of, strict=True)]
+    pairs = pairs_of(pictures, captions, image_of, text_of)
     difference = (found - torch.tensor(one_by_one(path, pairs))).abs().max().item()
     results.put((rank, difference < 1e-5, len(none)))
 
@@ -196,7 +197,7 @@ def test_saved_verdicts_are_reused(tmp_path, vlm, monkeypatch):
     judge = build_judge(config(vlm), {})
     found = judging.judge(opened, features, image, text, judge, tmp_path)
     pictures = [data.show(number)[0] for number in range(12)]
-    pairs = [(pictures[i], captions[t]) for i, t in zip(image, text, strict=True)]
+    pairs = pairs_of(pictures, captions, image, text)
     assert found.tolist() == pytest.approx(one_by_one(vlm, pairs), abs=1e-5)
     monkeypatch.setattr(YesNo, "probabilities", None)  # nothing is left to judge
     again = judging.judge(opened, features, image, text, judge, tmp_path)
@@ -209,6 +210,21 @@ def test_saved_verdicts_are_reused(tmp_path, vlm, monkeypatch):
 # Training
 
 
+def train_three_steps(folder, arch, checkpoint, **changes):
+    run_here(
+        folder,
+        **VIEW,
+        run__max_epoch=1,
+        run__max_steps=3,
+        model__mafa__con_d__arch=arch,
+        model__mafa__con_d__checkpoint=checkpoint,
+        model__mafa__con_d__self_check_pairs=16,
+        model__mafa__connections__low=0.5,
+        model__mafa__connections__high=0.5,
+        **changes,
+    )
+
+
 def test_training_converts_by_its_verdicts(tmp_path, vlm, monkeypatch):
     judged, judge = [], YesNo.judge
 
@@ -218,18 +234,9 @@ def test_training_converts_by_its_verdicts(tmp_path, vlm, monkeypatch):
         return found
 
     monkeypatch.setattr(YesNo, "judge", recorded)
-    run_here(
-        tmp_path,
-        **VIEW,
-        run__max_epoch=1,
-        run__max_steps=3,
-        model__mafa__con_d__arch="yes_no",
-        model__mafa__con_d__checkpoint=vlm,
-        model__mafa__con_d__yes_no__question="a {caption} ?",
-        model__mafa__con_d__self_check_pairs=16,
-        model__mafa__connections__low=0.5,
-        model__mafa__connections__high=0.5,
-        model__mafa__connections__action="convert",
+    question = {"model__mafa__con_d__yes_no__question": "a {caption} ?"}
+    train_three_steps(
+        tmp_path, "yes_no", vlm, **question, model__mafa__connections__action="convert"
     )
     (check,) = records(tmp_path, "con_d_self_check")
     assert check["pairs"] == 16 and 0 <= check["auc"] <= 1
@@ -238,9 +245,7 @@ def test_training_converts_by_its_verdicts(tmp_path, vlm, monkeypatch):
     assert len(steps) == len(of_steps) == 3
     for samples, image_of, text_of, found in of_steps:
         pictures = [picture_of(one) for one in samples["con_d_image"]]
-        pairs = [
-            (pictures[i], samples["text_input"][t]) for i, t in zip(image_of, text_of, strict=True)
-        ]
+        pairs = pairs_of(pictures, samples["text_input"], image_of, text_of)
         assert found.tolist() == pytest.approx(one_by_one(vlm, pairs, "a {caption} ?"), abs=1e-4)
     converted = sum(step["found_i2t"] + step["found_t2i"] for step in steps)
     kept = sum(step["kept_i2t"] + step["kept_t2i"] for step in steps)
@@ -350,8 +355,6 @@ class _View(dict):
 
 
 def test_missing_sentence_transformers_is_refused(tmp_path, vlm, monkeypatch):
-    from lavis_mafa.models.con_d import cross_encoder
-
     def absent(name):
         raise cross_encoder.PackageNotFoundError(name)
 
@@ -362,8 +365,6 @@ def test_missing_sentence_transformers_is_refused(tmp_path, vlm, monkeypatch):
 
 
 def test_cross_encoder_without_an_image_processor_is_refused(tmp_path, vlm, monkeypatch):
-    from lavis_mafa.models.con_d import cross_encoder
-
     monkeypatch.setattr(cross_encoder, "version", lambda _: "6.0.0")
     path = without(vlm, tmp_path / "text", *PROCESSOR)
     (one,) = problems(tmp_path, path, model__mafa__con_d__arch="cross_encoder")
@@ -386,47 +387,27 @@ def encoder(tmp_path_factory, vlm):
     return folder
 
 
-def cross_encoder_config(path, **more):
-    found, wrong = check_con_d({"arch": "cross_encoder", "checkpoint": path, **more})
-    assert wrong == []
-    return found
-
-
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_cross_encoder_equals_its_own_loop(encoder, batch_size):
     from sentence_transformers import CrossEncoder
 
     con_d = build_discriminator(
-        cross_encoder_config(encoder, cross_encoder={"batch_size": batch_size})
+        config(encoder, "cross_encoder", cross_encoder={"batch_size": batch_size})
     )
     pictures, captions = drawn_pictures(3), ["a red circle", "blue", "a small large green square"]
-    samples = {
-        "image": torch.stack([con_d.processor(one) for one in pictures]),
-        "text_input": captions,
-    }
     image_of, text_of = torch.tensor([0, 1, 2, 0, 2]), torch.tensor([0, 1, 2, 2, 0])
-    found = con_d.judge(samples, image_of, text_of)
+    found = con_d.judge(samples_of(con_d, pictures, captions), image_of, text_of)
     theirs = CrossEncoder(encoder, device="cpu")
     scores = [
-        float(theirs.predict((pictures[i], captions[t]), activation_fn=torch.nn.Identity()))
-        for i, t in zip(image_of.tolist(), text_of.tolist(), strict=True)
+        float(theirs.predict(pair, activation_fn=torch.nn.Identity()))
+        for pair in pairs_of(pictures, captions, image_of, text_of)
     ]
     expected = torch.sigmoid(torch.tensor(scores))
     assert torch.allclose(found, expected, atol=1e-5) and found.std() > 0.01
 
 
 def test_training_with_a_cross_encoder(tmp_path, encoder):
-    run_here(
-        tmp_path,
-        **VIEW,
-        run__max_epoch=1,
-        run__max_steps=3,
-        model__mafa__con_d__arch="cross_encoder",
-        model__mafa__con_d__checkpoint=encoder,
-        model__mafa__con_d__self_check_pairs=16,
-        model__mafa__connections__low=0.5,
-        model__mafa__connections__high=0.5,
-    )
+    train_three_steps(tmp_path, "cross_encoder", encoder)
     steps = records(tmp_path, "step")
     assert sum(step["judged_pairs"] for step in steps) > 0
     assert records(tmp_path, "con_d_self_check")[0]["pairs"] == 16

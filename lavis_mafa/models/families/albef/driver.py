@@ -10,9 +10,9 @@ from torch import Tensor
 
 from lavis_mafa.algorithm.backbone import Images, Teacher, Texts
 from lavis_mafa.algorithm.losses.language import IGNORED, mask_tokens
-from lavis_mafa.algorithm.tokens import Captions
+from lavis_mafa.algorithm.tokens import Tokens
 from lavis_mafa.models.families.attention import PairedImages, first_token_after, take
-from lavis_mafa.models.families.base import FAMILIES, FromFirstTokens, tokenize
+from lavis_mafa.models.families.base import FAMILIES, FromFirstTokens
 
 
 @FAMILIES.register("albef")
@@ -23,6 +23,8 @@ class AlbefBackbone(FromFirstTokens):
         model: has ``visual_encoder``, ``text_encoder`` (BERT, or BERT with an MLM head),
             ``vision_proj``, ``text_proj``, ``itm_head``, ``temp``, ``tokenizer``, ``max_txt_len``.
     """
+
+    matches_states = True
 
     @classmethod
     def drives(cls, model: Any) -> bool:
@@ -36,17 +38,11 @@ class AlbefBackbone(FromFirstTokens):
     def _bert(self) -> Any:
         return getattr(self.model.text_encoder, "bert", self.model.text_encoder)
 
-    def encode_texts(
-        self, captions: Captions, max_length: int | None = None, for_matching: bool = False
-    ) -> Texts:
-        tokens = tokenize(self.model, captions, max_length)
-        embeds = self._bert(
+    def text_tokens(self, tokens: Tokens) -> Tensor:
+        states: Tensor = self._bert(
             tokens.input_ids, attention_mask=tokens.attention_mask, return_dict=True, mode="text"
         ).last_hidden_state
-        if for_matching:
-            return Texts(tokens.input_ids, tokens.attention_mask, embeds)
-        features = self.text_features(embeds)
-        return Texts(tokens.input_ids, tokens.attention_mask, embeds, features)
+        return states
 
     def match(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
         assert texts.embeds is not None

@@ -85,6 +85,12 @@ class Parts:
             parts = replace(parts, bert_weights=None)
         return parts
 
+    def image_weights(self, vit_model: str) -> str | None:
+        """Return ``vit_weights`` with LAVIS's URL in the place of ``published``."""
+        if self.vit_weights != "published":
+            return self.vit_weights
+        return _VIT_WEIGHTS[vit_model] if self.vit is None else None
+
 
 class QFormer(OneRowPerBeam, BertLMHeadModel):
     """LAVIS's Q-Former."""
@@ -116,18 +122,8 @@ class Blip2Parts:
             parts = parts.without(read_checkpoint(checkpoint, mapped=True))
         elif checkpoint:  # LAVIS's published ones hold the Q-Former, and no image encoder
             parts = replace(parts, bert_weights=None)
-        weights = parts.vit_weights
-        if weights == "published":
-            weights = (
-                _VIT_WEIGHTS[cfg.get("vit_model", "eva_clip_g")] if parts.vit is None else None
-            )
-        if weights and is_url(weights):
-            yield UrlFile(f"{key}.vit_weights", weights)
-        elif weights and is_timm_name(weights):
-            yield HubFiles(f"{key}.vit_weights", weights, weights=True)
-        former = parts.bert_weights
-        if former and not os.path.isdir(former):
-            yield HubFiles(f"{key}.bert_weights", former, weights=True)
+        weights = parts.image_weights(cfg.get("vit_model", "eva_clip_g"))
+        yield from sources_of_parts(key, weights, parts.bert_weights)
         llm_key = traits_of(cls).llm_key
         name = llm_key and cfg.get(llm_key)
         if name and not os.path.isdir(name):
@@ -148,9 +144,7 @@ class Blip2Parts:
         encoder = build_image_encoder(
             model_name, img_size, drop_path_rate, use_grad_checkpoint, self.parts.vit
         )
-        weights = self.parts.vit_weights
-        if weights == "published":
-            weights = _VIT_WEIGHTS[model_name] if self.parts.vit is None else None
+        weights = self.parts.image_weights(model_name)
         if weights:
             load_image_encoder(encoder, weights)
         self.random_parts: tuple[str, ...] = () if weights else (PREFIX,)
@@ -194,6 +188,16 @@ class Blip2Parts:
         if trained:
             raise ValueError(problem)
         logging.warning("%s", problem)
+
+
+def sources_of_parts(key: str, vit_weights: str | None, bert_weights: str | None) -> Iterator[Any]:
+    """Yield what ``vit_weights`` and ``bert_weights`` of the ``model`` config at ``key`` fetch."""
+    if vit_weights and is_url(vit_weights):
+        yield UrlFile(f"{key}.vit_weights", vit_weights)
+    elif vit_weights and is_timm_name(vit_weights):
+        yield HubFiles(f"{key}.vit_weights", vit_weights, weights=True)
+    if bert_weights and not os.path.isdir(bert_weights):
+        yield HubFiles(f"{key}.bert_weights", bert_weights, weights=True)
 
 
 def build_image_encoder(

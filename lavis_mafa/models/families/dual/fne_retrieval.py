@@ -6,7 +6,6 @@ not Be True Negative", ACM MM 2023).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -15,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from lavis.common.registry import registry
-from lavis.common.utils import is_url
 from lavis.models.base_model import BaseModel
 from torch import Tensor
 from transformers import BertModel
@@ -30,8 +28,7 @@ from lavis_mafa.algorithm.posterior import PosteriorPicker, PosteriorRule, draw
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.tokens import captions_of
 from lavis_mafa.io.checkpoints import find_config, model_yamls
-from lavis_mafa.io.downloads import HubFiles, UrlFile, is_timm_name
-from lavis_mafa.models.families.blip2.blip2_parts import load_image_encoder
+from lavis_mafa.models.families.blip2.blip2_parts import load_image_encoder, sources_of_parts
 from lavis_mafa.models.families.dual.driver import DualBackbone
 from lavis_mafa.models.inference.rerank import MAX_TOKENS, compute_sim_matrix
 from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of
@@ -232,16 +229,10 @@ class FneRetrieval(MafaModel, BaseModel):
         """Yield the published weights of both encoders, which a checkpoint replaces."""
         if checkpoint:
             return
-        weights = cfg.get("vit_weights") or ""
-        if weights == "published" and cfg.get("vit") is None:
-            yield UrlFile(f"{key}.vit_weights", DEIT)
-        elif is_url(weights):
-            yield UrlFile(f"{key}.vit_weights", weights)
-        elif is_timm_name(weights):
-            yield HubFiles(f"{key}.vit_weights", weights, weights=True)
-        bert = cfg.get("bert_weights")
-        if bert and not os.path.isdir(bert):
-            yield HubFiles(f"{key}.bert_weights", bert, weights=True)
+        weights = cfg.get("vit_weights")
+        if weights == "published":
+            weights = DEIT if cfg.get("vit") is None else None
+        yield from sources_of_parts(key, weights, cfg.get("bert_weights"))
 
     @staticmethod
     def without_downloads(cfg: Any) -> None:
