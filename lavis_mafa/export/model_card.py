@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from lavis_mafa.config.key import UNSET, Keys, items_of, keys_in, option_of
+from lavis_mafa.config.key import UNSET, Keys, keys_in, kind_of
 from lavis_mafa.config.registered import mafa_key, run_key
 from lavis_mafa.export.hub_form import HubForm
 from lavis_mafa.io.checkpoints import model_config
@@ -227,7 +227,7 @@ def _shown(value: Any, key: FieldInfo) -> str | None:
     """Return a setting's value as text; None if it could be anything."""
     if isinstance(value, bool) or is_number(value):
         return str(value)
-    option, items = option_of(key), items_of(key)
+    option, items = kind_of(key).option, kind_of(key).items
     if isinstance(value, str) and not option.path:
         any_name = isinstance(option.choices, Registered) and _name(value)
         return value if any_name or value in (*option.choices, *option.words) else None
