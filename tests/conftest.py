@@ -94,6 +94,13 @@ def tiny():
     return load_model("albef_mafa", "tiny")
 
 
+def tiny_config(cls, **changes):
+    """Return the `model` config of a class's smallest type, with changes."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.merge(OmegaConf.load(cls.default_config_path("tiny")).model, changes)
+
+
 @pytest.fixture(scope="session")
 def photographs():
     """The folder of real photographs with captions; skip the test if it is missing."""

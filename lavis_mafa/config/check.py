@@ -26,12 +26,11 @@ from lavis_mafa.config.key import (
     Keys,
     Section,
     describe,
-    items_of,
     keys_in,
     kind_of,
     known_keys,
-    model_of,
     option_of,
+    section,
 )
 from lavis_mafa.io.checkpoints import read_config
 from lavis_mafa.models.parts.vit import problem_of_stem
@@ -153,7 +152,7 @@ class Report:
 
 
 def validated(
-    model: type[Section], given: Mapping[str, Any], report: Report, shipped: Mapping[str, Any]
+    given: Mapping[str, Any], report: Report, shipped: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return a config with all defaults and with numeric strings read as numbers.
 
@@ -163,7 +162,7 @@ def validated(
     Args:
         shipped: values of default YAMLs; keys that have them are not checked.
     """
-    kept = copy.deepcopy(dict(given))
+    kept, model = copy.deepcopy(dict(given)), section(report.keys)
     try:
         found = model.model_validate(given, context=report)
     except ValidationError as error:
@@ -171,7 +170,7 @@ def validated(
             where = one["loc"]
             path = ".".join(str(part) for part in where if isinstance(part, str))
             _remove(kept, where)
-            known = _key_at(keys_in(model), where)
+            known = _key_at(report.keys, where)
             value = _value_at(given, where)
             if known is None or one["type"] in ("extra_forbidden", "invalid_key"):
                 report.unknown(".".join(map(str, where)))
@@ -194,7 +193,8 @@ def _remove(config: Any, where: Sequence[Any]) -> None:
 def _key_at(keys: Keys, where: Sequence[Any]) -> FieldInfo | None:
     found = None
     for name in where:
-        found = keys.get(name) if found is None or keys_in(found) else items_of(found)
+        inner = None if found is None else kind_of(found)
+        found = inner.items if inner and inner.keys is None else keys.get(name)
         if found is None:
             return None
         keys = keys_in(found)
@@ -235,7 +235,7 @@ def _message(error: str, value: Any, key: FieldInfo) -> str:
     if error == "choice":
         return f"{value!r} is not {expected}; {suggest(value, option.choices)}"
     hints = {"list": f", such as [{value}]", "bool": ", written without quotes"}
-    hint = hints.get(kind_of(key), "") if isinstance(value, str) else ""
+    hint = hints.get(kind_of(key).name, "") if isinstance(value, str) else ""
     return f"{value!r} is not {expected}{hint}"
 
 
@@ -243,7 +243,7 @@ def _completed(
     found: Section, given: Any, kept: Any, shipped: Any, path: str, report: Report
 ) -> dict[str, Any]:
     """Return a validated section as plain data: the given keys in their order, then defaults."""
-    keys, out = keys_in(type(found)), {}
+    keys, out = found.keys, {}
     values = {**(found.__pydantic_extra__ or {})}
     values |= {str(one.alias): getattr(found, n) for n, one in type(found).model_fields.items()}
     for name, raw in given.items():
@@ -260,7 +260,7 @@ def _completed(
     for name, key in keys.items():
         if name in given:
             continue
-        option, model = option_of(key), model_of(key)
+        option, kind = option_of(key), kind_of(key)
         needed = ("always",) if option.needed is True else option.needed or ()
         if set(report.active).intersection(needed):
             report.missing(f"{path}{name}", f"expected {describe(key)} ({key.description})")
@@ -268,8 +268,8 @@ def _completed(
         default = by_task[0] if by_task else key.default
         if default is not UNSET:
             out[name] = copy.deepcopy(default)
-        if model is not None and isinstance(default, dict):
-            empty = model.model_construct()
+        if kind.keys is not None and isinstance(default, dict):
+            empty = section(kind.keys).model_construct()
             out[name] = _completed(empty, {}, {}, {}, f"{path}{name}.", report)
     return out
 

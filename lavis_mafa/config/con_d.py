@@ -9,8 +9,8 @@ from lavis.common.registry import registry
 
 from lavis_mafa.config.check import Report, Settings, ask_class, suggest, validated
 from lavis_mafa.config.defaults import default_or_report
-from lavis_mafa.config.key import is_url, keys_in, section, section_of
-from lavis_mafa.config.registered import BUILD_KEYS, mafa_key, with_keys
+from lavis_mafa.config.key import is_url, keys_in, section_of, with_keys
+from lavis_mafa.config.registered import BUILD_KEYS, mafa_key
 from lavis_mafa.config.weights import CON_D, FROZEN, check_frozen_files
 from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
 from lavis_mafa.models.traits import judges, negatives_encoders, traits_of
@@ -28,7 +28,7 @@ def check_con_d(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     keys = {"model": section_of({"mafa": section_of({"con_d": con_d})})}
     report = Report(keys)
     config: dict[str, Any] = {"model": {"mafa": {"con_d": dict(given)}}}
-    config = validated(section("Config", keys), config, report, {})
+    config = validated(config, report, {})
     check_frozen(config, report)
     return config["model"]["mafa"]["con_d"], report.problems
 

@@ -2,7 +2,7 @@
 
 A settings class is a dataclass whose fields are created by `lavis_mafa.algorithm.options.option`.
 It holds default, range and text of every setting; `keys_of` makes pydantic fields of them, and
-`section` a model of fields. A field carries its kind (a `str`, see `KINDS`) and its `Option`.
+`section` a model of fields. A field carries its `Kind` among its metadata.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import math
 import os
 import types
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
 from pydantic import ValidationInfo as Info
@@ -61,10 +62,32 @@ class _Unset:
 UNSET: Any = _Unset()  # default of a key that stays absent
 
 
+@dataclass(frozen=True)
+class Kind:
+    """What a key takes.
+
+    Attributes:
+        name: see `KINDS`.
+        option: text, source, range and choices.
+        nullable: null is permitted.
+        keys: keys of a mapping; None: of another kind, or a mapping without fixed keys.
+        is_open: a mapping takes any further keys.
+        items: items of a list, or values of a mapping without fixed keys.
+    """
+
+    name: str
+    option: Option
+    nullable: bool = False
+    keys: Keys | None = None
+    is_open: bool = False
+    items: FieldInfo | None = None
+
+
 class Section(BaseModel):
     """A mapping of keys. A key is the alias of a field, as it may be any string."""
 
     model_config = ConfigDict(extra="forbid", defer_build=True)
+    keys: ClassVar[Keys] = {}
 
 
 class OpenSection(Section):
@@ -73,53 +96,62 @@ class OpenSection(Section):
     model_config = ConfigDict(extra="allow", defer_build=True)
 
 
-def section(name: str, keys: Keys, is_open: bool = False) -> type[Section]:
+def section(keys: Keys, is_open: bool = False) -> type[Section]:
     """Return the model of a mapping with these keys."""
     fields: dict[str, Any] = {
-        f"key_{key}": (
-            Annotated[(one.annotation, *one.metadata)],  # type: ignore[valid-type]
-            Field(one.default, alias=key, description=one.description),
-        )
+        f"key_{key}": (_annotation(one), Field(one.default, alias=key, description=one.description))
         for key, one in keys.items()
     }
-    return create_model(name, __base__=OpenSection if is_open else Section, **fields)
+    model = create_model("Keys", __base__=OpenSection if is_open else Section, **fields)
+    model.keys = keys
+    return model
+
+
+def _annotation(field: FieldInfo) -> Any:
+    kind = kind_of(field)
+    made: Any = field.annotation
+    if kind.keys is not None:
+        made = section(kind.keys, kind.is_open)
+        made = made | None if kind.nullable else made
+    return Annotated[(made, *field.metadata)]  # type: ignore[valid-type]
+
+
+def _field(made: Any, rules: list[Any], kind: Kind, default: Any) -> FieldInfo:
+    field = Field(default, description=kind.option.doc)
+    field.annotation = made
+    field.metadata = [*(rule for one in rules for rule in getattr(one, "metadata", [one])), kind]
+    return field
 
 
 def make_key(annotation: Any, option: Option, default: Any = UNSET) -> FieldInfo:
     """Return the pydantic field of a setting; the annotation determines its kind."""
     is_union = get_origin(annotation) in (Union, types.UnionType)
     members = [one for one in get_args(annotation) if one is not type(None)]
+    nullable = is_union and len(members) < len(get_args(annotation))
     members = members if is_union else [annotation]
     first, origin = members[0], get_origin(members[0]) or members[0]
-    nested = option.keys or (first if dataclasses.is_dataclass(first) else None)
-    made, rules = first, []
+    nested: Any = option.keys or (first if dataclasses.is_dataclass(first) else None)
     if nested is not None:
-        values = default if isinstance(default, nested) else None
-        kind, made = "mapping", section(nested.__name__, keys_of(nested, values))
+        keys = keys_of(nested, default if isinstance(default, nested) else None)
         default = default if default is UNSET or default is None else {}
-    elif len(members) == 2:  # str | tuple[str, ...]
-        kind, made, rules = "strs", Any, [AfterValidator(functools.partial(_texts, option))]
+        return _field(dict, [], Kind("mapping", option, nullable, keys), default)
+    name, rules, items = "any", [], None
+    made: Any = Any
+    if len(members) == 2:  # str | tuple[str, ...]
+        name, rules = "strs", [AfterValidator(functools.partial(_texts, option))]
     elif origin in (list, tuple):
-        one = make_key(get_args(first)[0] if get_args(first) else Any, option)
-        kind, made = "list", list[Annotated[(one.annotation, *one.metadata)]]  # type: ignore
-        rules = [Field(strict=True)]
+        items = make_key(get_args(first)[0] if get_args(first) else Any, option)
+        name, rules = "list", [Field(strict=True)]
+        made = list[_annotation(items)]  # type: ignore[misc]
         default = list(default) if isinstance(default, list | tuple) else default
     elif isinstance(origin, type) and issubclass(origin, Mapping):
-        one = make_key((get_args(first) or (str, Any))[1], option)
-        kind, made = "mapping", dict[str, Annotated[(one.annotation, *one.metadata)]]  # type: ignore
-    elif isinstance(origin, type) and issubclass(origin, Section):
-        kind = "mapping"
-    else:
-        kind = _SIMPLE.get(origin, "any")
-        made, rules = (first, _rules(kind, option)) if kind in _SIMPLE.values() else (Any, [])
-    if is_union and len(members) < len(get_args(annotation)):
-        made = made | None if made is not Any else Any
-        kind = f"{kind} or null"
-    field = Field(default, description=option.doc)
-    field.annotation = made
-    field.metadata = [*(rule for one in rules for rule in getattr(one, "metadata", [one]))]
-    field.metadata += [kind, option]
-    return field
+        items = make_key((get_args(first) or (str, Any))[1], option)
+        name, made = "mapping", dict[str, _annotation(items)]  # type: ignore[misc]
+    elif origin in _SIMPLE:
+        name, made = _SIMPLE[origin], first
+        rules = _rules(name, option)
+    made = made | None if nullable and made is not Any else made
+    return _field(made, rules, Kind(name, option, nullable, items=items), default)
 
 
 def _rules(kind: str, option: Option) -> list[Any]:
@@ -139,9 +171,8 @@ def _rules(kind: str, option: Option) -> list[Any]:
 
 def number_key(option: Option) -> FieldInfo:
     """Return a nullable key of a number of which it is unknown whether it must be whole."""
-    field = make_key(Any, option)
-    field.metadata = [AfterValidator(_number_as_written), "number or null", option]
-    return field
+    kind = Kind("number", option, nullable=True)
+    return _field(Any, [AfterValidator(_number_as_written)], kind, UNSET)
 
 
 def keys_of(settings: type, defaults: Any = None) -> dict[str, FieldInfo]:
@@ -159,72 +190,55 @@ def _keys_of(settings: type, defaults: Any) -> dict[str, FieldInfo]:
     hints, keys = get_type_hints(settings), {}
     for one in dataclasses.fields(settings):
         if METADATA in one.metadata:
-            has_factory = one.default_factory is not dataclasses.MISSING
-            default = one.default_factory() if has_factory else one.default  # type: ignore[misc]
+            default = one.default
+            if one.default_factory is not dataclasses.MISSING:
+                default = one.default_factory()
             default = default if defaults is None else getattr(defaults, one.name)
             default = UNSET if default is dataclasses.MISSING else default
             keys[one.name] = make_key(hints[one.name], one.metadata[METADATA], default)
     return keys
 
 
-def section_of(keys: Keys, doc: str = "", source: str = "lavis_mafa", **about: Any) -> FieldInfo:
+def section_of(
+    keys: Keys, doc: str = "", source: str = "lavis_mafa", default: Any = UNSET, **about: Any
+) -> FieldInfo:
     """Return a key that is a mapping of keys.
 
     Args:
-        about: ``default``, ``nullable``, ``is_open`` (further keys are permitted), ``needed``.
+        about: other attributes of `Kind`.
     """
-    made: Any = section("Keys", keys, about.get("is_open", False))
-    option = Option(doc, source, needed=about.get("needed", False))
-    made = made | None if about.get("nullable") else made
-    return make_key(made, option, about.get("default", UNSET))
+    return _field(dict, [], Kind("mapping", Option(doc, source), keys=keys, **about), default)
 
 
-def changed(field: FieldInfo, default: Any = None, **about: Any) -> FieldInfo:
-    """Return a simple key or section with another default, or other attributes of its `Option`."""
-    default = field.default if default is None else default
+def with_keys(field: FieldInfo, keys: Keys, **about: Any) -> FieldInfo:
+    """Return a mapping with further keys, or with others in the place of its own.
+
+    Args:
+        about: other attributes of `Kind`.
+    """
+    kind = dataclasses.replace(kind_of(field), keys={**keys_in(field), **keys}, **about)
+    return _field(dict, [], kind, field.default)
+
+
+def changed(field: FieldInfo, **about: Any) -> FieldInfo:
+    """Return a simple key with other attributes of its `Option`."""
     option = dataclasses.replace(option_of(field), **about)
-    annotation = field.annotation
-    return make_key(annotation, option, default)
+    return make_key(field.annotation, option, field.default)
 
 
-def kind_of(field: FieldInfo) -> str:
-    """Return the kind of a key; see `KINDS`."""
-    return next(one for one in field.metadata if isinstance(one, str)).removesuffix(" or null")
-
-
-def is_nullable(field: FieldInfo) -> bool:
-    """Return whether null is permitted."""
-    return any(isinstance(one, str) and one.endswith("null") for one in field.metadata)
+def kind_of(field: FieldInfo) -> Kind:
+    """Return what a key takes."""
+    return next(one for one in field.metadata if isinstance(one, Kind))
 
 
 def option_of(field: FieldInfo) -> Option:
     """Return text, source, range and choices of a key."""
-    return next(one for one in field.metadata if isinstance(one, Option))
+    return kind_of(field).option
 
 
-def keys_in(field: FieldInfo | type[Section]) -> dict[str, FieldInfo]:
+def keys_in(field: FieldInfo) -> dict[str, FieldInfo]:
     """Return the keys of a mapping by name; {} of another key."""
-    model = field if isinstance(field, type) else model_of(field)
-    return {str(one.alias): one for one in model.model_fields.values()} if model else {}
-
-
-def model_of(field: FieldInfo) -> type[Section] | None:
-    """Return the model of a mapping with fixed keys; None for another key."""
-    for one in (field.annotation, *get_args(field.annotation)):
-        if isinstance(one, type) and issubclass(one, Section):
-            return one
-    return None
-
-
-def items_of(field: FieldInfo) -> FieldInfo | None:
-    """Return the items of a list, or the values of a mapping without fixed keys."""
-    for one in (field.annotation, *get_args(field.annotation)):
-        if get_origin(one) in (list, dict):
-            made, *metadata = get_args(get_args(one)[-1])
-            item = Field()
-            item.annotation, item.metadata = made, metadata
-            return item
-    return None
+    return dict(kind_of(field).keys or {})
 
 
 def known_keys(keys: Keys, path: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -237,20 +251,20 @@ def known_keys(keys: Keys, path: str = "") -> Iterator[tuple[str, FieldInfo]]:
 
 def describe(field: FieldInfo) -> str:
     """Return the permitted values in words: ``a whole number >= 1 or null``."""
-    kind, option, items = kind_of(field), option_of(field), items_of(field)
-    text = KINDS[kind]
+    kind, option = kind_of(field), option_of(field)
+    text = KINDS[kind.name]
     if option.choices and not isinstance(option.choices, Registered):
         names = ", ".join(option.choices)
-        text = f"{text} out of {names}" if kind == "list" else f"one of {names}"
+        text = f"{text} out of {names}" if kind.items else f"one of {names}"
     low, high = option.low, option.high
-    if items is not None:
+    if kind.items is not None:
         pass
     elif low is not None and high is not None and not option.above:
         text += f" from {low:g} to {high:g}"
     elif low is not None:
         text += f" {'>' if option.above else '>='} {low:g}"
         text += f" and <= {high:g}" if high is not None else ""
-    return text + (" or null" if is_nullable(field) else "")
+    return text + (" or null" if kind.nullable else "")
 
 
 # Checks of single values

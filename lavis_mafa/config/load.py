@@ -24,7 +24,7 @@ from lavis_mafa.config.check import Report, check_together, validated
 from lavis_mafa.config.con_d import check_frozen
 from lavis_mafa.config.data import check_data
 from lavis_mafa.config.defaults import merge
-from lavis_mafa.config.key import Keys, section
+from lavis_mafa.config.key import Keys
 from lavis_mafa.config.recorded import is_run, recorded_config
 from lavis_mafa.config.registered import FILE, datasets_key, model_key, names_of, run_key
 from lavis_mafa.config.run import check_run
@@ -197,8 +197,8 @@ def complete(
     # A wrong name is reported once, not again by each check that depends on it.
     report.bad |= early.bad
     # Values of the default YAMLs that the user did not change are not checked.
-    trusted = {name: shipped[name] for name in ("model", "datasets") if name in shipped}
-    config = validated(section("Config", keys), merge(trusted, user), report, trusted)
+    trusted: dict[str, Any] = {n: shipped[n] for n in ("model", "datasets") if n in shipped}
+    config = validated(merge(trusted, user), report, trusted)
     take_thresholds(config, report)
     check_together(config, report)
     check_run(config, report)

@@ -14,16 +14,17 @@ from lavis.common.registry import registry
 
 from lavis_mafa.algorithm.grit import HARDNESS
 from lavis_mafa.algorithm.registry import MAFA, Registry
-from lavis_mafa.config.key import PATHS, UNSET, Keys, describe, keys_in, keys_of, option_of
-from lavis_mafa.config.registered import (
-    DATASET,
-    MODEL,
-    OURS,
-    PARTS,
-    RUN,
-    own_keys,
+from lavis_mafa.config.key import (
+    PATHS,
+    UNSET,
+    Keys,
+    describe,
+    keys_in,
+    keys_of,
+    option_of,
     with_keys,
 )
+from lavis_mafa.config.registered import DATASET, MODEL, OURS, PARTS, RUN, own_keys
 from lavis_mafa.io.files import ROOT, write_text
 from lavis_mafa.loggers import LOGGERS
 from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS

@@ -24,7 +24,6 @@ from lavis_mafa.config.key import (
     UNSET,
     Keys,
     changed,
-    is_nullable,
     keys_in,
     keys_of,
     kind_of,
@@ -32,10 +31,10 @@ from lavis_mafa.config.key import (
     number_key,
     option_of,
     section_of,
+    with_keys,
 )
 from lavis_mafa.config.lavis_classes import declared
 from lavis_mafa.config.schema import (
-    ALWAYS,
     DatasetOptions,
     FileOptions,
     ModelOptions,
@@ -53,14 +52,6 @@ FILE, RUN, MODEL, DATASET = map(keys_of, (FileOptions, RunOptions, ModelOptions,
 OURS, PARTS, ARGUMENTS = map(keys_of, (OurModelOptions, ModelParts, ProcessorArguments))
 BUILD_KEYS = ("arch", "model_type", "load_pretrained", "pretrained", "load_finetuned", "finetuned")
 ANY = make_key(Any, Option("passed on unchanged", "LAVIS"))
-
-
-def with_keys(field: FieldInfo, keys: Keys, **about: Any) -> FieldInfo:
-    """Return a mapping with further keys, or with others in the place of its own."""
-    option = option_of(field)
-    about = {"default": field.default, "nullable": is_nullable(field), **about}
-    keys = {**keys_in(field), **keys}
-    return section_of(keys, option.doc, option.source, needed=option.needed, **about)
 
 
 def own_keys(one: Registry[Any], chosen: Any = ...) -> dict[str, FieldInfo]:
@@ -173,8 +164,7 @@ def model_key(user: Mapping[str, Any], report: Report) -> tuple[dict[str, Any], 
                 keys["mafa"] = ANY
     if hasattr(cls, "model_options"):
         keys |= keys_of(cls.model_options)
-    key = section_of(extended(keys, names.get("model", {})), "the model", needed=ALWAYS)
-    return shipped, key
+    return shipped, section_of(extended(keys, names.get("model", {})), "the model")
 
 
 def datasets_key(user: Mapping[str, Any], report: Report) -> tuple[dict[str, Any], FieldInfo]:
@@ -196,7 +186,7 @@ def datasets_key(user: Mapping[str, Any], report: Report) -> tuple[dict[str, Any
         of_builder = extended(dataset_keys(builder), shipped[name])
         of_builder |= _processors(of_builder, merge(shipped[name], given))
         keys[name] = section_of(of_builder, "one dataset")
-    return shipped, section_of(keys, "datasets, by registered builder", needed=ALWAYS)
+    return shipped, section_of(keys, "datasets, by registered builder")
 
 
 def dataset_keys(builder: Any) -> dict[str, FieldInfo]:
@@ -235,7 +225,7 @@ def extended(keys: Keys, shipped: Mapping[str, Any]) -> dict[str, FieldInfo]:
         if name not in keys:
             keys[name] = _like(value)
         elif isinstance(value, dict) and option_of(keys[name]).source == "LAVIS":
-            if kind_of(keys[name]) == "mapping":
+            if kind_of(keys[name]).keys is not None:
                 keys[name] = with_keys(keys[name], extended(keys_in(keys[name]), value))
     return keys
 

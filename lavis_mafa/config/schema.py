@@ -347,6 +347,7 @@ class DatasetOptions:
 
     type: str = lavis("name of the builder's default YAML")
     data_type: str = lavis("kind of visual input", choices=("images", "videos", "features"))
+    dataset_card: str | None = lavis("description of the dataset", words=BLANK)
     sample_ratio: float = lavis("share of this dataset in training", low=0)
     vis_processor: Processors = lavis("image or video processors")
     text_processor: Processors = lavis("text processors")

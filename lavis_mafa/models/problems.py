@@ -64,7 +64,8 @@ def problems_of_step(cls: Any, cfg: ConfigView) -> Iterator[Problem]:
 def _refused_rule(cfg: ConfigView) -> Iterator[Problem]:
     """Yield what `MiningRule` says of its values; its message begins with the key in question."""
     given = cfg[RULE] or {}
-    known = {name: value for name, value in given.items() if f"{RULE}.{name}" not in cfg.wrong}
+    wrong = {path.partition("[")[0] for path in cfg.wrong}  # of an item: the whole list
+    known = {name: value for name, value in given.items() if f"{RULE}.{name}" not in wrong}
     try:
         MiningRule(**known)
     except ValueError as error:

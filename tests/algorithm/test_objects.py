@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
-from conftest import mini_batch
-from omegaconf import OmegaConf
+from conftest import mini_batch, tiny_config
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -100,9 +99,8 @@ MAFA = {
 def model_with(**mafa):
     from lavis_mafa.models import AlbefMafa
 
-    cfg = OmegaConf.load(AlbefMafa.default_config_path("tiny")).model
     torch.manual_seed(0)
-    return AlbefMafa.from_config(OmegaConf.merge(cfg, {"mafa": mafa}))
+    return AlbefMafa.from_config(tiny_config(AlbefMafa, mafa=mafa))
 
 
 @pytest.fixture

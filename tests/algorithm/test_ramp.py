@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from omegaconf import OmegaConf
+from conftest import tiny_config
 
 from lavis_mafa.models import AlbefMafa
 
@@ -12,13 +12,10 @@ from lavis_mafa.models import AlbefMafa
 @pytest.mark.parametrize("ramp", [None, 0, 0.5, 1, 2])
 def test_weight_grows_to_alpha_over_the_ramp(ramp):
     """ALBEF's Pretrain.py: alpha * min(1, step / steps of one epoch); LAVIS: of two epochs."""
-    cfg = OmegaConf.load(AlbefMafa.default_config_path("tiny")).model
     given = {} if ramp is None else {"ramp_epochs": ramp}
     mafa = {"con_d": None, "soft_labels": {"type": "momentum"}}
     torch.manual_seed(0)
-    momentum = AlbefMafa.from_config(
-        OmegaConf.merge(cfg, {"mafa": mafa, **given})
-    ).momentum_encoders
+    momentum = AlbefMafa.from_config(tiny_config(AlbefMafa, mafa=mafa, **given)).momentum_encoders
     epochs, steps = 2.0 if ramp is None else ramp, 10
     for epoch in range(3):
         for step in range(steps):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from conftest import mini_batch
+from conftest import mini_batch, tiny_config
 from torch import nn
 from torch.nn.parallel.distributed import _find_tensors
 from torch.utils import _pytree
@@ -106,11 +106,7 @@ def test_user_picker_with_state_is_part_of_the_model(registered, tiny, samples):
     with pytest.raises(ValueError, match="name classes .every_other., of which objects"):
         run_step(tiny.backbone, samples, settings)
 
-    cfg = AlbefMafa.default_config_path("tiny")
-    from omegaconf import OmegaConf
-
-    chosen = {"mafa": {"negatives": "every_other"}}
-    model = AlbefMafa.from_config(OmegaConf.merge(OmegaConf.load(cfg).model, chosen))
+    model = AlbefMafa.from_config(tiny_config(AlbefMafa, mafa={"negatives": "every_other"}))
     model(samples)
     assert int(model.state_dict()["every_other.steps"]) == 1
 
@@ -139,10 +135,7 @@ def test_both_pickers_of_a_warm_up_have_settings_and_state(registered, tiny, sam
     picker = build_parts(config(**given)).picker
     assert picker.first.own == Sharpness(3.0) and picker.later.rule.minimum == 7
 
-    from omegaconf import OmegaConf
-
-    cfg = OmegaConf.load(AlbefMafa.default_config_path("tiny")).model
-    model = AlbefMafa.from_config(OmegaConf.merge(cfg, {"mafa": given}))
+    model = AlbefMafa.from_config(tiny_config(AlbefMafa, mafa=given))
     for epoch in (0, 0, 1):
         model({**samples, "epoch": epoch})
     state = model.state_dict()
@@ -232,14 +225,11 @@ def constant_term(side, soft, own):
 
 
 def test_user_soft_label_can_require_momentum_encoders(registered, samples):
-    from omegaconf import OmegaConf
-
     from lavis_mafa.models import AlbefMafa
 
     SOFT_LABELS.register("from_momentum", needs_momentum=True)(from_momentum)
-    cfg = OmegaConf.load(AlbefMafa.default_config_path("tiny")).model
-    chosen = {"mafa": {"soft_labels": {"type": "from_momentum"}}, "queue_size": 16}
-    model = AlbefMafa.from_config(OmegaConf.merge(cfg, chosen))
+    chosen = {"soft_labels": {"type": "from_momentum"}}
+    model = AlbefMafa.from_config(tiny_config(AlbefMafa, mafa=chosen, queue_size=16))
     assert model.momentum_encoders is not None
     assert torch.isfinite(model({**samples, "grouped": False})["loss_itc"])
     with pytest.raises(ValueError, match="from_momentum without them"):

@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, mini_batch
-from omegaconf import OmegaConf
+from conftest import ROOT, mini_batch, tiny_config
 from PIL import Image
 from torchvision import transforms
 
@@ -23,10 +22,6 @@ SIZE, QUEUE = 5, 7
 THIRD = 1 / 3
 
 
-def config_of(cls, **changes):
-    return OmegaConf.merge(OmegaConf.load(cls.default_config_path("tiny")).model, changes)
-
-
 def tcl_model(family, same_image="negative", **weights):
     weights = {"itc": THIRD, "imc": THIRD, "lmi": THIRD, **weights}
     mafa = {
@@ -35,7 +30,7 @@ def tcl_model(family, same_image="negative", **weights):
         "loss_weights": weights,
     }
     torch.manual_seed(0)
-    model = family.from_config(config_of(family, mafa=mafa, queue_size=QUEUE)).eval()
+    model = family.from_config(tiny_config(family, mafa=mafa, queue_size=QUEUE)).eval()
     with torch.no_grad():  # make the copies differ from the encoders
         for name, weight in model.named_parameters():
             if "_m." in name:
@@ -144,7 +139,7 @@ def test_gradients_reach_both_encoders_but_no_copy(samples):
 
 
 def test_missing_momentum_encoders_are_rejected(samples):
-    plain = AlbefMafa.from_config(config_of(AlbefMafa))
+    plain = AlbefMafa.from_config(tiny_config(AlbefMafa))
     settings = StepSettings(loss_weights={"itc": 1.0, "itm": 1.0, "lm": 1.0, "imc": 1.0})
     with pytest.raises(ValueError, match="imc and lmi .TCL. need soft_labels.type: momentum"):
         run_step(plain.backbone, samples, settings)

@@ -27,9 +27,9 @@ from lavis_mafa.config import (
     load_config,
 )
 from lavis_mafa.config.check import Report
-from lavis_mafa.config.key import known_keys, option_of, section_of
+from lavis_mafa.config.key import known_keys, option_of, section_of, with_keys
 from lavis_mafa.config.load import complete
-from lavis_mafa.config.registered import DATASET, FILE, MODEL, OURS, PARTS, with_keys
+from lavis_mafa.config.registered import DATASET, FILE, MODEL, OURS, PARTS
 
 GOOD: dict[str, Any] = {
     "model": {"arch": "albef_mafa", "model_type": "tiny"},

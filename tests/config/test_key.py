@@ -16,8 +16,6 @@ from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.config.key import (
     UNSET,
     describe,
-    is_nullable,
-    items_of,
     keys_in,
     keys_of,
     kind_of,
@@ -50,7 +48,7 @@ class Outer:
 
 def test_kind_range_and_default_follow_from_the_field():
     keys = keys_of(Outer)
-    kinds = {name: kind_of(key) for name, key in keys.items()}
+    kinds = {name: kind_of(key).name for name, key in keys.items()}
     assert kinds == {
         **{"must": "str", "on": "bool", "count": "int", "name": "str", "some": "list"},
         **{"numbers": "list", "files": "strs", "inner": "mapping", "weights": "mapping"},
@@ -58,11 +56,11 @@ def test_kind_range_and_default_follow_from_the_field():
     }
     assert keys["must"].default is UNSET and option_of(keys["must"]).needed
     assert (keys["on"].default, option_of(keys["on"]).source) == (True, "Paper 1")
-    assert is_nullable(keys["count"]) and option_of(keys["count"]).also == ("number",)
+    assert kind_of(keys["count"]).nullable and option_of(keys["count"]).also == ("number",)
     assert describe(keys["count"]) == "a whole number >= 1 or null"
-    assert keys["some"].default == ["x"] and describe(items_of(keys["some"])) == "one of x, y"
-    assert describe(items_of(keys["numbers"])) == "a number >= 0"
-    assert is_nullable(keys["files"]) and kind_of(items_of(keys["weights"])) == "float"
+    assert keys["some"].default == ["x"] and describe(kind_of(keys["some"]).items) == "one of x, y"
+    assert describe(kind_of(keys["numbers"]).items) == "a number >= 0"
+    assert kind_of(keys["files"]).nullable and kind_of(keys["weights"]).items.annotation is float
 
 
 def test_nested_settings_keep_the_defaults_of_the_outer_class():
@@ -76,13 +74,13 @@ def test_choices_are_read_from_the_registry_when_needed():
     key = keys_of(Outer)["name"]
     NAMES.register("late")(object())
     assert describe(key) == "one of late"
-    assert section("Late", {"name": key}).model_validate({"name": "late"})
+    assert section({"name": key}).model_validate({"name": "late"})
 
 
 def test_all_errors_are_found_at_once_with_their_paths():
     wrong = {"count": 0, "some": ["x", "z"], "inner": {"low": 2, "hihg": 1}, "weights": {"a": "b"}}
     with pytest.raises(ValidationError) as caught:
-        section("Outer", keys_of(Outer)).model_validate(wrong)
+        section(keys_of(Outer)).model_validate(wrong)
     paths = {one["loc"] for one in caught.value.errors()}
     assert paths == {("count",), ("some", 1), ("inner", "low"), ("inner", "hihg"), ("weights", "a")}
 
@@ -91,5 +89,5 @@ def test_defaults_of_keys_build_the_default_settings():
     for settings in (GritSettings, StepSettings):
         for name, key in keys_of(settings).items():
             value = getattr(settings(), name)
-            if kind_of(key) != "mapping":
+            if kind_of(key).name != "mapping":
                 assert key.default == value or key.default == list(value), name

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from pydantic.fields import FieldInfo
 
 from lavis_mafa.config.check import Report
-from lavis_mafa.config.key import is_nullable, keys_in, kind_of, option_of
+from lavis_mafa.config.key import keys_in, kind_of, option_of
 from lavis_mafa.config.load import complete, keys_for
 from lavis_mafa.problems import Registered
 
@@ -113,7 +113,7 @@ def keys_of(config: dict[str, Any]) -> Iterator[tuple[str, FieldInfo, Any, tuple
             known = default.get(name, ABSENT) if isinstance(default, dict) else ABSENT
             yield f"{path}{name}", child, known, tuple(keys)
             # Splits and processors of a data set are optional; a null value has no keys.
-            if kind_of(child) == "mapping" and isinstance(inner, dict):
+            if kind_of(child).name == "mapping" and isinstance(inner, dict):
                 yield from below(keys_in(child), f"{path}{name}.", inner, known)
 
     yield from below(
@@ -131,10 +131,10 @@ def mistakes(config: dict[str, Any], number: int | None = 1) -> Iterator[Mistake
                 yield Mistake("misspelt", path, wrong, meant=name if builder else path)
         if builder:
             continue
-        kind, option = kind_of(key), option_of(key)
+        kind, option = kind_of(key).name, option_of(key)
         for value in OTHER_TYPES.get(kind, ()):
             yield Mistake("wrong type", path, name, value)
-        if not is_nullable(key) and kind != "any" and default is not None:
+        if not kind_of(key).nullable and kind != "any" and default is not None:
             yield Mistake("wrong type", path, name, None)
         if kind in ("int", "float", "number"):
             yield from (Mistake("out of range", path, name, value) for value in beyond(key))
@@ -151,7 +151,7 @@ def mistakes(config: dict[str, Any], number: int | None = 1) -> Iterator[Mistake
 
 def beyond(key: FieldInfo) -> Iterator[Any]:
     """Yield numbers that a key rejects."""
-    option, step = option_of(key), 1 if kind_of(key) == "int" else 1e-3
+    option, step = option_of(key), 1 if kind_of(key).name == "int" else 1e-3
     yield from NO_NUMBERS
     if option.low is not None:
         yield option.low if option.above else option.low - step
@@ -164,7 +164,7 @@ def beyond(key: FieldInfo) -> Iterator[Any]:
 
 def words(path: str, name: str, key: FieldInfo, number: int | None) -> Iterator[Mistake]:
     """Yield unknown choices and names, and paths that do not exist."""
-    option, is_list = option_of(key), kind_of(key) == "list"
+    option, is_list = option_of(key), kind_of(key).name == "list"
     registered = isinstance(option.choices, Registered)
     choices = [*option.choices][: 3 if registered else None]
     for choice in choices:

@@ -139,7 +139,7 @@ def test_every_key_has_a_type():
     null.
     """
     keys = [key for path in SHIPPED for key in making.keys_of(valid_config(path))]
-    untyped = {without_data_set(path) for path, key, *_ in keys if kind_of(key) == "any"}
+    untyped = {without_data_set(path) for path, key, *_ in keys if kind_of(key).name == "any"}
     toy = {
         name
         for name in untyped

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import mini_batch
+from conftest import mini_batch, tiny_config
 from lavis.models.albef_models.albef_pretrain import AlbefPretrain
 from lavis.models.albef_models.albef_retrieval import AlbefRetrieval
 from lavis.models.blip2_models.blip2_qformer import Blip2Qformer
 from lavis.models.blip_models.blip_pretrain import BlipPretrain
 from lavis.models.med import XBertEncoder
-from omegaconf import OmegaConf
 from same_gradients import assert_same_gradients
 
 from lavis_mafa.algorithm.backbone import Teacher
@@ -38,11 +37,6 @@ def process_group(tmp_path):
 def hardest_negatives(monkeypatch):
     """LAVIS draws negatives by ``torch.multinomial``: replace it by argmax."""
     monkeypatch.setattr(torch, "multinomial", lambda weights, count: weights.argmax(-1, True))
-
-
-def config_of(cls, **changes):
-    cfg = OmegaConf.load(cls.default_config_path("tiny")).model
-    return OmegaConf.merge(cfg, changes)
 
 
 def move_copies(model):
@@ -87,12 +81,12 @@ OFF = {"soft_labels": {"type": "one_hot", "label_smoothing": 0.1}, "same_image":
 @pytest.mark.strict_smoke
 def test_blip2_with_mafa_off_is_lavis_blip2(toy_train, process_group, hardest_negatives):
     class SmallBlip2(Blip2Parts, Blip2Qformer):
-        parts = Parts.from_config(config_of(Blip2Mafa))
+        parts = Parts.from_config(tiny_config(Blip2Mafa))
 
     torch.manual_seed(0)
     sizes = {"img_size": 32, "num_query_token": 8, "embed_dim": 64}
     theirs = SmallBlip2(vit_precision="fp32", freeze_vit=False, **sizes)
-    ours = Blip2Mafa.from_config(config_of(Blip2Mafa, mafa=OFF))
+    ours = Blip2Mafa.from_config(tiny_config(Blip2Mafa, mafa=OFF))
     assert ours.state_dict().keys() == theirs.state_dict().keys()
     ours.load_state_dict(theirs.state_dict())
     compare(ours, theirs, mini_batch(toy_train, range(SIZE)))
@@ -108,7 +102,7 @@ def test_blip_with_momentum_is_lavis_blip_pretrain(
     shutil.copy(CONFIGS / "models" / "tiny_vocab.txt", vocabulary)
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    cfg = config_of(BlipMafa, mafa={**MOMENTUM, "same_image": "negative"}, queue_size=5 * SIZE)
+    cfg = tiny_config(BlipMafa, mafa={**MOMENTUM, "same_image": "negative"}, queue_size=5 * SIZE)
     ours, parts = BlipMafa.from_config(cfg), BlipMafa.from_config(cfg)
     theirs = BlipPretrain(
         parts.visual_encoder,
@@ -145,7 +139,7 @@ def test_albef_with_momentum_is_lavis_albef_pretrain(toy_train, hardest_negative
     """
     settings = {**MOMENTUM, "same_image": "negative", "negatives": "sampled"}
     torch.manual_seed(0)
-    cfg = config_of(AlbefMafa, mafa=settings, queue_size=5 * SIZE)
+    cfg = tiny_config(AlbefMafa, mafa=settings, queue_size=5 * SIZE)
     ours, parts = AlbefMafa.from_config(cfg), AlbefMafa.from_config(cfg)
     monkeypatch.setattr(AlbefPretrain, "init_tokenizer", lambda self: ours.tokenizer)
     # LAVIS uses this name, which NumPy 2 has removed
@@ -180,7 +174,7 @@ def test_albef_with_momentum_is_lavis_albef_pretrain(toy_train, hardest_negative
 def test_distillation_from_the_model_itself_adds_its_entropy(toy_train):
     """With a teacher equal to the model, the distillation term is its entropy, token by token."""
     torch.manual_seed(0)
-    model = AlbefMafa.from_config(config_of(AlbefMafa)).eval()
+    model = AlbefMafa.from_config(tiny_config(AlbefMafa)).eval()
     batch = mini_batch(toy_train, range(4))
     images = model.backbone.encode_images(batch["image"])
     texts = model.backbone.encode_texts(batch["text_input"])
@@ -205,7 +199,7 @@ def test_momentum_distillation_without_a_queue(toy_train, family):
     """MDNQ (MAFA Table 17): the candidates are the mini-batch's momentum features."""
     torch.manual_seed(0)
     mafa = {"soft_labels": {"type": "momentum"}, "same_image": "negative"}
-    model = family.from_config(config_of(family, mafa=mafa, queue_size=0, alpha=0.4)).eval()
+    model = family.from_config(tiny_config(family, mafa=mafa, queue_size=0, alpha=0.4)).eval()
     move_copies(model)
     batch = {**mini_batch(toy_train, range(SIZE), epoch=5), "num_iters_per_epoch": 10}
     loss = model(batch).loss_itc
@@ -230,7 +224,7 @@ def test_momentum_distillation_without_a_queue(toy_train, family):
 
 def test_queue_accepts_any_batch_size(toy_train):
     """LAVIS asserts that the queue size is a multiple of the mini-batch size."""
-    cfg = config_of(BlipMafa, mafa={"soft_labels": {"type": "momentum"}}, queue_size=13)
+    cfg = tiny_config(BlipMafa, mafa={"soft_labels": {"type": "momentum"}}, queue_size=13)
     model = BlipMafa.from_config(cfg)
     before = model.image_queue.clone()
     model(mini_batch(toy_train, range(10), epoch=0))
@@ -257,7 +251,7 @@ def test_retrieval_fine_tuning_is_lavis_albef_retrieval(toy_train, hardest_negat
     """As a setting of the step: momentum queue with image ids, no distillation, no MLM (MAFA F)."""
     settings = {**MOMENTUM, "negatives": "sampled", "loss_weights": {"lm": 0.0}}
     torch.manual_seed(0)
-    cfg = config_of(AlbefMafa, mafa=settings, queue_size=5 * SIZE, alpha=0.0)
+    cfg = tiny_config(AlbefMafa, mafa=settings, queue_size=5 * SIZE, alpha=0.0)
     ours, parts = AlbefMafa.from_config(cfg).eval(), AlbefMafa.from_config(cfg)
     theirs = LavisRetrieval(
         parts.visual_encoder,

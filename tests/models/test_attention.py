@@ -7,10 +7,9 @@ from itertools import product
 
 import pytest
 import torch
-from conftest import mini_batch
+from conftest import mini_batch, tiny_config
 from lavis.models import eva_vit, med, vit
 from lavis.models.blip2_models import Qformer
-from omegaconf import OmegaConf
 from torch import nn
 from transformers import BertConfig
 
@@ -332,9 +331,8 @@ def test_largest_mask_is_finite_in_any_dtype(text_attention):
 
 
 def small_albef(**changes):
-    cfg = OmegaConf.load(AlbefMafa.default_config_path("tiny")).model
     torch.manual_seed(7)
-    return AlbefMafa.from_config(OmegaConf.merge(cfg, changes))
+    return AlbefMafa.from_config(tiny_config(AlbefMafa, **changes))
 
 
 def test_activation_checkpointing_gives_the_same_gradients(toy_train):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import tiny_config
 from lavis.models.vit import interpolate_pos_embed
 from omegaconf import OmegaConf
 
@@ -70,7 +71,7 @@ def test_a_vit_with_it_has_a_token_for_each_patch_and_resizes_positions():
 
 
 def checkpoint_with(tmp_path, stem):
-    cfg = OmegaConf.load(AlbefMafa.default_config_path("tiny")).model
+    cfg = tiny_config(AlbefMafa)
     cfg.vit.stem = stem
     state = AlbefMafa.from_config(cfg).state_dict()
     torch.save({"model": state}, tmp_path / "start.pth")
@@ -129,7 +130,7 @@ def test_a_text_encoder_without_fusion_layers_is_a_config_error(tmp_path, change
     path.write_text(json.dumps({**sizes, **change}))
     with pytest.raises(ConfigError, match=rf"model\.med_config_path: .*{message}"):
         load_config(TOY, [f"model.med_config_path={path}"], machine=False)
-    cfg = OmegaConf.load(AlbefMafa.default_config_path("tiny")).model
+    cfg = tiny_config(AlbefMafa)
     cfg.med_config_path = str(path)
     with pytest.raises(ValueError, match=rf"model\.med_config_path: .*{message}"):
         AlbefMafa.from_config(cfg)

@@ -10,10 +10,10 @@ import logging
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import tiny_config
 from lavis.common.registry import registry
 from lavis.models.albef_models.albef_retrieval import AlbefRetrieval
 from lavis.models.med import XBertEncoder
-from omegaconf import OmegaConf
 from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertEmbeddings, BertEncoder
 
@@ -30,10 +30,6 @@ BERT = "text_encoder.bert."
 TYPES = "embeddings.token_type_embeddings.weight"
 POSITIONS = "embeddings.position_embeddings.weight"
 CAPTIONS = ["a red circle", "big blue square on white", "cross"]
-
-
-def tiny_config(cls, **changes):
-    return OmegaConf.merge(OmegaConf.load(cls.default_config_path("tiny")).model, changes)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import os
 
 import pytest
 import torch
-from conftest import ROOT, mini_batch
+from conftest import ROOT, mini_batch, tiny_config
 from omegaconf import OmegaConf
 
 from lavis_mafa import load_model
@@ -21,11 +21,6 @@ from lavis_mafa.models.checkpoints import init_momentum, registered_name
 FAMILIES = {"albef": AlbefMafa, "blip": BlipMafa, "blip2": Blip2Mafa}
 
 
-def config_of(cls, **changes):
-    cfg = OmegaConf.load(cls.default_config_path("tiny")).model
-    return OmegaConf.merge(cfg, changes)
-
-
 def load_toy_config(family, *options, machine=True):
     path = ROOT / f"projects/mafa/train/{family}_toy.yaml"
     return load_config(path, list(options), machine=machine)
@@ -34,12 +29,12 @@ def load_toy_config(family, *options, machine=True):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_con_d_does_not_change_the_random_start_of_the_model(tmp_path, family):
     cls = FAMILIES[family]
-    torch.save({"model": cls.from_config(config_of(cls)).state_dict()}, tmp_path / "c.pth")
+    torch.save({"model": cls.from_config(tiny_config(cls)).state_dict()}, tmp_path / "c.pth")
     con_d = {"arch": f"{family}_mafa", "model_type": "tiny", "checkpoint": f"{tmp_path}/c.pth"}
     starts = []
     for mafa in ({}, {"con_d": con_d}):
         torch.manual_seed(9)
-        model = cls.from_config(config_of(cls, mafa=mafa))
+        model = cls.from_config(tiny_config(cls, mafa=mafa))
         starts.append((model.state_dict(), torch.rand(1)))
         assert (model.con_d is not None) == bool(mafa)
     (plain, draw), (judged, other) = starts
@@ -49,7 +44,7 @@ def test_con_d_does_not_change_the_random_start_of_the_model(tmp_path, family):
 @pytest.mark.parametrize("family", ["albef", "blip"])
 def test_momentum_encoders_start_equal_and_can_be_copied(toy_train, family):
     cls = FAMILIES[family]
-    cfg = config_of(cls, mafa={"soft_labels": {"type": "momentum"}}, queue_size=30)
+    cfg = tiny_config(cls, mafa={"soft_labels": {"type": "momentum"}}, queue_size=30)
     model = cls.from_config(cfg)
     for encoder, momentum in model.model_pairs:
         for weight, copied in zip(encoder.parameters(), momentum.parameters(), strict=True):
@@ -59,7 +54,7 @@ def test_momentum_encoders_start_equal_and_can_be_copied(toy_train, family):
     model(samples).loss.backward()
     assert all(p.grad is None for n, p in model.named_parameters() if "_m." in n)
     # After loading a checkpoint without momentum encoders they are equal as well.
-    plain = cls.from_config(config_of(cls))
+    plain = cls.from_config(tiny_config(cls))
     torch.manual_seed(1)
     state = {key: torch.randn_like(v) * 0.05 for key, v in plain.named_parameters()}
     model.load_state_dict(state, strict=False)
@@ -126,7 +121,7 @@ def test_subclass_of_a_registered_class_loads_its_checkpoints(tmp_path):
         pass
 
     assert registered_name(Mine) == "blip_mafa"
-    cfg = config_of(BlipMafa)
+    cfg = tiny_config(BlipMafa)
     config = {"model": OmegaConf.to_container(cfg)}
     torch.save({"model": Mine.from_config(cfg).state_dict(), "config": config}, tmp_path / "c.pth")
     Mine.from_config(
@@ -138,7 +133,7 @@ def test_subclass_of_a_registered_class_loads_its_checkpoints(tmp_path):
 def test_activation_checkpointing_settings_reach_a_small_vit(family):
     name = "use_grad_checkpoint" if family == "blip2" else "vit_grad_ckpt"
     changes = {name: True} if family == "blip2" else {name: True, "vit_ckpt_layer": 2}
-    encoder = FAMILIES[family].from_config(config_of(FAMILIES[family], **changes)).visual_encoder
+    encoder = FAMILIES[family].from_config(tiny_config(FAMILIES[family], **changes)).visual_encoder
     recomputing = getattr(encoder, "use_checkpoint", False) or any(
         "forward" in vars(block.attn)  # fairscale replaces forward on the instance
         for block in encoder.blocks
@@ -149,7 +144,7 @@ def test_activation_checkpointing_settings_reach_a_small_vit(family):
 def load_finetuned(tmp_path, cls, state, config=None, **changes):
     torch.save({"model": state, "config": config or {}}, tmp_path / "given.pth")
     settings = {"load_finetuned": True, "finetuned": str(tmp_path / "given.pth"), **changes}
-    return cls.from_config(config_of(cls, **settings))
+    return cls.from_config(tiny_config(cls, **settings))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -169,7 +164,7 @@ def test_incomplete_finetuned_checkpoint_is_rejected(tmp_path, family, part):
         "load_pretrained": True,
         "pretrained": tmp_path / "given.pth",
     }
-    cls.from_config(config_of(cls, **{**pretrained, "pretrained": str(pretrained["pretrained"])}))
+    cls.from_config(tiny_config(cls, **{**pretrained, "pretrained": str(pretrained["pretrained"])}))
 
 
 def test_finetuned_checkpoint_needs_an_image_encoder(tmp_path):
@@ -211,8 +206,8 @@ def test_fixed_temperature_is_not_learnt(tmp_path, family):
     state["temp"] = torch.tensor(0.2)
     torch.save({"model": state}, tmp_path / "warm.pth")
     pretrained = {"load_pretrained": True, "pretrained": str(tmp_path / "warm.pth")}
-    learnt = cls.from_config(config_of(cls, **pretrained))
-    fixed = cls.from_config(config_of(cls, **pretrained, mafa={"learn_temperature": False}))
+    learnt = cls.from_config(tiny_config(cls, **pretrained))
+    fixed = cls.from_config(tiny_config(cls, **pretrained, mafa={"learn_temperature": False}))
     assert learnt.temp.item() == pytest.approx(0.2) and learnt.temp.requires_grad
     assert fixed.temp.item() == pytest.approx(0.07) and not fixed.temp.requires_grad
 
@@ -220,7 +215,7 @@ def test_fixed_temperature_is_not_learnt(tmp_path, family):
 def test_queue_and_posterior_are_not_loaded_from_pretrained_weights(tmp_path, toy_train):
     """They depend on the data of that run: only resuming continues with them."""
     mafa = {"soft_labels": {"type": "momentum"}, "negatives": "posterior"}
-    model = AlbefMafa.from_config(config_of(AlbefMafa, mafa=mafa, queue_size=16))
+    model = AlbefMafa.from_config(tiny_config(AlbefMafa, mafa=mafa, queue_size=16))
     model(mini_batch(toy_train, range(6), epoch=0))
     model.posterior.positive.count.fill_(500)
     assert (model.idx_queue >= 0).any()
@@ -228,7 +223,7 @@ def test_queue_and_posterior_are_not_loaded_from_pretrained_weights(tmp_path, to
     pretrained = {"load_pretrained": True, "pretrained": str(tmp_path / "one.pth")}
     for size in (16, 24, 0):
         other = AlbefMafa.from_config(
-            config_of(AlbefMafa, mafa=mafa, queue_size=size, **pretrained)
+            tiny_config(AlbefMafa, mafa=mafa, queue_size=size, **pretrained)
         )
         assert torch.equal(other.text_proj_m.weight, model.text_proj_m.weight)
         assert (other.idx_queue < 0).all() and int(other.queue_ptr) == 0

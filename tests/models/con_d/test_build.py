@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from omegaconf import OmegaConf
+from conftest import tiny_config
 
 from lavis_mafa.algorithm.tokens import Tokenizer
 from lavis_mafa.models import AlbefMafa
@@ -69,8 +69,7 @@ def test_unknown_model_is_named():
 
 def test_con_d_fine_tuned_at_another_size_can_judge_the_models_images_and_tokens(tiny, tmp_path):
     """As in albef_4m.yaml: positions are resized, and images and tokens are those of the model."""
-    cfg = OmegaConf.load(AlbefMafa.default_config_path("tiny")).model
-    large = AlbefMafa.from_config(OmegaConf.merge(cfg, {"image_size": 64}))
+    large = AlbefMafa.from_config(tiny_config(AlbefMafa, image_size=64))
     path = save(large, tmp_path / "large.pth", config={"model": {"image_size": 64}})
     built = build_discriminator(con_d(path, image_size=32, own_view=False))
     grid = large.visual_encoder.pos_embed.detach()[:, 1:].transpose(1, 2).reshape(1, 64, 4, 4)

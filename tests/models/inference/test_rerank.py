@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import tiny_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lavis.common.registry import registry
@@ -65,7 +66,7 @@ def widen_scores(model):
 @pytest.fixture(scope="module")
 def ours_and_lavis():
     """A tiny ALBEF, and LAVIS's modules as in its ``albef_retrieval``, with equal weights."""
-    cfg = OmegaConf.load(AlbefMafa.default_config_path("tiny")).model
+    cfg = tiny_config(AlbefMafa)
     torch.manual_seed(0)
     lavis = widen_scores(PlainAlbef(cfg))
     ours = AlbefMafa.from_config(cfg).eval()
