@@ -8,7 +8,7 @@ import socket
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import mini_batch
+from conftest import mini_batch, tiny_config
 from lavis.models.med import XBertEncoder
 from omegaconf import OmegaConf
 
@@ -18,7 +18,6 @@ from lavis_mafa.models import AlbefMafa
 from lavis_mafa.models.con_d.build import build_discriminator
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
 
-TINY = str(AlbefMafa.default_config_path("tiny"))
 POSITIONS = "visual_encoder.pos_embed"
 LEARNT_WEIGHTS = (
     "vision_proj.weight",
@@ -26,16 +25,10 @@ LEARNT_WEIGHTS = (
 )
 
 
-def tiny_config(**changes):
-    cfg = OmegaConf.load(TINY).model
-    cfg.update(changes)
-    return cfg
-
-
 def other_tiny(seed=1, **changes):
     """Return a tiny model with other weights than the fixture `tiny`."""
     torch.manual_seed(seed)
-    return AlbefMafa.from_config(tiny_config(**changes))
+    return AlbefMafa.from_config(tiny_config(AlbefMafa, **changes))
 
 
 def same_weights(state, other_state):
@@ -162,15 +155,15 @@ def test_errors_of_unknown_names_and_types_list_the_known_ones():
 
 def test_invalid_parts_of_a_config_are_rejected():
     with pytest.raises(ValueError, match="load_finetuned is True but model.finetuned"):
-        AlbefMafa.from_config(tiny_config(load_finetuned=True))
+        AlbefMafa.from_config(tiny_config(AlbefMafa, load_finetuned=True))
     with pytest.raises(FileNotFoundError, match="no_such_vocab.txt is not a file"):
-        AlbefMafa.from_config(tiny_config(tokenizer="no_such_vocab.txt"))
+        AlbefMafa.from_config(tiny_config(AlbefMafa, tokenizer="no_such_vocab.txt"))
 
 
 @pytest.mark.parametrize("kind", ["pretrained", "finetuned"])
 def test_checkpoints_named_in_the_config_are_loaded(tmp_path, tiny, kind):
     torch.save({"model": tiny.state_dict()}, tmp_path / "weights.pth")
-    cfg = tiny_config(**{f"load_{kind}": True, kind: str(tmp_path / "weights.pth")})
+    cfg = tiny_config(AlbefMafa, **{f"load_{kind}": True, kind: str(tmp_path / "weights.pth")})
     assert same_weights(AlbefMafa.from_config(cfg).state_dict(), tiny.state_dict())
     cfg[f"load_{kind}"] = False
     assert not same_weights(AlbefMafa.from_config(cfg).state_dict(), tiny.state_dict())
@@ -309,6 +302,7 @@ def vocabulary(tmp_path):
 def discriminator(tmp_path, vocabulary):
     """A checkpoint in the runner's format, of a model with other sizes and vocabulary."""
     config = tiny_config(
+        AlbefMafa,
         embed_dim=48,
         image_size=48,
         max_txt_len=9,
@@ -361,7 +355,7 @@ def test_con_d_is_not_a_submodule_of_the_model(discriminator, toy_train):
     path, _ = discriminator
     torch.manual_seed(0)
     model = AlbefMafa.from_config(
-        tiny_config(mafa={"con_d": con_d_config(path, **own_words(path))})
+        tiny_config(AlbefMafa, mafa={"con_d": con_d_config(path, **own_words(path))})
     )
     assert isinstance(model.con_d, ModelDiscriminator)
     without_con_d = lavis_mafa.load_model("albef_mafa", "tiny")

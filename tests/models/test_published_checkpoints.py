@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from conftest import tiny_config
 from lavis.common.registry import registry
-from lavis.models.albef_models.albef_retrieval import AlbefRetrieval
 from lavis.models.med import XBertEncoder
+from test_against_lavis import LavisRetrieval
 from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertEmbeddings, BertEncoder
 
@@ -186,13 +186,6 @@ def test_fine_tuning_starts_from_positions_with_token_types(published, local_tok
         copy = "_m" if "_m." in key and arch != "albef_nlvr_mafa" else ""
         bert = f"text_encoder{copy}.bert."
         assert torch.equal(value, state[bert + POSITIONS] + state[bert + TYPES][0]), key
-
-
-class LavisRetrieval(AlbefRetrieval):
-    """LAVIS's own class, with small encoders."""
-
-    def init_tokenizer(self):
-        return build_tokenizer("tiny_vocab.txt")
 
 
 def small_lavis():

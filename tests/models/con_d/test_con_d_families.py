@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 import torch
-from conftest import mini_batch
+from conftest import mini_batch, tiny_config
 from omegaconf import OmegaConf
 from PIL import Image
 
@@ -33,8 +33,7 @@ def samples(toy_train):
 
 
 def config_of(family, **changes):
-    cfg = OmegaConf.load(FAMILIES[family].default_config_path("tiny")).model
-    return OmegaConf.merge(cfg, changes)
+    return tiny_config(FAMILIES[family], **changes)
 
 
 def build(family, **changes):
@@ -44,12 +43,8 @@ def build(family, **changes):
 
 def save_checkpoint(model, path, cfg, **content):
     config = {"model": OmegaConf.to_container(cfg)}
-    state = {
-        name: value
-        for name, value in model.state_dict().items()
-        if name not in dict(model.named_parameters())
-        or dict(model.named_parameters())[name].requires_grad
-    }
+    frozen = {name for name, value in model.named_parameters() if not value.requires_grad}
+    state = {name: value for name, value in model.state_dict().items() if name not in frozen}
     vocabulary = vocabulary_of(model.tokenizer)
     torch.save({"model": state, "config": config, "vocabulary": vocabulary, **content}, path)
     return str(path)

@@ -85,22 +85,21 @@ def test_the_figures_are_those_of_a_loop_over_pairs(toy_train, tiny):
     assert found.above[0][1:] != found.above[1][1:], "the thresholds must separate something"
 
 
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.integers(0, 100))
-@settings(max_examples=80, deadline=None)
-def test_partners_show_other_images(ids, seed):
-    rows, partners = random_partners(np.array(ids), np.random.default_rng(seed))
-    assert rows.tolist() == [k for k in range(len(ids)) if set(ids) - {ids[k]}]
-    assert all(ids[row] != ids[partner] for row, partner in zip(rows, partners, strict=True))
+IDS_AND_GROUPS = st.lists(st.tuples(st.integers(0, 4), st.integers(-1, 2)), min_size=1, max_size=12)
 
 
-@given(st.lists(st.integers(-1, 2), min_size=1, max_size=12), st.integers(0, 100))
-@settings(max_examples=80, deadline=None)
-def test_partners_are_of_other_groups(groups, seed):
-    size = len(groups)
-    ids, generator = np.arange(size), np.random.default_rng(seed)
-    rows, partners = random_partners(ids, generator, np.array(groups))
+@given(IDS_AND_GROUPS, st.booleans(), st.integers(0, 100))
+@settings(max_examples=160, deadline=None)
+def test_partners_show_other_images_and_are_of_other_groups(drawn, grouped, seed):
+    ids, groups = np.array(drawn).T
+    if not grouped:
+        groups = np.full(len(ids), -1)
+    generator = np.random.default_rng(seed)
+    rows, partners = random_partners(ids, generator, groups if grouped else None)
     allowed = {
-        (a, b) for a in ids for b in ids if a != b and (groups[a] != groups[b] or groups[a] < 0)
+        (a, b)
+        for a, b in np.ndindex(len(ids), len(ids))
+        if ids[a] != ids[b] and (groups[a] != groups[b] or groups[a] < 0)
     }
     assert rows.tolist() == sorted({a for a, _ in allowed})
     assert set(zip(rows.tolist(), partners.tolist(), strict=True)) <= allowed
