@@ -280,8 +280,7 @@ class MafaModel:
     @staticmethod
     def without_downloads(cfg: Any) -> None:
         """Change a config in place, so that building it downloads no weights."""
-        cfg.load_pretrained = False
-        cfg.load_finetuned = False
+        cfg.update(load_pretrained=False, load_finetuned=False, vit_weights=None, bert_weights=None)
 
 
 def checkpoint_of(cfg: Any) -> str | None:

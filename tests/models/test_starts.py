@@ -124,21 +124,17 @@ def test_subclass_of_a_registered_class_loads_its_checkpoints(tmp_path):
     cfg = tiny_config(BlipMafa)
     config = {"model": OmegaConf.to_container(cfg)}
     torch.save({"model": Mine.from_config(cfg).state_dict(), "config": config}, tmp_path / "c.pth")
-    Mine.from_config(
-        OmegaConf.merge(cfg, {"load_finetuned": True, "finetuned": f"{tmp_path}/c.pth"})
-    )
+    Mine.from_config(tiny_config(Mine, load_finetuned=True, finetuned=f"{tmp_path}/c.pth"))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_activation_checkpointing_settings_reach_a_small_vit(family):
     name = "use_grad_checkpoint" if family == "blip2" else "vit_grad_ckpt"
-    changes = {name: True} if family == "blip2" else {name: True, "vit_ckpt_layer": 2}
-    encoder = FAMILIES[family].from_config(tiny_config(FAMILIES[family], **changes)).visual_encoder
-    recomputing = getattr(encoder, "use_checkpoint", False) or any(
-        "forward" in vars(block.attn)  # fairscale replaces forward on the instance
-        for block in encoder.blocks
-    )
-    assert recomputing
+    cfg = tiny_config(FAMILIES[family], **{name: True, "vit_ckpt_layer": 2})
+    encoder = FAMILIES[family].from_config(cfg).visual_encoder
+    # fairscale replaces forward on the instance
+    recomputing = any("forward" in vars(block.attn) for block in encoder.blocks)
+    assert recomputing or getattr(encoder, "use_checkpoint", False)
 
 
 def load_finetuned(tmp_path, cls, state, config=None, **changes):
@@ -155,23 +151,15 @@ def test_incomplete_finetuned_checkpoint_is_rejected(tmp_path, family, part):
     heads = ("text_encoder.cls.", "text_decoder.", "Qformer.cls.")
     load_finetuned(tmp_path, cls, {k: v for k, v in complete.items() if not k.startswith(heads)})
     state = {key: value for key, value in complete.items() if not key.startswith(part)}
-    with pytest.raises(
-        ValueError, match=rf"given.pth lacks \d+ weights:\n  {part[:-1]}: \d+, such"
-    ):
+    lacking = rf"given.pth lacks \d+ weights:\n  {part[:-1]}: \d+, such"
+    with pytest.raises(ValueError, match=lacking):
         load_finetuned(tmp_path, cls, state)
-    pretrained = {
-        "load_finetuned": False,
-        "load_pretrained": True,
-        "pretrained": tmp_path / "given.pth",
-    }
-    cls.from_config(tiny_config(cls, **{**pretrained, "pretrained": str(pretrained["pretrained"])}))
+    cls.from_config(tiny_config(cls, load_pretrained=True, pretrained=f"{tmp_path}/given.pth"))
 
 
 def test_finetuned_checkpoint_needs_an_image_encoder(tmp_path):
     complete = load_model("blip2_mafa", "tiny").state_dict()
-    without_vit = {
-        key: value for key, value in complete.items() if not key.startswith("visual_encoder.")
-    }
+    without_vit = {key: v for key, v in complete.items() if not key.startswith("visual_encoder.")}
     with pytest.raises(ValueError, match="visual_encoder: .*\n.*model.vit_weights"):
         load_finetuned(tmp_path, Blip2Mafa, without_vit, freeze_vit=True)
     torch.save({"model": complete}, tmp_path / "vit.pth")
@@ -191,12 +179,10 @@ def test_stage_2_checkpoint_is_rejected_by_stage_1(tmp_path, arch):
 
 def test_other_image_size_than_in_training_is_warned_about(tmp_path, tiny, caplog):
     size = tiny.visual_encoder.patch_embed.img_size[0]
-    for trained_size, warned in ((size, False), (2 * size, True)):
+    for trained, warned in ((size, False), (2 * size, True)):
         caplog.clear()
-        load_finetuned(
-            tmp_path, AlbefMafa, tiny.state_dict(), {"model": {"image_size": trained_size}}
-        )
-        assert (f"was trained at model.image_size {trained_size}" in caplog.text) is warned
+        load_finetuned(tmp_path, AlbefMafa, tiny.state_dict(), {"model": {"image_size": trained}})
+        assert (f"was trained at model.image_size {trained}" in caplog.text) is warned
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -220,11 +206,9 @@ def test_queue_and_posterior_are_not_loaded_from_pretrained_weights(tmp_path, to
     model.posterior.positive.count.fill_(500)
     assert (model.idx_queue >= 0).any()
     torch.save({"model": model.state_dict()}, tmp_path / "one.pth")
-    pretrained = {"load_pretrained": True, "pretrained": str(tmp_path / "one.pth")}
+    again = {"mafa": mafa, "load_pretrained": True, "pretrained": str(tmp_path / "one.pth")}
     for size in (16, 24, 0):
-        other = AlbefMafa.from_config(
-            tiny_config(AlbefMafa, mafa=mafa, queue_size=size, **pretrained)
-        )
+        other = AlbefMafa.from_config(tiny_config(AlbefMafa, queue_size=size, **again))
         assert torch.equal(other.text_proj_m.weight, model.text_proj_m.weight)
         assert (other.idx_queue < 0).all() and int(other.queue_ptr) == 0
         assert int(other.posterior.positive.count) == 0

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 # Inputs of a decoder that need one row per beam.
-PER_BEAM = ("query_embeds", "encoder_hidden_states", "encoder_attention_mask")
+_PER_BEAM = ("query_embeds", "encoder_hidden_states", "encoder_attention_mask")
 
 
 class OneRowPerBeam:
@@ -20,7 +20,7 @@ class OneRowPerBeam:
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, past_key_values: Any = None, **kwargs: Any
     ) -> dict[str, Any]:
-        for name in PER_BEAM:
+        for name in _PER_BEAM:
             if kwargs.get(name) is not None:
                 kwargs[name] = rows(kwargs[name], len(input_ids))
         decoder: Any = super()

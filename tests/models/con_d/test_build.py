@@ -32,11 +32,10 @@ def test_bf16_con_d_keeps_the_weights_that_autocast_converts_in_bf16(tiny, tmp_p
     path = save(tiny, tmp_path / "c.pth")
     built = build_discriminator(con_d(path, precision="bf16"))
     assert built.precision == "bf16"
-    dtypes = {
-        value.dtype for value in built.model.state_dict().values() if value.is_floating_point()
-    }
+    state = built.model.state_dict()
+    dtypes = {value.dtype for value in state.values() if value.is_floating_point()}
     assert dtypes == {torch.float32, torch.bfloat16}
-    for name, value in built.model.state_dict().items():
+    for name, value in state.items():
         original = tiny.state_dict()[name]
         normalised = original.ndim < 2 and "norm" in name.lower()
         assert not (normalised or "embeddings" in name) or value.dtype == original.dtype, name

@@ -284,22 +284,19 @@ PROCESSOR = ("processor_config.json", "preprocessor_config.json")
 def test_wrong_configs_are_refused_before_a_model_is_built(tmp_path, vlm):
     (one,) = problems(tmp_path, None)
     assert one.startswith("model.mafa.con_d.checkpoint: missing; yes_no needs a folder")
-    (one,) = problems(tmp_path, vlm, model__mafa__con_d__own_view=True)
-    assert "own_view: is not read by yes_no; remove it" in one
-    (one,) = problems(tmp_path, vlm, model__mafa__con_d__yes_no__question="Match?")
-    assert "yes_no.question: has no {caption}" in one
-    (one,) = problems(tmp_path, vlm, model__mafa__con_d__yes_no__prompt="<image>")
-    assert "yes_no.prompt: has no {question}" in one
-    (one,) = problems(tmp_path, vlm, model__mafa__con_d__keep_images=str(tmp_path))
-    assert "is not a model with an image encoder" in one
-    (one,) = problems(tmp_path, vlm, model__mafa__con_d__yes_no__yes="Yes indeed")
-    assert "makes 2 tokens of the answer 'Yes indeed'" in one and "yes_no.yes" in one
-    (one,) = problems(tmp_path, vlm, model__mafa__con_d__yes_no__no="Never")
-    assert "its token of unknown words of the answer 'Never'" in one
-    (one,) = problems(tmp_path, vlm, model__mafa__con_d__yes_no__no="'Yes'")
-    assert "are the same token" in one
-    (one,) = problems(tmp_path, vlm, model__mafa__con_d__yes_no__no="No")  # a truth value in YAML
-    assert "yes_no.no: False is not a string" in one
+    for name, value, expected in (
+        ("own_view", True, "own_view: is not read by yes_no; remove it"),
+        ("yes_no__question", "Match?", "yes_no.question: has no {caption}"),
+        ("yes_no__prompt", "<image>", "yes_no.prompt: has no {question}"),
+        ("keep_images", str(tmp_path), "is not a model with an image encoder"),
+        ("yes_no__yes", "Yes indeed", "makes 2 tokens of the answer 'Yes indeed'"),
+        ("yes_no__yes", "Yes indeed", "yes_no.yes"),
+        ("yes_no__no", "Never", "its token of unknown words of the answer 'Never'"),
+        ("yes_no__no", "'Yes'", "are the same token"),
+        ("yes_no__no", "No", "yes_no.no: False is not a string"),  # a truth value in YAML
+    ):
+        (one,) = problems(tmp_path, vlm, **{f"model__mafa__con_d__{name}": value})
+        assert expected in one
     (one,) = problems(tmp_path, without(vlm, tmp_path / "no_processor", *PROCESSOR))
     assert "model.mafa.con_d.checkpoint" in one and "name a vision-language model" in one
     (one,) = problems(tmp_path, save_vlm(tmp_path / "plain", template=None))

@@ -36,6 +36,17 @@ class Known:
         return torch.where(index[image_of] == index[text_of], self.own, self.other)
 
 
+class Asked:
+    """A discriminator that notes what another one is asked."""
+
+    def __init__(self, con_d):
+        self.con_d, self.asked = con_d, []
+
+    def judge(self, samples, image_of, text_of, ranks=None, seen=None):
+        self.asked.append((samples, image_of.tolist(), text_of.tolist()))
+        return self.con_d.judge(samples, image_of, text_of, ranks, seen)
+
+
 def checked(own, random, low=0.5, high=0.8):
     return SelfCheck("one", np.array(own, float), np.array(random, float), (low, high))
 
@@ -52,20 +63,14 @@ def test_the_figures_are_those_of_a_loop_over_pairs(toy_train, tiny):
     torch.manual_seed(3)
     torch.nn.init.normal_(tiny.itm_head.weight, std=3.0)
     con_d = ModelDiscriminator(tiny)
-    asked = []
-
-    class Asked:
-        def judge(self, samples, image_of, text_of, ranks=None, seen=None):
-            asked.append((samples, image_of.tolist(), text_of.tolist()))
-            return con_d.judge(samples, image_of, text_of, ranks, seen)
-
+    asking = Asked(con_d)
     batches = batches_of(toy_train, 12, 9)
     first = self_check(con_d, batches, (0.5,), "tiny", seed=2)
     # Between values, and different for own and random pairs.
     low, high = np.quantile(np.concatenate([first.own, first.random]), (0.31, 0.77))
-    found = self_check(Asked(), batches, (high, low), "tiny", seed=2)
+    found = self_check(asking, batches, (high, low), "tiny", seed=2)
     own, random = [], []
-    for samples, images, texts in asked:
+    for samples, images, texts in asking.asked:
         for image, text in zip(images, texts, strict=True):
             alone = {
                 "image": samples["image"][image : image + 1],
@@ -106,17 +111,12 @@ def test_partners_show_other_images_and_are_of_other_groups(drawn, grouped, seed
 
 
 def test_random_pairs_are_of_other_groups(toy_train):
-    class Asked:
-        """A discriminator that notes what it is asked."""
-
-        def judge(self, samples, image_of, text_of, ranks=None, seen=None):
-            asked.append(groups[image_of] == groups[text_of])
-            return torch.full((len(image_of),), 0.5)
-
-    asked, groups = [], torch.arange(16) % 2
-    batch = next(iter(batches_of(toy_train, 16)))
-    self_check(Asked(), [{**batch, "group_id": groups}], (0.5,), "a")
-    assert asked[0][:16].all() and not asked[0][16:].any()
+    asking, groups = Asked(Known(0.5, 0.5)), torch.arange(16) % 2
+    (batch,) = batches_of(toy_train, 16)
+    self_check(asking, [{**batch, "group_id": groups}], (0.5,), "a")
+    ((_, images, texts),) = asking.asked
+    same = groups[images] == groups[texts]
+    assert same[:16].all() and not same[16:].any()
 
 
 def test_every_other_image_is_an_equally_likely_partner():

@@ -93,7 +93,3 @@ class Blip2Mafa(MafaModel, Blip2Parts, Blip2Qformer):
         """Yield the published weights of image encoder and Q-Former."""
         # Those of `Blip2Parts`, which comes after `MafaModel`: it has no DeiT and no BERT.
         return super(MafaModel, cls).published_parts(cfg, checkpoint, key)
-
-    @staticmethod
-    def without_downloads(cfg: Any) -> None:
-        cfg.update(load_pretrained=False, load_finetuned=False, vit_weights=None, bert_weights=None)

@@ -85,7 +85,7 @@ class Parts:
             parts = replace(parts, bert_weights=None)
         return parts
 
-    def image_weights(self, vit_model: str) -> str | None:
+    def _image_weights(self, vit_model: str) -> str | None:
         """Return ``vit_weights`` with LAVIS's URL in the place of ``published``."""
         if self.vit_weights != "published":
             return self.vit_weights
@@ -122,7 +122,7 @@ class Blip2Parts:
             parts = parts.without(read_checkpoint(checkpoint, mapped=True))
         elif checkpoint:  # LAVIS's published ones hold the Q-Former, and no image encoder
             parts = replace(parts, bert_weights=None)
-        weights = parts.image_weights(cfg.get("vit_model", "eva_clip_g"))
+        weights = parts._image_weights(cfg.get("vit_model", "eva_clip_g"))
         yield from sources_of_parts(key, weights, parts.bert_weights)
         llm_key = traits_of(cls).llm_key
         name = llm_key and cfg.get(llm_key)
@@ -144,7 +144,7 @@ class Blip2Parts:
         encoder = build_image_encoder(
             model_name, img_size, drop_path_rate, use_grad_checkpoint, self.parts.vit
         )
-        weights = self.parts.image_weights(model_name)
+        weights = self.parts._image_weights(model_name)
         if weights:
             load_image_encoder(encoder, weights)
         self.random_parts: tuple[str, ...] = () if weights else (PREFIX,)

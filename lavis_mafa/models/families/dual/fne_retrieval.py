@@ -234,13 +234,6 @@ class FneRetrieval(MafaModel, BaseModel):
             weights = DEIT if cfg.get("vit") is None else None
         yield from sources_of_parts(key, weights, cfg.get("bert_weights"))
 
-    @staticmethod
-    def without_downloads(cfg: Any) -> None:
-        """Change a config, in place, so that building it needs no weights from elsewhere."""
-        MafaModel.without_downloads(cfg)
-        cfg.vit_weights = None
-        cfg.bert_weights = None
-
     def load_checkpoint(self, url_or_filename: str, content: dict[str, Any] | None = None) -> Any:
         """Load the weights of a checkpoint, but not its memory and distributions.
 
