@@ -137,7 +137,7 @@ def make_key(annotation: Any, option: Option, default: Any = UNSET) -> FieldInfo
         return _field(dict, [], Kind("mapping", option, nullable, keys), default)
     name, rules, items = "any", [], None
     made: Any = Any
-    if len(members) == 2:  # str | tuple[str, ...]
+    if len(members) == 2 and str in members:  # str | tuple[str, ...]
         name, rules = "strs", [AfterValidator(functools.partial(_texts, option))]
     elif origin in (list, tuple):
         items = make_key(get_args(first)[0] if get_args(first) else Any, option)
