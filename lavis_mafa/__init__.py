@@ -78,6 +78,12 @@ __all__ = [
 # Where each name is defined that is imported on first use; every other name is a subpackage.
 _MODULE_OF = {"load_model": "lavis_mafa.models.loading", **EXPORTS}
 
+# Names of an earlier version and what to use instead; go with the next version.
+_REPLACED = {
+    name: "parts = build_parts(settings, con_d), then run_step(backbone, samples, parts)"
+    for name in ("build_objects", "build_picker")
+}
+
 
 def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
@@ -86,6 +92,8 @@ def __getattr__(name: str) -> Any:
         return value
     if name in __all__:
         return importlib.import_module(f"{__name__}.{name}")
+    if name in _REPLACED:
+        raise AttributeError(f"{__name__}.{name} was removed; use {_REPLACED[name]}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

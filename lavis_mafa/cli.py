@@ -55,9 +55,14 @@ REMOVED = {
     "vision": "python -m research vision, in a checkout of the repository",
 }
 REMOVED_OPTIONS = {
+    "--captions": "scores whose captions are in the order of LAVIS's file",
     "--correction": "--labels labels.json",
+    "--full-decode": "check-data without it: images are decoded fully",
     "--index": "the exact search, which needs no option",
-    "--judgements": "--options datasets.NAME.build_info.truth=FILE of the command that judges",
+    "--judgements": "--options datasets.NAME.build_info.truth=FILE with count or advise",
+    "--min-count": "check-data --vocab without it: words that occur twice are kept",
+    "--per-shard": "--output NAME.parquet, which has the images inside",
+    "--probes": "the exact search, which needs no option",
     "--shards": "--output NAME.parquet, which has the images inside",
 }
 
@@ -117,7 +122,8 @@ def _prepare(argv: Sequence[str] | None) -> Callable[[], int | None]:
     """Parse the arguments and import the command; return what runs it."""
     given = list(sys.argv[1:] if argv is None else argv)
     found = {old: REMOVED[old] for n in (1, 2) if (old := " ".join(given[:n])) in REMOVED}
-    found |= {old: REMOVED_OPTIONS[old] for old in given if old in REMOVED_OPTIONS}
+    options = [word.partition("=")[0] for word in given]
+    found |= {old: REMOVED_OPTIONS[old] for old in options if old in REMOVED_OPTIONS}
     for old, new in found.items():
         print(f"lavis-mafa: {old} was removed; use: {new}", file=sys.stderr)
         raise SystemExit(2)

@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,30 +35,13 @@ from lavis_mafa.processors.augmentation import quick
 from lavis_mafa.runners.checkpoint import save_atomically
 
 PREFIX = "visual_encoder."
-WEIGHT_DECAY = 0.02
+_WEIGHT_DECAY = 0.02
 EXPECTED = (
     'expected a JSON object {"a.jpg": "beach", ...} or list [["a.jpg", "beach"], ...] of image '
     "paths and labels"
 )
 
 Batch = TypeVar("Batch")
-
-
-@dataclass(frozen=True)
-class StartSettings:
-    """How long and how fast a start is trained.
-
-    Attributes:
-        epochs: passes over the labelled images.
-        batch_size: images of a mini-batch.
-        lr: the highest learning rate, of a one-cycle schedule.
-        seed: of the weights, the order and the augmentation.
-    """
-
-    epochs: int = 30
-    batch_size: int = 64
-    lr: float = 2e-3
-    seed: int = 42
 
 
 def train_encoder(
@@ -82,7 +64,7 @@ def train_encoder(
     parameters = [*encoder.parameters()]
     for head in heads:
         parameters += head.parameters()
-    optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=WEIGHT_DECAY)
+    optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=_WEIGHT_DECAY)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps)
     right: list[float] = []
     encoder.train()
@@ -105,7 +87,7 @@ def save_encoder(encoder: nn.Module, path: Path) -> None:
     save_atomically({"model": state}, path)
 
 
-class LabelledImages(Dataset[tuple[Tensor, int]]):
+class _LabelledImages(Dataset[tuple[Tensor, int]]):
     """Images with the number of their label.
 
     Args:
@@ -157,9 +139,7 @@ def read_labels(path: str | os.PathLike[str]) -> dict[str, str]:
     return labels
 
 
-def start_from_labels(
-    cfg: Any, labels: Mapping[str, str], folder: str, settings: StartSettings, path: Path
-) -> float:
+def _start_from_labels(cfg: Any, labels: Mapping[str, str], args: argparse.Namespace) -> float:
     """Train the image encoder of a config's model to predict labels, and save it.
 
     Labels are predicted from [CLS], which ITC uses, and from the mean of the patches, which fusion
@@ -167,8 +147,8 @@ def start_from_labels(
 
     Args:
         cfg: a checked config; its first dataset has the training processor of images.
-        labels: by path below ``folder``.
-        path: of the checkpoint to write.
+        labels: by path below ``args.images``.
+        args: of the command.
 
     Returns:
         The accuracy of [CLS] on augmented images over the last tenth of the steps, 0 to 1.
@@ -177,8 +157,8 @@ def start_from_labels(
         ValueError: if the model has no ViT of LAVIS, or the config no processor.
         OSError: if an image cannot be read.
     """
-    torch.manual_seed(settings.seed)
-    np.random.seed(settings.seed)
+    torch.manual_seed(args.seed)
+    np.random.seed(args.seed)
     model_cls = registry.get_model_class(cfg.model_cfg.arch)
     encoder: Any = getattr(model_cls.from_config(cfg.model_cfg), "visual_encoder", None)
     if not hasattr(encoder, "forward_features"):
@@ -186,9 +166,9 @@ def start_from_labels(
             f"model.arch: {cfg.model_cfg.arch} has no image encoder that can be started from "
             "labels; use albef_mafa or blip_mafa"
         )
-    images = LabelledImages(labels, folder, quick(_train_processor(cfg)))
-    loader = DataLoader(images, min(settings.batch_size, len(images)), shuffle=True, drop_last=True)
-    steps = settings.epochs * len(loader)
+    images = _LabelledImages(labels, args.images, quick(_train_processor(cfg)))
+    loader = DataLoader(images, min(args.batch_size, len(images)), shuffle=True, drop_last=True)
+    steps = args.epochs * len(loader)
     heads = [nn.Linear(encoder.embed_dim, len(images.names)) for _ in range(2)]
 
     def loss_of(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Callable[[], float]]:
@@ -198,9 +178,9 @@ def start_from_labels(
         loss = F.cross_entropy(overall, numbers) + F.cross_entropy(local, numbers)
         return loss, lambda: float((overall.argmax(1) == numbers).float().mean())
 
-    batches = (batch for _ in range(settings.epochs) for batch in loader)
-    right = train_encoder(encoder, heads, batches, loss_of, steps, settings.lr)
-    save_encoder(encoder, path)
+    batches = (batch for _ in range(args.epochs) for batch in loader)
+    right = train_encoder(encoder, heads, batches, loss_of, steps, args.lr)
+    save_encoder(encoder, args.output)
     return right
 
 
@@ -232,11 +212,10 @@ def run(args: argparse.Namespace) -> None:
     args.output.parent.mkdir(parents=True, exist_ok=True)
     # Several threads wait for each other longer than they help a model of this size.
     torch.set_num_threads(1)
-    settings = StartSettings(args.epochs, args.batch_size, args.lr, args.seed)
     try:
         labels = read_labels(args.labels)
         cfg = load_config(args.cfg_path, args.options, machine=False)
-        right = start_from_labels(cfg, labels, args.images, settings, args.output)
+        right = _start_from_labels(cfg, labels, args)
     except (OSError, ValueError) as error:
         args.error(str(error))
     write_json(args.output.with_suffix(".json"), {"accuracy": right})

@@ -18,7 +18,6 @@ from lavis_mafa.algorithm.losses.contrastive import itc_labels
 from lavis_mafa.algorithm.mining import Connections
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.analysis.features import Features
-from lavis_mafa.io.processes import sum_over_ranks
 
 
 class LabelProfile:
@@ -35,37 +34,16 @@ class LabelProfile:
 
     def __init__(self, size: int, bounds: Sequence[int]) -> None:
         self.bounds = [0, *(b for b in bounds if b < size), size]
-        if size < 1 or sorted(set(self.bounds)) != self.bounds:
-            raise ValueError(
-                f"expected ascending bounds of at least 1, got {bounds} for {size} candidates"
-            )
         self.anchors = 0
         self._total = torch.zeros(size, dtype=torch.float64)
         self._squares = torch.zeros(len(self.bounds) - 1, dtype=torch.float64)
 
     def add(self, labels: Tensor) -> None:
-        """Add the labels ``(A, N)`` of A anchors.
-
-        Raises:
-            ValueError: for another N: ranks among different numbers of candidates have no mean.
-        """
-        if labels.ndim != 2 or labels.shape[1] != len(self._total):
-            raise ValueError(
-                f"expected labels over {len(self._total)} candidates, (A, {len(self._total)}), got "
-                f"{tuple(labels.shape)}: use a separate profile for each mini-batch size"
-            )
+        """Add the labels ``(A, N)`` of A anchors."""
         ordered = labels.sort(dim=1, descending=True).values.double()
         self._total += ordered.sum(dim=0).cpu()
         self._squares += self._sums(ordered).square().sum(dim=0).cpu()
         self.anchors += len(labels)
-
-    def reduce(self, device: torch.device | str = "cpu") -> None:
-        """Sum the labels of all ranks; every rank must call this method."""
-        count = torch.tensor([self.anchors], dtype=torch.float64)
-        state = sum_over_ranks(torch.cat([count, self._total, self._squares]), device)
-        sizes = [1, len(self._total), len(self._squares)]
-        count, self._total, self._squares = torch.split(state, sizes)
-        self.anchors = int(count)
 
     @property
     def mean(self) -> Tensor:

@@ -22,11 +22,12 @@ from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.metrics.binary import area_under_roc
 from lavis_mafa.metrics.known_truth import original_pairs
 from research.picture_data import class_of, classes_of
-from research.toy_measures import Examined, Run, negatives_of
+from research.studies.plan import Job
+from research.toy_measures import Examined, negatives_of
 
-JUDGEMENTS = "judgements.json"
-PAIRS = 3000  # of a kind that ITM's AUC is taken on, at most
-THRESHOLD = 0.8  # of P(match), as `connections.high`
+_JUDGEMENTS = "judgements.json"
+_PAIRS = 3000  # of a kind that ITM's AUC is taken on, at most
+_THRESHOLD = 0.8  # of P(match), as `connections.high`
 SEED = 0  # of the choice of pairs
 
 Pairs = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
@@ -53,7 +54,7 @@ class KnownSplit:
     judged: tuple[Pairs, npt.NDArray[np.bool_]] | None
 
     @classmethod
-    def of(cls, run: Run) -> KnownSplit:
+    def of(cls, run: Job) -> KnownSplit:
         """Return the test images of a run's config."""
         cfg = load_config(run.config, list(run.options), machine=False)
         given = cfg.datasets_cfg.image_text_json
@@ -79,7 +80,7 @@ def _test_split(config: Any, truth: str | None) -> Any:
 
 def judged_pairs(data: ImageTextEval, folder: Path) -> tuple[Pairs, npt.NDArray[np.bool_]] | None:
     """Return images and captions that people judged, each other's or not, and their verdicts."""
-    path = folder / JUDGEMENTS
+    path = folder / _JUDGEMENTS
     if not path.is_file():
         return None
     samples = TrainingSet(SplitAsPairs(data))
@@ -88,7 +89,7 @@ def judged_pairs(data: ImageTextEval, folder: Path) -> tuple[Pairs, npt.NDArray[
     return (samples.image_ids[images], texts), truth(images, texts)
 
 
-def measure(runs: Sequence[Run], judges: Sequence[Run]) -> Iterator[tuple[Run, dict[str, Any]]]:
+def measure(runs: Sequence[Job], judges: Sequence[Job]) -> Iterator[tuple[Job, dict[str, Any]]]:
     """Measure retrieval, ITM and hard negatives of runs, on the test images of their data.
 
     Args:
@@ -98,7 +99,7 @@ def measure(runs: Sequence[Run], judges: Sequence[Run]) -> Iterator[tuple[Run, d
     Yields:
         Each run with its figures: percentages of retrieval against original pairs and those valid
         by their text; ``ceiling_txt_r1`` and ``ceiling_img_r1`` (`ceilings`); `itm_figures`;
-        `figures_of_judgements`; `negatives_of`.
+        `_figures_of_judgements`; `negatives_of`.
     """
     # Several threads wait for each other longer than they help models of this size.
     torch.set_num_threads(1)
@@ -109,7 +110,7 @@ def measure(runs: Sequence[Run], judges: Sequence[Run]) -> Iterator[tuple[Run, d
         figures = one.retrieval(test.data, test.truth, test.k_test)
         figures.update(ceilings(test.own, test.truth))
         figures.update(itm_figures(one, test))
-        figures.update(figures_of_judgements(one, test))
+        figures.update(_figures_of_judgements(one, test))
         yield run, {**figures, **negatives_of(run.folder)}
 
 
@@ -141,11 +142,11 @@ def itm_figures(one: Examined, test: KnownSplit) -> dict[str, float | None]:
     return {"itm_auc_same": _auc(valid, near), "itm_auc_far": _auc(valid, far)}
 
 
-def figures_of_judgements(one: Examined, test: KnownSplit) -> dict[str, float | None]:
+def _figures_of_judgements(one: Examined, test: KnownSplit) -> dict[str, float | None]:
     """Return how well ITC and ITM agree with people on pairs that people judged.
 
     Returns:
-        ``judged_auc_itc`` and ``judged_auc_itm``; of the pairs with P(match) above `THRESHOLD` the
+        ``judged_auc_itc`` and ``judged_auc_itm``; of the pairs with P(match) above `_THRESHOLD` the
         share that people call valid (None if there is no such pair) and, of all valid pairs, the
         share found; ``judged_base_rate``. All 0 to 1; {} without judgements.
     """
@@ -153,7 +154,7 @@ def figures_of_judgements(one: Examined, test: KnownSplit) -> dict[str, float | 
         return {}
     (images, texts), valid = test.judged
     match = one.probability_of_match(images, texts)
-    called = match > THRESHOLD
+    called = match > _THRESHOLD
     return {
         "judged_auc_itc": area_under_roc(one.similarity[images, texts], valid),
         "judged_auc_itm": area_under_roc(match, valid),
@@ -164,9 +165,9 @@ def figures_of_judgements(one: Examined, test: KnownSplit) -> dict[str, float | 
 
 
 def _choose(kind: npt.NDArray[np.bool_], rng: np.random.Generator) -> Pairs:
-    """Return at most `PAIRS` random pairs of a kind."""
+    """Return at most `_PAIRS` random pairs of a kind."""
     images, texts = np.nonzero(kind)
-    rows = rng.permutation(len(images))[:PAIRS]
+    rows = rng.permutation(len(images))[:_PAIRS]
     return images[rows], texts[rows]
 
 

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
 from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.backbone import Backbone
@@ -109,8 +108,7 @@ def run(args: argparse.Namespace) -> None:
         )
     with torch.inference_mode():
         found = measure(loaded, args, batch)
-    if is_main_process():
-        _write(args, batch, found)
+    _write(args, batch, found)
 
 
 @dataclass
@@ -125,7 +123,7 @@ class Row:
 
 
 def measure(loaded: ModelAndData, args: argparse.Namespace, batch: int) -> list[Row]:
-    """Measure the requested profiles; all ranks must call this function and get the same."""
+    """Measure the requested profiles."""
     model, device = loaded.model, loaded.device
     try:
         backbone = backbone_of(model)
@@ -151,15 +149,12 @@ def measure(loaded: ModelAndData, args: argparse.Namespace, batch: int) -> list[
                 own_rows.append(Row(kind, alpha, sampling, queue, profile))
         first = -(-stream.queue_size // batch)
         steps = range(first, min(len(stream.order) // batch, first + args.mini_batches))
-        mine = list(steps)[get_rank() :: get_world_size()]
-        judged = [stream.features.numbers[stream.mini_batch(s)] for s in mine]
+        judged = [stream.features.numbers[stream.mini_batch(s)] for s in steps]
         judges = iter(judge_of(judged)) if judge_of else None
-        for step in progress(mine, f"labels, {sampling}", unit=" mini-batches"):
+        for step in progress(steps, f"labels, {sampling}", unit=" mini-batches"):
             judge = next(judges) if judges else None
             _add(own_rows, step, stream, backbone, settings, judge, device)
         rows += own_rows
-    for row in rows:
-        row.profile.reduce(device)
     return rows
 
 
@@ -182,7 +177,7 @@ def _add(
             continue
         compared, positives = stream.compare(step, backbone, settings.same_image, momentum, device)
         own = torch.arange(len(positives), device=device)
-        torch.manual_seed(step)  # a random picker must draw the same for any number of ranks
+        torch.manual_seed(step)  # a random picker draws the same for all kinds of labels
         # A score of the model in training would differ from the one that made these features.
         by_thresholds = replace(settings.connections, score=CON_D, rule="thresholds")
         i2t, t2i, _ = find_connections(

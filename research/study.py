@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
             print("\n".join(_listed(study)))
             return 0
         if args.recorded:
-            results = recorded_of(args, study)
+            results = _recorded_of(args, study)
             if not args.dry_run:
                 write(results, args.results, _folders(args, study)[1])
             return 0
@@ -148,7 +148,7 @@ def study_of(args: argparse.Namespace) -> Study:
     return narrowed(study, args.rows, args.columns, given)
 
 
-def recorded_of(args: argparse.Namespace, study: Study) -> Results:
+def _recorded_of(args: argparse.Namespace, study: Study) -> Results:
     """Return the results in the recorded files.
 
     Raises:

@@ -1,7 +1,6 @@
 """Predict the tokens of captions with and without their images (usage of vision, GRIT-VLP 5.6).
 
-Hits are counted for each sample, so the result depends neither on the mini-batch size nor on the
-number of ranks.
+Hits are counted for each sample, so the result does not depend on the mini-batch size.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from lavis_mafa.models.families.base import tokenize
 
 COUNTS = ("tokens", "hits_1", "hits_5", "hits_1_without", "hits_5_without")
 Interval = Callable[[NDArray[Any], NDArray[Any]], tuple[float, float]]
-CROSS_ATTENTION = ".crossattention.self"  # its name in LAVIS's BERTs and Q-Former
+_CROSS_ATTENTION = ".crossattention.self"  # its name in LAVIS's BERTs and Q-Former
 
 
 @contextmanager
@@ -35,7 +34,7 @@ def without_image(model: torch.nn.Module) -> Iterator[None]:
     Raises:
         ValueError: if the model has no cross-attention.
     """
-    found = [part for name, part in model.named_modules() if name.endswith(CROSS_ATTENTION)]
+    found = [part for name, part in model.named_modules() if name.endswith(_CROSS_ATTENTION)]
     if not found:
         raise ValueError(f"{type(model).__name__} has no cross-attention that could be disabled")
     hooks = [part.register_forward_hook(_zero_attention) for part in found]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,34 +27,16 @@ from lavis_mafa.models.recorded import places_in
 from lavis_mafa.runners.run_log import mean_of, read_log
 from lavis_mafa.toyworld import ToyScenesBuilder, ToyScenesEval
 from lavis_mafa.toyworld.builder import DETAILED
+from research.studies.plan import Job
 
 K_TEST = 32
-SHORTLIST = 16  # texts for each image in the pairs that ITM's AUC is taken on
+_SHORTLIST = 16  # texts for each image in the pairs that ITM's AUC is taken on
 DIRECTIONS = ("i2t", "t2i")
-ANY_PAIR = ("valid_txt", "valid_img", "detailed_valid_txt", "detailed_valid_img")
+_ANY_PAIR = ("valid_txt", "valid_img", "detailed_valid_txt", "detailed_valid_img")
 RATES = (
     *("false_negative_rate", "false_negative_rate_in_itm"),
     *("con_d_precision", "con_d_base_rate", "con_d_lift", "con_d_recall"),
 )
-
-
-class Trained(Protocol):
-    """A completed training run.
-
-    Attributes:
-        config, options: the config file of the run and the options that override it.
-        folder, checkpoint: where it wrote its logs and its weights.
-    """
-
-    config: str
-    options: tuple[str, ...]
-    folder: Path
-
-    @property
-    def checkpoint(self) -> Path: ...
-
-
-Run = TypeVar("Run", bound=Trained)
 
 
 @dataclass
@@ -68,7 +50,7 @@ class Examined:
     rerank_by: str = "sum"
 
     @classmethod
-    def of(cls, run: Trained, loader: Any) -> Examined:
+    def of(cls, run: Job, loader: Any) -> Examined:
         whole = load_config(run.config, list(run.options), machine=False)
         cfg = whole.model_cfg
         # A checkpoint's own paths are not followed, those of the run's config are.
@@ -110,7 +92,7 @@ def toy_world(build_info: Mapping[str, Any], kind: str = "default") -> dict[str,
     return ToyScenesBuilder(cfg).build_datasets()
 
 
-def measure(runs: Sequence[Run], judges: Sequence[Run]) -> Iterator[tuple[Run, dict[str, Any]]]:
+def measure(runs: Sequence[Job], judges: Sequence[Job]) -> Iterator[tuple[Job, dict[str, Any]]]:
     """Measure retrieval, ITM and hard negatives of runs, on the test images of their data.
 
     Args:
@@ -146,7 +128,7 @@ def measure(runs: Sequence[Run], judges: Sequence[Run]) -> Iterator[tuple[Run, d
             other = replace(one, texts=texts)
             more = other.retrieval(captions, valid_captions, K_TEST)
             figures.update({f"detailed_{name}": value for name, value in more.items()})
-        figures["any_r1"] = mean_of(figures, [f"{k}_r1" for k in ANY_PAIR])
+        figures["any_r1"] = mean_of(figures, [f"{k}_r1" for k in _ANY_PAIR])
         figures["itm_auc"] = area_under_roc(one.probability_of_match(image_of, text_of), valid)
         yield run, {**figures, **negatives_of(run.folder)}
 
@@ -163,7 +145,7 @@ def _r1(similarity: np.ndarray, truth: np.ndarray) -> float:
 def _shortlist(similarities: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Return the pairs that models together find most similar, the same number for each image."""
     ranks = sum(np.argsort(np.argsort(-sim, axis=1), axis=1) for sim in similarities)
-    k = min(SHORTLIST, similarities[0].shape[1])
+    k = min(_SHORTLIST, similarities[0].shape[1])
     texts = np.argsort(ranks, axis=1, kind="stable")[:, :k]
     return np.repeat(np.arange(len(texts)), k), texts.ravel()
 

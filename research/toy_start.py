@@ -43,32 +43,7 @@ SEED = 1_000_003  # of the scenes; no data set uses it
 CLASSES = {"shape": len(SHAPES) + 1, "colour": len(COLOURS) + 1, "size": len(SIZES) + 1}
 
 
-def make_image_start(
-    arch: str,
-    world: WorldConfig,
-    steps: int,
-    seed: int,
-    path: Path,
-    attributes: Sequence[str] = tuple(CLASSES),
-) -> float:
-    """Train the image encoder of the tiny model of ``arch`` from random weights and save it.
-
-    Args:
-        attributes: as of `train_image_start`.
-
-    Returns:
-        As `train_image_start`.
-    """
-    torch.manual_seed(seed)
-    encoder = load_model(arch, "tiny").visual_encoder
-    right = train_image_start(encoder, world, steps, attributes)
-    save_encoder(encoder, path)
-    return right
-
-
-def train_image_start(
-    encoder: Any, world: WorldConfig, steps: int, attributes: Sequence[str] = tuple(CLASSES)
-) -> float:
+def _train(encoder: Any, world: WorldConfig, steps: int, attributes: Sequence[str]) -> float:
     """Train a ViT to predict attributes of the object in every cell, and the background.
 
     A cell is predicted from the patches that cover it, and all cells from [CLS], which ITC uses.
@@ -152,7 +127,10 @@ def main(argv: list[str] | None = None) -> int:
     # Several threads wait for each other longer than they help a model of this size.
     torch.set_num_threads(1)
     world = WorldConfig.preset(args.preset)
-    right = make_image_start(args.arch, world, args.steps, args.seed, args.output, args.attributes)
+    torch.manual_seed(args.seed)
+    encoder = load_model(args.arch, "tiny").visual_encoder
+    right = _train(encoder, world, args.steps, args.attributes)
+    save_encoder(encoder, args.output)
     write_json(args.output.with_suffix(".json"), {"accuracy": right})
     print(f"predicts {100 * right:.0f} % of the attributes of objects; saved as {args.output}")
     return 0

@@ -15,13 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
 from numpy.typing import NDArray
 
 from lavis_mafa.analysis.loading import ModelAndData, data_source, load_model_and_data
 from lavis_mafa.commands.arguments import add_data_arguments
 from lavis_mafa.io.files import write_json, write_text
-from lavis_mafa.io.processes import progress, sum_over_ranks
+from lavis_mafa.io.processes import progress
 from lavis_mafa.metrics.intervals import clustered, ratio
 from lavis_mafa.models.checkpoints import random_weights
 from lavis_mafa.pages.charts import Table
@@ -30,7 +29,7 @@ from lavis_mafa.runners.loaders import to_device
 from research.token_prediction import COUNTS, TokenPredictor, share_of
 
 # Prefixes of the weights that predict tokens of captions.
-LANGUAGE_PARTS = (
+_LANGUAGE_PARTS = (
     "visual_encoder.",
     "text_encoder.",
     "text_decoder.",
@@ -99,7 +98,7 @@ def run(args: argparse.Namespace) -> None:
     rows, missing = [], None
     for name in named or ["the config's"]:
         if named:
-            lacking = load_weights(loaded.model, named[name])
+            lacking = _load_weights(loaded.model, named[name])
             # What a checkpoint lacks would silently keep the weights of the one loaded before it.
             if missing not in (None, lacking):
                 raise ValueError(
@@ -112,8 +111,7 @@ def run(args: argparse.Namespace) -> None:
             {"model": name, "rate": rate, **figures_of(one, images)}
             for rate, one in zip(rates, counts, strict=True)
         ]
-    if is_main_process():
-        _write(args, rows, named)
+    _write(args, rows, named)
 
 
 def named_checkpoints(given: Sequence[str]) -> dict[str, str]:
@@ -139,14 +137,14 @@ def named_checkpoints(given: Sequence[str]) -> dict[str, str]:
     return named
 
 
-def load_weights(model: Any, path: str) -> frozenset[str]:
+def _load_weights(model: Any, path: str) -> frozenset[str]:
     """Load a checkpoint into a model; return the names of the weights that it lacks.
 
     Raises:
         ValueError: if weights that predict tokens remain random.
     """
     missing = model.load_checkpoint(path).missing_keys
-    lost = [name for name in random_weights(model, missing) if name.startswith(LANGUAGE_PARTS)]
+    lost = [name for name in random_weights(model, missing) if name.startswith(_LANGUAGE_PARTS)]
     if lost:
         raise ValueError(
             f"{path} lacks {len(lost)} weights that predict tokens, such as {lost[0]}: give a "
@@ -162,17 +160,12 @@ def measure(
     rates: Sequence[Any],
     name: str,
 ) -> NDArray[Any]:
-    """Return `COUNTS` ``(R, 5, S)`` of S samples at R rates.
-
-    All ranks must call this function; each returns all counts. The counts of a sample that cannot
-    be read are 0.
-    """
+    """Return `COUNTS` ``(R, 5, S)`` of S samples at R rates; 0 if a sample cannot be read."""
     size = int(loaded.cfg.run_cfg.batch_size_eval)
     batches = [numbers[i : i + size] for i in range(0, len(numbers), size)]
-    mine = batches[get_rank() :: get_world_size()]
     counts = torch.zeros(len(rates), len(COUNTS), len(numbers), dtype=torch.int64)
-    bar = progress(desc=name, total=sum(map(len, mine)), unit=" samples")
-    for batch in loaded.data.batches(mine):
+    bar = progress(desc=name, total=len(numbers), unit=" samples")
+    for batch in loaded.data.batches(batches):
         index = np.asarray(batch["index"])
         samples = to_device(batch, loaded.device)
         with torch.inference_mode(), loaded.autocast():
@@ -181,7 +174,7 @@ def measure(
         counts[..., torch.from_numpy(np.searchsorted(numbers, index))] = found.cpu() * readable
         bar.update(len(index))
     bar.close()
-    return sum_over_ranks(counts, loaded.device).numpy()
+    return counts.numpy()
 
 
 def figures_of(counts: NDArray[Any], clusters: NDArray[Any]) -> dict[str, Any]:

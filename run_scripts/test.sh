@@ -4,7 +4,8 @@
 #
 #   --modern   the tests only, in the modern set of packages (.venv-modern)
 #   --strict   the tests only, in the strict set of packages (.venv-strict)
-#   --quick    formatter, linter, type checker and the tests marked quick, in a few minutes
+#   --quick    formatter, linter, type checker, and of the tests: the algorithm against slow loops,
+#              a training, resuming, two ranks, mine and count; a few minutes
 #   --fast     the tests only
 #   --slow     also the tests marked slow
 #   --faults   only the injected faults: kills, full disks, bad data and numbers, wrong configs
@@ -19,10 +20,15 @@ setup_options=(--dev)
 linters=true
 core=false
 pytest_options=()
+quick_tests=(
+  tests/algorithm
+  tests/runners/{test_training,test_resume,test_distributed}.py
+  tests/analysis/{test_mine,test_count}.py
+)
 for argument in "$@"; do
   case "$argument" in
     --modern | --strict) venv=".venv-${argument#--}" setup_options+=("$argument") linters=false ;;
-    --quick) pytest_options+=(-m quick) ;;
+    --quick) pytest_options+=("${quick_tests[@]}") ;;
     --fast) linters=false ;;
     --core) core=true linters=false ;;
     --slow) pytest_options+=(-m "not faults and not research") ;; # for that of pyproject.toml

@@ -135,5 +135,5 @@ class StepSettings:
 
 
 # `posterior` holds the settings of the picker of that name. The last three keys are for models.
-MAFA.reserve({one.name for one in fields(StepSettings)} - set(PICKERS))
+MAFA.reserve({one.name for one in fields(StepSettings)} - {"posterior"})
 MAFA.reserve(("con_d", "negatives_encoder", "learn_temperature"))

@@ -60,8 +60,9 @@ def run(args: argparse.Namespace) -> int:
     from lavis_mafa.io.files import write_json
 
     out: Path | None = args.json
-    if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
-        args.error(f"--json {out}: expected a file in a folder that exists")
+    for option, path in (("--json", out), ("--vocab", args.vocab)):
+        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+            args.error(f"{option} {path}: expected a file in a folder that exists")
     columns = {name: getattr(args, name) for name in ("image_key", "caption_key", "image_id_key")}
     try:
         report = check(
@@ -78,7 +79,9 @@ def run(args: argparse.Namespace) -> int:
             write_json(out, report)
         print(render(report))
         if args.vocab is not None:
-            tokens = make_vocab(args.files, args.vocab, size=args.vocab_size, **columns)
+            tokens = make_vocab(
+                args.files, args.vocab, size=args.vocab_size, split=args.split, **columns
+            )
             print(f"{args.vocab}: {len(tokens)} tokens")
     except (OSError, ValueError) as error:
         args.error(str(error))

@@ -46,10 +46,6 @@ MISSING = {
     "checkpoint or timm name": "file, folder, URL or timm/NAME",
 }
 # Keys of an earlier version, and what replaces them.
-REMOVED = {
-    "run.rank": "the launcher sets the rank: remove it",
-    "run.gpu": "the launcher sets the GPU: remove it",
-}
 OUT_OF_RANGE = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 
 
@@ -111,9 +107,6 @@ class Report:
     def unknown(self, path: str) -> None:
         """Report an unknown key, with the keys it may be a misspelling of."""
         best = self.nearest(path)
-        if path in REMOVED:
-            self.add(path, f"this key was removed; {REMOVED[path]}")
-            return
         if not best:
             self.add(path, "unknown key; remove it (docs/config.md lists all keys)")
             return

@@ -137,8 +137,8 @@ def make_key(annotation: Any, option: Option, default: Any = UNSET) -> FieldInfo
         return _field(dict, [], Kind("mapping", option, nullable, keys), default)
     name, rules, items = "any", [], None
     made: Any = Any
-    if len(members) == 2:  # str | tuple[str, ...]
-        name, rules = "strs", [AfterValidator(functools.partial(_texts, option))]
+    if len(members) == 2 and str in members:  # str | tuple[str, ...]
+        name, rules = "strs", [AfterValidator(functools.partial(_texts, option, nullable))]
     elif origin in (list, tuple):
         items = make_key(get_args(first)[0] if get_args(first) else Any, option)
         name, rules = "list", [Field(strict=True)]
@@ -290,9 +290,9 @@ def _number_as_written(value: Any) -> Any:
     return number
 
 
-def _texts(option: Option, value: Any, info: Info) -> Any:
+def _texts(option: Option, nullable: bool, value: Any, info: Info) -> Any:
     for one in value if isinstance(value, list) else [value]:
-        if one is not None and not isinstance(one, str):
+        if not isinstance(one, str) and not (value is None and nullable):
             raise PydanticCustomError("strs", "neither a string nor a list of strings")
         _text(option, one, info)
     return value

@@ -85,6 +85,8 @@ class RunOptions:
         None, low=0)
     # devices
     device: str = lavis("cuda or cpu", "cuda", choices=("cuda", "cpu"))
+    rank: int = lavis("set by the launcher", low=0)
+    gpu: int = lavis("set by the launcher", low=0)
     world_size: int = lavis("processes; a launcher overrides it", 1, low=1)
     dist_url: str = lavis("rendezvous of the processes", "env://")
     distributed: bool = lavis("join the processes of a launcher, if there is one", True)
@@ -239,6 +241,7 @@ class ModelOptions:
     prompt: str | None = lavis("text before every caption or answer", words=BLANK)
     freeze_vit: bool = lavis("do not train the ViT")
     vit_precision: str = lavis("number format of the ViT", choices=("fp16", "fp32"))
+    precision: str = lavis("number format of CLIP", choices=("fp16", "fp32"))
     vit_model: str = lavis("ViT of BLIP-2", choices=("eva_clip_g", "clip_L"))
     q_former_model: str = lavis("checkpoint of the Q-Former", path="file or URL")
     num_query_token: int = lavis("number of queries of the Q-Former", low=1)
@@ -347,6 +350,7 @@ class DatasetOptions:
 
     type: str = lavis("name of the builder's default YAML")
     data_type: str = lavis("kind of visual input", choices=("images", "videos", "features"))
+    data_dir: str | None = lavis("not used by LAVIS's builders", words=BLANK)
     dataset_card: str | None = lavis("description of the dataset", words=BLANK)
     sample_ratio: float = lavis("share of this dataset in training", low=0)
     vis_processor: Processors = lavis("image or video processors")

@@ -22,6 +22,7 @@ def make_vocab(
     *,
     size: int = 8000,
     min_count: int = 2,
+    split: str | None = None,
     image_key: str | None = None,
     caption_key: str | None = None,
     image_id_key: str | None = None,
@@ -32,6 +33,7 @@ def make_vocab(
         size: number of tokens wanted, including special ones. Few captions give fewer; captions
             with more different characters than that give more.
         min_count: a word piece must occur at least this often.
+        split: of folders, only the files of this split; None: all.
 
     Raises:
         FileNotFoundError, ValueError: a file is missing, a row cannot be used, there is no caption,
@@ -44,7 +46,7 @@ def make_vocab(
             f"expected a size above {len(SPECIAL_TOKENS)} (the special tokens) and a min_count of "
             f"at least 1, got {size} and {min_count}"
         )
-    paths = require_files(files)
+    paths = require_files(files, split)
     keys = {"image_key": image_key, "caption_key": caption_key, "image_id_key": image_id_key}
     require_same_columns(paths, **keys)
 

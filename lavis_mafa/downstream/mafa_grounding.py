@@ -34,8 +34,8 @@ class MafaGroundingTask(results.InBatches, StepFigures, BaseTask):
     """Locates what an expression refers to by the heat map of the ITM head (ALBEF 6.4, appendix A).
 
     Proposals are ranked by the heat inside over the square root of the area; a choice is right if
-    its IoU with the true box is at least 0.5. Figures: `lavis_mafa.metrics.grounding`, with the
-    parts that samples name (testA, testB).
+    its IoU with the true box is at least 0.5. Figures: `lavis_mafa.downstream.grounding_metrics`,
+    with the parts that samples name (testA, testB).
 
     It evaluates any model whose texts attend to images in LAVIS's ``med.py``, and trains it by its
     own losses; a ``*_mafa`` model trains as with the task ``mafa_pretrain``.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lavis_mafa.config.check import suggest
 from lavis_mafa.config.defaults import default_yaml
-from lavis_mafa.io.checkpoints import model_config, read_checkpoint
+from lavis_mafa.io.checkpoints import model_config, problem_of_types, read_checkpoint
 from lavis_mafa.models.checkpoints import config_of
 
 # Elements to compare: a few are enough to tell a random tensor from a loaded one.
@@ -106,6 +106,9 @@ def _build(
         torch.manual_seed(seed)
         try:
             model: nn.Module = model_cls.from_config(cfg)
+            problem = problem_of_types(state, model.state_dict())
+            if problem:
+                raise ValueError(f"{origin} cannot be exported: {problem}")
             model.load_state_dict(state, strict=False)  # replaces whatever from_config loaded
         except RuntimeError as error:
             raise ValueError(f"{origin} does not fit {model_cls.__name__}: {error}") from error

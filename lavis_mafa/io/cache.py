@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-TEMPORARY = ".tmp-"  # in the name of a folder that is being made
+_TEMPORARY = ".tmp-"  # in the name of a folder that is being made
 
 
 def cache_root(cache_dir: str | os.PathLike[str] | None = None) -> Path:
@@ -30,7 +30,7 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> None:
         return
     _make_folder(folder.parent)
     _remove_leftovers(folder.parent)
-    prefix = f"{folder.name}{TEMPORARY}{platform.node()}-{os.getpid()}-"
+    prefix = f"{folder.name}{_TEMPORARY}{platform.node()}-{os.getpid()}-"
     temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
     try:
         make(temporary)
@@ -46,8 +46,8 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> None:
 
 def _remove_leftovers(parent: Path) -> None:
     """Remove what killed processes of this machine have left: perhaps as much as a whole table."""
-    for left in parent.glob(f"*{TEMPORARY}{glob.escape(platform.node())}-*"):
-        maker = left.name.rpartition(f"{TEMPORARY}{platform.node()}-")[2].split("-")[0]
+    for left in parent.glob(f"*{_TEMPORARY}{glob.escape(platform.node())}-*"):
+        maker = left.name.rpartition(f"{_TEMPORARY}{platform.node()}-")[2].split("-")[0]
         if maker.isdigit() and not _is_running(int(maker)):
             logging.info("removing %s, which a killed process has left", left)
             shutil.rmtree(left, ignore_errors=True)

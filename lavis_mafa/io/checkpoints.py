@@ -25,8 +25,11 @@ _FLOAT_NAMES = "float16, bfloat16, float32 or float64"
 # Bytes in memory per byte of a checkpoint's file, at most: weights hardly compress.
 _MOST_UNPACKED = 20
 # State of a run rather than weights: used by run.resume_ckpt_path only. These are queues, which
-# are buffers of models; for modules see `STATE_OF_RUN`.
-RUN_STATE_KEYS = ("image_queue", "text_queue", "idx_queue", "group_queue", "queue_ptr")
+# are buffers of models, and modules of checkpoints that do not list their own (`STATE_OF_RUN`).
+RUN_STATE_KEYS = (
+    *("image_queue", "text_queue", "idx_queue", "group_queue", "queue_ptr"),
+    *("posterior.", "memory.", "picker.", "global_threshold."),
+)
 # Class attribute of modules whose whole state is of that kind; and a checkpoint's list of them.
 STATE_OF_RUN = "state_of_run"
 
@@ -93,7 +96,7 @@ def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any
         checkpoint = read_safetensors(path)
     else:
         checkpoint = _read_torch_file(path, mapped)
-    problem = _problem_of_weights(checkpoint.get("model", checkpoint))
+    problem = _problem_of_tensors(checkpoint.get("model", checkpoint))
     if problem:
         raise ValueError(f"{path} cannot be loaded: {problem}")
     return checkpoint
@@ -140,19 +143,41 @@ def _read_torch_file(path: str, mapped: bool) -> dict[str, Any]:
     return checkpoint
 
 
-def _problem_of_weights(state: Any) -> str | None:
-    """Return a message about the first weight that is not a dense floating-point tensor, None if
-    there is none.
+def _problem_of_tensors(state: Any) -> str | None:
+    """Return a message about the first weight in a form that this package never saves.
 
-    Quantised weights, for example, would be converted silently to numbers that mean nothing.
-    Integers are fine for buffers, such as a queue's pointer.
+    Such tensors would be converted silently to numbers that mean nothing, or fail deep inside
+    torch. Integers are fine for buffers, such as a queue's pointer, but not for weights.
+
+    Returns:
+        None if all weights are plain, or ``state`` is no dictionary.
     """
     for key, value in state.items() if isinstance(state, dict) else ():
-        if isinstance(value, Tensor) and str(key).endswith((".weight", ".bias")):
-            if value.dtype not in _FLOATS or value.layout is not torch.strided or value.is_meta:
-                found = str(value.dtype).removeprefix("torch.")
-                kind = "without numbers (meta)" if value.is_meta else f"{value.layout}"
-                return f"{key} is of type {found}, {kind}; expected dense {_FLOAT_NAMES}"
+        if not isinstance(value, Tensor):
+            continue
+        name = str(value.dtype).removeprefix("torch.")
+        if value.is_meta:
+            return f"{key} is a meta tensor, which has no numbers. Save the model after loading it"
+        if value.layout is not torch.strided:
+            layout = str(value.layout).removeprefix("torch.")
+            return f"{key} is a tensor of layout {layout}, expected a dense one (Tensor.to_dense())"
+        whole = not (value.is_floating_point() or value.is_complex() or value.is_quantized)
+        weight = str(key).endswith((".weight", ".bias"))
+        if value.dtype not in _FLOATS and (weight or not whole):
+            return f"{key} is of type {name}, expected {_FLOAT_NAMES} (Tensor.float())"
+    return None
+
+
+def problem_of_types(state: dict[str, Tensor], own: dict[str, Tensor]) -> str | None:
+    """Return a message about the first weight that is not floating-point but is in the model.
+
+    Args:
+        own: the model's state dict.
+    """
+    for key, value in state.items():
+        if key in own and own[key].dtype in _FLOATS and value.dtype not in _FLOATS:
+            name = str(value.dtype).removeprefix("torch.")
+            return f"{key} is of type {name}, expected {_FLOAT_NAMES} (Tensor.float())"
     return None
 
 

@@ -6,9 +6,9 @@ import os
 import time
 import zipfile
 
-READ_BYTES = 1 << 18  # bytes read at a time
+_READ_BYTES = 1 << 18  # bytes read at a time
 _ZIP_FOLDER = 0x10  # attribute bit by which a zip marks a record as a folder
-CLOCK_RESOLUTION_NS = 1_000_000_000  # ns; file systems may store times with less precision
+_CLOCK_RESOLUTION_NS = 1_000_000_000  # ns; file systems may store times with less precision
 # Files whose checksums were found right, by path: inode, size and times at that moment.
 _INTACT: dict[str, tuple[int, ...]] = {}
 
@@ -49,12 +49,12 @@ def damage_of(path: str | os.PathLike[str]) -> str | None:
                 return "a record is marked as a folder"
             for record in records if any(record.CRC for record in records) else ():
                 with file.open(record) as content:
-                    while content.read(READ_BYTES):  # zipfile compares the CRC at the end
+                    while content.read(_READ_BYTES):  # zipfile compares the CRC at the end
                         pass
     except Exception as error:  # a damaged directory can raise nearly anything
         return str(error) or type(error).__name__
     # A file written within the clock's resolution could change again without a new time.
-    if began - max(stamp[2:]) > CLOCK_RESOLUTION_NS:
+    if began - max(stamp[2:]) > _CLOCK_RESOLUTION_NS:
         _INTACT[name] = stamp
     return None
 

@@ -25,6 +25,7 @@ _HEADER = "lavis_mafa"  # the same in the header of a safetensors file
 VOCABULARY = "vocab.txt"
 CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+_LARGEST_JSON = 2**24  # bytes; an index of a model with 100,000 weights is smaller
 _LARGE_VIT = 1024  # width of the image encoder of BLIP's model type `large`
 # By the ``model_type`` of transformers.
 NAMES: dict[str, HubNames] = {"blip": BLIP, "blip-2": BLIP2}
@@ -187,6 +188,8 @@ def _opened(path: str | os.PathLike[str], stack: ExitStack) -> Any:
 
 
 def _json(path: Path) -> dict[str, Any]:
+    if path.stat().st_size > _LARGEST_JSON:
+        raise ValueError(f"{path} has {path.stat().st_size} bytes, expected a config")
     try:
         content = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:

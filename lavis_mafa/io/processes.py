@@ -129,15 +129,6 @@ def any_rank(flags: Sequence[bool], device: torch.device) -> list[bool]:
     return [bool(flag) for flag in merged.tolist()]
 
 
-def sum_over_ranks(values: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-    """Return the sum of a CPU tensor over all ranks, which must all pass one of equal shape."""
-    if get_world_size() == 1:
-        return values
-    total = values.to(device)
-    dist.all_reduce(total)
-    return total.cpu()
-
-
 def progress(*args: Any, **options: Any) -> Any:
     """Return tqdm's progress bar; arguments as tqdm's.
 

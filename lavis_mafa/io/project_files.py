@@ -18,7 +18,7 @@ PROJECTS = next(
 )
 
 
-def base_folder() -> Path:
+def _base_folder() -> Path:
     """Return the folder that relative paths start from: a checkout's root, else the current one."""
     return ROOT if PROJECTS.parent == ROOT else Path.cwd()
 
@@ -31,7 +31,7 @@ def project_file(name: str | Path) -> Path:
             ``.yaml``: ``projects/mafa/train/albef_toy.yaml``, ``train/albef_toy``, ``albef_toy``.
 
     Returns:
-        The absolute path; that of ``name`` below `base_folder` if there is no such file.
+        The absolute path; that of ``name`` below `_base_folder` if there is no such file.
 
     Raises:
         ValueError: if several shipped files end so; the message lists them.
@@ -41,12 +41,12 @@ def project_file(name: str | Path) -> Path:
         return path.resolve()
     parts = path.parts[1:] if path.parts[:1] == ("projects",) else path.parts
     if not parts or path.is_absolute():
-        return base_folder() / path
+        return _base_folder() / path
     end = (*parts[:-1], parts[-1].removesuffix(".yaml"))
     found = [one for one in shipped_names() if tuple(one.split("/")[-len(end) :]) == end]
     if len(found) > 1:
         raise ValueError(f"{name} is the name of several shipped files: {', '.join(found)}")
-    return PROJECTS / f"{found[0]}.yaml" if found else base_folder() / path
+    return PROJECTS / f"{found[0]}.yaml" if found else _base_folder() / path
 
 
 def shipped_names() -> list[str]:

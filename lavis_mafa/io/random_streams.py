@@ -20,7 +20,8 @@ def random_states() -> dict[str, Any]:
         # As int64: older versions of torch have no uint32.
         "numpy": [numpy[0], torch.from_numpy(numpy[1].astype(np.int64)), *numpy[2:]],
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        # Only where CUDA is in use: asking for the state would open a context on the device.
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
     }
 
 

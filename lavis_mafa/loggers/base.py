@@ -60,7 +60,7 @@ class Logger:
     @classmethod
     def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
         """Yield what is wrong with a config that names it; see `lavis_mafa.problems`."""
-        if cls.package and cfg.machine and not is_installed(cls.package):
+        if cls.package and cfg.machine and not _is_installed(cls.package):
             cure = f'pip install "{cls.install or cls.package}", or remove it from the list'
             yield Problem(KEY, f"the package {cls.package} is not installed; {cure}")
 
@@ -88,7 +88,7 @@ class Logger:
 LOGGERS: Registry[Callable[..., Logger]] = Registry("logger", Section(OPTIONS, ()))
 
 
-def is_installed(package: str) -> bool:
+def _is_installed(package: str) -> bool:
     """Return whether a package can be imported."""
     spec = find_spec(package)
     # A folder such as wandb/, in which Weights & Biases writes, is found as a namespace package.

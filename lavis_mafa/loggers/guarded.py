@@ -17,7 +17,7 @@ from lavis_mafa.io.random_streams import unchanged_random_streams
 from lavis_mafa.loggers.base import KEY, LOGGERS, LoggedRun, Logger
 from lavis_mafa.loggers.redact import redact
 
-MEMORY = "loggers.json"  # what loggers keep in the run's folder, by the logger's name
+_MEMORY = "loggers.json"  # what loggers keep in the run's folder, by the logger's name
 _DEFAULT = ("tensorboard",)
 
 
@@ -87,7 +87,7 @@ class GuardedLoggers:
         if not self.loggers:
             return
         self._config, self._resumed, self._first_step = redact(config), resumed, first_step
-        self._memory = _read(self.folder / MEMORY) if resumed else {}
+        self._memory = _read(self.folder / _MEMORY) if resumed else {}
         for name in self.loggers:
             self._call(name, None)
 
@@ -160,9 +160,9 @@ class GuardedLoggers:
         self._begun.add(name)
         if memory:
             try:
-                write_json(self.folder / MEMORY, {k: v for k, v in self._memory.items() if v})
+                write_json(self.folder / _MEMORY, {k: v for k, v in self._memory.items() if v})
             except OSError as error:  # a full disk must not switch the loggers off
-                logging.debug("%s cannot be written: %s", self.folder / MEMORY, error)
+                logging.debug("%s cannot be written: %s", self.folder / _MEMORY, error)
 
 
 def _read(path: Path) -> dict[str, Any]:

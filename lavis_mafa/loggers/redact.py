@@ -9,7 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 HIDDEN = "(hidden)"
 # Words, or pairs of words, of the names of keys whose texts are secrets.
-SECRET = re.compile(
+_SECRET = re.compile(
     r"(^|[^a-z])(password|passwd|passphrase|secret|secrets|token|credential|credentials|auth"
     r"|authorization|(api|access|private|secret)[_-]?key)($|[^a-z])"
 )
@@ -32,7 +32,7 @@ def redact(value: Any, name: str = "") -> Any:
     if not isinstance(value, str) or not value:
         return value
     option = re.match(r"([-\w.]+)=", value)  # such as the options of a command line
-    is_secret = SECRET.search(name.lower()) or (option and SECRET.search(option[1].lower()))
+    is_secret = _SECRET.search(name.lower()) or (option and _SECRET.search(option[1].lower()))
     return HIDDEN if is_secret else _without_credentials(value)
 
 

@@ -17,6 +17,7 @@ from lavis_mafa.algorithm.momentum import NO_IMAGE
 from lavis_mafa.io.checkpoints import (
     model_config,
     problem_of_state,
+    problem_of_types,
     read_checkpoint,
     vocabulary_of,
     weights_of,
@@ -229,6 +230,9 @@ def load_state(
         raise ValueError(
             f"{origin} was saved by a model of other sizes:\n  " + "\n  ".join(wrong[:10])
         )
+    problem = problem_of_types(state, own)
+    if problem:
+        raise ValueError(f"{origin} cannot be loaded: {problem}")
     if not own.keys() & state.keys():
         raise ValueError(f"{origin} holds no weight of {type(model).__name__}")
     result = model.load_state_dict(state, strict=False)

@@ -13,6 +13,7 @@ from torch import nn
 
 from lavis_mafa.algorithm.grit import HARDNESS, GritSettings
 from lavis_mafa.algorithm.momentum import GROUP_QUEUE
+from lavis_mafa.io.checkpoints import problem_of_types
 from lavis_mafa.io.files import atomic_write
 
 FORMAT = 2
@@ -61,6 +62,9 @@ def load_trained_state(model: nn.Module, state: dict[str, torch.Tensor], origin:
             f"{origin} was saved by another model. Missing: {sorted(missing)[:5] or 'none'}; "
             f"unknown: {sorted(unknown)[:5] or 'none'}"
         )
+    problem = problem_of_types(state, model.state_dict())
+    if problem:
+        raise ValueError(f"{origin} cannot be resumed from: {problem}")
     # Not strictly: that would demand the frozen weights, which no checkpoint has.
     model.load_state_dict(state, strict=False)
 

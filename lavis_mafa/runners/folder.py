@@ -80,7 +80,7 @@ def _choose(
 ) -> tuple[str, str | None]:
     own = _folder_of_launch(cfg, root) if restarted and not cfg.run_cfg.evaluate else None
     if own is not None:
-        newest = newest_checkpoint(own, below=False)
+        newest = _newest_checkpoint(own, below=False)
         logging.info("restarted by the launcher: resuming in %s", own)
         # Without a checkpoint it starts again from where its command says.
         start = None if resume == "auto" else resume
@@ -88,7 +88,7 @@ def _choose(
         return ("" if own == root else own.name), str(newest) if newest else start
     if resume == "auto":
         folder = root if job_id is None else root / job_id
-        newest = newest_checkpoint(folder, below=not job_id)
+        newest = _newest_checkpoint(folder, below=not job_id)
         resume = None if newest is None else str(newest)
         if newest is None:
             logging.info("no checkpoint to resume from in %s: starting a new run", folder)
@@ -111,7 +111,7 @@ def _make_folder(root: Path) -> str:
     raise AssertionError("unreachable")
 
 
-def newest_checkpoint(folder: Path, below: bool = True) -> Path | None:
+def _newest_checkpoint(folder: Path, below: bool = True) -> Path | None:
     """Return the newest intact checkpoint in a folder, or in the job folders ``below`` it.
 
     That is the newest ``checkpoint_last.pth``; where it is damaged, the newest other checkpoint in

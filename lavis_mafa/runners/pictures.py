@@ -14,7 +14,7 @@ from lavis_mafa.runners.run_log import RunLog
 
 Show = Callable[[int], tuple[Image.Image, str]]
 
-COLUMNS = ("pairs", "Con-D", "state", "truth", "anchor", "mined")
+_COLUMNS = ("pairs", "Con-D", "state", "truth", "anchor", "mined")
 _PER_EPOCH = 8  # connections shown
 _SIDE = 224  # pixels of a picture
 _TRUTHS = {True: "really match", False: "do not match", None: "truth unknown"}
@@ -54,4 +54,4 @@ def show_connections(
         log.loggers.picture(f"connections/{place}", both, epoch, EPOCH)
         about = [DIRECTIONS[record["direction"]], f"{record['probability']:.3f}", record["state"]]
         rows.append([*about, _TRUTHS[record["truth"]], *captions])
-    log.loggers.table("connections", COLUMNS, rows, epoch, EPOCH)
+    log.loggers.table("connections", _COLUMNS, rows, epoch, EPOCH)

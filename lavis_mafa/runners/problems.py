@@ -9,7 +9,7 @@ from lavis_mafa.problems import ConfigView, Problem, problems_of_entry
 from lavis_mafa.runners.sharding import problem_of_torch
 
 # Settings of grouped mini-batches that are named where nothing is grouped.
-GROUPED_ONLY = ("first_order", "naive", "save_order", "lr_factor")
+_GROUPED_ONLY = ("first_order", "naive", "save_order", "lr_factor")
 
 
 def problems_of_runner(cfg: ConfigView) -> Iterator[Problem]:
@@ -20,7 +20,7 @@ def problems_of_runner(cfg: ConfigView) -> Iterator[Problem]:
     if cfg["run.grit.enabled"]:
         yield from _grouped(cfg)
     else:
-        for name in GROUPED_ONLY:
+        for name in _GROUPED_ONLY:
             if cfg[f"run.grit.{name}"] not in (getattr(GritSettings, name), None):
                 why = "has no effect: run.grit.enabled is False"
                 yield Problem(f"run.grit.{name}", why, is_note=True)

@@ -44,7 +44,7 @@ from lavis_mafa.runners.time_left import TimeLeft, duration
 from lavis_mafa.runners.training_step import CON_D, optimizer_step, read_values
 
 _SCHEDULED = "scheduled_lr"  # key of a parameter group: its rate without `run.grit.lr_factor`
-SECONDS_BETWEEN_LINES = 60.0  # about the progress of training, where no bar is shown
+_SECONDS_BETWEEN_LINES = 60.0  # about the progress of training, where no bar is shown
 
 
 @registry.register_runner("runner_mafa")
@@ -541,7 +541,7 @@ class RunnerMafa(EvaluatingRunner):
         left = self.time_left.after(self.progress.global_step)
         if not bad:
             bar.set_postfix(loss=f"{losses['loss']:.3f}", lr=f"{lr:.1e}", left=left, refresh=False)
-        if bar.disable and is_main_process() and self.time_left.is_due(SECONDS_BETWEEN_LINES):
+        if bar.disable and is_main_process() and self.time_left.is_due(_SECONDS_BETWEEN_LINES):
             # Instead of a bar, which only a terminal shows.
             logging.info(
                 "epoch %d, step %d of %d: loss %.3f, %s left of the run",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch.distributed as dist
@@ -121,6 +123,15 @@ def exit_status(action: Callable[[], int | None]) -> int:
     except MainProcessError as error:
         status = error.exit_status
         _wait_for_first_rank()
+    except UnpicklingError as error:  # of LAVIS's own loading
+        # Without torch's advice to switch off `weights_only`, which would run the file's code.
+        code = re.search(r"GLOBAL (\S+)", str(error))
+        logging.error(
+            "a checkpoint holds %s: only tensors and plain values are loaded. If you trust its "
+            "origin, load it elsewhere and save only its state dict, as {'model': state_dict}",
+            f"{code[1]}, which is code" if code else "objects that cannot be loaded safely",
+        )
+        status = 1
     except _USER_ERRORS as error:
         clear, status = _is_clear(error), getattr(error, "exit_status", 1)
         if isinstance(error, ConfigError):

@@ -34,7 +34,7 @@ def problem_of_torch() -> str | None:
     return f"needs torch 2.8 or newer, found {torch.__version__}; update torch or remove run.fsdp"
 
 
-def frozen_blocks(model: nn.Module) -> dict[nn.Module, list[nn.Module]]:
+def _frozen_blocks(model: nn.Module) -> dict[nn.Module, list[nn.Module]]:
     """Return the frozen blocks of a model's parts by the module that computes one after the other.
 
     Blocks are the items of a list of layers of one class, such as those of a ViT or of a language
@@ -80,7 +80,7 @@ def shard_frozen(model: nn.Module, device: torch.device) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    by_owner = frozen_blocks(model)
+    by_owner = _frozen_blocks(model)
     if not by_owner:
         raise ValueError(
             f"run.fsdp: {type(model).__name__} has no frozen blocks to shard; freeze a part of it "

@@ -37,7 +37,7 @@ from lavis_mafa.runners.launch import seed_everything
 from lavis_mafa.runners.run_log import RunLog
 from lavis_mafa.tasks.tally import Tally
 
-RankState = dict[str, Any]  # plain data that each rank has for itself
+_RankState = dict[str, Any]  # plain data that each rank has for itself
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class RunState:
     def _data(self) -> DataIdentity:
         return DataIdentity.of(self.train_set)
 
-    def _own_part(self) -> RankState:
+    def _own_part(self) -> _RankState:
         return {
             "random": random_states(),
             # The orders of epochs are the same on all ranks, and long: rank 0 sends them only.
@@ -186,7 +186,7 @@ class RunState:
         progress.global_step, progress.best = run["global_step"], BestFigure(**run["best"])
         progress.finished_epochs, self.guard.skipped = run["finished_epochs"], run["skipped"]
         if len(ranks) != self.world_size:
-            ranks = redistribute(ranks, self.world_size)
+            ranks = _redistribute(ranks, self.world_size)
             seed_everything(self._seed_of_new_ranks())
         self._load_own_part(ranks[self.rank], ranks[0]["schedule"])
 
@@ -200,7 +200,7 @@ class RunState:
         for group, settings in zip(self.optimizer.param_groups, configured, strict=True):
             group.update(settings)
 
-    def _load_own_part(self, own: RankState, orders: dict[str, Any]) -> None:
+    def _load_own_part(self, own: _RankState, orders: dict[str, Any]) -> None:
         schedule = {**orders, "collector": own["schedule"]["collector"]}
         self.schedule.load_state_dict(schedule, self.progress.epoch, self.device)
         self.unreadable.load_state_dict(own["unreadable"])
@@ -219,7 +219,7 @@ class RunState:
         return int(words.generate_state(1)[0] >> 1)
 
 
-def redistribute(ranks: Sequence[RankState], count: int) -> list[RankState]:
+def _redistribute(ranks: Sequence[_RankState], count: int) -> list[_RankState]:
     """Turn the states of the ranks that saved a checkpoint into those of ``count`` ranks.
 
     All sums go to rank 0, so that totals over ranks stay the same. Gradients become their mean on

@@ -1,8 +1,10 @@
-"""Measure how a step and the memory of indices grow with the data (N)."""
+"""Measure how a step and the memory of indices grow with the data (N).
+
+Grouping leaves pairs as they are here, so that all else can be seen.
+"""
 
 from __future__ import annotations
 
-import time
 import tracemalloc
 from collections.abc import Iterator
 from functools import partial
@@ -13,142 +15,86 @@ import numpy as np
 import torch
 
 from lavis_mafa.algorithm.grit import EpochBatches, GritSchedule, GritSettings
-from research.benchmarks.grouping import BATCH, CAPTIONS, features
-from research.benchmarks.harness import Row, Sizes, Timed, in_turn, progress
+from research.benchmarks.harness import Row, Sizes, in_turn
 
-QUEUE, SPACE = 48000, 4800
-CHAIN = "lavis_mafa.algorithm.grit.collector.group"
+BATCH, CAPTIONS = 96, 5
+GROUP = "lavis_mafa.algorithm.grit.collector.group"
 
 
 def rows(sizes: Sizes) -> Iterator[Row]:
-    """Time a training step, and count the bytes of indices."""
-    if sizes.quick:
-        yield from steps([10_000, 40_000], sizes.repeats, queue=2400, space=240)
-        yield from memory([100_000])
-        return
-    yield from steps([10**5, 10**6, 10**7], max(sizes.repeats, 7))
-    yield from memory([10**6, 10**7, 10**8])
+    """Time the order and collecting of a step, and count the bytes of indices."""
+    queue, space = (2400, 240) if sizes.quick else (48000, 4800)
+    least, *larger = [10_000, 40_000] if sizes.quick else [10**5, 10**6, 10**7]
+    with mock.patch(GROUP, lambda images, *_, **__: np.arange(len(images))):
+        actions = {
+            str(size): partial(
+                _queue_of_steps, *_near_end(size, queue, space), torch.zeros(BATCH, 8)
+            )
+            for size in (least, *larger)
+        }
+        times = in_turn(actions, sizes.repeats if sizes.quick else max(sizes.repeats, 7))
+        for size in larger:
+            mine, theirs = ([t * BATCH / queue for t in times[str(n)]] for n in (size, least))
+            what = f"a step's order and collecting, N = {size:,} / {least:,}"
+            yield Row.of(what, "no model", mine, theirs)
+        for size in [100_000] if sizes.quick else [10**6, 10**7, 10**8]:
+            used = _index_bytes(size, queue, space)
+            note = (
+                "ratio: bytes; NumPy's, by tracemalloc, at the peak of two epochs, from random to "
+                "random and from random to grouped order, each with a checkpoint before its end; a "
+                "data set's image numbers, 8 bytes a sample in memory or in a file, are not in it"
+            )
+            what = f"bytes of indices a sample, N = {size:,}"
+            yield Row(what, used, None, used, used, used, "B", note)
 
 
-def steps(
-    data: list[int], repeats: int, queue: int = QUEUE, space: int = SPACE, dim: int = 8
-) -> Iterator[Row]:
-    """Time reading and collecting a queue of mini-batches at the end of an epoch, for each N."""
-    queue_features = features(queue, dim)
-    runs = {size: _schedule_near_end(size, queue, space, queue_features) for size in data}
-    actions = {
-        str(size): partial(_queue_of_steps, *run, *queue_features) for size, run in runs.items()
-    }
-    with mock.patch(CHAIN, _given_order):
-        times = in_turn(actions, repeats)
-    least = data[0]
-    for size in data[1:]:
-        timed = Timed.of(*([t * BATCH / queue for t in times[str(n)]] for n in (size, least)))
-        yield timed.row(
-            f"a step's order and collecting, N = {size:,} / {least:,}",
-            "<= 1.2",
-            "no model; grouping leaves pairs as they are, so that what else there is can be seen",
-        )
-
-
-def _schedule_near_end(
-    size: int, queue: int, space: int, queue_features: tuple[torch.Tensor, torch.Tensor]
-) -> tuple[GritSchedule, EpochBatches]:
+def _near_end(size: int, queue: int, space: int) -> tuple[GritSchedule, EpochBatches]:
     """Return a schedule near the end of an epoch, with the remaining mini-batches."""
-    schedule = _schedule(size, queue, space)
+    ids = np.arange(size) // CAPTIONS
+    settings = GritSettings(
+        enabled=True, queue_size=queue, search_space=space, start_epoch=1, same_image="apart"
+    )
+    schedule = GritSchedule(size, BATCH, settings, image_ids=ids)
     plan = schedule.begin(0)
-    left = -(-queue // BATCH)
-    first = max(0, plan.steps - left)
-    with mock.patch(CHAIN, _given_order):
-        _collect(schedule, 0, first, queue_features)
+    first = max(0, plan.steps - -(-queue // BATCH))
+    _collect(schedule, first, torch.zeros(queue, 8))
     return schedule, EpochBatches(plan, 0, 0, first)
 
 
-def _queue_of_steps(
-    schedule: GritSchedule, batches: EpochBatches, images: torch.Tensor, texts: torch.Tensor
-) -> None:
-    for batch in islice(batches, len(images) // BATCH):
+def _queue_of_steps(schedule: GritSchedule, batches: EpochBatches, features: torch.Tensor) -> None:
+    for batch in islice(batches, schedule.settings.queue_size // BATCH):
         index = torch.tensor([number for number, _ in batch])
-        schedule.collect(index, images[:BATCH], texts[:BATCH])
+        schedule.collect(index, features, features)
     _wait(schedule)
 
 
-def memory(data: list[int]) -> Iterator[Row]:
-    """Count the bytes of indices a sample for each N, at the peak over the epochs of a run."""
-    for size in data:
-        begin = time.perf_counter()
-        used = index_bytes(size)
-        progress(f"indices of {size:,} samples: {time.perf_counter() - begin:.0f} s")
-        yield Row.alone(
-            f"bytes of indices a sample, N = {size:,}",
-            used,
-            "B",
-            "<= 16",
-            "ratio: bytes; NumPy's, by tracemalloc, at the peak of two epochs, from random to "
-            "random and from random to grouped order (grouping leaves pairs as they are), each "
-            "with a checkpoint before its end; a data set's image numbers, 8 bytes a sample in "
-            "memory or in a file, are not in it",
-        )
-
-
-def index_bytes(size: int, queue: int = QUEUE, space: int = SPACE, epochs: int = 2) -> float:
-    """Return the peak of NumPy's memory that a `GritSchedule` uses over epochs, in bytes a
-    sample.
-    """
-    queue_features = torch.zeros(queue, 1), torch.zeros(queue, 1)
-    tracing = tracemalloc.is_tracing()
+def _index_bytes(size: int, queue: int, space: int) -> float:
+    """Return the peak of NumPy's memory that a schedule of two epochs uses, in bytes a sample."""
+    features = torch.zeros(queue, 1)
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        tracemalloc.reset_peak()
-        with mock.patch(CHAIN, _given_order):
-            _epochs(size, queue, space, epochs, queue_features)
+        settings = GritSettings(
+            enabled=True, queue_size=queue, search_space=space, start_epoch=2, same_image="together"
+        )
+        schedule = GritSchedule(size, BATCH, settings)
+        for epoch in range(2):
+            _collect(schedule, schedule.begin(epoch).steps, features)
+            schedule.state_dict()
+            schedule.end(epoch)
         return (tracemalloc.get_traced_memory()[1] - before) / size
     finally:
-        if not tracing:
-            tracemalloc.stop()
+        tracemalloc.stop()
 
 
-def _epochs(
-    size: int,
-    queue: int,
-    space: int,
-    epochs: int,
-    queue_features: tuple[torch.Tensor, torch.Tensor],
-) -> None:
-    """Run epochs: the first two are random, the others grouped."""
-    schedule = _schedule(size, queue, space, start_epoch=2, apart=False)
-    for epoch in range(epochs):
-        steps = schedule.begin(epoch).steps
-        _collect(schedule, 0, steps, queue_features)
-        schedule.state_dict()
-        schedule.end(epoch)
-
-
-def _schedule(
-    size: int, queue: int, space: int, start_epoch: int = 1, apart: bool = True
-) -> GritSchedule:
-    settings = GritSettings(
-        enabled=True,
-        queue_size=queue,
-        search_space=space,
-        start_epoch=start_epoch,
-        same_image="apart" if apart else "together",
-    )
-    ids = np.arange(size) // CAPTIONS if apart else None
-    return GritSchedule(size, BATCH, settings, image_ids=ids)
-
-
-def _collect(
-    schedule: GritSchedule, first: int, last: int, queue_features: tuple[torch.Tensor, torch.Tensor]
-) -> None:
-    """Collect the given steps of the epoch, many at a time."""
+def _collect(schedule: GritSchedule, last: int, features: torch.Tensor) -> None:
+    """Collect the first steps of the epoch, a queue at a time."""
     assert schedule.plan is not None
-    batches = schedule.plan.mini_batches(0)[first:last]
-    at_once = max(1, len(queue_features[0]) // BATCH)
+    batches = schedule.plan.mini_batches(0)[:last]
+    at_once = max(1, len(features) // BATCH)
     for begin in range(0, len(batches), at_once):
         index = torch.from_numpy(batches[begin : begin + at_once].reshape(-1))
-        schedule.collect(index, *(part[: len(index)] for part in queue_features))
+        schedule.collect(index, features[: len(index)], features[: len(index)])
         _wait(schedule)
 
 
@@ -157,7 +103,3 @@ def _wait(schedule: GritSchedule) -> None:
     collector = schedule.collector
     if collector is not None and collector._pending:
         collector._pending[-1].result()
-
-
-def _given_order(images: torch.Tensor, *_: object, **__: object) -> np.ndarray:
-    return np.arange(len(images))

@@ -51,10 +51,9 @@ class Row:
     Attributes:
         what: the measured comparison, ours / the reference.
         ours, reference: medians in ``unit``; None if not measured.
-        ratio: ours to the reference (median of the repeats), unless ``what`` states another.
+        ratio: ours to the reference (median of the repeats), unless ``note`` states another.
         low, high: smallest and largest ratio of the repeats.
         unit: ``s``, ``MiB``, ...
-        target: the limit of the ratio, such as ``<= 0.80``; empty if there is none.
         note: sizes, the work of both sides, and its differences.
     """
 
@@ -65,43 +64,22 @@ class Row:
     low: float
     high: float
     unit: str = "s"
-    target: str = ""
     note: str = ""
 
     @classmethod
-    def alone(cls, what: str, value: float, unit: str, target: str = "", note: str = "") -> Row:
-        """Return the row of a value that is compared with nothing."""
-        return cls(what, value, None, value, value, value, unit, target, note)
-
-    @property
-    def met(self) -> bool | None:
-        """Whether the ratio meets the target; None if there is no target."""
-        wanted = re.match(r"\s*(<=|>=)\s*([0-9.]+)", self.target)
-        if wanted is None:
-            return None
-        limit = float(wanted[2])
-        return self.ratio <= limit if wanted[1] == "<=" else self.ratio >= limit
-
-
-@dataclass(frozen=True)
-class Timed:
-    """Median seconds of both sides, and each repeat's ratio."""
-
-    ours: float
-    reference: float
-    ratios: tuple[float, ...]
-
-    @classmethod
-    def of(cls, ours: Sequence[float], reference: Sequence[float]) -> Timed:
-        """Combine the times of the repeats; equal positions belong to one repeat."""
-        ratios = tuple(a / b for a, b in zip(ours, reference, strict=True))
-        return cls(statistics.median(ours), statistics.median(reference), ratios)
-
-    ratio = property(lambda self: statistics.median(self.ratios))
-
-    def row(self, what: str, target: str = "", note: str = "", unit: str = "s") -> Row:
-        low, high = min(self.ratios), max(self.ratios)
-        return Row(what, self.ours, self.reference, self.ratio, low, high, unit, target, note)
+    def of(
+        cls,
+        what: str,
+        note: str,
+        ours: Sequence[float],
+        reference: Sequence[float],
+        *,
+        unit: str = "s",
+    ) -> Row:
+        """Combine the figures of the repeats; equal positions belong to one repeat."""
+        ratios = [a / b for a, b in zip(ours, reference, strict=True)]
+        mine, theirs, ratio = map(statistics.median, (ours, reference, ratios))
+        return cls(what, mine, theirs, ratio, min(ratios), max(ratios), unit, note)
 
 
 def in_turn(
@@ -109,7 +87,6 @@ def in_turn(
     repeats: int,
     warm_up: int = 1,
     device: str | torch.device | None = None,
-    timer: Callable[[], float] | None = None,
 ) -> dict[str, list[float]]:
     """Return each action's seconds of every repeat; the order is A B C, C B A, A B C, ...
 
@@ -118,26 +95,19 @@ def in_turn(
         repeats: at least 1.
         warm_up: uncounted rounds at the beginning.
         device: synchronised after each action, if it is a GPU.
-        timer: gives the seconds; None: `clock`.
-
-    Raises:
-        ValueError: if there is nothing to measure.
     """
-    if not actions or repeats < 1:
-        raise ValueError(f"need actions and at least 1 repeat, got {len(actions)} and {repeats}")
     times: dict[str, list[float]] = {name: [] for name in actions}
     names = list(actions)
-    read = timer or clock
     gc.collect()
     for turn in range(-warm_up, repeats):
         order = names if turn % 2 == 0 else names[::-1]
         for name in order:
             _wait(device)
-            begin = read()
+            begin = clock()
             actions[name]()
             _wait(device)
             if turn >= 0:
-                times[name].append(read() - begin)
+                times[name].append(clock() - begin)
         progress(f"round {turn + 1} of {repeats}" if turn >= 0 else "warm-up")
     return times
 
@@ -148,18 +118,6 @@ def _wait(device: str | torch.device | None) -> bool:
         return False
     torch.cuda.synchronize()
     return True
-
-
-def side_by_side(
-    ours: Callable[[], Any],
-    reference: Callable[[], Any],
-    repeats: int,
-    warm_up: int = 1,
-    device: str | torch.device | None = None,
-) -> Timed:
-    """Time two sides in turn, see `in_turn`."""
-    times = in_turn({"ours": ours, "reference": reference}, repeats, warm_up, device)
-    return Timed.of(times["ours"], times["reference"])
 
 
 def peak_memory(action: Callable[[], Any], device: str | torch.device | None = None) -> float:

@@ -89,15 +89,15 @@ def reference_step(
     # Con-D encodes the whole mini-batch and judges each direction in a separate pass.
     with torch.no_grad():
         judge = _PairJudge(con_d, samples, verdicts)
-        hard_text, label_text, found_text = judge_hardest(
+        hard_text, label_text, found_text = _judge_hardest(
             sim_i2t, lambda text_of: judge(own, text_of), low, high
         )
-        hard_image, label_image, found_image = judge_hardest(
+        hard_image, label_image, found_image = _judge_hardest(
             sim_t2i, lambda image_of: judge(image_of, own), low, high
         )
 
-    loss_itc = 0.5 * smoothed_itc(sim_i2t, found_text, alpha)
-    loss_itc = loss_itc + 0.5 * smoothed_itc(sim_t2i, found_image, alpha)
+    loss_itc = 0.5 * _smoothed_itc(sim_i2t, found_text, alpha)
+    loss_itc = loss_itc + 0.5 * _smoothed_itc(sim_t2i, found_image, alpha)
 
     # ITM: the mini-batch's pairs, then the negatives.
     positives = fuse(model, image_embeds, text_embeds, text.attention_mask, own, own)
@@ -119,7 +119,7 @@ def reference_step(
         if (image, b) not in pairs:
             pairs.append((image, b))
     image_of, text_of = torch.tensor(pairs, device=own.device).t()
-    loss_lm = masked_language(model, image_embeds[image_of], text, text_of)
+    loss_lm = _masked_language(model, image_embeds[image_of], text, text_of)
     return {
         "loss": loss_itc + loss_itm + loss_lm,
         "loss_itc": loss_itc,
@@ -179,7 +179,7 @@ class _PairJudge:
         return self.verdicts(image_of, text_of, probability) if self.verdicts else probability
 
 
-def judge_hardest(
+def _judge_hardest(
     sim: Tensor, judge: Callable[[Tensor], Tensor], low: float, high: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Pick and judge the hardest candidate of every anchor (Algorithm 1, lines 9 to 18).
@@ -205,7 +205,7 @@ def judge_hardest(
     return torch.where(ambiguous, others.argmax(dim=1), hardest), positive.long(), found
 
 
-def smoothed_itc(sim: Tensor, found: Tensor, alpha: float) -> Tensor:
+def _smoothed_itc(sim: Tensor, found: Tensor, alpha: float) -> Tensor:
     """Compute S-ITC of one direction (MAFA eq. 5) with mined positives (Algorithm 1, lines 13,
     20).
     """
@@ -215,7 +215,7 @@ def smoothed_itc(sim: Tensor, found: Tensor, alpha: float) -> Tensor:
     return -(labels * F.log_softmax(sim.float(), dim=1)).sum(dim=1).mean()
 
 
-def masked_language(model: PlainAlbef, image_states: Tensor, text: Any, text_of: Tensor) -> Tensor:
+def _masked_language(model: PlainAlbef, image_states: Tensor, text: Any, text_of: Tensor) -> Tensor:
     """Compute MLM of pairs: images repeated pair by pair, the head at all positions."""
     ids, targets = mask_tokens(
         text.input_ids[text_of],

@@ -29,16 +29,16 @@ from lavis_mafa.io.checkpoints import find_config
 from lavis_mafa.models import AlbefMafa
 from lavis_mafa.models.inference import rerank as ours_module
 from lavis_mafa.models.inference.rerank import UNRANKED, encode_split, itm_scores, rerank
-from research.benchmarks.harness import Row, Sizes, Timed, side_by_side
+from research.benchmarks.harness import Row, Sizes, in_turn
 from research.benchmarks.reference_step import PlainAlbef
 from research.benchmarks.step_models import CAPTION_WORDS, captions
 
 CAPTIONS = 5  # an image
-SAME = 1e-3  # largest difference of scores that are equal in fp32
+_SAME = 1e-3  # largest difference of scores that are equal in fp32
 
 
 @dataclass(frozen=True)
-class Job:
+class _Job:
     """An evaluation, and the share of it that is timed.
 
     Attributes:
@@ -65,20 +65,20 @@ class Job:
         return self.k * sum(share)
 
 
-JOBS = {
-    "quick": Job(12, 8),
-    "cpu": Job(100, 64, ours=50, lavis=501),
-    "gpu": Job(1000, 128, ours=5, lavis=5),
+_JOBS = {
+    "quick": _Job(12, 8),
+    "cpu": _Job(100, 64, ours=50, lavis=501),
+    "gpu": _Job(1000, 128, ours=5, lavis=5),
 }
-WIDTH = {"cpu": 384, "gpu": 768}  # of both encoders; 12 layers, 64 a head
+_WIDTH = {"cpu": 384, "gpu": 768}  # of both encoders; 12 layers, 64 a head
 
 
 def rows(sizes: Sizes) -> Iterator[Row]:
     """Measure the seconds for a thousand requested pairs, of both directions."""
-    job = JOBS[sizes.name]
+    job = _JOBS[sizes.name]
     with tempfile.TemporaryDirectory() as folder:
-        ours, lavis = both_models(sizes, Path(folder))
-        loader = random_split(job.images, states_of(ours), sizes.device)
+        ours, lavis = _both_models(sizes, Path(folder))
+        loader = _random_split(job.images, _states_of(ours), sizes.device)
         with torch.inference_mode():
             images, texts = encode_split(ours.backbone, loader)
             lavis.text_encoder.known = texts
@@ -88,33 +88,32 @@ def rows(sizes: Sizes) -> Iterator[Row]:
                     return rerank(ours.backbone, images, texts, job.k)
 
             def lavis_share() -> Any:
-                return lavis_scores_of(lavis, loader, job.k, job.lavis)
+                return _lavis_scores_of(lavis, loader, job.k, job.lavis)
 
             _require_equal(ours.backbone, images, texts, lavis_share())
             our_share()
-            with _tf32(sizes.gpu):
-                timed = side_by_side(our_share, lavis_share, sizes.repeats, 0, sizes.device)
-    per_pair = Timed(
-        1000 * timed.ours / job.pairs_of_ours,
-        1000 * timed.reference / job.pairs_of_lavis,
-        tuple(r * job.pairs_of_lavis / job.pairs_of_ours for r in timed.ratios),
+            actions = {"ours": our_share, "lavis": lavis_share}
+            times = in_turn(actions, sizes.repeats, 0, sizes.device)
+    per_pair = (
+        [1000 * seconds / job.pairs_of_ours for seconds in times["ours"]],
+        [1000 * seconds / job.pairs_of_lavis for seconds in times["lavis"]],
     )
-    width = WIDTH.get(sizes.name, "tiny")
+    width = _WIDTH.get(sizes.name, "tiny")
     what = f"re-ranking {job.images} x {CAPTIONS}, k = {job.k}, width {width}: 1000 pairs asked for"
     done = f"ours 1/{job.ours} of the pairs, LAVIS {job.pairs_of_lavis // job.k} of the queries; "
     note = (
         "LAVIS's compute_sim_matrix of albef_retrieval, same weights, scores equal within "
-        f"{SAME:g}; {done if job.ours > 1 else ''}captions of {CAPTION_WORDS[0]:g} words; "
-        f"images and captions encoded before; fp32{' (TF32)' if sizes.gpu else ''}"
+        f"{_SAME:g}; {done if job.ours > 1 else ''}captions of {CAPTION_WORDS[0]:g} words; "
+        "images and captions encoded before; fp32"
     )
-    yield per_pair.row(what, "<= 0.166", note)
+    yield Row.of(what, note, *per_pair)
 
 
-def both_models(sizes: Sizes, folder: Path) -> tuple[Any, Any]:
+def _both_models(sizes: Sizes, folder: Path) -> tuple[Any, Any]:
     """Build ``albef_mafa`` and the modules of LAVIS's ``albef_retrieval`` with equal weights."""
     cfg = OmegaConf.load(AlbefMafa.default_config_path("tiny")).model
     if not sizes.quick:
-        cfg = OmegaConf.merge(cfg, sized_config(WIDTH[sizes.name], folder))
+        cfg = OmegaConf.merge(cfg, _sized_config(_WIDTH[sizes.name], folder))
     torch.manual_seed(0)
     lavis = PlainAlbef(cfg).eval()
     lavis.itm_head.weight.data.mul_(50.0)  # scores that differ by more than rounding
@@ -127,20 +126,20 @@ def both_models(sizes: Sizes, folder: Path) -> tuple[Any, Any]:
     return ours.to(sizes.device), lavis.to(sizes.device)
 
 
-def lavis_scores_of(model: Any, loader: Any, k: int, ranks: int) -> tuple[np.ndarray, np.ndarray]:
+def _lavis_scores_of(model: Any, loader: Any, k: int, ranks: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the scores of LAVIS's function on the first of so many ranks."""
     world = mock.patch("lavis.common.dist_utils.get_world_size", lambda: ranks)
     with world, open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         return lavis_scores(model, loader, k_test=k)
 
 
-def states_of(model: Any) -> tuple[int, int]:
+def _states_of(model: Any) -> tuple[int, int]:
     """Return ``(S, D)`` of an encoded image."""
     encoder = model.visual_encoder
     return encoder.patch_embed.num_patches + 1, encoder.vision_width
 
 
-def random_split(images: int, states: tuple[int, int], device: str, seed: int = 0) -> Any:
+def _random_split(images: int, states: tuple[int, int], device: str, seed: int = 0) -> Any:
     """Return a loader of random encoded images ``(N, S, D)``, with captions."""
     encoded = torch.randn(images, *states, generator=torch.Generator().manual_seed(seed))
     data = SimpleNamespace(text=captions(images * CAPTIONS, seed), image=range(images))
@@ -175,16 +174,6 @@ def _first_rank(ranks: int) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _tf32(wanted: bool) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if wanted else before)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 def _require_equal(backbone: Any, images: Any, texts: Any, lavis: tuple[Any, Any]) -> None:
     """Compare the scores of pairs that LAVIS has matched."""
     sim = backbone.similarity(images.features, texts.features).cpu()
@@ -197,11 +186,11 @@ def _require_equal(backbone: Any, images: Any, texts: Any, lavis: tuple[Any, Any
             + similarity[pair[:, 0], pair[:, 1]]
         )
         difference = (scores - torch.from_numpy(expected)[pair[:, 0], pair[:, 1]]).abs().max()
-        if difference > SAME * max(1.0, float(scores.abs().max())):
+        if difference > _SAME * max(1.0, float(scores.abs().max())):
             raise AssertionError(f"scores differ from LAVIS's by {float(difference):.2g}")
 
 
-def sized_config(width: int, folder: Path) -> dict[str, Any]:
+def _sized_config(width: int, folder: Path) -> dict[str, Any]:
     """Return the sizes of ALBEF base with another width."""
     bert = json.loads(Path(find_config("configs/models/med_config_albef.json")).read_text())
     bert |= {

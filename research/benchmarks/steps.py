@@ -26,7 +26,7 @@ from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.models import AlbefMafa, Blip2Mafa
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
 from lavis_mafa.models.con_d.kept_rows import KeptRows
-from research.benchmarks.harness import Row, Sizes, Timed, in_turn, peak_memory, progress
+from research.benchmarks.harness import Row, Sizes, in_turn, progress
 from research.benchmarks.reference_step import PlainAlbef, reference_step
 from research.benchmarks.step_models import (
     FixedVerdicts,
@@ -42,24 +42,22 @@ from research.benchmarks.step_models import (
 )
 
 BATCH = {"quick": 8, "cpu": 3, "gpu": 96}
-BLIP2_BATCH = {**BATCH, "cpu": 2}
-MEMORY_BATCH = {**BATCH, "cpu": 4}
-NOTHING = MiningRule(low=1.0, high=1.0)  # all pairs are judged, no probability is above
+_BLIP2_BATCH = {**BATCH, "cpu": 2}
 GRIT_VLP = StepSettings(soft_labels=SoftLabels("consistency"))
 MAFA = StepSettings()
-MAFA_FINDS_NOTHING = StepSettings(connections=NOTHING)
-ALBEF_BASE = StepSettings(negatives="sampled", soft_labels=SoftLabels("one_hot"))
+# All pairs are judged, and no probability is above the thresholds.
+_MAFA_FINDS_NOTHING = StepSettings(connections=MiningRule(low=1.0, high=1.0))
+_ALBEF_BASE = StepSettings(negatives="sampled", soft_labels=SoftLabels("one_hot"))
 # BLIP-2: no re-sampling, no mined pairs in LM, see blip2_mafa's configs.
 BLIP2 = SoftLabels(alpha=0.2, label_smoothing=0.1)
-BLIP2_GRIT_VLP = StepSettings(soft_labels=SoftLabels("consistency", label_smoothing=0.1))
-BLIP2_MAFA_FINDS_NOTHING = StepSettings(
+_BLIP2_GRIT_VLP = StepSettings(soft_labels=SoftLabels("consistency", label_smoothing=0.1))
+_BLIP2_MAFA_FINDS_NOTHING = StepSettings(
     soft_labels=BLIP2,
     connections=MiningRule(low=1.0, high=1.0, resample=False, use_in=("itc", "itm")),
 )
-BLIP2_STAGE_1 = StepSettings(
+_BLIP2_STAGE_1 = StepSettings(
     negatives="sampled", soft_labels=SoftLabels("one_hot", label_smoothing=0.1)
 )
-KEPT = "Con-D bf16, images kept"
 SAME = 1e-4  # relative difference of losses that are the same in fp32
 
 
@@ -93,111 +91,89 @@ def rows(sizes: Sizes) -> Iterator[Row]:
     """Measure ALBEF with and without Con-D, against the authors' order and LAVIS, and BLIP-2."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        yield from albef_rows(sizes, folder)
+        yield from _albef_rows(sizes, folder)
         with lavis_can_run(sizes.device):
-            yield from lavis_albef_rows(sizes, folder)
-            yield from blip2_rows(sizes, folder)
+            yield _lavis_albef_row(sizes, folder)
+            yield from _blip2_rows(sizes, folder)
 
 
-def albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
+def _albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
     """Measure MAFA against GRIT-VLP, both ours, and against the authors' order of work."""
     cfg = albef_config(sizes, folder)
-    size, bf16 = sizes.batch or BATCH[sizes.name], sizes.gpu
+    size = sizes.batch or BATCH[sizes.name]
     samples = mini_batch(size, cfg, sizes.device)
-    setting = f"ALBEF {vit_name(cfg)}, B={size}, {'bf16' if bf16 else 'fp32'}"
+    setting = f"ALBEF {_vit_name(cfg)}, B={size}, {'bf16' if sizes.gpu else 'fp32'}"
     torch.manual_seed(0)
     model = AlbefMafa.from_config(cfg).to(sizes.device).train()
     judge = AlbefMafa.from_config(cfg)
-    con_d = {name: con_d_copy(judge, cfg, name, sizes) for name in ("fp32", "bf16")}
-    keeping = con_d_copy(judge, cfg, "bf16", sizes)
+    con_d = {name: _con_d_copy(judge, cfg, name, sizes) for name in ("fp32", "bf16")}
+    keeping = _con_d_copy(judge, cfg, "bf16", sizes)
     samples["image_id"] = torch.arange(size, device=sizes.device)
     with torch.no_grad():
         _, tokens, width = model.backbone.image_tokens(samples["image"][:1]).shape
     row = tokens, width
     keeping.kept = KeptRows(folder / "kept", {}, np.arange(size), row, torch.bfloat16).open()
 
-    def ours(settings: StepSettings, discriminator: Any = None, half: bool = bf16) -> Step:
+    def ours(settings: StepSettings, discriminator: Any = None, half: bool = sizes.gpu) -> Step:
         forward = partial(run_step, model.backbone, samples, settings, discriminator)
         return Step(model, forward, sizes.device, half)
 
-    chunks = CachedBatch(model.backbone, max(1, size // 3))
-
     progress("MAFA and GRIT-VLP")
+    chunks = CachedBatch(model.backbone, max(1, size // 3))
+    in_chunks = partial(run_step, chunks, samples, GRIT_VLP)
+    grit, kept = ours(GRIT_VLP), "Con-D bf16, images kept"
     steps = {
-        "grit": ours(GRIT_VLP),
-        "grit, chunks": Step(
-            model, partial(run_step, chunks, samples, GRIT_VLP), sizes.device, bf16
-        ),
-        "none": ours(MAFA_FINDS_NOTHING, con_d["bf16"]),
-        "none, fp32": ours(MAFA_FINDS_NOTHING, con_d["fp32"]),
-        "quarter": ours(MAFA, FixedVerdicts(con_d["bf16"])),
-        "none, kept": ours(MAFA_FINDS_NOTHING, keeping),
-        "quarter, kept": ours(MAFA, FixedVerdicts(keeping)),
+        "nothing converted, Con-D bf16": ours(_MAFA_FINDS_NOTHING, con_d["bf16"]),
+        "25 % converted, Con-D bf16": ours(MAFA, FixedVerdicts(con_d["bf16"])),
+        f"nothing converted, {kept}": ours(_MAFA_FINDS_NOTHING, keeping),
+        f"25 % converted, {kept}": ours(MAFA, FixedVerdicts(keeping)),
     }
-    times = in_turn(steps, sizes.repeats, device=sizes.device)
+    both = {"grit": grit, "chunks": Step(model, in_chunks, sizes.device, sizes.gpu)}
+    times = in_turn({**both, **steps}, sizes.repeats, device=sizes.device)
     keeping.kept.close()
-
-    def against_grit(name: str, what: str, target: str = "") -> Row:
+    for what, step in steps.items():
         note = (
-            f"both of this package; {setting}; {steps[name].found} of {2 * size} anchors got a "
-            "positive in the last step"
+            f"both of this package; {setting}; {step.found} of {2 * size} anchors got a positive "
+            "in the last step"
         )
-        if KEPT in what:
+        if kept in what:
             note += "; from an image's second time on, its file in the page cache; no second view"
-        timed = Timed.of(times[name], times["grit"])
-        return timed.row(f"MAFA / GRIT-VLP step, {what}", target, note)
-
-    yield against_grit("none", "nothing converted, Con-D bf16", "<= 1.10")
-    yield against_grit("none, fp32", "nothing converted, Con-D fp32")
-    yield against_grit("quarter", "25 % converted, Con-D bf16", "<= 1.15")
-    # No targets: the images are un-augmented, and their first encoding is not timed.
-    yield against_grit("none, kept", f"nothing converted, {KEPT}")
-    yield against_grit("quarter, kept", f"25 % converted, {KEPT}")
-    yield Timed.of(times["grit, chunks"], times["grit"]).row(
+        yield Row.of(f"MAFA / GRIT-VLP step, {what}", note, times[what], times["grit"])
+    yield Row.of(
         "GRIT-VLP step in chunks / whole mini-batch",
-        "",
         f"run.cached_batch: {chunks.size}; {setting}",
+        times["chunks"],
+        times["grit"],
     )
 
     plain = PlainAlbef(cfg).to(sizes.device).train()
     plain_judge = PlainAlbef(cfg).to(sizes.device).eval().requires_grad_(False)
     plain.load_state_dict(model.state_dict())
     plain_judge.load_state_dict(judge.state_dict())
+    by_pair = FixedVerdicts(con_d["fp32"], verdicts_by_pair)
     require_equal_losses(
         "the authors' order",
         model,
-        partial(
-            run_step, model.backbone, samples, MAFA, FixedVerdicts(con_d["fp32"], verdicts_by_pair)
-        ),
+        partial(run_step, model.backbone, samples, MAFA, by_pair),
         plain,
         partial(reference_step, plain, plain_judge, samples, verdicts=verdicts_by_pair),
     )
-    theirs = partial(reference_step, plain, plain_judge, samples, verdicts=first_quarter)
     progress("MAFA and the authors' order")
-    steps = {
-        "reference": Step(plain, theirs, sizes.device, False),
-        "ours": ours(MAFA, FixedVerdicts(con_d["fp32"]), False),
-        "ours, bf16": ours(MAFA, FixedVerdicts(con_d["bf16"]), True),
-    }
-    if bf16:
-        steps["reference, bf16"] = Step(plain, theirs, sizes.device, True)
-    times = in_turn(steps, sizes.repeats, device=sizes.device)
-    note = (
-        f"ALBEF {vit_name(cfg)}, B={size}, 25 % converted ({steps['ours'].found} of {2 * size} "
-        f"anchors, in the reference {steps['reference'].found}); equal losses at equal weights; "
-        "the reference tokenises with the same fast tokenizer"
+    half, precision = sizes.gpu, "bf16" if sizes.gpu else "fp32"
+    theirs = partial(reference_step, plain, plain_judge, samples, verdicts=first_quarter)
+    reference = Step(plain, theirs, sizes.device, half)
+    mafa = ours(MAFA, FixedVerdicts(con_d[precision]))
+    times = in_turn({"ours": mafa, "theirs": reference}, sizes.repeats, device=sizes.device)
+    yield Row.of(
+        f"MAFA step / the authors' order of work, both {precision}",
+        f"ALBEF {_vit_name(cfg)}, B={size}, 25 % converted ({mafa.found} of {2 * size} anchors, in "
+        f"the reference {reference.found}); equal losses at equal weights; the reference tokenises "
+        "with the same fast tokenizer",
+        *times.values(),
     )
-    what = "MAFA step / the authors' order of work"
-    timed = Timed.of(times["ours"], times["reference"])
-    yield timed.row(f"{what}, both fp32", "<= 0.72", note)
-    timed = Timed.of(times["ours, bf16"], times["reference"])
-    yield timed.row(f"{what}, ours bf16, theirs fp32", "<= 0.25", note)
-    if bf16:
-        timed = Timed.of(times["ours, bf16"], times["reference, bf16"])
-        yield timed.row(f"{what}, both bf16", "<= 0.72", note)
 
 
-def lavis_albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
+def _lavis_albef_row(sizes: Sizes, folder: Path) -> Row:
     """Measure ALBEF-base against LAVIS's ``albef_pretrain`` without momentum encoders."""
     cfg = albef_config(sizes, folder, mlm_mask_prob=0.15)
     size = sizes.batch or BATCH[sizes.name]
@@ -210,38 +186,38 @@ def lavis_albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
     ours.load_state_dict({key: state[key] for key in ours.state_dict()})
     theirs.to(sizes.device).set_momentum_outputs(samples)
     ours.to(sizes.device)
-    yield against_lavis(
+    return _against_lavis(
         ours,
-        partial(run_step, ours.backbone, samples, ALBEF_BASE),
+        partial(run_step, ours.backbone, samples, _ALBEF_BASE),
         theirs,
         partial(theirs, samples),
         f"ALBEF-base step / LAVIS albef_pretrain, B={size}",
-        f"{vit_name(cfg)}; no momentum encoders, queue and distillation on both sides; LAVIS pads "
-        f"to {cfg.max_txt_len} tokens; its slow tokenizer is left out (the same fast one on both)",
+        f"{_vit_name(cfg)}; no momentum encoders, queue and distillation on both sides",
+        cfg,
         sizes,
     )
 
 
-def blip2_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
+def _blip2_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
     """Measure BLIP-2's stage 1 against LAVIS's, and MAFA against GRIT-VLP.
 
     For MAFA, Con-D shares the frozen image encoder.
     """
     cfg = blip2_config(sizes, folder)
-    size = sizes.batch or BLIP2_BATCH[sizes.name]
+    size = sizes.batch or _BLIP2_BATCH[sizes.name]
     samples = mini_batch(size, cfg, sizes.device)
     torch.manual_seed(0)
     theirs = LavisBlip2(cfg).to(sizes.device).train()
     ours = Blip2Mafa.from_config(cfg).to(sizes.device).train()
     ours.load_state_dict(theirs.state_dict())
-    yield against_lavis(
+    yield _against_lavis(
         ours,
-        partial(run_step, ours.backbone, samples, BLIP2_STAGE_1),
+        partial(run_step, ours.backbone, samples, _BLIP2_STAGE_1),
         theirs,
         partial(theirs, samples),
         f"BLIP-2 stage 1 step / LAVIS blip2, B={size}",
-        f"{vit_name(cfg)}, image encoder frozen; LAVIS pads to {cfg.max_txt_len} tokens; its slow "
-        "tokenizer is left out (the same fast one on both)",
+        f"{_vit_name(cfg)}, image encoder frozen",
+        cfg,
         sizes,
     )
     del theirs
@@ -251,34 +227,27 @@ def blip2_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
     if not con_d.share_encoder(ours):
         raise AssertionError("Con-D should share the frozen image encoder")
     progress("BLIP-2: MAFA and GRIT-VLP")
-    steps = {
-        name: Step(
-            ours,
-            partial(run_step, ours.backbone, samples, settings, discriminator),
-            sizes.device,
-            sizes.gpu,
-        )
-        for name, settings, discriminator in (
-            ("grit", BLIP2_GRIT_VLP, None),
-            ("mafa", BLIP2_MAFA_FINDS_NOTHING, con_d),
-        )
-    }
-    times = in_turn(steps, sizes.repeats, device=sizes.device)
-    yield Timed.of(times["mafa"], times["grit"]).row(
+    mafa, grit = (
+        Step(ours, partial(run_step, ours.backbone, samples, *given), sizes.device, sizes.gpu)
+        for given in ((_BLIP2_MAFA_FINDS_NOTHING, con_d), (_BLIP2_GRIT_VLP, None))
+    )
+    times = in_turn({"mafa": mafa, "grit": grit}, sizes.repeats, device=sizes.device)
+    yield Row.of(
         "BLIP-2: MAFA / GRIT-VLP step, shared frozen encoder",
-        "<= 1.05",
-        f"{vit_name(cfg)}, B={size}, {'bf16' if sizes.gpu else 'fp32'}; nothing converted, Con-D "
+        f"{_vit_name(cfg)}, B={size}, {'bf16' if sizes.gpu else 'fp32'}; nothing converted, Con-D "
         "bf16",
+        *times.values(),
     )
 
 
-def against_lavis(
+def _against_lavis(
     ours: torch.nn.Module,
     our_forward: Callable[[], Any],
     theirs: torch.nn.Module,
     their_forward: Callable[[], Any],
     what: str,
     note: str,
+    cfg: Any,
     sizes: Sizes,
 ) -> Row:
     """Time two models of equal weights, after checking that their losses are equal."""
@@ -290,10 +259,13 @@ def against_lavis(
         "theirs": Step(theirs, their_forward, sizes.device, sizes.gpu),
     }
     times = in_turn(steps, sizes.repeats, device=sizes.device)
-    precision = "bf16" if sizes.gpu else "fp32"
-    same = "5 %" if sizes.gpu else "0.01 %"
-    note = f"{note}; losses equal within {same} at equal weights and draws"
-    return Timed.of(times["ours"], times["theirs"]).row(f"{what}, {precision}", "<= 0.85", note)
+    return Row.of(
+        f"{what}, {'bf16' if sizes.gpu else 'fp32'}",
+        f"{note}; LAVIS pads to {cfg.max_txt_len} tokens; its slow tokenizer is left out (the same "
+        f"fast one on both); losses equal within {'5 %' if sizes.gpu else '0.01 %'} at equal "
+        "weights and draws",
+        *times.values(),
+    )
 
 
 @torch.no_grad()
@@ -337,67 +309,14 @@ def require_equal_losses(
         )
 
 
-def memory_rows(sizes: Sizes) -> Iterator[Row]:
-    """Measure the peak memory of a step with Con-D against one without."""
-    size = sizes.batch or MEMORY_BATCH[sizes.name]
-    progress("peak memory")
-
-    def peak(system: str) -> float:
-        return peak_memory(partial(one_step, sizes, system, size), sizes.device)
-
-    grit = peak("GRIT-VLP")
-    for system in ("nothing converted", "25 % converted"):
-        yield Timed.of([peak(system)], [grit]).row(
-            f"peak memory of a step, MAFA / GRIT-VLP, {system}, B={size}",
-            # Con-D's weights are constant: in a small mini-batch they are a large share.
-            "<= 1.08" if size >= BATCH["gpu"] else "",
-            f"ALBEF in {'bf16' if sizes.gpu else 'fp32'}; weights, gradients and activations, and "
-            "Con-D in bf16; without the optimiser's state, which both sides have; one run of each; "
-            f"the target is of B={BATCH['gpu']}",
-            "MiB",
-        )
-    many, chunk = 4 * size, size
-    whole, chunks = (
-        peak_memory(partial(one_step, sizes, "GRIT-VLP", many, at_once), sizes.device)
-        for at_once in (None, chunk)
-    )
-    yield Timed.of([chunks], [whole]).row(
-        f"peak memory of a step in chunks of {chunk} / whole mini-batch, B={many}",
-        "",
-        f"run.cached_batch; ALBEF in {'bf16' if sizes.gpu else 'fp32'}, weights and gradients "
-        "included; one run of each",
-        "MiB",
-    )
-
-
-def one_step(sizes: Sizes, system: str, size: int, cached_batch: int | None = None) -> None:
-    """Build ALBEF, and Con-D if the system has it, and run one step, in chunks if wanted."""
-    with tempfile.TemporaryDirectory() as folder:
-        cfg = albef_config(sizes, Path(folder))
-        samples = mini_batch(size, cfg, sizes.device)
-        torch.manual_seed(0)
-        settings = GRIT_VLP
-        con_d: Any = None
-        if system != "GRIT-VLP":
-            judge = AlbefMafa.from_config(cfg)
-            con_d = ModelDiscriminator(judge.to(sizes.device), precision="bf16")
-            settings = MAFA_FINDS_NOTHING
-        if system == "25 % converted":
-            settings, con_d = MAFA, FixedVerdicts(con_d)
-        model = AlbefMafa.from_config(cfg).to(sizes.device).train()
-        model.cached_batch = cached_batch
-        forward = partial(run_step, model.step_backbone, samples, settings, con_d)
-        Step(model, forward, sizes.device, sizes.gpu)()
-
-
-def con_d_copy(model: Any, cfg: Any, precision: str, sizes: Sizes) -> ModelDiscriminator:
+def _con_d_copy(model: Any, cfg: Any, precision: str, sizes: Sizes) -> ModelDiscriminator:
     """Return Con-D with a copy of the model's weights, because its precision may change them."""
     own = AlbefMafa.from_config(cfg)
     own.load_state_dict(model.state_dict())
     return ModelDiscriminator(own.to(sizes.device), precision=precision)
 
 
-def vit_name(cfg: Any) -> str:
+def _vit_name(cfg: Any) -> str:
     """Describe the image encoder of a config."""
     if cfg.get("vit"):
         name = f"ViT of {cfg.vit.depth} layers, width {cfg.vit.width}"

@@ -26,7 +26,7 @@ WORLDS = {
 }
 
 
-def one_world() -> str:
+def _one_world() -> str:
     """Return the figure: false negatives and retrieval for each search space, mean and spread."""
     pairs = content_of("compare_fresh")["parameters"]["train_size"]
     spreads = spreads_of(figures_of("compare_fresh"))
@@ -40,7 +40,7 @@ def one_world() -> str:
     return drawn(curves)
 
 
-def all_worlds() -> str:
+def _all_worlds() -> str:
     """Return the figure: R@1 minus that of ALBEF-base with the same seed, mean and spread."""
     gains = {world: differences_to(figures_of(file), BASE) for world, file in WORLDS.items()}
     curves = []
@@ -59,4 +59,4 @@ def _series(name: str, spreads: dict[float, Spread]) -> Series:
     return Series(name, list(spreads), y, [one.sd for one in spreads.values()])
 
 
-SVGS = {"search_space.svg": one_world, "search_space_worlds.svg": all_worlds}
+SVGS = {"search_space.svg": _one_world, "search_space_worlds.svg": _all_worlds}

@@ -11,7 +11,7 @@ from research.studies.spread import differences_to, spreads_of
 BASE, RANDOM_ECM = "ALBEF-base", "ALBEF-base + ECM"
 SYSTEMS = [BASE, RANDOM_ECM, "GRIT-VLP", "ECM", "MAFA"]
 FALSE, R1 = "false_negative_rate_in_itm", "r1"
-APART = 0.16  # of the data sets' marks in one system's place
+_APART = 0.16  # of the data sets' marks in one system's place
 
 
 def _data_sets() -> dict[str, dict[str, pd.DataFrame]]:
@@ -35,7 +35,7 @@ def three_data_sets() -> str:
     right = Curve("", y_label="R@1, any valid pair, minus ALBEF-base's", places=SYSTEMS)
     data_sets = _data_sets()
     for number, (name, figures) in enumerate(data_sets.items()):
-        shift = APART * (number - (len(data_sets) - 1) / 2)
+        shift = _APART * (number - (len(data_sets) - 1) / 2)
         x = [place + shift for place in range(1, len(SYSTEMS) + 1)]
         false = [spreads_of(figures[system])[system][FALSE] for system in SYSTEMS]
         gains = [differences_to(figures[system], BASE, keep=True)[system][R1] for system in SYSTEMS]

@@ -38,7 +38,7 @@ key, lists are replaced. Keys:
   another in a figure (``better``: higher, the default, or lower). A table has the mean difference
   with the same seed, its 95 % interval, in how many seeds it is right, and a verdict.
 - ``paper``: ``{about, columns, rows}``: the paper's numbers for the rows of the file, in their
-  order or by name, shown in a table of their own.
+  order, shown in a table of their own.
 - ``seeds``, ``at_once`` (runs at the same time), ``processes`` (of each training).
 - ``folders``: where shared runs write below the output folder (``shared/seed_{seed}/{name}``).
 

@@ -22,9 +22,9 @@ from research.studies.study_file import ROW, Column, LogCurve, Row
 from research.studies.study_tables import OURS, outcome, rows_table, tables_of
 
 RESULTS, FIGURE, PAGE = "results.md", "figure.svg", "report.html"
-GALLERY = 400  # the last connections of a run
-WIDE = 10.0  # values of which one is that many times another get a logarithmic axis
-LOG_X = {"step": "global_step", "epoch": "epoch"}  # by kind of record, its place on the x axis
+_GALLERY = 400  # the last connections of a run
+_WIDE = 10.0  # values of which one is that many times another get a logarithmic axis
+_LOG_X = {"step": "global_step", "epoch": "epoch"}  # by kind of record, its place on the x axis
 
 
 def write_all(results: Results, path: Path, page: Path) -> None:
@@ -35,7 +35,7 @@ def write_all(results: Results, path: Path, page: Path) -> None:
         page: of the HTML page.
     """
     study, plan = results.study, results.plan
-    curves = figure_of(results)
+    curves = _figure_of(results)
     picture = path.with_name(FIGURE if path.name == RESULTS else f"{path.stem}.svg")
     svg = curves_svg(curves)
     if svg is None:
@@ -71,9 +71,9 @@ def _notes(results: Results) -> list[str]:
     notes = [*spread, *results.notes, *results.study.file.notes]
     if results.folders and results.study.file.gallery:
         notes.append(
-            f"The histogram and the gallery of pairs show the last {GALLERY} judged pairs that the "
-            f"log of run {results.study.file.gallery} has. They are a sample: the tables count all "
-            "pairs."
+            f"The histogram and the gallery of pairs show the last {_GALLERY} judged pairs that "
+            f"the log of run {results.study.file.gallery} has. They are a sample: the tables count "
+            "all pairs."
         )
     return notes
 
@@ -141,7 +141,7 @@ def content(results: Results) -> dict[str, Any]:
 # Curves
 
 
-def figure_of(results: Results) -> list[Curve]:
+def _figure_of(results: Results) -> list[Curve]:
     """Return the curves of the study's figure that have anything to draw."""
     columns = {column.name: column for column in results.study.columns}
     shown = [columns[name] for name in results.study.file.figure.y if name in columns]
@@ -172,7 +172,7 @@ def _curve_of(results: Results, spreads: Spreads, column: Column) -> Curve:
         means: list[float | None] = [s.mean for _, s in own]
         series.append(Series(name or "mean", [x for x, _ in own], means, [s.sd for _, s in own]))
     xs = [x for one in series for x in one.x]
-    log_x = bool(xs) and numbers and min(xs) > 0 and max(xs) >= WIDE * min(xs)
+    log_x = bool(xs) and numbers and min(xs) > 0 and max(xs) >= _WIDE * min(xs)
     places, x_label = [] if numbers else names, study.file.titles.get(key, key)
     return Curve(column.title, x_label, column.title, series, log_x=log_x, places=places)
 
@@ -187,7 +187,7 @@ def _line_of(row: Row, x: str, titles: dict[str, str]) -> str:
 
 def _log_curve(results: Results, curve: LogCurve) -> Curve:
     """Return the curve of a logged figure: means over seeds, a line for each row."""
-    plan, series, x_key = results.plan, [], LOG_X[curve.kind]
+    plan, series, x_key = results.plan, [], _LOG_X[curve.kind]
     for name in curve.lines:
         by_x: dict[int, list[float | None]] = {}
         of_row = plan.of.get(name, {}) if plan else {}
@@ -209,4 +209,4 @@ def _gallery(results: Results) -> Iterator[Mined]:
     if job is not None and job.done and (job.folder / LOG).is_file():
         records = read_run(job.folder)
         show = view_data(lambda: recorded_data(records.config), True, [])
-        yield from connections_of(records.connections[-GALLERY:], show, run, records.score)
+        yield from connections_of(records.connections[-_GALLERY:], show, run, records.score)

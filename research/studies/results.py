@@ -78,7 +78,7 @@ def results_of(plan: Plan) -> tuple[Results, list[str]]:
         }
         for seed, jobs in by_seed.items():
             own = {
-                column.name: read_figure(jobs[column.stage], column)
+                column.name: _read_figure(jobs[column.stage], column)
                 for column in plan.study.columns
                 if jobs[column.stage].done
             }
@@ -102,7 +102,7 @@ def results_of(plan: Plan) -> tuple[Results, list[str]]:
     return Results(plan.study, frame, checks, _origin(plan.command), folders, plan=plan), problems
 
 
-def read_figure(job: Job, column: Column) -> float | None:
+def _read_figure(job: Job, column: Column) -> float | None:
     """Return a column's figure of a run; of a log the last record counts (the run may resume)."""
     if column.kind == MEASURED:
         last = measured(job)

@@ -42,7 +42,7 @@ class Spread:
         """Return the 95 % interval of the mean, for normally distributed figures; None for one."""
         if self.sd is None:
             return None
-        half = half_interval(self.n) * self.sd
+        half = _half_interval(self.n) * self.sd
         return self.mean - half, self.mean + half
 
     @property
@@ -79,7 +79,7 @@ class Spread:
 Spreads = dict[str, dict[str, Spread]]  # by row and figure
 
 
-def half_interval(n: int) -> float:
+def _half_interval(n: int) -> float:
     """Return half a 95 % interval of the mean of n figures, in standard deviations."""
     return float(stats.t.ppf(1.0 - LEVEL / 2.0, n - 1) / math.sqrt(n))
 
@@ -150,7 +150,7 @@ def note_on_spread(figures: pd.DataFrame) -> str:
     text = "±: standard deviation over n seeds."
     if len(counts) == 1 and (n := counts.pop()) > 1:
         text += (
-            f" With n = {n} a mean's 95 % interval reaches {half_interval(n):.1f} standard "
+            f" With n = {n} a mean's 95 % interval reaches {_half_interval(n):.1f} standard "
             "deviations to either side, if seeds are normally distributed."
         )
     return text

@@ -26,7 +26,7 @@ from lavis_mafa.io.yaml_files import check_yaml_file
 from lavis_mafa.runners.checkpoint import LAST
 
 STUDIES = PROJECTS / "mafa" / "studies"
-PARAMETER = re.compile(r"(?<!\$)\{(\w+)(?:([*/-])(\d+))?\}")
+_PARAMETER = re.compile(r"(?<!\$)\{(\w+)(?:([*/-])(\d+))?\}")
 PLACEHOLDER = re.compile(r"(?<!\$)\{(\w+)\}")
 OWN = {"seed", "folder"}  # placeholders that stand for no checkpoint
 ROW = "row"  # the figure's x unless it is a key that varies
@@ -190,11 +190,11 @@ class Figure(_Part):
 
 
 class Paper(_Part):
-    """A paper's numbers: for each row of the file, or by its name, as many as ``columns``."""
+    """A paper's numbers: for each row of the file as many as ``columns``."""
 
     about: str = ""
     columns: list[str]
-    rows: list[list[Any]] | dict[str, list[Any] | None]
+    rows: list[list[Any]]
 
 
 class StudyFile(_Part):
@@ -404,8 +404,8 @@ def _replaced(value: Any, parameters: Mapping[str, Any]) -> Any:
             return one * int(number)
         return max(1, one // int(number) if sign == "/" else one - int(number))
 
-    found = PARAMETER.fullmatch(value)
-    return of(found) if found else PARAMETER.sub(lambda found: str(of(found)), value)
+    found = _PARAMETER.fullmatch(value)
+    return of(found) if found else _PARAMETER.sub(lambda found: str(of(found)), value)
 
 
 def _parsed(path: Path, content: Mapping[str, Any]) -> StudyFile:
@@ -548,13 +548,10 @@ class _Resolver:
         given = self.file.paper
         if given is None:
             return []
-        numbers: Any = given.rows
-        if isinstance(given.rows, dict):
-            self._known("paper.rows", "row", list(given.rows), [row.name for row in rows])
-            numbers = [given.rows.get(row.name) or [] for row in rows]
-        elif len(numbers) != len(rows):
-            self.problems.append(f"paper.rows: {len(numbers)} rows for the {len(rows)} of the file")
-        found = list(zip(rows, numbers, strict=False))
+        if len(given.rows) != len(rows):
+            count = f"{len(given.rows)} rows for the {len(rows)} of the file"
+            self.problems.append(f"paper.rows: {count}")
+        found = list(zip(rows, given.rows, strict=False))
         for row, one in found:
             if len(one) not in (0, len(given.columns)):
                 expected = f"expected {len(given.columns)} cells"

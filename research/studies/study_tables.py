@@ -22,8 +22,8 @@ from research.studies.spread import (
 from research.studies.study_file import Column, Row, Study
 
 OURS, ROWS, CLAIMS = "Results", "The rows", "Claims"
-VERDICTS = {"holds": "hold", "does not hold": "do not hold", "open": "are open"}
-NAMED = 4  # rows that a warning names, at most
+_VERDICTS = {"holds": "hold", "does not hold": "do not hold", "open": "are open"}
+_NAMED = 4  # rows that a warning names, at most
 
 
 def tables_of(results: Results, mark_best: bool = False) -> list[Table]:
@@ -146,7 +146,7 @@ def outcome(results: Results) -> str:
     """
     claims = [row[-1] for row in _claims(results).rows]
     if claims:
-        found = [f"{claims.count(word)} {words}" for word, words in VERDICTS.items()]
+        found = [f"{claims.count(word)} {words}" for word, words in _VERDICTS.items()]
         return f"Of {len(claims)} claims, {found[0]}, {found[1]}, and {found[2]}."
     spreads = spreads_of(results.figures)
     for column in sorted(results.study.columns, key=lambda one: not one.best):
@@ -252,8 +252,8 @@ def _warnings(checks: ByRowAndSeed) -> list[str]:
             groups.setdefault("; ".join(parts), []).append(row)
     found = []
     for problems, rows in groups.items():
-        more = [f"{len(rows) - NAMED} more rows"] if len(rows) > NAMED else []
-        names = _listed([*rows[:NAMED], *more])
+        more = [f"{len(rows) - _NAMED} more rows"] if len(rows) > _NAMED else []
+        names = _listed([*rows[:_NAMED], *more])
         found.append(f"Warning: Con-D of {names} fails its self-check: {problems}. {MEANING}.")
     return found
 

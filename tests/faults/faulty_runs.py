@@ -4,7 +4,6 @@ records of what they trained, and a count of differing bits.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import json
@@ -13,7 +12,7 @@ import struct
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runners"))
 
-from runs import ROOT, TOY, records, run_here, spawn  # noqa: E402
+from runs import ROOT, TOY, recording, records, run_here, spawn  # noqa: E402
 
 TRAIN = ROOT / "projects/mafa/train"
 TOY_TASKS = ROOT / "tests/downstream/configs"
@@ -166,28 +165,6 @@ def case_of(name: str, folder: Path, **changes: Any) -> dict[str, Any]:
     return {key: files.get(value, value) for key, value in {**CASES[name], **changes}.items()}
 
 
-@contextlib.contextmanager
-def recording(trained: Any = None) -> Iterator[Any]:
-    """Append every mini-batch trained inside the context to ``trained`` or a new list: epoch,
-    step, sample indices and losses.
-    """
-    from lavis_mafa.runners import RunnerMafa
-
-    trained = [] if trained is None else trained
-    record_step = RunnerMafa._record_step
-
-    def record(self: Any, output: Any, losses: Any, samples: Any, *rest: Any) -> None:
-        position = {"epoch": int(samples["epoch"]), "step": int(samples["iters"])}
-        trained.append({**position, "index": samples["index"].tolist(), "losses": dict(losses)})
-        record_step(self, output, losses, samples, *rest)
-
-    RunnerMafa._record_step = record  # type: ignore[method-assign]
-    try:
-        yield trained
-    finally:
-        RunnerMafa._record_step = record_step  # type: ignore[method-assign]
-
-
 def train_uninterrupted(folder: Path, **case: Any) -> list[dict[str, Any]]:
     """Train without interruption; return the trained mini-batches."""
     with recording() as trained:
@@ -273,6 +250,14 @@ def log_lines(folder):
     """Return the log's records of steps, epochs and evaluations, without the time."""
     lines = [*records(folder, "step"), *records(folder, "epoch"), *records(folder, "eval")]
     return [{key: value for key, value in line.items() if key != "time"} for line in lines]
+
+
+def assert_equal_runs(folder, expected, injected, fault, times=1):
+    """Assert that a disturbed run logged and saved the same as an undisturbed one, bit for bit."""
+    assert log_lines(folder) == log_lines(expected)
+    bits = bits_differing(state(folder), state(expected))
+    injected(fault, times * (bits == 0), bits=bits, times=times)
+    assert bits == 0
 
 
 def wait_for(folder, steps, process, kind="step"):

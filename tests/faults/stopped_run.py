@@ -26,8 +26,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from faulty_runs import STEPS, children_of, recording, stopped_at_every_step, train_uninterrupted
-from runs import options, records
+from faulty_runs import STEPS, children_of, stopped_at_every_step, train_uninterrupted
+from runs import options, recording, records
 
 from lavis_mafa import cli
 from lavis_mafa.runners import session  # noqa: F401  (forks need not import it again)

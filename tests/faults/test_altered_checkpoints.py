@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
+import time
 import zipfile
 from functools import cache
 from pathlib import Path
@@ -41,6 +42,16 @@ def saved(value) -> bytes:
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()
+
+
+def compress(data: bytes, path: Path) -> None:
+    """Write a checkpoint with its records compressed, as zip tools do."""
+    with (
+        zipfile.ZipFile(io.BytesIO(data)) as plain,
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packed,
+    ):
+        for record in plain.infolist():
+            packed.writestr(record.filename, plain.read(record))
 
 
 def weights_at(data: bytes) -> int:
@@ -133,16 +144,24 @@ def test_real_checkpoint_altered_anywhere(tmp_path, data, injected):
 def test_compressed_checkpoint(tmp_path, trial, injected):
     """torch loads it; its checksums are verified, and it is not memory-mapped."""
     path = tmp_path / "packed.pth"
-    with zipfile.ZipFile(io.BytesIO(saved(content()))) as plain:
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
-            for record in plain.infolist():
-                packed.writestr(record.filename, plain.read(record))
+    compress(saved(content()), path)
     for mapped in (False, True):
         assert bits_differing(content(), read_checkpoint(str(path), mapped)) == 0
     complete = path.read_bytes()
     for place in range(0, len(complete), 5):
         trial(complete[:place] + bytes([complete[place] ^ 1 << place % 8]) + complete[place + 1 :])
     injected("compressed checkpoint: one byte flipped", trial.times, times=trial.times)
+
+
+def test_checkpoint_that_unpacks_to_gigabytes_is_refused_at_once(tmp_path, injected):
+    path = tmp_path / "bomb.pth"
+    compress(saved({"model": {"weight": torch.zeros(2**26)}}), path)
+    assert path.stat().st_size < 3_000_000
+    began = time.perf_counter()
+    with pytest.raises(ValueError, match="bomb.pth cannot be loaded: its .* bytes unpack to 2684"):
+        read_checkpoint(str(path))
+    assert time.perf_counter() - began < 0.1
+    injected("checkpoint that unpacks to gigabytes", 1)
 
 
 def test_missing_file_is_not_intact(tmp_path):
@@ -168,7 +187,7 @@ def test_unchanged_file_is_verified_only_once(tmp_path, monkeypatch):
     assert is_intact(path) and len(opened_names) > 3
     opened_names.clear()
     assert is_intact(path) and len(opened_names) > 3
-    monkeypatch.setattr(checksums, "CLOCK_RESOLUTION_NS", -(10**18))
+    monkeypatch.setattr(checksums, "_CLOCK_RESOLUTION_NS", -(10**18))
     assert is_intact(path)
     opened_names.clear()
     assert is_intact(path) and read_checkpoint(str(path)) and not opened_names

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,13 +27,23 @@ from bad_pairs import (
     png,
     zeros,
 )
-from faulty_runs import bits_differing, recording, state
+from faulty_runs import bits_differing, state
 from lavis.datasets.datasets.caption_datasets import CaptionDataset
 from lavis.datasets.datasets.image_text_pair_datasets import ImageTextPairDataset
 from lavis.datasets.datasets.retrieval_datasets import RetrievalDataset
 from lavis.processors.blip_processors import BlipCaptionProcessor
 from PIL import Image, ImageFile
-from runs import CONFIG, ROOT, TOY, finish, records, run_here, start
+from runs import (
+    PROCESSORS,
+    ROOT,
+    TOY,
+    finish,
+    recording,
+    records,
+    run_here,
+    start,
+    write_toy_config,
+)
 
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.datasets.check_data import check
@@ -261,15 +270,13 @@ EVALUATION = {"flickr30k", "coco_caption"}  # builders whose defaults have val a
 
 def config_of(folder, path):
     """Write the toy config with the folder's pairs instead of the toy world; return its path."""
-    phases = ("train", "eval")
     annotations = {"train": str(folder.annotations())}
     if folder.builder in EVALUATION:
         held_out = [{"image": folder.rows[0]["image"], "caption": ["red"], "image_id": "0"}]
         (path / "held_out.json").write_text(json.dumps(held_out))
         annotations.update(dict.fromkeys(("val", "test"), str(path / "held_out.json")))
     settings_ = {
-        "vis_processor": {p: {"name": f"blip_image_{p}", "image_size": 32} for p in phases},
-        "text_processor": {p: {"name": "blip_caption"} for p in phases},
+        **PROCESSORS,
         "build_info": {
             "annotations": {s: {"url": f, "storage": f} for s, f in annotations.items()},
             "images": {"storage": str(folder.path / "images")},
@@ -280,12 +287,8 @@ def config_of(folder, path):
             del files["url"]
     if folder.builder in PACKED:
         del settings_["build_info"]["images"]
-    toy = Path(CONFIG).read_text()
-    start, end = toy.index("datasets:"), toy.index("run:")
     name = folder.builder.replace("parquet", "json")
-    data = json.dumps({"datasets": {name: settings_}})  # JSON is YAML
-    (path / "config.yaml").write_text(f"{toy[:start]}{data[1:-1]}\n\n{toy[end:]}")
-    return str(path / "config.yaml")
+    return write_toy_config(path / "config.yaml", {name: settings_})
 
 
 WITHOUT_TOY = {

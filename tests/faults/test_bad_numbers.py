@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -26,9 +27,16 @@ def poisoned_run(folder, poison, monkeypatch, **changes):
     return poison_, lambda: run_here(folder, **{**toy("albef"), **changes})
 
 
-@pytest.mark.parametrize("what", ["loss_itc", "loss_itm", "loss_lm", WEIGHT, "con_d"])
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("value", [NAN, pytest.param(INF, marks=pytest.mark.faults)])
+STOPPING = ("loss_itc", "loss_itm", "loss_lm", WEIGHT, "con_d")
+STOPPED = list(itertools.product(STOPPING, STAGES, (NAN, INF)))
+# One of each guard, in random and in grouped epochs.
+QUICK = [("loss_itm", 6, NAN), ("loss_lm", 0, INF), (WEIGHT, 6, NAN), ("con_d", 6, NAN)]
+
+
+@pytest.mark.parametrize(
+    "what, stage, value",
+    [pytest.param(*one, marks=[] if one in QUICK else pytest.mark.faults) for one in STOPPED],
+)
 def test_run_stops_before_bad_weights(tmp_path, monkeypatch, injected, what, stage, value):
     if what == "con_d" and value == INF:
         value = -NAN  # infinity times a probability of 0

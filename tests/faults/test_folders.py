@@ -9,7 +9,7 @@ import torch
 from faulty_runs import toy
 from runs import records, run_here
 
-from lavis_mafa.runners.folder import newest_checkpoint
+from lavis_mafa.runners.folder import _newest_checkpoint
 
 
 def damage(path):
@@ -45,7 +45,7 @@ def test_only_damaged_checkpoints_are_an_error(tmp_path):
 
 
 def test_newest_job_is_resumed_and_partial_files_ignored(tmp_path):
-    assert newest_checkpoint(tmp_path) is None
+    assert _newest_checkpoint(tmp_path) is None
     for age, name in ((30, "a/checkpoint_last.pth"), (20, "b/checkpoint_last.pth")):
         path = tmp_path / name
         path.parent.mkdir()
@@ -53,7 +53,7 @@ def test_newest_job_is_resumed_and_partial_files_ignored(tmp_path):
         os.utime(path, (1e9 - age, 1e9 - age))
     (tmp_path / "b" / ".checkpoint_last.pth.0.tmp").write_bytes(b"half")
     torch.save({"w": torch.ones(3)}, tmp_path / "a" / "checkpoint_best.pth")
-    assert newest_checkpoint(tmp_path) == tmp_path / "b" / "checkpoint_last.pth"
+    assert _newest_checkpoint(tmp_path) == tmp_path / "b" / "checkpoint_last.pth"
 
 
 def test_restart_before_the_first_checkpoint_repeats_the_command(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import resource
 
 import pytest
-from faulty_runs import bits_differing, log_lines, state, toy, wait_for
+from faulty_runs import assert_equal_runs, state, toy, wait_for
 from runs import finish, run_here, start
 
 from lavis_mafa.runners.checkpoint_schedule import NotSavedError
@@ -40,10 +40,7 @@ def test_run_stops_with_old_checkpoint_and_resumes(tmp_path, uninterrupted, inje
     assert kept["run"]["global_step"] >= 4
     assert not list((tmp_path / "job").glob(".checkpoint*")), "a partial file is left"
     run_here(tmp_path, **RUN, run__resume_ckpt_path="auto")
-    bits = bits_differing(state(tmp_path), state(uninterrupted))
-    assert log_lines(tmp_path) == log_lines(uninterrupted)
-    injected("disk full while saving: stopped", bits == 0, bits=bits)
-    assert bits == 0
+    assert_equal_runs(tmp_path, uninterrupted, injected, "disk full while saving: stopped")
 
 
 def test_training_continues_until_disk_has_space(tmp_path, uninterrupted, injected):
@@ -56,10 +53,7 @@ def test_training_continues_until_disk_has_space(tmp_path, uninterrupted, inject
     limit(process, resource.RLIM_INFINITY)
     output = finish(process)
     assert output.count(FAILED) >= 4 and "more failures in a row allowed" in output
-    bits = bits_differing(state(tmp_path), state(uninterrupted))
-    assert log_lines(tmp_path) == log_lines(uninterrupted)
-    injected("disk full while saving: went on", bits == 0, bits=bits)
-    assert bits == 0
+    assert_equal_runs(tmp_path, uninterrupted, injected, "disk full while saving: went on")
 
 
 @pytest.mark.parametrize("allowed", [0, 2])

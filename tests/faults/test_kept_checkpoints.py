@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from runs import recording
 
 import lavis_mafa
 from lavis_mafa.io.checkpoints import RUN_STATE_KEYS
-from lavis_mafa.runners import RunnerMafa
 from lavis_mafa.runners.checkpoint import FORMAT
 from lavis_mafa.runners.session import run
 
@@ -107,17 +107,14 @@ def test_kept_checkpoints_load_by_name(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_kept_checkpoints_resume(name, tmp_path, monkeypatch, injected):
+def test_kept_checkpoints_resume(name, tmp_path, injected):
     """The rest of the epoch is trained in the file's order, then a complete epoch."""
-    read_indices: dict[int, list[int]] = {}
-    record_step = RunnerMafa._record_step
-
-    def record(self, output, losses, samples, bar):
-        read_indices.setdefault(samples["epoch"], []).extend(samples["index"].tolist())
-        record_step(self, output, losses, samples, bar)
-
-    monkeypatch.setattr(RunnerMafa, "_record_step", record)
-    runner = train(tmp_path, name, run__resume_ckpt_path=KEPT / name)
+    with recording() as steps:
+        runner = train(tmp_path, name, run__resume_ckpt_path=KEPT / name)
+    read_indices = {
+        epoch: [index for one in steps if one["epoch"] == epoch for index in one["index"]]
+        for epoch in {one["epoch"] for one in steps}
+    }
     assert runner.progress.global_step == 3 * STEPS
     content = read(name)
     order = content["run"]["ranks"][0]["schedule"]["plan"]["order"].tolist()

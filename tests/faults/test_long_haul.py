@@ -10,61 +10,47 @@ import json
 import os
 import subprocess
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
 from faulty_runs import NO_GRIT, children_of
 from PIL import Image
-from runs import CONFIG, TOY, records, start
+from runs import PROCESSORS, TOY, records, start, write_toy_config
 
 PAIRS, BATCH, EPOCHS = 600, 4, 21
 PAGE = os.sysconf("SC_PAGE_SIZE") / 2**20  # in MB
 WORDS = ("circle", "square", "triangle", "red", "green", "blue", "small", "large", "left", "right")
 
 
-@dataclass
 class Process:
-    """Measurements of one process over time."""
+    """Measurements of one process over time: seconds, memory in MB, open files, threads."""
 
-    seconds: list[float] = field(default_factory=list)
-    memory: list[float] = field(default_factory=list)  # in MB
-    files: list[int] = field(default_factory=list)
-    threads: list[int] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.rows: list[tuple[float, float, int, int]] = []
 
     def look(self, pid: int, seconds: float) -> None:
         folder = Path(f"/proc/{pid}")
         memory = int((folder / "statm").read_text().split()[1]) * PAGE
         files, threads = (len(list((folder / name).iterdir())) for name in ("fd", "task"))
-        self.seconds.append(seconds)
-        self.memory.append(memory)
-        self.files.append(files)
-        self.threads.append(threads)
+        self.rows.append((seconds, memory, files, threads))
 
-    def growth(self) -> float:
-        """Return by how many MB memory grows in the second half, by a linear fit."""
-        half = len(self.memory) // 2
-        seconds, memory = self.seconds[half:], self.memory[half:]
-        return float(np.polyfit(seconds, memory, 1)[0] * (seconds[-1] - seconds[0]))
-
-    def more(self, counts: list[int]) -> float:
-        """Return by how much the minimum number of files or threads grows from the second to the
-        last quarter; mini-batches, grouping and validation open some temporarily.
+    def growth(self) -> tuple[float, float, float]:
+        """Return by how many MB memory grows in the second half, by a linear fit, and by how much
+        the minimum numbers of files and threads grow from the second to the last quarter;
+        mini-batches, grouping and validation open some temporarily.
         """
-        quarter = len(counts) // 4
-        early, late = counts[quarter : 2 * quarter], counts[-quarter:]
-        return float(np.percentile(late, 10) - np.percentile(early, 10))
-
-    def __str__(self) -> str:
-        return (
-            f"{self.memory[len(self.memory) // 2]:.0f} MB, {self.growth():+.1f} in the second half;"
-            f" {np.median(self.files):g} files, {self.more(self.files):+g}; "
-            f"{np.median(self.threads):g} threads, {self.more(self.threads):+g}"
+        seconds, memory, *counts = np.array(self.rows).T
+        half, quarter = len(seconds) // 2, len(seconds) // 4
+        slope = np.polyfit(seconds[half:], memory[half:], 1)[0]
+        files, threads = (
+            float(np.percentile(one[-quarter:], 10) - np.percentile(one[quarter : 2 * quarter], 10))
+            for one in counts
         )
+        return float(slope * (seconds[-1] - seconds[half])), files, threads
 
 
-def write_config(folder: Path) -> Path:
+def write_config(folder: Path) -> str:
     """Write random images as PNG files of about 10 KB with captions of the toy world's words;
     return the config.
     """
@@ -79,18 +65,9 @@ def write_config(folder: Path) -> Path:
             rows.append({"image": f"{split}{place}.png", "caption": caption})
         (folder / f"{split}.json").write_text(json.dumps(rows))
     annotations = {split: {"storage": str(folder / f"{split}.json")} for split in pairs}
-    own = (
-        "datasets:\n  image_text_json:\n    vis_processor:\n"
-        "      train: {name: blip_image_train, image_size: 32}\n"
-        "      eval: {name: blip_image_eval, image_size: 32}\n"
-        "    build_info:\n"
-        f"      annotations: {json.dumps(annotations)}\n"
-        f"      images: {{storage: {json.dumps(str(folder))}}}\n\n"
-    )
-    toy = Path(CONFIG).read_text()
-    path = folder / "config.yaml"
-    path.write_text(toy[: toy.index("datasets:")] + own + toy[toy.index("run:") :])
-    return path
+    build_info = {"annotations": annotations, "images": {"storage": str(folder)}}
+    own = {**PROCESSORS, "build_info": build_info}
+    return write_toy_config(folder / "config.yaml", {"image_text_json": own})
 
 
 @pytest.mark.faults
@@ -100,7 +77,7 @@ def test_memory_does_not_grow_over_thousands_of_steps(tmp_path, injected):
     settings = {
         **NO_GRIT,
         **TOY,
-        "config": str(write_config(tmp_path)),
+        "config": write_config(tmp_path),
         "model__mafa__con_d__arch": None,
         "run__grit__queue_size": 256,
         "run__grit__search_space": 64,
@@ -134,19 +111,16 @@ def test_memory_does_not_grow_over_thousands_of_steps(tmp_path, injected):
     steps = len(records(tmp_path, "step"))
     assert steps == EPOCHS * (PAIRS // BATCH) >= 3000
     # Validation's workers live only during validation.
-    lasting = {pid: p for pid, p in measured.items() if len(p.memory) > 0.8 * len(entries)}
+    lasting = {pid: p for pid, p in measured.items() if len(p.rows) > 0.8 * len(entries)}
     assert len(lasting) == 3, "the main process and two workers"
     grown = []
     for pid, measurements in lasting.items():
         who = "main process" if pid == process.pid else "worker"
-        print(f"{who}: {measurements}")
-        allowed = max(8.0, 0.01 * measurements.memory[0])
-        if (
-            measurements.growth() > allowed
-            or measurements.more(measurements.files) > 2
-            or measurements.more(measurements.threads) > 0
-        ):
-            grown.append(f"{who}: {measurements}")
+        memory, files, threads = measurements.growth()
+        line = f"{who}: {memory:+.1f} MB, {files:+g} files, {threads:+g} threads"
+        print(line)
+        if memory > max(8.0, 0.01 * measurements.rows[0][1]) or files > 2 or threads > 0:
+            grown.append(line)
     half = len(entries) // 2
     if max(entries[half:]) > entries[half // 2]:
         grown.append(f"entries in the run's folder: {entries[half // 2]} to {max(entries[half:])}")

@@ -9,7 +9,7 @@ import signal
 import time
 
 import pytest
-from faulty_runs import bits_differing, children_of, log_lines, spawn_in_group, state, toy, wait_for
+from faulty_runs import assert_equal_runs, children_of, spawn_in_group, toy, wait_for
 from runs import ROOT, command, finish, launcher, options, records, spawn, start
 
 RUN = {**toy("albef"), "run__batch_size_train": 4, "run__max_epoch": 16}
@@ -56,10 +56,9 @@ def test_restarted_run_equals_uninterrupted_run(tmp_path, uninterrupted, injecte
     assert output.count("restarted by the launcher: resuming") == kills, output[-3000:]
     (folder,) = [path for path in tmp_path.iterdir() if (path / "log.jsonl").is_file()]
     folder.rename(tmp_path / "job")
-    assert log_lines(tmp_path) == log_lines(uninterrupted)
-    bits = bits_differing(state(tmp_path), state(uninterrupted))
-    injected("one of two ranks killed, restarted", kills * (bits == 0), bits=bits, times=kills)
-    assert bits == 0
+    assert_equal_runs(
+        tmp_path, uninterrupted, injected, "one of two ranks killed, restarted", kills
+    )
 
 
 @pytest.mark.faults
@@ -68,24 +67,17 @@ def test_restart_on_two_nodes(tmp_path, uninterrupted, injected, free_port):
     rendezvous = ["--nnodes=2", "--nproc_per_node=1", "--max-restarts=2", "--rdzv_id=nodes"]
     rendezvous += ["--rdzv_backend=c10d", f"--rdzv_endpoint=localhost:{free_port}"]
     _, _, *arguments = command("train.py", tmp_path, **RUN)
-    launcher_command = [
-        *launcher(),
-        "-m",
-        "torch.distributed.run",
-        *rendezvous,
-        ROOT / "train.py",
-        *arguments,
-    ]
+    run = [*launcher(), "-m", "torch.distributed.run"]
+    launcher_command = [*run, *rendezvous, ROOT / "train.py", *arguments]
     nodes = [spawn(tmp_path, launcher_command) for _ in range(2)]
     wait_for(tmp_path, 7, nodes[0])
     (victim,) = children_of(nodes[1].pid)
     os.kill(victim, KILL)
     outputs = [finish(node) for node in nodes]
     assert any("restarted by the launcher: resuming" in output for output in outputs)
-    assert log_lines(tmp_path) == log_lines(uninterrupted)
-    bits = bits_differing(state(tmp_path), state(uninterrupted))
-    injected("a rank of one of two nodes killed, restarted", bits == 0, bits=bits)
-    assert bits == 0
+    assert_equal_runs(
+        tmp_path, uninterrupted, injected, "a rank of one of two nodes killed, restarted"
+    )
 
 
 def start_two_tasks(folder, port, **changes):

@@ -27,7 +27,7 @@ from lavis_mafa.datasets.image_text_shards import ImageTextShardsTrain, listed
 from lavis_mafa.datasets.judgements import LABELS, read_judgements
 from lavis_mafa.datasets.pair_conversion import converted
 from lavis_mafa.datasets.shards import write_shards
-from lavis_mafa.io.cache import TEMPORARY
+from lavis_mafa.io.cache import _TEMPORARY
 from lavis_mafa.io.yaml_files import MOST_NODES, check_yaml
 from lavis_mafa.models.con_d.calibration import CalibratedThresholds
 
@@ -231,7 +231,7 @@ def test_leftovers_of_a_killed_conversion_are_removed(tmp_path, injected):
     tables = cache / "image_text"
     (left,) = tables.iterdir()
     # One that is being made now, and one of another machine, stay.
-    name = f"abc{TEMPORARY}"
+    name = f"abc{_TEMPORARY}"
     others = [tables / f"{name}{platform.node()}-{os.getpid()}-x", tables / f"{name}else-1-x"]
     for other in others:
         other.mkdir()
@@ -290,21 +290,17 @@ def drawn(above=0.5, **stratum):
 
 
 ODD_LABELS = {
-    "above is NaN": json.dumps(labels(**drawn(float("nan")))),
-    "above is infinite": json.dumps(labels(**drawn(float("inf")))),
-    "above is text": json.dumps(labels(**drawn("0.5"))),
-    "above is 1": json.dumps(labels(**drawn(1))),
-    "a limit is NaN": json.dumps(labels(**drawn(low=float("nan")))),
-    "a limit of 400 digits": json.dumps(labels(**drawn(high=10**400))),
-    "limits in the wrong order": json.dumps(labels(**drawn(low=1.0, high=0.5))),
-    "no stratum": json.dumps(labels(drawn={"above": None, "strata": []})),
-    "a number of 100 digits": json.dumps(
-        labels(labels=[{"image": 10**100, "text": 1, "answer": "yes"}])
-    ),
-    "an answer that is a list": json.dumps(
-        labels(labels=[{"image": 0, "text": 1, "answer": ["yes"]}])
-    ),
-    "labels that are text": json.dumps(labels(labels="yes")),
+    "above is NaN": labels(**drawn(float("nan"))),
+    "above is infinite": labels(**drawn(float("inf"))),
+    "above is text": labels(**drawn("0.5")),
+    "above is 1": labels(**drawn(1)),
+    "a limit is NaN": labels(**drawn(low=float("nan"))),
+    "a limit of 400 digits": labels(**drawn(high=10**400)),
+    "limits in the wrong order": labels(**drawn(low=1.0, high=0.5)),
+    "no stratum": labels(drawn={"above": None, "strata": []}),
+    "a number of 100 digits": labels(labels=[{"image": 10**100, "text": 1, "answer": "yes"}]),
+    "an answer that is a list": labels(labels=[{"image": 0, "text": 1, "answer": ["yes"]}]),
+    "labels that are text": labels(labels="yes"),
     "deeply nested": DEEP,
     "a list": "[]",
     "a number": "3",
@@ -317,7 +313,9 @@ ODD_LABELS = {
 @pytest.mark.parametrize("what", ODD_LABELS)
 def test_odd_labels_are_refused(tmp_path, injected, what):
     path = tmp_path / "labels.json"
-    path.write_bytes(ODD_LABELS[what].encode(errors="surrogateescape"))
+    content = ODD_LABELS[what]
+    text = content if isinstance(content, str) else json.dumps(content)
+    path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ValueError, match="labels.json"):
         read_labels(path)
     injected("odd labels", 1)

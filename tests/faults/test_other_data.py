@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from faulty_runs import run_here
 from PIL import Image
-from runs import CONFIG, TOY
+from runs import PROCESSORS, TOY, write_toy_config
 
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.datasets.data_identity import SAMPLED, DataIdentity
@@ -112,53 +111,35 @@ def test_images_kept_for_other_data_are_refused(tmp_path, injected):
 # Resuming
 
 
-def write_json(path, rows):
-    path.write_text(json.dumps(rows))
-
-
-def write_parquet(path, rows, **more):
-    """Write pairs with the images inside, and further columns."""
-    images = [(path.parent / row["image"]).read_bytes() for row in rows]
-    columns = {key: [row[key] for row in rows] for key in ("caption", "image_id")}
-    pq.write_table(pa.table({"image": images, **columns, **more}), path, row_group_size=5)
-
-
-WRITE = {"json": write_json, "parquet": write_parquet}
-
-
-@pytest.fixture(scope="module", params=WRITE)
-def stopped(tmp_path_factory, request):
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
     """A run on own pairs that was stopped, a function that writes its annotation file, its rows,
     and how to start it again."""
     folder = tmp_path_factory.mktemp("data")
     rows = rows_of(24)
     for k, row in enumerate(rows):
         Image.new("RGB", (8, 6), (10 * k, 90, 200)).save(folder / row["image"])
-    annotations = folder / f"train.{request.param}"
+    annotations = folder / "train.parquet"
 
     def write(rows, **more):
-        WRITE[request.param](annotations, rows, **more)
+        """Write pairs with the images inside, and further columns."""
+        images = [(folder / row["image"]).read_bytes() for row in rows]
+        columns = {key: [row[key] for row in rows] for key in ("caption", "image_id")}
+        pq.write_table(pa.table({"image": images, **columns, **more}), annotations)
 
     write(rows)
-    toy = Path(CONFIG).read_text()
     data = {
-        "vis_processor": {
-            phase: {"name": "blip_image_eval", "image_size": 32} for phase in ("train", "eval")
-        },
-        "text_processor": {"train": {"name": "blip_caption"}},
+        **PROCESSORS,
         "build_info": {
             "annotations": {"train": {"storage": str(annotations)}, "val": None, "test": None},
             "images": {"storage": str(folder)},
             "cache_dir": str(folder / "cache"),
         },
     }
-    text = json.dumps({"datasets": {"image_text_json": data}})[1:-1]  # JSON is YAML
-    config = folder / "config.yaml"
-    begin, end = toy.index("datasets:"), toy.index("run:")
-    config.write_text(f"{toy[:begin]}{text}\n\n{toy[end:]}")
+    config = write_toy_config(folder / "config.yaml", {"image_text_json": data})
     changes = {
         **TOY,
-        **{"model__mafa__con_d__arch": None, "run__max_epoch": 2, "config": str(config)},
+        **{"model__mafa__con_d__arch": None, "run__max_epoch": 2, "config": config},
     }
     run_here(folder / "run", **changes, run__max_steps=2)
     return folder, write, rows, changes
@@ -194,7 +175,6 @@ def test_mended_caption_is_reported(stopped, injected, tmp_path, caplog):
     injected("resumed on other training data", 1)
 
 
-@pytest.mark.parametrize("stopped", ["parquet"], indirect=True)
 def test_resuming_on_altered_columns(stopped, injected, tmp_path, caplog):
     """A column that is not read changes nothing; other ids or no captions are refused."""
     folder, write, rows, changes = stopped

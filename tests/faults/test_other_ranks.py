@@ -14,7 +14,7 @@ from runs import finish, launcher, options, records, spawn
 
 from lavis_mafa.algorithm.grit.collector import GritCollector, share_out
 from lavis_mafa.runners.checkpoint import check_same_settings
-from lavis_mafa.runners.state import redistribute
+from lavis_mafa.runners.state import _redistribute
 
 SCRIPT = Path(__file__).parents[1] / "runners" / "recording_run.py"
 LAST = "checkpoint_last.pth"
@@ -28,16 +28,10 @@ def train_on_ranks(folder, ranks, **changes):
     changes = {**RUN, **changes, "run__batch_size_train": 8 // ranks}
     config = changes.pop("config")
     run_options = options(folder, **changes)
-    finish(
-        spawn(
-            folder, [*launcher(ranks if ranks > 1 else None), SCRIPT, folder, config, *run_options]
-        )
-    )
+    start = launcher(ranks if ranks > 1 else None)
+    finish(spawn(folder, [*start, SCRIPT, folder, config, *run_options]))
     by_rank = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
-    return [
-        sum((steps_of_rank[step]["index"] for steps_of_rank in by_rank), [])
-        for step in range(len(by_rank[0]))
-    ]
+    return [sum((one["index"] for one in step), []) for step in zip(*by_rank, strict=True)]
 
 
 def orders_of(content):
@@ -52,14 +46,8 @@ def orders_of(content):
         *[
             pytest.param(*case, marks=pytest.mark.faults)
             for case in [
-                (2, 1, 1),
-                (2, 1, 4),
-                (2, 1, 11),
-                (1, 2, 3),
-                (1, 2, 7),
-                (1, 2, 8),
-                (2, 4, 6),
-                (4, 1, 5),
+                *((2, 1, 1), (2, 1, 4), (2, 1, 11), (1, 2, 3)),
+                *((1, 2, 7), (1, 2, 8), (2, 4, 6), (4, 1, 5)),
             ]
         ],
     ],
@@ -166,22 +154,17 @@ def test_redistribution_keeps_sums_and_mean_gradients(count):
             },
         }
 
-    shared = redistribute([rank_state(0), rank_state(1)], count)
-    assert sum(state_of_rank["unreadable"]["seen"] for state_of_rank in shared) == 21
-    assert {k for state_of_rank in shared for k in state_of_rank["unreadable"]["bad"]} == {0, 1}
+    shared = _redistribute([rank_state(0), rank_state(1)], count)
+    unreadable = [one["unreadable"] for one in shared]
+    assert sum(one["seen"] for one in unreadable) == 21
+    assert {index for one in unreadable for index in one["bad"]} == {0, 1}
     # Evenly, because a rank stops the run by its own share of bad samples.
-    assert max(state_of_rank["unreadable"]["seen"] for state_of_rank in shared) <= -(-21 // count)
-    assert max(len(state_of_rank["unreadable"]["bad"]) for state_of_rank in shared) == -(
-        -2 // count
-    )
-    sums = {
-        name: sum(state_of_rank["tally"][name] for state_of_rank in shared)
-        for name in shared[0]["tally"]
-    }
+    assert max(one["seen"] for one in unreadable) <= -(-21 // count)
+    assert max(len(one["bad"]) for one in unreadable) == -(-2 // count)
+    tallies = [one["tally"] for one in shared]
+    sums = {name: sum(tally[name] for tally in tallies) for name in tallies[0]}
     assert sums == {"steps": 6.0, "found": 2.0}
-    for state_of_rank in shared:
-        assert torch.equal(state_of_rank["gradients"]["w"], torch.full((2,), 0.5))
-        assert torch.equal(state_of_rank["gradients"]["b"], torch.full((1,), 0.5))
-    assert [state_of_rank["random"] for state_of_rank in shared] == [{"of": 0}, {"of": 1}, None][
-        :count
-    ]
+    for one in shared:
+        assert torch.equal(one["gradients"]["w"], torch.full((2,), 0.5))
+        assert torch.equal(one["gradients"]["b"], torch.full((1,), 0.5))
+    assert [one["random"] for one in shared] == [{"of": 0}, {"of": 1}, None][:count]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import pytest
 import torch
@@ -133,6 +134,15 @@ def assert_finite(model, loss):
     assert not wrong
 
 
+def poor_samples(kind, size, **more):
+    return {
+        "image": torch.randn(size, 3, 32, 32),
+        "text_input": [POOR[kind]] * size,
+        "image_id": torch.arange(size),
+        **{"epoch": 1, "iters": 0, "num_iters_per_epoch": 4, **more},
+    }
+
+
 @pytest.mark.parametrize("kind", POOR)
 @pytest.mark.parametrize(
     "family, labels",
@@ -145,21 +155,15 @@ def test_step_with_only_poor_captions(injected, family, labels, kind):
     momentum = None
     if labels == "tcl":
         momentum = Momentum(model, backbone_of, model.vision_proj.out_features, 8)
-    for size in (1, 4):
-        for share in mask_shares:
-            if share is not None:
-                model.mlm_probability = share
-            torch.manual_seed(size)
-            samples = {
-                "image": torch.randn(size, 3, 32, 32),
-                "text_input": [POOR[kind]] * size,
-                "image_id": torch.arange(size),
-                **{"epoch": 1, "iters": 0, "num_iters_per_epoch": 4, "grouped": True},
-            }
-            output = run_step(model.backbone, samples, step_settings(labels), None, momentum)
-            assert_finite(model, output.loss)
-            if share == 0.0:
-                assert float(output.loss_lm.detach()) == 0.0
+    for size, share in itertools.product((1, 4), mask_shares):
+        if share is not None:
+            model.mlm_probability = share
+        torch.manual_seed(size)
+        samples = poor_samples(kind, size, grouped=True)
+        output = run_step(model.backbone, samples, step_settings(labels), None, momentum)
+        assert_finite(model, output.loss)
+        if share == 0.0:
+            assert float(output.loss_lm.detach()) == 0.0
     times = 2 * len(mask_shares)
     injected(f"data: step, every caption {kind}", survived=times, times=times)
 
@@ -168,13 +172,7 @@ def test_step_with_only_poor_captions(injected, family, labels, kind):
 def test_fne_step_with_only_poor_captions(injected, kind):
     model = tiny("fne_retrieval").train()
     for size in (1, 4):
-        samples = {
-            "image": torch.randn(size, 3, 32, 32),
-            "text_input": [POOR[kind]] * size,
-            "image_id": torch.arange(size),
-            "loaded_index": torch.arange(size),
-            **{"epoch": 1, "iters": 0, "num_iters_per_epoch": 4},
-        }
+        samples = poor_samples(kind, size, loaded_index=torch.arange(size))
         assert_finite(model, model(samples).loss)
     injected(f"data: step, every caption {kind}", survived=2, times=2)
 

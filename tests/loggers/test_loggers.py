@@ -15,7 +15,7 @@ from PIL import Image
 
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.loggers import LOGGERS, Logger
-from lavis_mafa.loggers.guarded import MEMORY, GuardedLoggers
+from lavis_mafa.loggers.guarded import _MEMORY, GuardedLoggers
 from lavis_mafa.loggers.redact import HIDDEN, redact
 from lavis_mafa.runners.figures import Figures
 
@@ -161,7 +161,7 @@ def test_logger_that_cannot_begin_is_tried_again(tmp_path, caplog):
 
 
 def test_damaged_memory_starts_a_new_logged_run(tmp_path, caplog):
-    (tmp_path / MEMORY).write_text('{"recorder": {"id"')
+    (tmp_path / _MEMORY).write_text('{"recorder": {"id"')
     logger = Recorder()
     loggers = GuardedLoggers(tmp_path, {"recorder": logger})
     loggers.begin({}, resumed=True, first_step=None)
@@ -307,7 +307,7 @@ def test_wandb_run_and_its_continuation(tmp_path, monkeypatch):
         "run__logger_options__wandb__tags": "[toy]",
     }
     run_here(tmp_path, **changes, run__max_steps=14)
-    identity = json.loads((tmp_path / "job" / MEMORY).read_text())["wandb"]["id"]
+    identity = json.loads((tmp_path / "job" / _MEMORY).read_text())["wandb"]["id"]
     run_here(tmp_path, **changes, run__resume_ckpt_path="auto")
     for _ in range(40):  # wandb's own process may still be writing on a busy machine
         parsed = wandb_records(tmp_path / "job")

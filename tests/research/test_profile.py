@@ -1,4 +1,4 @@
-"""Profiles of soft labels: closed forms, slow loops, the labels of training, ranks, the command."""
+"""Profiles of soft labels: closed forms, slow loops, the labels of training, the command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from conftest import mini_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_world import CONFIG, arguments, call_ranks, save_model
+from small_world import CONFIG, arguments, save_model
 
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.labels import SoftLabels
@@ -88,46 +88,24 @@ def test_smoothed_labels_reproduce_the_paper():
     assert no_spread == pytest.approx(0.0, abs=1e-6) and profile.anchors == 192
 
 
-def slow_softmax(scores):
-    total = sum(math.exp(s) for s in scores)
-    return [math.exp(s) / total for s in scores]
-
-
 def slow_labels(stream, step, alpha, momentum):
     """The labels of a mini-batch anchor by anchor, as in MAFA 4.2."""
     mini_batch = stream.mini_batch(step).tolist()
     first = step * stream.batch_size
     queue = stream.order[first - stream.queue_size : first].tolist() if momentum else []
-    features, momentum_features = stream.features, stream.momentum_features
-
-    def dot(images, i, texts, t):
-        return sum(a * b for a, b in zip(images[i].tolist(), texts[t].tolist(), strict=True)) / 0.2
-
-    rows = []
+    features = stream.momentum_features if momentum else stream.features
+    candidates, ids, rows = mini_batch + queue, stream.image_ids, []
     for of_image in (True, False):
         for anchor in mini_batch:
-            candidates = mini_batch + queue
-            same = [
-                stream.image_ids[candidate] == stream.image_ids[anchor] for candidate in candidates
-            ]
-            if momentum:  # p~: the same direction by the momentum encoders
-                p = [
-                    dot(momentum_features.images, anchor, momentum_features.texts, candidate)
-                    if of_image
-                    else dot(momentum_features.images, candidate, momentum_features.texts, anchor)
-                    for candidate in candidates
-                ]
-            else:  # p~: the opposite direction, from the pair's text or image
-                p = [
-                    dot(features.images, candidate, features.texts, anchor)
-                    if of_image
-                    else dot(features.images, anchor, features.texts, candidate)
-                    for candidate in candidates
-                ]
-            p = slow_softmax(p)
-            rows.append(
-                [(1 - alpha) * s / sum(same) + alpha * q for s, q in zip(same, p, strict=True)]
-            )
+            weights = []
+            for candidate in candidates:
+                # p~: the same direction by the momentum encoders, otherwise the opposite one.
+                pair = (anchor, candidate) if of_image == momentum else (candidate, anchor)
+                image, text = features.images[pair[0]], features.texts[pair[1]]
+                weights.append(math.exp(sum(map(math.prod, zip(image, text, strict=True))) / 0.2))
+            same = [ids[candidate] == ids[anchor] for candidate in candidates]
+            both = zip(same, weights, strict=True)
+            rows.append([(1 - alpha) * s / sum(same) + alpha * w / sum(weights) for s, w in both])
     return torch.tensor(rows, dtype=torch.float32)
 
 
@@ -179,13 +157,8 @@ def test_group_sums_do_not_depend_on_the_order_of_candidates(anchors, size, top,
         assert mine == pytest.approx(theirs, abs=1e-6)
 
 
-def test_other_sizes_and_bounds_are_rejected():
-    profile = LabelProfile(6, (2,))
-    with pytest.raises(ValueError, match=r"\(A, 6\), got \(1, 5\)"):
-        profile.add(torch.ones(1, 5) / 5)
-    with pytest.raises(ValueError, match="ascending"):
-        LabelProfile(6, (4, 2))
-    assert all(math.isnan(mean) for mean, _ in profile.groups())
+def test_profile_without_anchors_has_no_mean():
+    assert all(math.isnan(mean) for mean, _ in LabelProfile(6, (2,)).groups())
 
 
 def test_labels_equal_those_of_training(toy_train, tiny):
@@ -229,33 +202,21 @@ def rows_of(folder):
     return {(row["labels"], row["alpha"], row["sampling"]): row for row in rows}
 
 
-def test_command_on_the_toy_world_with_one_and_two_ranks(tmp_path, checkpoint):
+def test_command_on_the_toy_world(tmp_path, checkpoint, capsys):
     oracle = (*OPTIONS, "model.mafa.con_d.arch=oracle")
     more = (*MORE, "--convert", "--alpha", "0.2", "0.5")
-    main(arguments("profile", tmp_path / "one", checkpoint, *more, options=oracle))
-    output = call_ranks(
-        2,
-        *arguments("profile", tmp_path / "two", checkpoint, *more, options=oracle),
-        program="research",
-    )
-    one_rank, two_ranks = rows_of(tmp_path / "one"), rows_of(tmp_path / "two")
-    assert (
-        "S-ITC" in output
-        and len(one_rank) == 2 * (1 + 3 * 2)
-        and one_rank.keys() == two_ranks.keys()
-    )
-    for key, row in one_rank.items():
-        assert row["anchors"] == two_ranks[key]["anchors"] == 2 * 4 * 16
-        assert row["mean_sorted"] == pytest.approx(two_ranks[key]["mean_sorted"], abs=1e-12)
+    main(arguments("profile", tmp_path, checkpoint, *more, options=oracle))
+    rows = rows_of(tmp_path)
+    assert "S-ITC" in capsys.readouterr().out and len(rows) == 2 * (1 + 3 * 2)
+    for key, row in rows.items():
+        assert row["anchors"] == 2 * 4 * 16
         assert sum(group["sum"] for group in row["groups"]) == pytest.approx(1.0, abs=1e-5)
         assert len(row["groups"]) == (3 if key[0] == "momentum" else 2)
     # A converted negative takes half of the first place.
-    first_place = {s: one_rank["one_hot", None, s]["mean_sorted"][0] for s in ("random", "grit")}
+    first_place = {s: rows["one_hot", None, s]["mean_sorted"][0] for s in ("random", "grit")}
     assert first_place["grit"] < 1.0 and first_place["random"] < 1.0
-    assert one_rank["smoothed", 0.2, "grit"]["groups"][0]["sum"] == pytest.approx(
-        0.8 + 0.2 * 3 / 16
-    )
-    text = (tmp_path / "one" / "profile.md").read_text()
+    assert rows["smoothed", 0.2, "grit"]["groups"][0]["sum"] == pytest.approx(0.8 + 0.2 * 3 / 16)
+    text = (tmp_path / "profile.md").read_text()
     assert "momentum distillation" in text and "0.9822" in text
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
 from conftest import ROOT
@@ -176,6 +177,17 @@ def test_other_files_are_refused(tmp_path, capsys, text):
     assert pool(tmp_path, str(path), more=["--seeds", "1"])[0] == 2
 
 
+def parts_of(svg):
+    """Return the texts of a picture in order, and the numbers of what is drawn."""
+    nodes = list(ElementTree.fromstring(svg).iter())
+    paths = " ".join(node.get("d", "") + node.get("style", "") for node in nodes)
+    texts = [node.text.strip() for node in nodes if node.text and node.text.strip()]
+    return texts, [float(number) for number in re.findall(r"-?[\d.]+", paths)]
+
+
 @pytest.mark.parametrize("name, svg", [*search_space.SVGS.items(), *three_data_sets.SVGS.items()])
 def test_figures_of_the_docs_are_those_of_the_recorded_runs(name, svg):
-    assert svg() == (ROOT / "docs/figures" / name).read_text(encoding="utf-8")
+    texts, numbers = parts_of((ROOT / "docs/figures" / name).read_text(encoding="utf-8"))
+    found = parts_of(svg())
+    # Versions of matplotlib may place the axes differently by a pixel.
+    assert found == (texts, pytest.approx(numbers, abs=1.5))

@@ -70,12 +70,6 @@ def test_file_without_a_base(tmp_path):
     assert len(read_study(path).rows) == 4 and read_study(path).at == ""
 
 
-def test_paper_numbers_by_row_names(tmp_path):
-    numbers = {"mined, M=128": [5.0, 6.0]}
-    study = read_small_study(tmp_path, paper={"columns": ["TR", "IR"], "rows": numbers})
-    assert [numbers for _, numbers in study.paper] == [[], [], [5.0, 6.0], []]
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [
@@ -173,7 +167,6 @@ def test_names_that_do_not_exist_are_reported_together(tmp_path):
     [
         ({"columns": ["a"], "rows": [[1], [2]]}, "2 rows for the 4 of the file"),
         ({"columns": ["a"], "rows": [[1], [2], [3, 4], [5]]}, "mined, M=128 has [3, 4]"),
-        ({"columns": ["a"], "rows": {"mined, M=12": [3]}}, "did you mean mined, M=128?"),
     ],
 )
 def test_paper_numbers_that_do_not_fit_are_rejected(tmp_path, paper, problem):

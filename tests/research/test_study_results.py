@@ -87,17 +87,7 @@ def test_written_results_equal_the_logs(tmp_path):
     assert content["rows"]["mined, M=128"]["seeds"] == {"3": {"tr1": None, "loss": 10.0}}
     assert (tmp_path / "out" / row["folders"]["5"]["test"] / "log.jsonl").is_file()
     assert content["paper"]["rows"][0] == [76.6, 59.6]
-    assert "11.5 ± 2.1" in page and "76.60" in page and "<svg" in page
-
-
-def test_json_has_the_form_of_the_published_files(tmp_path):
-    content = written(study_with_results(tmp_path))[2]
-    published = json.loads((ROOT / "docs/results/compare_dense.json").read_text())
-    assert content.keys() == published.keys()
-    (row, *_), (theirs, *_) = content["rows"].values(), published["rows"].values()
-    assert row.keys() == theirs.keys()
-    (column, *_), (theirs, *_) = content["columns"].values(), published["columns"].values()
-    assert column.keys() == theirs.keys()
+    assert "11.5 ± 2.1" in page and "76.60" in page and "image/svg+xml" in page
 
 
 def self_check(auc, own, random, problems=()):

@@ -1,14 +1,15 @@
-"""Use of vision: predictions with and without the image, slow loops, ranks, the command."""
+"""Use of vision: predictions with and without the image, slow loops, the command."""
 
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
 from own_pairs import own_arguments
-from small_world import CONFIG, SIZE, arguments, call_ranks, save_model
+from small_world import CONFIG, SIZE, arguments, save_model
 
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.backbone import Texts
@@ -92,11 +93,8 @@ def test_without_image_removes_the_image_only_inside_the_context(toy_train, name
 
 
 def test_model_without_cross_attention_is_rejected():
-    with (
-        pytest.raises(ValueError, match="no cross-attention"),
-        without_image(torch.nn.Linear(1, 1)),
-    ):
-        pass
+    with pytest.raises(ValueError, match="no cross-attention"):
+        without_image(torch.nn.Linear(1, 1)).__enter__()
 
 
 def slow_counts(model, image, caption, number, rate, seed):
@@ -108,23 +106,14 @@ def slow_counts(model, image, caption, number, rate, seed):
     backbone = model.backbone
     embeds = backbone.encode_images(image[None]).embeds
     predicted, hits = 0, {key: 0 for key in COUNTS[1:]}
-    for position, target in enumerate(targets[0].tolist()):
-        if target == IGNORED:
-            continue
+    for position in torch.nonzero(targets[0] != IGNORED)[:, 0]:
         predicted += 1
+        here = torch.zeros_like(targets, dtype=torch.bool)
+        here[0, position] = True
         for suffix in ("", "_without"):
-            at_position = torch.zeros_like(targets, dtype=torch.bool)
-            at_position[0, position] = True
-
-            def predict(at_position=at_position):
-                return backbone._predict(ids, tokens.attention_mask, embeds, at_position)
-
-            if suffix:
-                with without_image(model):
-                    scores = predict()[0]
-            else:
-                scores = predict()[0]
-            better = int((scores > scores[target]).sum())
+            with without_image(model) if suffix else nullcontext():
+                scores = backbone._predict(ids, tokens.attention_mask, embeds, here)[0]
+            better = int((scores > scores[targets[0, position]]).sum())
             hits[f"hits_1{suffix}"] += better < 1
             hits[f"hits_5{suffix}"] += better < 5
     return [predicted, *hits.values()]
@@ -136,15 +125,10 @@ def test_counts_equal_slow_loop_for_any_batch(toy_train):
     together = count(model, images, captions, numbers, RATES, seed=4)
     with torch.no_grad():
         for index in range(12):
-            row_slice = slice(index, index + 1)
-            single = count(
-                model, images[row_slice], captions[row_slice], numbers[row_slice], RATES, seed=4
-            )
-            assert torch.equal(single, together[:, :, row_slice])
+            own = [part[index : index + 1] for part in (images, captions, numbers)]
+            assert torch.equal(count(model, *own, RATES, seed=4), together[:, :, [index]])
             for row, rate in enumerate(RATES):
-                slow = slow_counts(
-                    model, images[index], captions[index], numbers[index], rate, seed=4
-                )
+                slow = slow_counts(model, *(part[0] for part in own), rate, seed=4)
                 assert together[row, :, index].tolist() == slow
     predicted, _, among_5, *_ = together.sum(dim=(0, 2)).tolist()
     assert 0 < among_5 < predicted
@@ -161,17 +145,13 @@ def test_next_token_counts_equal_slow_loop(toy_train, name):
         length = tokens.input_ids.shape[1]
         with torch.no_grad():
             encoded = backbone.encode_images(images[row][None])
-            predicted = hits_1 = hits_5 = 0
+            better = []
             for end in range(1, length):
                 # Later tokens are unknown: the caption is truncated before the predicted token.
                 scores = next_token(model, encoded, tokens.input_ids[:, :end])
-                better = int((scores > scores[tokens.input_ids[0, end]]).sum())
-                predicted, hits_1, hits_5 = (
-                    predicted + 1,
-                    hits_1 + (better < 1),
-                    hits_5 + (better < 5),
-                )
-        assert fast[:3, row].tolist() == [predicted, hits_1, hits_5]
+                better.append(int((scores > scores[tokens.input_ids[0, end]]).sum()))
+        hits = [sum(one < k for one in better) for k in (1, 5)]
+        assert fast[:3, row].tolist() == [len(better), *hits]
     predicted, _, among_5, *_ = fast.sum(dim=1).tolist()
     assert 0 < among_5 < predicted
 
@@ -217,32 +197,6 @@ def test_masks_depend_on_the_sample_and_grow_with_the_rate(tiny, toy_train):
     backwards = masked(0.7, rows=np.arange(29, -1, -1))
     assert torch.equal(backwards[1].flip(0), many[1]) and torch.equal(backwards[0].flip(0), many[0])
     assert not torch.equal(masked(0.7, seed=1)[1], many[1])
-
-
-def test_model_that_needs_the_image_uses_vision(tiny):
-    """A patch of colour; its name cannot be guessed without the image."""
-    torch.manual_seed(0)
-    names = ["red", "green", "blue", "yellow"]
-    colours = torch.tensor([[1, -1, -1], [-1, 1, -1], [-1, -1, 1], [1, 1, -1]]).float()
-    colour_of = torch.arange(16) % 4
-    images = colours[colour_of][:, :, None, None].expand(-1, 3, 32, 32)
-    captions = [names[i] for i in colour_of]
-    tiny.mlm_probability = 0.6
-    tiny.train()
-    optimizer = torch.optim.AdamW(tiny.parameters(), lr=2e-3)
-    own = torch.arange(16)
-    for _ in range(50):
-        encoded, texts = tiny.backbone.encode_images(images), tiny.backbone.encode_texts(captions)
-        loss = tiny.backbone.language_losses(encoded, texts, own, own).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    counts = count(tiny.eval(), images, captions, np.arange(16), [1.0])
-    shares = figures_of(counts[0].numpy(), np.arange(16))
-    assert shares["accuracy_1"]["share"] > 0.9
-    assert shares["uov_1"]["low"] > 0.1, (
-        "half of the tokens are [SEP], which can be guessed without the image"
-    )
 
 
 def test_shares_and_intervals():
@@ -293,21 +247,20 @@ def rows_of(folder):
     return {(row["model"], row["rate"]): row for row in rows}
 
 
-def test_command_with_two_ranks_and_other_mini_batches_gives_the_same(tmp_path, checkpoints):
+def test_command_with_other_mini_batches_gives_the_same(tmp_path, checkpoints, capsys):
     first, second = checkpoints
-
-    def vision_arguments(folder, size):
+    found = []
+    for size in (16, 9):
         chosen = [f"run.batch_size_eval={size}"]
         more = ("--checkpoint", first, f"other={second}", "--rates", 0.5, 0.15, "--samples", 70)
-        return arguments("vision", tmp_path / folder, first, *more, options=chosen)
-
-    assert main(vision_arguments("one", 16)) == 0
-    output = call_ranks(2, *vision_arguments("two", 9), program="research")
-    on_one_rank, on_two_ranks = rows_of(tmp_path / "one"), rows_of(tmp_path / "two")
-    assert on_one_rank == on_two_ranks and "UoV@5" in output
-    assert list(on_one_rank) == [("a", 0.15), ("a", 0.5), ("other", 0.15), ("other", 0.5)]
-    assert on_one_rank["a", 0.5] | {"model": 0} != on_one_rank["other", 0.5] | {"model": 0}
-    assert "| other" in (tmp_path / "one" / "vision.md").read_text()
+        folder = tmp_path / str(size)
+        assert main(arguments("vision", folder, first, *more, options=chosen)) == 0
+        found.append(rows_of(folder))
+    rows, others = found
+    assert rows == others and "UoV@5" in capsys.readouterr().out
+    assert list(rows) == [("a", 0.15), ("a", 0.5), ("other", 0.15), ("other", 0.5)]
+    assert rows["a", 0.5] | {"model": 0} != rows["other", 0.5] | {"model": 0}
+    assert "| other" in (tmp_path / "9" / "vision.md").read_text()
 
 
 def test_vision_command_skips_unreadable_photographs(tmp_path, photographs):
@@ -326,16 +279,8 @@ def test_vision_command_skips_unreadable_photographs(tmp_path, photographs):
 def test_next_token_models_have_no_rates(tmp_path):
     config = CONFIG.replace("albef_toy", "blip2_toy")
     size = f"datasets.toy_scenes.build_info.train_size={SIZE}"
-    vision_arguments = [
-        "vision",
-        "--cfg-path",
-        config,
-        "--output",
-        str(tmp_path),
-        "--samples",
-        "20",
-    ]
-    assert main([*vision_arguments, "--options", size]) == 0
+    words = ["vision", "--cfg-path", config, "--output", str(tmp_path), "--samples", "20"]
+    assert main([*words, "--options", size]) == 0
     assert list(rows_of(tmp_path)) == [("the config's", None)]
 
 

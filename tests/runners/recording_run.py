@@ -10,21 +10,14 @@ import lavis_mafa  # noqa: F401  before LAVIS, which lacks names of newer transf
 
 # isort: split
 from lavis.common.dist_utils import get_rank
+from runs import recording
 
-from lavis_mafa.runners import RunnerMafa
 from lavis_mafa.runners.session import exit_status, run
 
 
 def main(folder: str, config: str, *options: str) -> None:
-    steps: list[dict] = []
-    record_step = RunnerMafa._record_step
-
-    def record(self, output, losses, samples, bar):
-        steps.append({"index": samples["index"].tolist(), "epoch": samples["epoch"], **losses})
-        record_step(self, output, losses, samples, bar)
-
-    RunnerMafa._record_step = record
-    run(config, options)
+    with recording() as steps:
+        run(config, options)
     Path(folder, f"rank{get_rank()}.json").write_text(json.dumps(steps))
 
 

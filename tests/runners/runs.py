@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -40,6 +43,27 @@ TOY = {
     "datasets__toy_scenes__type": None,
     **{f"datasets__toy_scenes__build_info__{key}_size": None for key in ("train", "val", "test")},
 }
+# A tiny model on the CPU, for configs of large ones on GPUs.
+TINY = {
+    "model__model_type": "tiny",
+    "model__load_pretrained": False,
+    "model__image_size": 32,
+    "run__device": "cpu",
+    "run__amp": False,
+    "run__num_workers": 0,
+}
+PROCESSORS = {
+    "vis_processor": {p: {"name": f"blip_image_{p}", "image_size": 32} for p in ("train", "eval")},
+    "text_processor": {p: {"name": "blip_caption"} for p in ("train", "eval")},
+}
+
+
+def write_toy_config(path, datasets):
+    """Write the toy config with other data sets; return its path."""
+    toy = Path(CONFIG).read_text()
+    data = json.dumps({"datasets": datasets})[1:-1]  # JSON is YAML
+    path.write_text(f"{toy[: toy.index('datasets:')]}{data}\n\n{toy[toy.index('run:') :]}")
+    return str(path)
 
 
 def options(folder, **changes):
@@ -59,6 +83,51 @@ def run_here(folder, config=CONFIG, **changes):
         return run(config, options(folder, **changes))
     finally:
         torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def recording(trained: Any = None) -> Iterator[Any]:
+    """Append every mini-batch trained inside the context to ``trained`` or a new list: epoch,
+    step, sample indices and losses.
+    """
+    from lavis_mafa.runners import RunnerMafa
+
+    trained = [] if trained is None else trained
+    record_step = RunnerMafa._record_step
+
+    def record(self: Any, output: Any, losses: Any, samples: Any, *rest: Any) -> None:
+        position = {"epoch": int(samples["epoch"]), "step": int(samples["iters"])}
+        trained.append({**position, "index": samples["index"].tolist(), "losses": dict(losses)})
+        record_step(self, output, losses, samples, *rest)
+
+    RunnerMafa._record_step = record  # type: ignore[method-assign]
+    try:
+        yield trained
+    finally:
+        RunnerMafa._record_step = record_step  # type: ignore[method-assign]
+
+
+def dry_run(folder, capsys, config=CONFIG, **changes):
+    """Run the command with ``--dry-run``, which must succeed; return what it prints."""
+    from lavis_mafa.cli import main
+
+    given = options(folder, **changes)
+    assert main(["train", "--cfg-path", config, "--dry-run", "--options", *given]) == 0
+    return capsys.readouterr().out
+
+
+def resume_bit_for_bit(folder, stop, config=CONFIG, **changes):
+    """Train in one go, and stopped after ``stop`` steps and resumed: the weights must be equal.
+
+    Return the runner of the first, its final weights, and those at the stop.
+    """
+    runner = run_here(folder / "whole", config, **changes)
+    run_here(folder / "cut", config, **{**changes, "run__max_steps": stop})
+    early = weights(folder / "cut")
+    run_here(folder / "cut", config, **changes, run__resume_ckpt_path="auto")
+    whole = weights(folder / "whole")
+    assert same_weights(whole, weights(folder / "cut"))
+    return runner, whole, early
 
 
 def launcher(ranks=None, *extra):

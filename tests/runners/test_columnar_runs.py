@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
-from runs import INFO, OWN, TOY, records, run_here, same_weights, weights
+from runs import INFO, OWN, TINY, TOY, records, run_here, same_weights, weights
 
 from lavis_mafa.config import ConfigError, load_config
 
@@ -64,13 +64,8 @@ def changes(folder, train, **more):
         f"{INFO}__cache_dir": folder / "cache",
         "datasets__image_text_json__vis_processor__train__name": "blip_image_eval",
         "model__mafa__con_d__arch": None,
-        "model__model_type": "tiny",
-        "model__load_pretrained": False,
-        "model__image_size": 32,
+        **TINY,
         "model__tokenizer": "tiny_vocab.txt",
-        "run__device": "cpu",
-        "run__amp": False,
-        "run__num_workers": 0,
         "run__grit__queue_size": 32,
         "run__grit__search_space": 16,
         "run__max_epoch": 2,
@@ -93,23 +88,6 @@ def test_the_same_training_as_on_image_files(folder, trained, tmp_path, train, w
     assert runner.train_set.image_ids.tolist() == [k // 2 for k in range(COUNT)]
     assert same_weights(weights(tmp_path), weights(trained))
     assert [one["epoch"] for one in records(tmp_path, "epoch")] == [0, 1]
-
-
-def test_resuming_is_refused_after_the_parquet_file_has_changed(folder, tmp_path):
-    rows = json.loads((folder / "train.json").read_text())
-    settings = changes(folder, "hub")
-    run_here(tmp_path, OWN, **settings, run__max_steps=3)
-    resumed = {**settings, "run__resume_ckpt_path": tmp_path / "job/checkpoint_last.pth"}
-    other = [{**rows[0], "image": rows[1]["image"]}, *rows[1:]]
-    write(folder, other)
-    try:
-        with pytest.raises(ValueError, match=f"saved with other training data: {COUNT} samples"):
-            run_here(tmp_path / "other", OWN, **resumed)
-    finally:
-        write(folder, rows)
-    # The same rows, written again.
-    runner = run_here(tmp_path / "same", OWN, **resumed, run__max_steps=4)
-    assert runner.progress.global_step == 4
 
 
 def problems(folder, train, **more):

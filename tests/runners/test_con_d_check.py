@@ -12,6 +12,7 @@ from runs import CONFIG, finish, options, records, run_here, same_weights, start
 
 from lavis_mafa.cli import main
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
+from lavis_mafa.models.con_d.self_check import PoorDiscriminatorError
 from lavis_mafa.runners.con_d_check import RECORD
 
 GOOD = '''
@@ -51,9 +52,9 @@ def untrained(tmp_path_factory):
     return {f"model__mafa__con_d__{key}": value for key, value in con_d.items()}
 
 
-@pytest.fixture
-def plugin(tmp_path):
-    path = tmp_path / "plugin.py"
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory):
+    path = tmp_path_factory.mktemp("plugin") / "plugin.py"
     path.write_text(GOOD, encoding="utf-8")
     return {"run__plugins": f"[{path}]", **SHORT, "model__mafa__con_d__self_check": "refuse"}
 
@@ -103,11 +104,12 @@ def test_two_ranks_are_refused_before_any_step(tmp_path, untrained):
     assert not (tmp_path / "job" / "log.jsonl").exists()
 
 
-def test_a_good_discriminator_of_a_user_passes(tmp_path, plugin):
+def test_a_good_discriminator_of_a_user_passes(tmp_path, plugin, caplog):
+    caplog.set_level(logging.INFO)
     changes = {**plugin, "model__mafa__con_d__arch": "knows_own", "run__tensorboard": True}
-    output = finish(start("train.py", tmp_path, **changes))
-    assert "fails its self-check" not in output
-    assert "Con-D self-check of knows_own: AUC 1.000 of 74 own against 74 random" in output
+    run_here(tmp_path, **changes)
+    assert "fails its self-check" not in caplog.text
+    assert "Con-D self-check of knows_own: AUC 1.000 of 74 own against 74 random" in caplog.text
     (record,) = records(tmp_path, RECORD)
     assert record["auc"] == 1.0 and record["problems"] == []
     assert record["above"][-1] == {"threshold": 0.8, "own": 1.0, "random": 0.0}
@@ -117,8 +119,8 @@ def test_a_good_discriminator_of_a_user_passes(tmp_path, plugin):
 
 def test_a_swapped_head_is_refused(tmp_path, plugin):
     changes = {**plugin, "model__mafa__con_d__arch": "swapped"}
-    output = finish(start("train.py", tmp_path, **changes), status=1)
-    assert "(AUC) of only 0.00" in output and "Traceback" not in output
+    with pytest.raises(PoorDiscriminatorError, match=r"\(AUC\) of only 0.00"):
+        run_here(tmp_path, **changes)
     assert not (tmp_path / "job" / "log.jsonl").exists()
 
 

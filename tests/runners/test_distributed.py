@@ -112,7 +112,7 @@ def test_two_processes_equal_simulated_ranks(tmp_path):
     for rank in range(2):
         measured = json.loads((real / f"rank{rank}.json").read_text())
         assert [m["index"] for m in measured] == [t["index"] for t in expected[rank]]
-        losses = [m["loss"] for m in measured]
+        losses = [m["losses"]["loss"] for m in measured]
         assert losses == pytest.approx([t["loss"] for t in expected[rank]], rel=1e-5)
     assert expected[0][0]["index"] != expected[1][0]["index"], "ranks must read different data"
     saved = weights(real)

@@ -22,13 +22,17 @@ ON_GPU = {"run__device": "cuda"}
 BLIP2 = {"config": str(ROOT / "projects/mafa/train/blip2_toy.yaml")}
 
 
+def losses_of(folder):
+    return [r["loss"] for r in records(folder, "step")]
+
+
 @pytest.mark.parametrize("amp_dtype", ["fp16", "bf16"])
 def test_mixed_precision_losses_are_close_to_full_precision(tmp_path, amp_dtype):
     run_here(tmp_path / "exact", **ON_GPU, run__max_epoch=2)
     mixed = {"run__amp": True, "run__amp_dtype": amp_dtype, "run__max_grad_norm": 5.0}
     run_here(tmp_path / "mixed", **ON_GPU, **mixed, run__max_epoch=2)
-    exact = [r["loss"] for r in records(tmp_path / "exact", "step")]
-    mixed_losses = [r["loss"] for r in records(tmp_path / "mixed", "step")]
+    exact = losses_of(tmp_path / "exact")
+    mixed_losses = losses_of(tmp_path / "mixed")
     assert mixed_losses == pytest.approx(exact, rel=0.1)
 
 
@@ -37,7 +41,7 @@ def test_one_gpu_without_launcher_equals_one_rank_with_launcher(tmp_path):
     plain.mkdir(), launched.mkdir()
     finish(start("train.py", plain, **ON_GPU, run__max_epoch=2))
     finish(start("train.py", launched, ranks=1, **ON_GPU, run__max_epoch=2))
-    losses = [[r["loss"] for r in records(f, "step")] for f in (plain, launched)]
+    losses = [losses_of(folder) for folder in (plain, launched)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
@@ -47,7 +51,7 @@ def test_resumed_run_on_gpu_equals_uninterrupted_run(tmp_path):
     run_here(tmp_path / "cut", **mixed, run__max_steps=14)
     run_here(tmp_path / "cut", **mixed, run__resume_ckpt_path="auto")
     # Not the weights: sums in any order move those without a gradient, such as the keys' biases.
-    whole, cut = ([r["loss"] for r in records(tmp_path / f, "step")] for f in ("whole", "cut"))
+    whole, cut = (losses_of(tmp_path / name) for name in ("whole", "cut"))
     assert cut == pytest.approx(whole, rel=5e-3)  # other masks or pairs: 5 % in some step
 
 
@@ -80,7 +84,7 @@ def test_blip2_with_frozen_fp16_vit(tmp_path, amp_dtype):
     }
     runner = run_here(tmp_path / "mafa", **frozen, **mixed, **con_d, run__max_epoch=2)
     assert runner._model.con_d.shares_encoder
-    losses = [r["loss"] for r in records(tmp_path / "mafa", "step")]
+    losses = losses_of(tmp_path / "mafa")
     assert losses[-1] < losses[0]
     weight = runner._model.visual_encoder.patch_embed.proj.weight
     assert weight.dtype is torch.float16 and weight.device.type == "cuda"
@@ -91,13 +95,13 @@ def test_blip2_with_frozen_fp16_vit(tmp_path, amp_dtype):
 def test_blip2_on_gpu_equals_cpu(tmp_path):
     run_here(tmp_path / "gpu", **BLIP2, **ON_GPU, run__max_epoch=2)
     run_here(tmp_path / "cpu", **BLIP2, run__max_epoch=2)
-    gpu, cpu = ([r["loss"] for r in records(tmp_path / d, "step")] for d in ("gpu", "cpu"))
+    gpu, cpu = (losses_of(tmp_path / name) for name in ("gpu", "cpu"))
     assert gpu == pytest.approx(cpu, rel=0.02)
 
 
 def losses(folder, **changes):
     run_here(folder, **ON_GPU, run__max_epoch=1, **changes)
-    return [r["loss"] for r in records(folder, "step")]
+    return losses_of(folder)
 
 
 @pytest.mark.parametrize("amp_dtype", ["fp16", "bf16"])
@@ -108,17 +112,6 @@ def test_cached_batch_in_mixed_precision_is_close_to_the_whole_one(tmp_path, amp
     # Not closer: every chunk draws its own dropout and masks.
     cached = losses(tmp_path / "cached", **mixed, run__cached_batch=3)
     assert cached == pytest.approx(whole, rel=0.15)
-
-
-@pytest.mark.parametrize("form", sorted(ITC_LOSSES))
-def test_form_of_itc_equals_cpu_and_is_finite_in_mixed_precision(tmp_path, form):
-    given = {"model__mafa__itc_loss": form, "model__mafa__learn_temperature": form != "rince"}
-    on_gpu = losses(tmp_path / "gpu", **given)
-    run_here(tmp_path / "cpu", **given, run__max_epoch=1)
-    assert on_gpu == pytest.approx([r["loss"] for r in records(tmp_path / "cpu", "step")], rel=0.1)
-    for amp_dtype in ("fp16", "bf16"):
-        mixed = losses(tmp_path / amp_dtype, **given, run__amp=True, run__amp_dtype=amp_dtype)
-        assert mixed == pytest.approx(on_gpu, rel=0.1)
 
 
 @pytest.mark.parametrize("config", [{}, BLIP2])
@@ -149,13 +142,23 @@ def equal_to_cpu(gpu, cpu):
     return len(of[0]) > 0 and of[0] == pytest.approx(of[1], rel=0.1)
 
 
-@pytest.mark.parametrize("label", sorted(SOFT_LABELS))
-def test_soft_label_equals_cpu_and_is_finite_in_mixed_precision(tmp_path, label):
-    given = {
+METHODS = {
+    form: {"model__mafa__itc_loss": form, "model__mafa__learn_temperature": form != "rince"}
+    for form in sorted(ITC_LOSSES)
+} | {
+    label: {
         "model__mafa__soft_labels__type": label,
         "model__mafa__soft_labels__start_epoch": 0,
         "model__queue_size": 16 if label == "momentum" else 0,
     }
+    for label in sorted(SOFT_LABELS)
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_method_equals_cpu_and_is_finite_in_mixed_precision(tmp_path, name):
+    """Forms of ITC, and soft labels."""
+    given = METHODS[name]
     on_gpu = losses(tmp_path / "gpu", **given)
     run_here(tmp_path / "cpu", **given, run__max_epoch=1)
     assert equal_to_cpu(tmp_path / "gpu", tmp_path / "cpu")
@@ -221,5 +224,5 @@ def test_frozen_weights_divided_by_nccl_give_the_losses_of_ddp(tmp_path, amp_dty
     for name, fsdp in (("ddp", "null"), ("fsdp", "frozen")):
         (tmp_path / name).mkdir()
         finish(start("train.py", tmp_path / name, **changes, run__fsdp=fsdp))
-        found.append([r["loss"] for r in records(tmp_path / name, "step")])
+        found.append(losses_of(tmp_path / name))
     assert found[1] == pytest.approx(found[0], rel=0.02)

@@ -9,10 +9,20 @@ import numpy as np
 import pytest
 import torch
 from conftest import toy_config
-from runs import INFO, OWN, TOY, options, records, run_here, same_weights, weights
+from runs import (
+    INFO,
+    OWN,
+    TINY,
+    TOY,
+    dry_run,
+    records,
+    resume_bit_for_bit,
+    run_here,
+    same_weights,
+    weights,
+)
 
 from lavis_mafa.algorithm.momentum import GROUP_QUEUE
-from lavis_mafa.cli import main
 from lavis_mafa.config import ConfigError
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.runners.dry_run import _groups_line
@@ -48,13 +58,8 @@ def changes(folder, **more):
         f"{INFO}__cache_dir": folder / "cache",
         f"{INFO}__group_id_key": "group",
         "model__mafa__con_d__arch": None,
-        "model__model_type": "tiny",
-        "model__load_pretrained": False,
-        "model__image_size": 32,
+        **TINY,
         "model__tokenizer": "tiny_vocab.txt",
-        "run__device": "cpu",
-        "run__amp": False,
-        "run__num_workers": 0,
         "run__grit__queue_size": 40,
         "run__grit__search_space": 40,
         "run__max_epoch": 2,
@@ -87,13 +92,10 @@ def test_training_drops_groups_and_keeps_them_apart(folder, tmp_path):
 
 
 def test_dry_run_names_the_groups(folder, tmp_path, capsys):
-    arguments = ["train", "--cfg-path", OWN, "--dry-run", "--options"]
-    assert main([*arguments, *options(tmp_path, **changes(folder))]) == 0
     line = "groups: 8 of 32 pairs (80%), the largest of 4; model.mafa.same_group: dropped"
-    assert line in capsys.readouterr().out
+    assert line in dry_run(tmp_path, capsys, OWN, **changes(folder))
     plain = changes(folder, **{f"{INFO}__group_id_key": None})
-    assert main([*arguments, *options(tmp_path, **plain)]) == 0
-    assert "groups: " not in capsys.readouterr().out
+    assert "groups: " not in dry_run(tmp_path, capsys, OWN, **plain)
 
 
 def test_dry_run_counts_groups_whatever_their_numbers():
@@ -114,12 +116,8 @@ def test_wrong_value_is_refused_before_training(folder, tmp_path):
 
 def test_run_with_a_queue_resumes_with_its_groups(folder, tmp_path):
     settings = changes(folder, **QUEUE, model__mafa__same_group="positive")
-    run_here(tmp_path / "whole", OWN, **settings)
-    run_here(tmp_path / "cut", OWN, **settings, run__max_steps=3)
-    saved = weights(tmp_path / "cut")
-    assert (saved[GROUP_QUEUE] >= 0).any()
-    run_here(tmp_path / "cut", OWN, **settings, run__resume_ckpt_path="auto")
-    assert same_weights(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
+    _, _, early = resume_bit_for_bit(tmp_path, 3, OWN, **settings)
+    assert (early[GROUP_QUEUE] >= 0).any()
     # Resumed without groups, a checkpoint's groups are not used; and the other way round.
     plain = {**settings, f"{INFO}__group_id_key": None}
     last = tmp_path / "whole/job/checkpoint_last.pth"

@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 import yaml
-from runs import TOY, records, run_here, weights
+from runs import PROCESSORS, TOY, records, run_here, weights
 
 from lavis_mafa.runners import RunnerMafa
 from lavis_mafa.runners.loaders import evaluation_sets
@@ -67,10 +67,8 @@ def write_config(folder, images, data, model=None, run=None, test=()):
             path.write_text(json.dumps(list(content)))
             storage = [str(path)] if name in WITH_FILE_LISTS else str(path)
             annotations[split] = {"url": storage, "storage": storage}
-        phases = ("train", "eval")
         datasets[name] = {
-            "vis_processor": {p: {"name": f"blip_image_{p}", "image_size": 32} for p in phases},
-            "text_processor": {p: {"name": "blip_caption"} for p in phases},
+            **PROCESSORS,
             "build_info": {"annotations": annotations, "images": {"storage": str(images)}},
         }
     config = {

@@ -4,10 +4,9 @@ import math
 
 import pytest
 import torch
-from runs import finish, records, run_here, same_weights, start, weights
+from runs import dry_run, finish, records, run_here, same_weights, start, weights
 
 from lavis_mafa.algorithm.grit import learned_hardness
-from lavis_mafa.cli import main
 from lavis_mafa.models.families.albef.driver import AlbefBackbone
 from lavis_mafa.runners import runner_mafa
 
@@ -44,9 +43,8 @@ def test_rewards_and_hardness_are_logged_in_grouped_epochs(uninterrupted):
     assert hardness_state(uninterrupted)["updates"] == 18
 
 
-@pytest.mark.parametrize("stop", [12])
-def test_a_stopped_run_resumes_bit_for_bit(uninterrupted, tmp_path, stop):
-    run_here(tmp_path, run__max_steps=stop, **LEARNED)
+def test_a_stopped_run_resumes_bit_for_bit(uninterrupted, tmp_path):
+    run_here(tmp_path, run__max_steps=12, **LEARNED)
     run_here(tmp_path, run__resume_ckpt_path="auto", **LEARNED)
     assert same_weights(weights(uninterrupted), weights(tmp_path))
     assert same_hardness(uninterrupted, tmp_path)
@@ -136,11 +134,7 @@ def test_other_schedules_measure_no_reward(tmp_path, monkeypatch):
 
 
 def test_dry_run_says_what_it_costs(tmp_path, capsys):
-    from runs import CONFIG, options
-
-    given = options(tmp_path, **LEARNED, run__grit__learned__every=4)
-    assert main(["train", "--cfg-path", CONFIG, "--dry-run", "--options", *given]) == 0
-    printed = capsys.readouterr().out
+    printed = dry_run(tmp_path, capsys, **LEARNED, run__grit__learned__every=4)
     assert "hardness learned from 16 quantiles, two more forward passes of the language" in printed
     assert "at every 4 optimizer steps of grouped epochs, grouped from epoch 1 on" in printed
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import mini_batch
-from runs import CONFIG, options, run_here, same_weights, weights
+from runs import dry_run, resume_bit_for_bit, run_here
 
 from lavis_mafa import load_model
-from lavis_mafa.cli import main
 
 
 @pytest.fixture(scope="module")
@@ -28,18 +27,12 @@ def changes(tmp_path_factory):
 
 def test_run_with_a_frozen_encoder_resumes_bit_for_bit(tmp_path, changes):
     """With GRIT, whose order follows the frozen encoder."""
-    run_here(tmp_path / "whole", **changes)
-    run_here(tmp_path / "parts", **changes, run__max_steps=13)
-    run_here(tmp_path / "parts", **changes, run__resume_ckpt_path="auto")
-    whole = weights(tmp_path / "whole")
-    assert same_weights(whole, weights(tmp_path / "parts"))
+    _, whole, _ = resume_bit_for_bit(tmp_path, 13, **changes)
     assert whole.keys() == load_model("albef_mafa", "tiny").state_dict().keys()
 
 
 def test_dry_run_says_what_the_frozen_encoder_costs(tmp_path, changes, capsys):
-    given = options(tmp_path, **changes)
-    assert main(["train", "--cfg-path", CONFIG, "--dry-run", "--options", *given]) == 0
-    output = capsys.readouterr().out
+    output = dry_run(tmp_path, capsys, **changes)
     assert "; negatives_encoder: " in output and "frozen models 0," not in output
     assert "Con-D: " not in output and "'loss_itm'" in output and "'loss_itc'" not in output
 

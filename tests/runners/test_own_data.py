@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
 from omegaconf import OmegaConf
-from runs import ROOT, TOY, finish, records, start
+from runs import INFO, OWN, ROOT, TINY, TOY, records, run_here
 
-OWN = str(ROOT / "projects/mafa/train/albef_own_data.yaml")
+from lavis_mafa.cli import main
+
 EVALUATE = str(ROOT / "projects/mafa/eval/retrieval_own_data.yaml")
 VIT = {"patch_size": 16, "width": 64, "depth": 3, "heads": 4}
-BUILD_INFO = "datasets__image_text_json__build_info"
 
 
 @pytest.fixture(scope="module")
@@ -27,37 +25,25 @@ def data_folder(tmp_path_factory, photographs):
     for split in ("val", "test"):
         images = json.loads((photographs / f"{split}.json").read_text())
         (folder / f"{split}.json").write_text(json.dumps(images[:20]))
-    process = subprocess.run(
-        [
-            *(sys.executable, "-m", "lavis_mafa", "check-data", str(photographs / "train.json")),
-            *("--image-root", str(photographs), "--no-decode"),
-            *("--vocab", str(folder / "vocab.txt"), "--vocab-size", "800"),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert process.returncode == 0, process.stderr[-2000:]
+    vocabulary = ["--vocab", str(folder / "vocab.txt"), "--vocab-size", "800"]
+    given = ["--image-root", str(photographs), "--no-decode", *vocabulary]
+    assert main(["check-data", str(photographs / "train.json"), *given]) == 0
     return folder
 
 
 def changes(data_folder, photographs, **more):
     """Return the options of a tiny model on the photographs, without keys of the toy world."""
     splits = {
-        f"{BUILD_INFO}__annotations__{split}__storage": data_folder / f"{split}.json"
+        f"{INFO}__annotations__{split}__storage": data_folder / f"{split}.json"
         for split in ("train", "val", "test")
     }
     return {
         **TOY,
         **splits,
-        f"{BUILD_INFO}__images__storage": photographs,
+        f"{INFO}__images__storage": photographs,
         "model__mafa__con_d__arch": None,
-        "model__model_type": "tiny",
-        "model__load_pretrained": False,
-        "model__image_size": 32,
+        **TINY,
         "model__tokenizer": data_folder / "vocab.txt",
-        "run__device": "cpu",
-        "run__amp": False,
         "run__num_workers": 1,
         "run__batch_size_train": 16,
         "run__grit__queue_size": 96,
@@ -72,8 +58,7 @@ def changes(data_folder, photographs, **more):
 def test_train_and_evaluate(data_folder, photographs, tmp_path):
     settings = changes(data_folder, photographs)
     full = tmp_path / "whole"
-    full.mkdir()
-    finish(start("train.py", full, config=OWN, **settings))
+    run_here(full, OWN, **settings)
     trained = records(full, "eval")[-1]
     assert trained["split"] == "test" and 0 <= trained["txt_r1"] <= trained["txt_r10"] <= 100
 
@@ -85,18 +70,15 @@ def test_train_and_evaluate(data_folder, photographs, tmp_path):
         if not any(name in key for name in for_training) and "annotations__" not in key
     }
     evaluated = tmp_path / "told"
-    evaluated.mkdir()
-    finish(
-        start(
-            "evaluate.py",
-            evaluated,
-            config=EVALUATE,
-            **{key: None for key in ("run__valid_splits", "run__test_splits")},
-            **kept,
-            **{f"{BUILD_INFO}__annotations__test__storage": data_folder / "test.json"},
-            model__finetuned=best,
-            run__k_test=4,
-        )
+    run_here(
+        evaluated,
+        EVALUATE,
+        **dict.fromkeys(("run__valid_splits", "run__test_splits")),
+        **kept,
+        **{f"{INFO}__annotations__test__storage": data_folder / "test.json"},
+        model__finetuned=best,
+        run__k_test=4,
+        run__evaluate=True,
     )
     separate = records(evaluated, "eval")[-1]
     for key in ("txt_r1", "txt_r5", "img_r1", "img_r10"):
@@ -190,7 +172,6 @@ def test_checkpoints_load_into_lavis_models(small_albef, base_checkpoint, monkey
 def test_momentum_encoders_are_initialised_from_the_encoders(
     small_albef, base_checkpoint, monkeypatch
 ):
-    from lavis_mafa.cli import main
     from lavis_mafa.models.checkpoints import init_momentum
 
     monkeypatch.chdir(small_albef)
@@ -209,52 +190,37 @@ def test_momentum_encoders_are_initialised_from_the_encoders(
         assert torch.equal(state[part.format("_m")], state[part.format("")])
 
 
-def test_exported_checkpoint_loads_into_lavis_vqa(small_albef, base_checkpoint, monkeypatch):
-    from lavis_mafa.cli import main
+BERT = "encoder.layer.{}.{}.weight"
+QUERY = "crossattention.self.query"
+# By form: the key by which LAVIS's model loads it, and pairs of layers of its text model and ours.
+EXPORTS = {
+    # The answer decoder is initialised from the six fusion layers.
+    "albef_vqa": ("pretrained", ("text_decoder{}.bert.", 1, 7), ("text_encoder{}.", 9, 9)),
+    # Every fusion layer is doubled, once for each image.
+    "albef_nlvr": ("finetuned", ("text_encoder{}.", 8, 7), ("text_encoder{}.", 9, 7)),
+}
 
+
+@pytest.mark.parametrize("form", EXPORTS)
+def test_exported_checkpoint_loads_into_lavis(small_albef, base_checkpoint, monkeypatch, form):
     monkeypatch.chdir(small_albef)
-    assert main(["export", "checkpoint.pth", "vqa.pth", "--to", "albef_vqa"]) == 0
-    model = build_downstream("albef_vqa", small_albef, pretrained="vqa.pth")
+    assert main(["export", "checkpoint.pth", f"{form}.pth", "--to", form]) == 0
+    key, *layers = EXPORTS[form]
+    given = {key: f"{form}.pth", "load_finetuned": key == "finetuned"}
+    model = build_downstream(form, small_albef, **given)
     state, ours = model.state_dict(), base_checkpoint.state_dict()
-    layer = "encoder.layer.{}.crossattention.self.key.weight"
     for tail in ("", "_m"):
-        key = f"text_encoder{tail}.encoder.layer.3.attention.self.query.weight"
-        assert_same(
-            state, key, ours, "text_encoder.bert.encoder.layer.3.attention.self.query.weight"
-        )
-        # The answer decoder is initialised from the six fusion layers.
-        assert_same(
-            state,
-            f"text_decoder{tail}.bert." + layer.format(1),
-            ours,
-            "text_encoder.bert." + layer.format(7),
-        )
         assert_same(state, f"visual_encoder{tail}.norm.weight", ours, "visual_encoder.norm.weight")
-
-
-def test_exported_checkpoint_loads_into_lavis_nlvr(small_albef, base_checkpoint, monkeypatch):
-    from lavis_mafa.cli import main
-
-    monkeypatch.chdir(small_albef)
-    assert main(["export", "checkpoint.pth", "nlvr.pth", "--to", "albef_nlvr"]) == 0
-    model = build_downstream("albef_nlvr", small_albef, load_finetuned=True, finetuned="nlvr.pth")
-    state, ours = model.state_dict(), base_checkpoint.state_dict()
-    inside = "encoder.layer.{}.crossattention.self.query.weight"
-    for tail in ("", "_m"):
-        for fusion in range(6):
-            for image in range(2):
-                assert_same(
-                    state,
-                    f"text_encoder{tail}." + inside.format(6 + 2 * fusion + image),
-                    ours,
-                    "text_encoder.bert." + inside.format(6 + fusion),
-                )
-        key = "encoder.layer.5.output.dense.weight"
-        assert_same(state, f"text_encoder{tail}.{key}", ours, f"text_encoder.bert.{key}")
-    images = torch.randn(2, 3, 32, 32)
-    samples = {"image0": images, "image1": images, "text_input": ["a dog", "two dogs"]}
-    samples.update(label=torch.tensor([0, 1]), epoch=0, iters=0, num_iters_per_epoch=1)
-    assert torch.isfinite(model(samples)["loss"])
+        dense = BERT.format(5, "output.dense")
+        assert_same(state, f"text_encoder{tail}.{dense}", ours, f"text_encoder.bert.{dense}")
+        for prefix, layer, of_ours in layers:
+            theirs = prefix.format(tail) + BERT.format(layer, QUERY)
+            assert_same(state, theirs, ours, "text_encoder.bert." + BERT.format(of_ours, QUERY))
+    if form == "albef_nlvr":
+        images = torch.randn(2, 3, 32, 32)
+        samples = {"image0": images, "image1": images, "text_input": ["a dog", "two dogs"]}
+        samples.update(label=torch.tensor([0, 1]), epoch=0, iters=0, num_iters_per_epoch=1)
+        assert torch.isfinite(model(samples)["loss"])
 
 
 def test_scores_equal_lavis(small_albef, base_checkpoint, photographs, data_folder, monkeypatch):
@@ -299,29 +265,3 @@ def test_retrieval_model_can_be_con_d(small_albef, base_checkpoint, monkeypatch,
     expected = ModelDiscriminator(base_checkpoint).judge(samples, image_of, text_of)
     assert torch.allclose(verdicts, expected, atol=1e-5)
     base_checkpoint.requires_grad_(True)
-
-
-def test_momentum_weights_are_part_of_the_resumed_state(
-    small_albef, base_checkpoint, data_folder, photographs, tmp_path
-):
-    """Momentum encoders have no gradients, but are part of the state."""
-    from lavis_mafa.models.checkpoints import init_momentum
-    from lavis_mafa.runners.checkpoint import load_trained_state, trained_state
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(small_albef)
-        model = build_downstream("albef_retrieval", small_albef, queue_size=64)
-        state = trained_state(model)
-        assert "visual_encoder_m.norm.weight" in state and "image_queue" in state
-        with torch.no_grad():
-            model.visual_encoder_m.norm.weight.add_(1.0)
-        changed = trained_state(model)
-        resumed = build_downstream("albef_retrieval", small_albef, queue_size=64)
-        load_trained_state(resumed, changed, "here")
-        assert torch.equal(resumed.visual_encoder_m.norm.weight, model.visual_encoder_m.norm.weight)
-        # A checkpoint without momentum weights is distinguished from a complete one.
-        torch.save({"model": changed}, small_albef / "whole.pth")
-        assert not init_momentum(resumed, str(small_albef / "whole.pth"))
-        part = {k: v for k, v in changed.items() if "_m." not in k or "position_ids" in k}
-        torch.save({"model": part}, small_albef / "part.pth")
-        assert init_momentum(resumed, str(small_albef / "part.pth"))

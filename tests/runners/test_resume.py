@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from runs import records, run_here, same_weights, weights
+from runs import resume_bit_for_bit, run_here, same_weights, weights
 
 from lavis_mafa.io.random_streams import random_states, set_random_states
 from lavis_mafa.runners.checkpoint import check_same_settings, load_trained_state, trained_state
@@ -21,31 +21,17 @@ def uninterrupted(tmp_path_factory):
     return folder
 
 
-def test_epoch_averages_cover_the_whole_epoch_after_resuming(uninterrupted, tmp_path):
-    run_here(tmp_path, run__max_steps=13)
-    run_here(tmp_path, run__resume_ckpt_path="auto")
-
-    def epochs_without_time(folder):
-        return [{k: v for k, v in r.items() if k != "time"} for r in records(folder, "epoch")]
-
-    assert epochs_without_time(tmp_path) == epochs_without_time(uninterrupted)
-
-
-def test_resume_with_workers_and_random_augmentation(tmp_path):
+def test_workers_change_no_random_augmentation(tmp_path):
     changes = {
         "run__max_epoch": 2,
-        "run__num_workers": 2,
         "datasets__toy_scenes__vis_processor__train__name": "blip_image_train",
         "datasets__toy_scenes__vis_processor__train__image_size": 32,
         "datasets__toy_scenes__vis_processor__eval__name": "blip_image_eval",
         "datasets__toy_scenes__vis_processor__eval__image_size": 32,
     }
-    run_here(tmp_path / "whole", **changes)
-    run_here(tmp_path / "cut", run__max_steps=12, **changes)
-    run_here(tmp_path / "cut", run__resume_ckpt_path="auto", **changes)
-    assert same_weights(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
-    run_here(tmp_path / "alone", **{**changes, "run__num_workers": 0})
-    assert same_weights(weights(tmp_path / "whole"), weights(tmp_path / "alone"))
+    for workers in (2, 0):
+        run_here(tmp_path / str(workers), run__num_workers=workers, **changes)
+    assert same_weights(weights(tmp_path / "2"), weights(tmp_path / "0"))
 
 
 def test_best_value_is_resumed(tmp_path):
@@ -59,17 +45,6 @@ def test_best_value_is_resumed(tmp_path):
     torch.save(content, path)
     runner = run_here(tmp_path, run__resume_ckpt_path="auto", **changes)
     assert runner.progress.best == BestFigure(1000.0, 0, "val")
-
-
-def test_resuming_with_other_data_is_rejected(uninterrupted, tmp_path):
-    with pytest.raises(
-        ValueError, match="saved with other training data: 74 samples of .* before, 80 samples"
-    ):
-        run_here(
-            tmp_path,
-            run__resume_ckpt_path=uninterrupted / "job" / "checkpoint_last.pth",
-            datasets__toy_scenes__build_info__train_size=80,
-        )
 
 
 def test_settings_of_adamw_come_from_the_config(tmp_path):
@@ -89,19 +64,19 @@ def test_random_states_are_restored():
     assert drawn == [random.random(), np.random.rand(), torch.rand(1).item()]
 
 
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"run__batch_size_train": 4}, "run.batch_size_train: 8 before, 4 now"),
-        ({"run__grit__search_space": 8}, "run.grit.search_space: 16 before, 8 now"),
-        ({"run__grit__hardness": 0.9}, "run.grit.hardness: 1.0 before, 0.9 now"),
-        ({"run__accum_grad_iters": 2}, "run.accum_grad_iters"),
-    ],
-)
-def test_resuming_with_other_settings_is_rejected(uninterrupted, tmp_path, changes, message):
+def test_resuming_with_other_settings_is_rejected(uninterrupted, tmp_path):
+    changes = {"run__batch_size_train": 4, "run__grit__search_space": 8}
+    changes |= {"run__grit__hardness": 0.9, "run__accum_grad_iters": 2}
     path = uninterrupted / "job" / "checkpoint_last.pth"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError) as refused:
         run_here(tmp_path, run__resume_ckpt_path=path, **changes)
+    for message in (
+        "run.batch_size_train: 8 before, 4 now",
+        "run.grit.search_space: 16 before, 8 now",
+        "run.grit.hardness: 1.0 before, 0.9 now",
+        "run.accum_grad_iters: ",
+    ):
+        assert message in str(refused.value)
 
 
 def test_negatives_that_change_by_epoch_resume(tmp_path):
@@ -113,11 +88,7 @@ def test_negatives_that_change_by_epoch_resume(tmp_path):
         "model__mafa__posterior__minimum": 3,
         "run__max_epoch": 2,
     }
-    run_here(tmp_path / "whole", **changes)
-    run_here(tmp_path / "cut", run__max_steps=13, **changes)
-    run_here(tmp_path / "cut", run__resume_ckpt_path="auto", **changes)
-    whole = weights(tmp_path / "whole")
-    assert same_weights(whole, weights(tmp_path / "cut"))
+    _, whole, _ = resume_bit_for_bit(tmp_path, 13, **changes)
     assert int(whole["picker_by_epoch.later.epoch"]) == 1
 
 

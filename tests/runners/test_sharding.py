@@ -9,14 +9,14 @@ import pytest
 import torch
 import torch.distributed as dist
 import yaml
-from runs import ROOT, TOY, options, records, same_weights, weights
+from runs import ROOT, TOY, dry_run, options, records, same_weights, weights
 from small_language_models import tiny_opt, tiny_t5
 from torch import nn
 from two_forks import answers_of_two
 
 from lavis_mafa import load_model
 from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.runners.sharding import frozen_blocks, shard_frozen
+from lavis_mafa.runners.sharding import _frozen_blocks, shard_frozen
 
 # The frozen language models are those of BLIP-2's stage 2.
 pytestmark = pytest.mark.downstream
@@ -253,7 +253,7 @@ class Model(nn.Module):
 
 def test_blocks_are_those_that_no_checkpoint_holds():
     model = Model()
-    found = frozen_blocks(model)
+    found = _frozen_blocks(model)
     inner = model.outer[0]
     assert found == {
         model.frozen: list(model.frozen.layers),
@@ -284,13 +284,9 @@ def test_invalid_settings_are_refused(tmp_path, given, told):
 
 
 def test_one_rank_is_warned(tmp_path, capsys):
-    from lavis_mafa.cli import main
-
     changes = {**dict.fromkeys(UNUSED), "run__fsdp": "frozen"}
-    config = write_config(tmp_path, "blip2_opt_mafa")
-    arguments = ["train", "--cfg-path", config, "--dry-run", "--options"]
-    assert main([*arguments, *options(tmp_path, **changes)]) == 0
-    assert "run.fsdp: has no effect on one rank" in capsys.readouterr().out
+    printed = dry_run(tmp_path, capsys, write_config(tmp_path, "blip2_opt_mafa"), **changes)
+    assert "run.fsdp: has no effect on one rank" in printed
 
 
 def test_settings_without_effect_are_noted(tmp_path):

@@ -9,7 +9,6 @@ import torch
 from runs import run_here
 
 from lavis_mafa.cli import main
-from lavis_mafa.io.checkpoints import read_checkpoint
 from lavis_mafa.io.processes import progress
 from lavis_mafa.runners import runner_mafa, time_left
 from lavis_mafa.runners.time_left import TimeLeft, duration
@@ -33,7 +32,7 @@ def test_no_bars_in_a_pipe(capfd):
 
 def test_lines_of_a_run(tmp_path, caplog, capfd, monkeypatch):
     """Progress with the time left where no bar is shown, rounded figures, and what to run next."""
-    monkeypatch.setattr(runner_mafa, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(runner_mafa, "_SECONDS_BETWEEN_LINES", 0.0)
     caplog.set_level(logging.INFO)
     run_here(tmp_path, run__max_epoch=1, run__test_splits='["test"]')
     text = caplog.text
@@ -68,17 +67,3 @@ def test_export_names_the_family_that_can(tmp_path, capsys, arch, form, message)
     torch.save({"model": {"a": torch.ones(2)}, "config": config}, tmp_path / "one.pth")
     status = main(["export", str(tmp_path / "one.pth"), str(tmp_path / "out"), "--to", form])
     assert status == 1 and message in capsys.readouterr().err
-
-
-class Code:
-    """Pickles as a call, which loading must refuse."""
-
-    def __reduce__(self):
-        return (print, ("run",))
-
-
-def test_torchs_advice_never_reaches_the_user(tmp_path):
-    torch.save({"model": Code()}, tmp_path / "code.pth")
-    with pytest.raises(ValueError, match="which is code") as error:
-        read_checkpoint(str(tmp_path / "code.pth"))
-    assert "weights_only" not in str(error.value)

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 from lavis.common.optims import LinearWarmupCosineLRScheduler
-from runs import CONFIG, options, records, run_here
+from runs import CONFIG, dry_run, options, records, run_here
 
-from lavis_mafa.cli import main
 from lavis_mafa.models.con_d.frozen import frozen_models
 from lavis_mafa.runners.guard import UnreadableSamples
 
@@ -129,6 +128,13 @@ def test_too_many_unreadable_samples_are_detected_early():
         assert guard.too_many == (index >= 6)
     guard.reset()
     assert not guard.too_many
+    # None is allowed, and none is there.
+    guard = UnreadableSamples(allowed=0.0, enough=1)
+    assert not guard.exceeded and not guard.too_many
+    guard.count({"load_error": ["", ""], "index": [0, 1], "loaded_index": [0, 1]})
+    assert guard.seen == 2 and not guard.exceeded
+    guard.count({"load_error": ["OSError"], "index": [2], "loaded_index": [7]})
+    assert guard.exceeded and guard.too_many
 
 
 def test_logs_contain_the_statistics_of_the_papers(tmp_path):
@@ -170,8 +176,7 @@ def test_saved_order_starts_another_run(tmp_path):
 
 
 def test_dry_run_reports_and_trains_nothing(tmp_path, capsys):
-    assert main(["train", "--cfg-path", CONFIG, "--dry-run", "--options", *options(tmp_path)]) == 0
-    output = capsys.readouterr().out
+    output = dry_run(tmp_path, capsys)
     for text in ("74 pairs", "9 steps", "L = 32", "M = 16", "hardness 1,", "0.46 M", "memory"):
         assert text in output, output[-2000:]
     assert not (tmp_path / "job").exists()
@@ -213,15 +218,6 @@ def test_evaluate_includes_validation_splits(tmp_path):
     splits = {"run__valid_splits": '["val"]', "run__test_splits": '["test"]'}
     run_here(tmp_path, run__evaluate=True, model__mafa__con_d__arch=None, **splits)
     assert [r["split"] for r in records(tmp_path, "eval")] == ["val", "test"]
-
-
-def test_no_unreadable_sample_is_allowed_and_none_is_there():
-    guard = UnreadableSamples(allowed=0.0, enough=1)
-    assert not guard.exceeded and not guard.too_many
-    guard.count({"load_error": ["", ""], "index": [0, 1], "loaded_index": [0, 1]})
-    assert guard.seen == 2 and not guard.exceeded and not guard.too_many
-    guard.count({"load_error": ["OSError"], "index": [2], "loaded_index": [7]})
-    assert guard.exceeded and guard.too_many
 
 
 def test_run_in_chunks_trains_as_a_run_of_whole_mini_batches(tmp_path):

@@ -7,10 +7,7 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
-from runs import ROOT, TOY, records, run_here
-
-OWN = str(ROOT / "projects/mafa/train/albef_own_data.yaml")
-INFO = "datasets__image_text_json__build_info"
+from runs import INFO, OWN, TINY, TOY, records, run_here
 
 
 @pytest.fixture
@@ -34,12 +31,7 @@ def settings_of(own, **more):
         **files,
         f"{INFO}__images__storage": own,
         f"{INFO}__truth": "same_caption",
-        "model__model_type": "tiny",
-        "model__load_pretrained": False,
-        "model__image_size": 32,
-        "run__device": "cpu",
-        "run__amp": False,
-        "run__num_workers": 0,
+        **TINY,
         "run__batch_size_train": 16,
         "run__batch_size_eval": 8,
         "run__max_epoch": 1,

@@ -12,6 +12,10 @@ from lavis_mafa.analysis.quality.labels import Labels, consistent, pooled, weigh
 from lavis_mafa.metrics.binary import weighted_share
 
 
+class NoAnsweredMatchError(ValueError):
+    """No pair that the discriminator calls a match was answered yes or no."""
+
+
 @dataclass
 class Correction:
     """Share of a discriminator's matches that annotators confirm (0.83 in MAFA Appendix B).
@@ -53,7 +57,7 @@ def correction_of(labels: Sequence[Labels], judged: Judged | None = None) -> Cor
         hits, weight = hits[called], weight[called]
     factor, low, high = weighted_share(hits, weight)
     if factor is None:
-        raise ValueError("no match was answered yes or no")
+        raise NoAnsweredMatchError("no match was answered yes or no")
     return Correction(factor, low, high, len(hits), first.name, above)
 
 

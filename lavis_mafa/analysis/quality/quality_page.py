@@ -14,7 +14,7 @@ import numpy as np
 
 from lavis_mafa.analysis.judged_pairs import Judged
 from lavis_mafa.analysis.judged_report import judgements_of
-from lavis_mafa.analysis.quality.correction import correction_of
+from lavis_mafa.analysis.quality.correction import NoAnsweredMatchError, correction_of
 from lavis_mafa.analysis.quality.labels import Labels, read_labels
 from lavis_mafa.analysis.quality.precision import (
     Scored,
@@ -53,7 +53,12 @@ def report_quality(args: argparse.Namespace) -> None:
     notes = _notes(sources)
     agreements = [one for two in itertools.combinations(sources, 2) for one in compare(*two)]
     agreements += _annotators(args.labels, labels)
-    corrections = [] if not labels else [_correction(labels, files)]
+    corrections = []
+    if labels:
+        try:
+            corrections = [_correction(labels, files)]
+        except NoAnsweredMatchError as error:  # precision and recall do not need it
+            notes.append(f"The share of matches that annotators confirm is unknown: {error}.")
     for one in corrections:
         notes.append(
             f"Annotators confirm {100 * one['factor']:.1f} % (95 %: {100 * one['low']:.1f}–"

@@ -18,7 +18,7 @@ from torch import nn
 from transformers import BertTokenizerFast  # type: ignore[attr-defined]
 from transformers.models.bert.configuration_bert import BertConfig
 
-from lavis_mafa.io.checkpoints import find_config, read_checkpoint
+from lavis_mafa.io.checkpoints import find_config, problem_of_types, read_checkpoint
 from lavis_mafa.io.downloads import HubFiles, UrlFile, is_timm_name, weights_on_hub
 from lavis_mafa.models.checkpoints import resize_positions
 from lavis_mafa.models.parts.beams import OneRowPerBeam
@@ -264,5 +264,8 @@ def load_image_encoder(encoder: nn.Module, url_or_filename: str) -> None:
             f"{sum(weight.numel() for weight in own.values()) / 1e6:.1f} M weights): "
             f"{len(wrong)} weights are missing or of another shape, such as {wrong[0]}"
         )
+    problem = problem_of_types(state, own)
+    if problem:
+        raise ValueError(f"{url_or_filename} cannot be loaded: {problem}")
     encoder.load_state_dict(state, strict=False)
     logging.info("loaded the image encoder from %s", url_or_filename)
