@@ -97,8 +97,8 @@ def check_frozen_files(config: Mapping[str, Any], report: Report) -> None:
 
 def _check_frozen(place: str, s: Settings, report: Report) -> None:
     arch = s[f"{place}.arch"]
-    if arch in DISCRIMINATORS:
-        return  # not a model, so it has no weights
+    if arch in DISCRIMINATORS or f"{place}.arch" in report.bad:
+        return  # not a model, so it has no weights, or refused already
     for key, path in _files(s[place] or {}, place):
         content = None if key in report.bad else _read(key, path, report)
         cls = registry.get_model_class(arch or "")
