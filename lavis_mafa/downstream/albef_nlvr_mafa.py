@@ -21,7 +21,7 @@ from transformers.models.bert.configuration_bert import BertConfig
 from transformers.utils.generic import ModelOutput
 
 from lavis_mafa.algorithm.losses.text_assignment import assign_texts
-from lavis_mafa.algorithm.options import option
+from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.downstream.albef_downstream import AlbefDownstream
 from lavis_mafa.downstream.yamls import model_yamls
 from lavis_mafa.models.families.albef.fusion_layers import LAYER, State, double_fusion_layers
@@ -84,51 +84,44 @@ class TwoImages(AlbefDownstream):
         return {"text_encoder": BertModel(config=double, add_pooling_layer=False)}
 
     def convert_pretrained(self, state: State, origin: str) -> State:
-        """Double the fusion layers of a checkpoint for single images."""
+        """Double the fusion layers of an ALBEF for one image.
+
+        Its momentum copies are dropped: the model's own start equal to its encoders.
+
+        Raises:
+            ValueError: if the text encoder has another number of layers than one for one or two.
+        """
         model: Any = self
-        return _for_two_images(state, model.text_encoder.config, origin)
-
-
-def _for_two_images(state: State, config: BertConfig, origin: str) -> State:
-    """Convert the weights of an ALBEF for one image or two to those for two.
-
-    Momentum copies for one image are dropped: the model's own start equal to its encoders.
-
-    Args:
-        config: of the text encoder for two images.
-        origin: of the weights, for messages.
-
-    Raises:
-        ValueError: if the text encoder has another number of layers.
-    """
-    # Pre-training models keep BERT below ``text_encoder.bert.``.
-    state = {str(key).replace("encoder.bert.", "encoder.", 1): state[key] for key in state}
-    found = [LAYER.fullmatch(key) for key in state]
-    layers = 1 + max((int(match[2]) for match in found if match), default=-1)
-    double, fusion = config.num_hidden_layers, config.fusion_layer
-    single = fusion + (double - fusion) // 2
-    if layers not in (single, double):
-        raise ValueError(
-            f"{origin} has {layers} layers below text_encoder, expected {single}, of an ALBEF for "
-            f"one image, or {double}, of one for two"
-        )
-    if layers == double:
-        return state
-    return double_fusion_layers({k: v for k, v in state.items() if "_m." not in k}, fusion)
-
-
-_TA_NEGATIVES = ("similar", "random")
+        config = model.text_encoder.config
+        # Pre-training models keep BERT below ``text_encoder.bert.``.
+        state = {str(key).replace("encoder.bert.", "encoder.", 1): state[key] for key in state}
+        found = [LAYER.fullmatch(key) for key in state]
+        layers = 1 + max((int(match[2]) for match in found if match), default=-1)
+        double, fusion = config.num_hidden_layers, config.fusion_layer
+        single = fusion + (double - fusion) // 2
+        if layers not in (single, double):
+            raise ValueError(
+                f"{origin} has {layers} layers below text_encoder, expected {single}, of an ALBEF "
+                f"for one image, or {double}, of one for two"
+            )
+        if layers == double:
+            return state
+        return double_fusion_layers({k: v for k, v in state.items() if "_m." not in k}, fusion)
 
 
 @dataclass(frozen=True)
-class TextAssignment:
-    """Config keys of ``model`` that only text assignment reads."""
+class TextAssignment(Checked):
+    """Config keys of ``model`` that only text assignment reads.
+
+    Raises:
+        ValueError: if a value is out of range.
+    """
 
     ta_negatives: str = option(
         "similar",
         "other images of text assignment: likelier if similar, or random",
         source="ALBEF",
-        choices=_TA_NEGATIVES,
+        choices=("similar", "random"),
     )
 
 
@@ -164,14 +157,10 @@ class AlbefNlvrPretrainMafa(TwoImages, AlbefBase):
         ta_negatives: str = TextAssignment.ta_negatives,
     ) -> None:
         super().__init__()
-        if ta_negatives not in _TA_NEGATIVES:
-            raise ValueError(
-                f"model.ta_negatives is {ta_negatives!r}, expected {' or '.join(_TA_NEGATIVES)}"
-            )
         self.tokenizer = tokenizer
         self.max_txt_len = max_txt_len
         self.temp = temp
-        self.ta_negatives = ta_negatives
+        self.ta_negatives = TextAssignment(ta_negatives).ta_negatives
         if ta_negatives == "similar":
             self.random_parts = ("vision_proj.",)
         self.visual_encoder = image_encoder

@@ -19,6 +19,7 @@ from lavis_mafa.algorithm.losses.language import IGNORED, LM_SMOOTHING
 from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.downstream.albef_downstream import AlbefDownstream, decoder_from_fusion
 from lavis_mafa.downstream.yamls import model_yamls
+from lavis_mafa.models.families.base import tokenize
 
 # Pairs of a question and an answer at once; their logits over the vocabulary are large.
 PAIRS_PER_PASS = 512
@@ -222,13 +223,7 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
 
     def _encode_questions(self, samples: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Return the states ``(B, L, D)`` of questions fused with their images, and their mask."""
-        questions = self.tokenizer(
-            samples["text_input"],
-            padding="longest",
-            truncation=True,
-            max_length=self.max_txt_len,
-            return_tensors="pt",
-        ).to(self.device)
+        questions = tokenize(self, samples["text_input"], None)
         images = self.visual_encoder.forward_features(samples["image"])
         output = self.text_encoder.forward_automask(questions, images)
         return output.last_hidden_state, questions.attention_mask

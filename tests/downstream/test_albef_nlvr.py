@@ -11,13 +11,14 @@ import torch.nn.functional as F
 from conftest import mini_batch
 from lavis.models.albef_models.albef_nlvr import AlbefNLVR
 from omegaconf import OmegaConf
+from same_gradients import assert_same_gradients
 from transformers import BertConfig
 
 import lavis_mafa
 from lavis_mafa.algorithm.losses.text_assignment import assign_texts
 from lavis_mafa.downstream import AlbefNlvrMafa, AlbefNlvrPretrainMafa
 from lavis_mafa.io.checkpoints import CONFIGS, find_config
-from lavis_mafa.models import AlbefMafa, BlipMafa
+from lavis_mafa.models import AlbefMafa
 
 INNER = "encoder.layer.{}.output.dense.weight"
 
@@ -129,7 +130,7 @@ def test_mini_batch_of_one_is_rejected(toy_train):
 
 
 def test_unknown_negatives_are_rejected():
-    with pytest.raises(ValueError, match="ta_negatives is 'hard', expected similar or random"):
+    with pytest.raises(ValueError, match="ta_negatives must be .*similar.*random, got 'hard'"):
         build(AlbefNlvrPretrainMafa, ta_negatives="hard")
 
 
@@ -138,14 +139,9 @@ def test_unknown_negatives_are_rejected():
 
 def keys_and_values(model):
     layers = model.text_encoder.encoder.layer
-    return [
-        (
-            getattr(layers[n].crossattention.self, name),
-            getattr(layers[n + 1].crossattention.self, name),
-        )
-        for n in (2, 4)
-        for name in ("key", "value")
-    ]
+    pairs = [(layers[n].crossattention.self, layers[n + 1].crossattention.self) for n in (2, 4)]
+    return [(left.get_submodule(k), right.get_submodule(k)) for left, right in pairs
+            for k in ("key", "value")]  # fmt: skip
 
 
 @pytest.mark.parametrize("cls", [AlbefNlvrMafa, AlbefNlvrPretrainMafa])
@@ -202,13 +198,7 @@ def test_nlvr_model_equals_lavis_albef_nlvr(lavis_sizes, pairs):
     mine, expected = ours(pairs), theirs(pairs)
     assert float(mine["loss"]) == pytest.approx(float(expected["loss"]), rel=1e-5)
     mine["loss"].backward(), expected["loss"].backward()
-    gradients = dict(theirs.named_parameters())
-    compared = 0
-    for name, value in ours.named_parameters():
-        if value.grad is not None:
-            assert torch.allclose(value.grad, gradients[name].grad, rtol=1e-3, atol=1e-6), name
-            compared += 1
-    assert compared > 100
+    assert_same_gradients(ours, theirs)
     with pytest.raises(TypeError):  # when LAVIS fixes this, compare it as well
         theirs.use_distill = False
         theirs(pairs)
@@ -331,11 +321,8 @@ def test_incomplete_fine_tuned_checkpoint_is_rejected(tmp_path, tiny, cls):
     ):
         with pytest.raises(ValueError, match=rf"lacks \d+ weights:(.|\n)*  {head}: "):
             build(cls, load_finetuned=True, finetuned=path)
-    build(cls, load_pretrained=True, pretrained=save_checkpoint(tiny, tmp_path / "one.pth"))
-    pretrained = {
-        "load_pretrained": True,
-        "pretrained": save_checkpoint(other, tmp_path / "other.pth"),
-    }
+    build(cls, load_pretrained=True, pretrained=str(tmp_path / "one.pth"))
+    pretrained = {"load_pretrained": True, "pretrained": str(tmp_path / "other.pth")}
     if cls is AlbefNlvrPretrainMafa:  # the NLVR checkpoint has no similarity projection
         with pytest.raises(ValueError, match="lacks 2 weights:\n  vision_proj: 2"):
             build(cls, **pretrained)
@@ -343,23 +330,11 @@ def test_incomplete_fine_tuned_checkpoint_is_rejected(tmp_path, tiny, cls):
     build(cls, **pretrained)
 
 
-def test_checkpoints_of_other_models_are_rejected(tmp_path, tiny):
-    def build_from(state, **more):
-        torch.save({"model": state, **more}, tmp_path / "c.pth")
-        build(AlbefNlvrMafa, load_pretrained=True, pretrained=str(tmp_path / "c.pth"))
-
-    state = tiny.state_dict()
+def test_other_numbers_of_layers_are_rejected(tmp_path, tiny):
+    state = {k: v for k, v in tiny.state_dict().items() if ".layer.3." not in k}
+    torch.save({"model": state}, tmp_path / "c.pth")
     with pytest.raises(ValueError, match="has 3 layers .* expected 4.* or 6, of one for two"):
-        build_from({k: v for k, v in state.items() if ".layer.3." not in k})
-    with pytest.raises(ValueError, match="lacks .* weights:\n  visual_encoder: "):
-        build_from({k: v for k, v in state.items() if not k.startswith("visual_encoder.")})
-    with pytest.raises(ValueError, match="other sizes"):
-        build_from(build(AlbefMafa, vit={"patch_size": 8}).state_dict())
-    config = {"model": {"arch": "blip_mafa"}}
-    with pytest.raises(ValueError, match="another family than albef_nlvr_mafa"):
-        build_from(build(BlipMafa).state_dict(), config=config)
-    with pytest.raises(ValueError, match="model.pretrained names no checkpoint"):
-        build(AlbefNlvrMafa, load_pretrained=True)
+        build(AlbefNlvrMafa, load_pretrained=True, pretrained=str(tmp_path / "c.pth"))
 
 
 def test_position_embeddings_are_interpolated_to_larger_images(tmp_path, tiny):
