@@ -29,7 +29,7 @@ from lavis_mafa.models.families.base import all_visible, tokenize
 
 
 @dataclass
-class Judgement(ModelOutput):
+class _Judgement(ModelOutput):
     """``loss`` (a scalar), ``logits`` ``(B, classes)`` and their ``labels`` ``(B,)``."""
 
     loss: Tensor | None = None
@@ -37,7 +37,7 @@ class Judgement(ModelOutput):
     labels: Tensor | None = None
 
 
-class TwoImages(AlbefDownstream):
+class _TwoImages(AlbefDownstream):
     """Mixin before a class of LAVIS that has ``visual_encoder`` and ``text_encoder``.
 
     The text encoder is a BERT whose fusion layers come in pairs: the first of a pair attends to the
@@ -110,7 +110,7 @@ class TwoImages(AlbefDownstream):
 
 
 @dataclass(frozen=True)
-class TextAssignment(Checked):
+class _TextAssignment(Checked):
     """Config keys of ``model`` that only text assignment reads.
 
     Raises:
@@ -126,7 +126,7 @@ class TextAssignment(Checked):
 
 
 @registry.register_model("albef_nlvr_pretrain_mafa")
-class AlbefNlvrPretrainMafa(TwoImages, AlbefBase):
+class AlbefNlvrPretrainMafa(_TwoImages, AlbefBase):
     """Text assignment, one epoch between pre-training and NLVR2 (ALBEF 4.2; MAFA F).
 
     A linear classifier on [CLS] predicts which of two images a text describes, if any. Other images
@@ -142,7 +142,7 @@ class AlbefNlvrPretrainMafa(TwoImages, AlbefBase):
     """
 
     PRETRAINED_MODEL_CONFIG_DICT = model_yamls("albef_nlvr_pretrain_mafa", "base", "tiny")
-    model_options = TextAssignment
+    model_options = _TextAssignment
     options = ("embed_dim", "temp", "max_txt_len", "ta_negatives")
     heads = ("ta_head.",)
 
@@ -154,13 +154,13 @@ class AlbefNlvrPretrainMafa(TwoImages, AlbefBase):
         embed_dim: int = 256,
         temp: float = 0.07,
         max_txt_len: int = 25,
-        ta_negatives: str = TextAssignment.ta_negatives,
+        ta_negatives: str = _TextAssignment.ta_negatives,
     ) -> None:
         super().__init__()
         self.tokenizer = tokenizer
         self.max_txt_len = max_txt_len
         self.temp = temp
-        self.ta_negatives = TextAssignment(ta_negatives).ta_negatives
+        self.ta_negatives = _TextAssignment(ta_negatives).ta_negatives
         if ta_negatives == "similar":
             self.random_parts = ("vision_proj.",)
         self.visual_encoder = image_encoder
@@ -169,7 +169,7 @@ class AlbefNlvrPretrainMafa(TwoImages, AlbefBase):
         self.vision_proj = nn.Linear(image_encoder.vision_width, embed_dim).requires_grad_(False)
         self.ta_head = nn.Linear(text_encoder.config.hidden_size, 3)
 
-    def forward(self, samples: dict[str, Any]) -> Judgement:
+    def forward(self, samples: dict[str, Any]) -> _Judgement:
         """Compute the loss of text assignment, averaged over the mini-batch.
 
         Args:
@@ -188,7 +188,7 @@ class AlbefNlvrPretrainMafa(TwoImages, AlbefBase):
         )
         state = self.fuse(samples["text_input"], images[drawn.first], images[drawn.second])
         logits = self.ta_head(state)
-        return Judgement(F.cross_entropy(logits, drawn.labels), logits, drawn.labels)
+        return _Judgement(F.cross_entropy(logits, drawn.labels), logits, drawn.labels)
 
     @torch.no_grad()
     def _likeness(self, images: Tensor) -> Tensor:
@@ -198,7 +198,7 @@ class AlbefNlvrPretrainMafa(TwoImages, AlbefBase):
 
 
 @registry.register_model("albef_nlvr_mafa")
-class AlbefNlvrMafa(TwoImages, AlbefNLVR):
+class AlbefNlvrMafa(_TwoImages, AlbefNLVR):
     """LAVIS's ``albef_nlvr``: predicts whether a text is true of two images.
 
     It starts from an unchanged checkpoint of ``albef_mafa``, ``albef_nlvr_pretrain_mafa`` or
@@ -236,7 +236,7 @@ class AlbefNlvrMafa(TwoImages, AlbefNLVR):
             keys = ("epoch", "iters", "num_iters_per_epoch")
             weight = self.alpha * self._rampup_factor(*(samples[key] for key in keys))
             loss = (1 - weight) * loss + weight * F.cross_entropy(logits, soft)
-        return Judgement(loss, logits, labels)
+        return _Judgement(loss, logits, labels)
 
     def _logits(
         self, samples: dict[str, Any], image_encoder: Any, text_encoder: Any, head: Any

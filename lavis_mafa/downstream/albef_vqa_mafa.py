@@ -26,7 +26,7 @@ PAIRS_PER_PASS = 512
 
 
 @dataclass(frozen=True)
-class AnswerOptions(Checked):
+class _AnswerOptions(Checked):
     """How answers enter the loss and the ranking.
 
     Raises:
@@ -64,7 +64,7 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
     """
 
     PRETRAINED_MODEL_CONFIG_DICT = model_yamls("albef_vqa_mafa", "vqav2", "tiny")
-    model_options = AnswerOptions
+    model_options = _AnswerOptions
     options = (
         *("use_distill", "momentum", "alpha", "max_txt_len"),
         *("label_smoothing", "answer_sep_tokens"),
@@ -73,17 +73,17 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
 
     def __init__(
         self,
-        label_smoothing: float = AnswerOptions.label_smoothing,
-        answer_sep_tokens: int = AnswerOptions.answer_sep_tokens,
+        label_smoothing: float = _AnswerOptions.label_smoothing,
+        answer_sep_tokens: int = _AnswerOptions.answer_sep_tokens,
         **arguments: Any,
     ) -> None:
         """
         Args:
-            label_smoothing, answer_sep_tokens: see `AnswerOptions`.
+            label_smoothing, answer_sep_tokens: see `_AnswerOptions`.
             arguments: of `AlbefDownstream` and of LAVIS's class.
         """
         super().__init__(**arguments)
-        self.answer_options = AnswerOptions(label_smoothing, answer_sep_tokens)
+        self.answer_options = _AnswerOptions(label_smoothing, answer_sep_tokens)
 
     @classmethod
     def language_parts(cls, config: BertConfig) -> dict[str, Any]:

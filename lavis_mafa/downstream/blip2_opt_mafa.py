@@ -22,7 +22,7 @@ from lavis_mafa.models.parts.beams import OneRowPerBeam
 _PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-class PromptedOPT(OneRowPerBeam, OPTForCausalLM):
+class _PromptedOPT(OneRowPerBeam, OPTForCausalLM):
     """LAVIS's OPT, made to generate with every supported version of transformers.
 
     It reuses keys and values of earlier tokens, which LAVIS's own recomputes for every token.
@@ -69,7 +69,7 @@ class Blip2OptMafa(Blip2Llm, Blip2OPT):
         self.prompt_length = len(self._ids(self.prompt))
 
     def language_loaders(self, llm_precision: str = "fp16") -> tuple[Any, Any]:
-        load = partial(PromptedOPT.from_pretrained, torch_dtype=_PRECISIONS[llm_precision])
+        load = partial(_PromptedOPT.from_pretrained, torch_dtype=_PRECISIONS[llm_precision])
         return partial(AutoTokenizer.from_pretrained, use_fast=False), load
 
     def _ids(self, text: str, **options: Any) -> list[int]:

@@ -168,7 +168,9 @@ class MafaCaptionTask(results.InBatches, CaptionTask):
             if built is dataset
         ]
         name, split = names[0] if names else ("", "")
-        path = self._annotation_file(name, split)
+        path = self.annotation_file
+        if path is not None and not isinstance(path, str):
+            path = path.get(f"{name}.{split}", path.get(split))
         if path is not None:
             if not os.path.isfile(path):
                 raise FileNotFoundError(f"run.annotation_file: no such file: {path!r}")
@@ -193,12 +195,6 @@ class MafaCaptionTask(results.InBatches, CaptionTask):
             "against: give a JSON file in COCO's caption format as run.annotation_file, or set "
             "run.report_metric: False to write captions only"
         )
-
-    def _annotation_file(self, name: str, split: str) -> str | None:
-        given = self.annotation_file
-        if given is None or isinstance(given, str):
-            return given
-        return given.get(f"{name}.{split}", given.get(split))
 
 
 class _RecordingDict(dict[str, Any]):

@@ -13,7 +13,7 @@ from lavis_mafa.metrics.finite import require_finite
 from lavis_mafa.tasks.tally import Tally
 
 
-class CountsCorrect:
+class _CountsCorrect:
     """Mixin: training accuracy of models whose output has ``logits`` and ``labels``."""
 
     def step_figures(self, output: Any, samples: dict[str, Any]) -> dict[str, float]:
@@ -35,12 +35,12 @@ class CountsCorrect:
 
 
 @registry.register_task("mafa_text_assignment")
-class MafaTextAssignmentTask(CountsCorrect, ImageTextPretrainTask):
+class MafaTextAssignmentTask(_CountsCorrect, ImageTextPretrainTask):
     """Trains ``albef_nlvr_pretrain_mafa``; evaluates nothing."""
 
 
 @registry.register_task("mafa_classification")
-class MafaClassificationTask(results.InBatches, CountsCorrect, MultimodalClassificationTask):
+class MafaClassificationTask(results.InBatches, _CountsCorrect, MultimodalClassificationTask):
     """Trains any LAVIS model that has ``predict`` and evaluates it (NLVR2, SNLI-VE).
 
     Figures in percent: ``acc``, also for each ``statement_type`` where samples have one, and

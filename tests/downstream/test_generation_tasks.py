@@ -22,6 +22,7 @@ from lavis.datasets.builders.base_dataset_builder import load_dataset_config
 from omegaconf import OmegaConf
 from PIL import Image
 from runs import finish, launcher, records, spawn
+from test_caption_metrics import coco_file
 from torch.utils.data import DataLoader
 
 from lavis_mafa.config import ConfigError, load_config
@@ -124,17 +125,8 @@ def caption_rows(pictures, captions=TRUE):
 
 
 def coco_truth(path, ids, captions=TRUE, domains=None):
-    more = [{"domain": domain} for domain in domains] if domains else [{}] * len(ids)
-    content = {
-        "images": [{"id": i, **m} for i, m in zip(ids, more, strict=True)],
-        "annotations": [
-            {"image_id": i, "caption": text}
-            for i, several in zip(ids, captions, strict=True)
-            for text in several
-        ],
-    }
-    path.write_text(json.dumps(content))
-    return str(path)
+    domains = dict(zip(ids, domains, strict=True)) if domains else None
+    return str(coco_file(path, dict(zip(ids, captions, strict=True)), domains))
 
 
 def test_captions_of_the_data_set_need_no_annotation_file(tmp_path, pictures, result_dir):

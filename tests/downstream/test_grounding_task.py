@@ -184,11 +184,11 @@ def test_overlays_of_heat_maps(toy, model, monkeypatch, result_dir):
 
 def test_models_without_maps_are_rejected(toy, model):
     task = MafaGroundingTask()
-    with pytest.raises(TypeError, match="Blip2Mafa has no layer"):
+    with pytest.raises(TypeError, match="Blip2Mafa has no layer in which texts attend to images"):
         task.before_evaluation(model=load_model("blip2_mafa", "tiny"), dataset=toy["test"])
     with pytest.raises(ValueError, match="needs index, size, box, boxes in the samples of ToyEx"):
         task.before_evaluation(model=model, dataset=toy["train"])
-    with pytest.raises(ValueError, match="layer 9 of AlbefMafa does not attend to images"):
+    with pytest.raises(ValueError, match="layer 9 of AlbefMafa .* layers that do: 2, 3"):
         evaluate(MafaGroundingTask(layer=9), toy["val"], model)
 
 

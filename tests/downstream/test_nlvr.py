@@ -26,17 +26,18 @@ def size_options(name, train):
     return [f"{info}.{part}_size={size}" for part, size in parts.items()]
 
 
-def pretrain_text_assignment(folder, checkpoint, *options):
+def train(name, sizes, folder, checkpoint, *options):
     paths = [f"model.pretrained={checkpoint}", f"run.output_dir={folder}", "run.batch_size_train=8"]
-    config = TOYS / "nlvr_pretrain_toy.yaml"
-    return run(str(config), [*SMALL, *size_options("toy_scenes", 40), *paths, *options])
+    run(str(TOYS / f"{name}.yaml"), [*SMALL, DATA, *sizes, *paths, *options])
+
+
+def pretrain_text_assignment(folder, checkpoint, *options):
+    train("nlvr_pretrain_toy", size_options("toy_scenes", 40), folder, checkpoint, *options)
 
 
 def fine_tune_nlvr(folder, checkpoint, *options):
-    paths = [f"model.pretrained={checkpoint}", f"run.output_dir={folder}", "run.batch_size_train=8"]
-    config = TOYS / "nlvr_toy.yaml"
     sizes = size_options("toy_nlvr", 30)
-    return run(str(config), [*SMALL, DATA, *sizes, *paths, "run.max_epoch=1", *options])
+    train("nlvr_toy", sizes, folder, checkpoint, "run.max_epoch=1", *options)
 
 
 @pytest.fixture(scope="module")
