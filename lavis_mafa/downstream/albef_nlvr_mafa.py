@@ -21,7 +21,7 @@ from transformers.models.bert.configuration_bert import BertConfig
 from transformers.utils.generic import ModelOutput
 
 from lavis_mafa.algorithm.losses.text_assignment import assign_texts
-from lavis_mafa.algorithm.options import option
+from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.downstream.albef_downstream import AlbefDownstream
 from lavis_mafa.downstream.yamls import model_yamls
 from lavis_mafa.models.families.albef.fusion_layers import LAYER, State, double_fusion_layers
@@ -29,7 +29,7 @@ from lavis_mafa.models.families.base import all_visible, tokenize
 
 
 @dataclass
-class Judgement(ModelOutput):
+class _Judgement(ModelOutput):
     """``loss`` (a scalar), ``logits`` ``(B, classes)`` and their ``labels`` ``(B,)``."""
 
     loss: Tensor | None = None
@@ -37,7 +37,7 @@ class Judgement(ModelOutput):
     labels: Tensor | None = None
 
 
-class TwoImages(AlbefDownstream):
+class _TwoImages(AlbefDownstream):
     """Mixin before a class of LAVIS that has ``visual_encoder`` and ``text_encoder``.
 
     The text encoder is a BERT whose fusion layers come in pairs: the first of a pair attends to the
@@ -84,56 +84,49 @@ class TwoImages(AlbefDownstream):
         return {"text_encoder": BertModel(config=double, add_pooling_layer=False)}
 
     def convert_pretrained(self, state: State, origin: str) -> State:
-        """Double the fusion layers of a checkpoint for single images."""
+        """Double the fusion layers of an ALBEF for one image.
+
+        Its momentum copies are dropped: the model's own start equal to its encoders.
+
+        Raises:
+            ValueError: if the text encoder has another number of layers than one for one or two.
+        """
         model: Any = self
-        return _for_two_images(state, model.text_encoder.config, origin)
-
-
-def _for_two_images(state: State, config: BertConfig, origin: str) -> State:
-    """Convert the weights of an ALBEF for one image or two to those for two.
-
-    Momentum copies for one image are dropped: the model's own start equal to its encoders.
-
-    Args:
-        config: of the text encoder for two images.
-        origin: of the weights, for messages.
-
-    Raises:
-        ValueError: if the text encoder has another number of layers.
-    """
-    # Pre-training models keep BERT below ``text_encoder.bert.``.
-    state = {str(key).replace("encoder.bert.", "encoder.", 1): state[key] for key in state}
-    found = [LAYER.fullmatch(key) for key in state]
-    layers = 1 + max((int(match[2]) for match in found if match), default=-1)
-    double, fusion = config.num_hidden_layers, config.fusion_layer
-    single = fusion + (double - fusion) // 2
-    if layers not in (single, double):
-        raise ValueError(
-            f"{origin} has {layers} layers below text_encoder, expected {single}, of an ALBEF for "
-            f"one image, or {double}, of one for two"
-        )
-    if layers == double:
-        return state
-    return double_fusion_layers({k: v for k, v in state.items() if "_m." not in k}, fusion)
-
-
-_TA_NEGATIVES = ("similar", "random")
+        config = model.text_encoder.config
+        # Pre-training models keep BERT below ``text_encoder.bert.``.
+        state = {str(key).replace("encoder.bert.", "encoder.", 1): state[key] for key in state}
+        found = [LAYER.fullmatch(key) for key in state]
+        layers = 1 + max((int(match[2]) for match in found if match), default=-1)
+        double, fusion = config.num_hidden_layers, config.fusion_layer
+        single = fusion + (double - fusion) // 2
+        if layers not in (single, double):
+            raise ValueError(
+                f"{origin} has {layers} layers below text_encoder, expected {single}, of an ALBEF "
+                f"for one image, or {double}, of one for two"
+            )
+        if layers == double:
+            return state
+        return double_fusion_layers({k: v for k, v in state.items() if "_m." not in k}, fusion)
 
 
 @dataclass(frozen=True)
-class TextAssignment:
-    """Config keys of ``model`` that only text assignment reads."""
+class _TextAssignment(Checked):
+    """Config keys of ``model`` that only text assignment reads.
+
+    Raises:
+        ValueError: if a value is out of range.
+    """
 
     ta_negatives: str = option(
         "similar",
         "other images of text assignment: likelier if similar, or random",
         source="ALBEF",
-        choices=_TA_NEGATIVES,
+        choices=("similar", "random"),
     )
 
 
 @registry.register_model("albef_nlvr_pretrain_mafa")
-class AlbefNlvrPretrainMafa(TwoImages, AlbefBase):
+class AlbefNlvrPretrainMafa(_TwoImages, AlbefBase):
     """Text assignment, one epoch between pre-training and NLVR2 (ALBEF 4.2; MAFA F).
 
     A linear classifier on [CLS] predicts which of two images a text describes, if any. Other images
@@ -149,7 +142,7 @@ class AlbefNlvrPretrainMafa(TwoImages, AlbefBase):
     """
 
     PRETRAINED_MODEL_CONFIG_DICT = model_yamls("albef_nlvr_pretrain_mafa", "base", "tiny")
-    model_options = TextAssignment
+    model_options = _TextAssignment
     options = ("embed_dim", "temp", "max_txt_len", "ta_negatives")
     heads = ("ta_head.",)
 
@@ -161,17 +154,13 @@ class AlbefNlvrPretrainMafa(TwoImages, AlbefBase):
         embed_dim: int = 256,
         temp: float = 0.07,
         max_txt_len: int = 25,
-        ta_negatives: str = TextAssignment.ta_negatives,
+        ta_negatives: str = _TextAssignment.ta_negatives,
     ) -> None:
         super().__init__()
-        if ta_negatives not in _TA_NEGATIVES:
-            raise ValueError(
-                f"model.ta_negatives is {ta_negatives!r}, expected {' or '.join(_TA_NEGATIVES)}"
-            )
         self.tokenizer = tokenizer
         self.max_txt_len = max_txt_len
         self.temp = temp
-        self.ta_negatives = ta_negatives
+        self.ta_negatives = _TextAssignment(ta_negatives).ta_negatives
         if ta_negatives == "similar":
             self.random_parts = ("vision_proj.",)
         self.visual_encoder = image_encoder
@@ -180,7 +169,7 @@ class AlbefNlvrPretrainMafa(TwoImages, AlbefBase):
         self.vision_proj = nn.Linear(image_encoder.vision_width, embed_dim).requires_grad_(False)
         self.ta_head = nn.Linear(text_encoder.config.hidden_size, 3)
 
-    def forward(self, samples: dict[str, Any]) -> Judgement:
+    def forward(self, samples: dict[str, Any]) -> _Judgement:
         """Compute the loss of text assignment, averaged over the mini-batch.
 
         Args:
@@ -199,7 +188,7 @@ class AlbefNlvrPretrainMafa(TwoImages, AlbefBase):
         )
         state = self.fuse(samples["text_input"], images[drawn.first], images[drawn.second])
         logits = self.ta_head(state)
-        return Judgement(F.cross_entropy(logits, drawn.labels), logits, drawn.labels)
+        return _Judgement(F.cross_entropy(logits, drawn.labels), logits, drawn.labels)
 
     @torch.no_grad()
     def _likeness(self, images: Tensor) -> Tensor:
@@ -209,7 +198,7 @@ class AlbefNlvrPretrainMafa(TwoImages, AlbefBase):
 
 
 @registry.register_model("albef_nlvr_mafa")
-class AlbefNlvrMafa(TwoImages, AlbefNLVR):
+class AlbefNlvrMafa(_TwoImages, AlbefNLVR):
     """LAVIS's ``albef_nlvr``: predicts whether a text is true of two images.
 
     It starts from an unchanged checkpoint of ``albef_mafa``, ``albef_nlvr_pretrain_mafa`` or
@@ -247,7 +236,7 @@ class AlbefNlvrMafa(TwoImages, AlbefNLVR):
             keys = ("epoch", "iters", "num_iters_per_epoch")
             weight = self.alpha * self._rampup_factor(*(samples[key] for key in keys))
             loss = (1 - weight) * loss + weight * F.cross_entropy(logits, soft)
-        return Judgement(loss, logits, labels)
+        return _Judgement(loss, logits, labels)
 
     def _logits(
         self, samples: dict[str, Any], image_encoder: Any, text_encoder: Any, head: Any

@@ -19,13 +19,14 @@ from lavis_mafa.algorithm.losses.language import IGNORED, LM_SMOOTHING
 from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.downstream.albef_downstream import AlbefDownstream, decoder_from_fusion
 from lavis_mafa.downstream.yamls import model_yamls
+from lavis_mafa.models.families.base import tokenize
 
 # Pairs of a question and an answer at once; their logits over the vocabulary are large.
 PAIRS_PER_PASS = 512
 
 
 @dataclass(frozen=True)
-class AnswerOptions(Checked):
+class _AnswerOptions(Checked):
     """How answers enter the loss and the ranking.
 
     Raises:
@@ -63,7 +64,7 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
     """
 
     PRETRAINED_MODEL_CONFIG_DICT = model_yamls("albef_vqa_mafa", "vqav2", "tiny")
-    model_options = AnswerOptions
+    model_options = _AnswerOptions
     options = (
         *("use_distill", "momentum", "alpha", "max_txt_len"),
         *("label_smoothing", "answer_sep_tokens"),
@@ -72,17 +73,17 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
 
     def __init__(
         self,
-        label_smoothing: float = AnswerOptions.label_smoothing,
-        answer_sep_tokens: int = AnswerOptions.answer_sep_tokens,
+        label_smoothing: float = _AnswerOptions.label_smoothing,
+        answer_sep_tokens: int = _AnswerOptions.answer_sep_tokens,
         **arguments: Any,
     ) -> None:
         """
         Args:
-            label_smoothing, answer_sep_tokens: see `AnswerOptions`.
+            label_smoothing, answer_sep_tokens: see `_AnswerOptions`.
             arguments: of `AlbefDownstream` and of LAVIS's class.
         """
         super().__init__(**arguments)
-        self.answer_options = AnswerOptions(label_smoothing, answer_sep_tokens)
+        self.answer_options = _AnswerOptions(label_smoothing, answer_sep_tokens)
 
     @classmethod
     def language_parts(cls, config: BertConfig) -> dict[str, Any]:
@@ -222,13 +223,7 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
 
     def _encode_questions(self, samples: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Return the states ``(B, L, D)`` of questions fused with their images, and their mask."""
-        questions = self.tokenizer(
-            samples["text_input"],
-            padding="longest",
-            truncation=True,
-            max_length=self.max_txt_len,
-            return_tensors="pt",
-        ).to(self.device)
+        questions = tokenize(self, samples["text_input"], None)
         images = self.visual_encoder.forward_features(samples["image"])
         output = self.text_encoder.forward_automask(questions, images)
         return output.last_hidden_state, questions.attention_mask

@@ -69,8 +69,7 @@ def accuracy_by_annotators(answers: Mapping[Any, str], truth: VQA) -> dict[str, 
     """
     known = {as_id(question): question for question in truth.qa}
     given = {as_id(question): answer for question, answer in answers.items()}
-    shared = [question for question in given if question in known]
-    _check_shared(len(shared), len(given), len(known))
+    shared = _shared(given, known)
     mine = VQA()
     mine.qa = {known[question]: {"answer": given[question]} for question in shared}
     # As LAVIS's task does: percentages rounded to two digits.
@@ -93,8 +92,7 @@ def accuracy(
     Raises:
         ValueError: if no question has a truth.
     """
-    shared = [question for question in answers if question in truths]
-    _check_shared(len(shared), len(answers), len(truths))
+    shared = _shared(answers, truths)
     earned: dict[str, list[float]] = defaultdict(list)
     for question in shared:
         score = one_accuracy(answers[question], truths[question])
@@ -130,8 +128,7 @@ def exact_match(
     Raises:
         ValueError: if no question has a truth.
     """
-    shared = [question for question in answers if question in truths]
-    _check_shared(len(shared), len(answers), len(truths))
+    shared = _shared(answers, truths)
     right = sum(
         (normalise(answers[question]) if generated else answers[question]) == truths[question]
         for question in shared
@@ -166,15 +163,20 @@ def local_files(dataset: Any) -> tuple[str, str] | None:
     return str(files[0]), str(files[1])
 
 
-def _check_shared(shared: int, answers: int, known: int) -> None:
+def _shared(answers: Mapping[Any, str], known: Mapping[Any, Any]) -> list[Any]:
+    """Return the questions that are answered and annotated; warn if there are others."""
+    shared = [question for question in answers if question in known]
     if not shared:
         raise ValueError(
-            f"none of the {answers} answered questions is among the {known} annotated ones; the "
-            "annotations must be of the split that is evaluated, with the same question ids"
+            f"none of the {len(answers)} answered questions is among the {len(known)} annotated "
+            "ones; the annotations must be of the split that is evaluated, with the same question "
+            "ids"
         )
-    if shared < max(answers, known):
+    number = len(shared)
+    if number < max(len(answers), len(known)):
         logger.warning(
             "scored on %d questions: %d answers have no annotation, %d annotations no answer; "
             "metrics are of this subset",
-            *(shared, answers - shared, known - shared),
+            *(number, len(answers) - number, len(known) - number),
         )
+    return shared

@@ -22,7 +22,7 @@ from lavis_mafa.models.parts.beams import OneRowPerBeam
 _PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-class PromptedOPT(OneRowPerBeam, OPTForCausalLM):
+class _PromptedOPT(OneRowPerBeam, OPTForCausalLM):
     """LAVIS's OPT, made to generate with every supported version of transformers.
 
     It reuses keys and values of earlier tokens, which LAVIS's own recomputes for every token.
@@ -69,7 +69,7 @@ class Blip2OptMafa(Blip2Llm, Blip2OPT):
         self.prompt_length = len(self._ids(self.prompt))
 
     def language_loaders(self, llm_precision: str = "fp16") -> tuple[Any, Any]:
-        load = partial(PromptedOPT.from_pretrained, torch_dtype=_PRECISIONS[llm_precision])
+        load = partial(_PromptedOPT.from_pretrained, torch_dtype=_PRECISIONS[llm_precision])
         return partial(AutoTokenizer.from_pretrained, use_fast=False), load
 
     def _ids(self, text: str, **options: Any) -> list[int]:
@@ -91,13 +91,13 @@ class Blip2OptMafa(Blip2Llm, Blip2OPT):
             ``loss``, per token.
         """
         seen, seen_mask = self.soft_prompts(samples["image"])
+        # LAVIS's text processors may have added the prompt already.
+        texts = [
+            f"{caption}\n" if caption.startswith(self.prompt) else f"{self.prompt} {caption}\n"
+            for caption in samples["text_input"]
+        ]
         # Padded on the right, so that the prompt's tokens are the first of every row.
-        tokens = self._tokens(
-            [self._with_prompt(caption) + "\n" for caption in samples["text_input"]],
-            side="right",
-            truncation=True,
-            max_length=self.max_txt_len,
-        )
+        tokens = self._tokens(texts, side="right", truncation=True, max_length=self.max_txt_len)
         targets = tokens.input_ids.masked_fill(tokens.attention_mask == 0, IGNORED)
         if self.prompt:
             targets[:, : self.prompt_length] = IGNORED
@@ -110,12 +110,6 @@ class Blip2OptMafa(Blip2Llm, Blip2OPT):
                 return_dict=True,
             )
         return {"loss": output.loss}
-
-    def _with_prompt(self, caption: str) -> str:
-        # LAVIS's text processors may have added it already.
-        if not self.prompt or caption.startswith(self.prompt):
-            return caption
-        return f"{self.prompt} {caption}"
 
     @torch.no_grad()
     def generate(

@@ -19,7 +19,7 @@ from lavis_mafa.downstream.language_model import Blip2Llm, check_prompt
 from lavis_mafa.downstream.yamls import model_yamls
 
 
-class CachedT5(T5ForConditionalGeneration):
+class _CachedT5(T5ForConditionalGeneration):
     """LAVIS's T5, made to reuse keys and values with every supported version of transformers."""
 
     def prepare_inputs_for_generation(
@@ -132,10 +132,10 @@ class Blip2T5Mafa(Blip2Llm, Blip2T5):
         return list(super().predict_answers(dict(samples), *args, **options))
 
 
-def _load_t5(name: str, **options: Any) -> CachedT5:
+def _load_t5(name: str, **options: Any) -> _CachedT5:
     config = T5Config.from_pretrained(name, **options)
     config.dense_act_fn = "gelu"  # as in LAVIS
-    model: CachedT5 = CachedT5.from_pretrained(name, config=config, **options).to(torch.bfloat16)
+    model: _CachedT5 = _CachedT5.from_pretrained(name, config=config, **options).to(torch.bfloat16)
     return model
 
 

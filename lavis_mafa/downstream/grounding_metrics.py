@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_AREA_EXPONENT = 0.5
 _IOU_OF_A_HIT = 0.5
 
 _Box = Sequence[float]
@@ -38,14 +37,13 @@ def stretch(heat: Tensor, size: tuple[int, int]) -> Tensor:
     return F.interpolate(whole, size=tuple(size), mode="bicubic", align_corners=False)[0, 0]
 
 
-def box_scores(heat: Tensor, boxes: Tensor, exponent: float = _AREA_EXPONENT) -> Tensor:
-    """Score boxes: the heat inside a box, divided by its area to the power of ``exponent``.
+def box_scores(heat: Tensor, boxes: Tensor) -> Tensor:
+    """Score boxes: the heat inside a box, divided by the square root of its area (ALBEF).
 
     Args:
         heat: ``(H, W)``, in the size of the picture.
         boxes: ``(K, 4)``. Corners are truncated to pixels and clipped to the picture; the area is
             that of the given box. A box without area scores 0.
-        exponent: 0 prefers large boxes, 1 gives the mean, 0.5 is ALBEF's.
 
     Returns:
         ``(K,)`` float64.
@@ -61,7 +59,7 @@ def box_scores(heat: Tensor, boxes: Tensor, exponent: float = _AREA_EXPONENT) ->
     areas = boxes[:, 2:].clamp(min=0).prod(dim=1)
     valid = (areas > 0) & (right > left) & (lower > upper)
     # Clamped, because `where` computes both branches.
-    return torch.where(valid, inside / areas.clamp(min=1e-12) ** exponent, 0.0)
+    return torch.where(valid, inside / areas.clamp(min=1e-12).sqrt(), 0.0)
 
 
 def choose(scores: Tensor) -> int | None:

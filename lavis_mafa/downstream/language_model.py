@@ -233,12 +233,16 @@ class Blip2Llm(Blip2Parts, Blip2Base):
         needed = [key for key in wanted.state_dict() if "position_ids" not in key]
         missing = sorted(set(needed).difference(keys))
         if missing:
+            hint = ""
+            if stage_2 and all(name.startswith(f"{self.llm_proj}.") for name in missing):
+                hint = (
+                    "\nIt is of stage 1: to start stage 2 from it, set model.pretrained to it, "
+                    "model.load_pretrained: True and model.load_finetuned: False"
+                )
             raise ValueError(
                 f"{origin} is no checkpoint of BLIP-2's stage {'2' if stage_2 else '1 or 2'} that "
                 f"{type(self).__name__} can load: it lacks {len(missing)} of {len(needed)} "
-                f"weights:\n  "
-                + "\n  ".join([*missing[:10], *["..."][: len(missing) > 10]])
-                + self._stage_1_hint(stage_2 and missing)
+                f"weights:\n  " + "\n  ".join([*missing[:10], *["..."][: len(missing) > 10]]) + hint
             )
         result = load_state(wanted, state, origin)
         if self.llm_proj not in in_file:
@@ -246,14 +250,6 @@ class Blip2Llm(Blip2Parts, Blip2Base):
         if "visual_encoder" in in_file:
             self.random_parts = ()
         return result
-
-    def _stage_1_hint(self, missing: Any) -> str:
-        if not missing or any(not name.startswith(f"{self.llm_proj}.") for name in missing):
-            return ""
-        return (
-            "\nIt is of stage 1: to start stage 2 from it, set model.pretrained to it, "
-            "model.load_pretrained: True and model.load_finetuned: False"
-        )
 
     def load_from_pretrained(self, url_or_filename: str) -> Any:
         """As `load_checkpoint`."""

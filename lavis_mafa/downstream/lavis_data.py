@@ -28,7 +28,7 @@ def mirrored(sentence: str) -> str:
 
 
 @dataclass(frozen=True)
-class ExchangeOptions:
+class _ExchangeOptions:
     """Config keys of ``build_info``."""
 
     exchange_images: bool = option(
@@ -45,7 +45,7 @@ class NlvrTrain(NLVRDataset):
     For these LAVIS also replaces "right" inside words: "bright" becomes "bleft".
     """
 
-    exchange_images = ExchangeOptions.exchange_images
+    exchange_images = _ExchangeOptions.exchange_images
 
     def _flip(self, samples: dict[str, Any]) -> dict[str, Any]:
         if not self.exchange_images or random.random() < 0.5:
@@ -66,12 +66,12 @@ class NlvrMafaBuilder(UseLocalFiles, SetsOptions, NLVRBuilder):
     """
 
     train_dataset_cls = NlvrTrain
-    build_options = ExchangeOptions
+    build_options = _ExchangeOptions
     DATASET_CONFIG_DICT = dataset_yamls("nlvr_mafa")
 
 
 @dataclass(frozen=True)
-class VgVqaOptions:
+class _VgVqaOptions:
     """Config keys of ``build_info``."""
 
     answer_weight: float = option(
@@ -86,7 +86,7 @@ class VgVqaOptions:
 class _VgVqaTrain(VGVQADataset):
     """LAVIS's training set, whose only answer to a question has the weight `answer_weight`."""
 
-    answer_weight = VgVqaOptions.answer_weight
+    answer_weight = _VgVqaOptions.answer_weight
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {**super().__getitem__(index), "weights": [self.answer_weight]}
@@ -100,5 +100,5 @@ class VgVqaMafaBuilder(UseLocalFiles, SetsOptions, VGVQABuilder):
     """
 
     train_dataset_cls = _VgVqaTrain
-    build_options = VgVqaOptions
+    build_options = _VgVqaOptions
     DATASET_CONFIG_DICT = dataset_yamls("vg_vqa_mafa")

@@ -150,14 +150,14 @@ class MafaCaptionTask(results.InBatches, CaptionTask):
         Returns:
             The figures; empty if ``run.report_metric`` is False.
         """
-        records = results.without_duplicates(val_result, "image_id")
-        plain = [{"image_id": r["image_id"], "caption": r["caption"]} for r in records]
-        path = results.write_result(plain, f"{split_name}_epoch{epoch}")
-        logger.info("%d captions of %s are in %s", len(plain), split_name, path)
+        keys, name = ("image_id", "caption"), f"{split_name}_epoch{epoch}"
+        records, _ = results.write_result(
+            val_result, "image_id", name, lambda record: {key: record[key] for key in keys}
+        )
         if not self.report_metric:
             return {}
         assert self._finder is not None and self.tools is not None
-        captions = {record["image_id"]: record["caption"] for record in plain}
+        captions = {record["image_id"]: record["caption"] for record in records}
         return score_captions(captions, self._finder(val_result), self.tools)
 
     def _find_references(self, dataset: Any) -> _Finder:
@@ -168,7 +168,9 @@ class MafaCaptionTask(results.InBatches, CaptionTask):
             if built is dataset
         ]
         name, split = names[0] if names else ("", "")
-        path = self._annotation_file(name, split)
+        path = self.annotation_file
+        if path is not None and not isinstance(path, str):
+            path = path.get(f"{name}.{split}", path.get(split))
         if path is not None:
             if not os.path.isfile(path):
                 raise FileNotFoundError(f"run.annotation_file: no such file: {path!r}")
@@ -193,12 +195,6 @@ class MafaCaptionTask(results.InBatches, CaptionTask):
             "against: give a JSON file in COCO's caption format as run.annotation_file, or set "
             "run.report_metric: False to write captions only"
         )
-
-    def _annotation_file(self, name: str, split: str) -> str | None:
-        given = self.annotation_file
-        if given is None or isinstance(given, str):
-            return given
-        return given.get(f"{name}.{split}", given.get(split))
 
 
 class _RecordingDict(dict[str, Any]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from lavis.common.registry import registry
@@ -13,10 +12,8 @@ from lavis_mafa.downstream import task_records as results
 from lavis_mafa.metrics.finite import require_finite
 from lavis_mafa.tasks.tally import Tally
 
-logger = logging.getLogger(__name__)
 
-
-class CountsCorrect:
+class _CountsCorrect:
     """Mixin: training accuracy of models whose output has ``logits`` and ``labels``."""
 
     def step_figures(self, output: Any, samples: dict[str, Any]) -> dict[str, float]:
@@ -38,12 +35,12 @@ class CountsCorrect:
 
 
 @registry.register_task("mafa_text_assignment")
-class MafaTextAssignmentTask(CountsCorrect, ImageTextPretrainTask):
+class MafaTextAssignmentTask(_CountsCorrect, ImageTextPretrainTask):
     """Trains ``albef_nlvr_pretrain_mafa``; evaluates nothing."""
 
 
 @registry.register_task("mafa_classification")
-class MafaClassificationTask(results.InBatches, CountsCorrect, MultimodalClassificationTask):
+class MafaClassificationTask(results.InBatches, _CountsCorrect, MultimodalClassificationTask):
     """Trains any LAVIS model that has ``predict`` and evaluates it (NLVR2, SNLI-VE).
 
     Figures in percent: ``acc``, also for each ``statement_type`` where samples have one, and
@@ -73,13 +70,10 @@ class MafaClassificationTask(results.InBatches, CountsCorrect, MultimodalClassif
         self, val_result: list[results.Record], split_name: str, epoch: Any, **kwargs: Any
     ) -> dict[str, float]:
         """Write ``<split>_epoch<epoch>.json`` and compute the figures, on the main process."""
-        records = results.without_duplicates(val_result, self.inst_id_key)
-        plain = [
-            {name: record[name] for name in (self.inst_id_key, "prediction", "target")}
-            for record in records
-        ]
-        path = results.write_result(plain, f"{split_name}_epoch{epoch}")
-        logger.info("%d predictions of %s are in %s", len(plain), split_name, path)
+        key, name = self.inst_id_key, f"{split_name}_epoch{epoch}"
+        records, _ = results.write_result(
+            val_result, key, name, lambda one: {k: one[k] for k in (key, "prediction", "target")}
+        )
         overall = accuracy(records)
         figures = {"agg_metrics": overall, "acc": overall}
         for kind in sorted({r["statement_type"] for r in records if r["statement_type"]}):

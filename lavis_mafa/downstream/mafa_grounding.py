@@ -141,10 +141,12 @@ class MafaGroundingTask(results.InBatches, StepFigures, BaseTask):
         Returns:
             The figures.
         """
-        records = results.without_duplicates(val_result, "index")
-        plain = [{k: r[k] for k in _RESULT_KEYS if r[k] is not None or k == "box"} for r in records]
-        path = results.write_result(plain, f"{split_name}_grounding_result")
-        logger.info("boxes of %d expressions of %s are in %s", len(plain), split_name, path)
+        records, path = results.write_result(
+            val_result,
+            "index",
+            f"{split_name}_grounding_result",
+            lambda r: {k: r[k] for k in _RESULT_KEYS if r[k] is not None or k == "box"},
+        )
         self._write_maps(records, path.parent / f"{split_name}_maps")
         figures = grounding.score_grounding(records)
         # A trained head leaves hardly any map without heat in the layers that work.

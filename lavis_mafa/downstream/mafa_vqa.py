@@ -150,12 +150,11 @@ class MafaVQATask(results.InBatches, VQATask):
         Returns:
             The figures; empty if no right answers are known.
         """
-        records = results.without_duplicates(val_result, "question_id")
-        for record in records:
+        for record in val_result:
             self._take_from_annotation(record)
-        plain = [self._to_write(record) for record in records]
-        path = results.write_result(plain, f"{split_name}_vqa_result")
-        logger.info("%d answers to %s are in %s", len(plain), split_name, path)
+        records, path = results.write_result(
+            val_result, "question_id", f"{split_name}_vqa_result", self._to_write
+        )
         figures = self._score(records)
         if figures is None:
             logger.warning(

@@ -165,7 +165,7 @@ class _File:
 
 
 @dataclass(frozen=True)
-class BoxFiles:
+class _BoxFiles:
     """Files of RefCOCO+ besides its annotations."""
 
     detections: _File = option(doc="proposals by image; null: only the pointing game is scored")
@@ -181,7 +181,7 @@ class RefCocoPlusBuilder(LocalBuilder):
     `GroundingEval` for val and test. Nothing is downloaded."""
 
     holds = "boxes"
-    build_options = BoxFiles
+    build_options = _BoxFiles
     train_dataset_cls = GroundingTrain
     eval_dataset_cls = GroundingEval
     DATASET_CONFIG_DICT = dataset_yamls("refcoco_plus")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -19,7 +20,7 @@ from lavis_mafa.downstream.caption_metrics import as_id
 from lavis_mafa.io.files import write_text
 from lavis_mafa.io.processes import gather_objects, progress
 
-# By it `_allow_ragged_columns` tells LAVIS's data sets from those that collate themselves.
+# By it LAVIS's data sets are told from those that collate themselves.
 _LAVIS_COLLATER = BaseDataset.collater
 _PROBES = 16  # samples checked for whether an annotation file is of the data set
 
@@ -40,7 +41,10 @@ class InBatches:
         """Build the data sets, which may have answers or boxes that are missing or ragged."""
         task: Any = super()
         datasets = task.build_datasets(cfg)
-        _allow_ragged_columns(datasets)
+        for splits in datasets.values():
+            for split, dataset in splits.items():
+                if split != "train" and getattr(type(dataset), "collater", None) is _LAVIS_COLLATER:
+                    dataset.collater = collate_ragged
         return datasets
 
     @torch.no_grad()
@@ -51,8 +55,7 @@ class InBatches:
 
         Returns:
             The records of all ranks in the order of the data set on the main process, None
-            elsewhere. A sampler that pads the ranks' shares causes duplicates: see
-            `without_duplicates`.
+            elsewhere. A sampler that pads the ranks' shares causes duplicates: see `write_result`.
         """
         records: list[Record] = []
         for samples in progress(data_loader, desc=self.doing, leave=False):
@@ -73,19 +76,25 @@ def gather_records(records: list[Record]) -> list[Record] | None:
     return [record for turn in zip_longest(*parts) for record in turn if record is not None]
 
 
-def without_duplicates(records: list[Record], key: str) -> list[Record]:
-    """Return the first record of every value of ``key``, in order."""
+def write_result(
+    records: list[Record], key: str, name: str, row: Callable[[Record], Record]
+) -> tuple[list[Record], Path]:
+    """Write ``<result_dir>/<name>.json`` atomically; only the main process may call it.
+
+    Args:
+        key: of several records with the same value of it, only the first is kept.
+        row: returns what is written of a record.
+
+    Returns:
+        The kept records, in order, and the file.
+    """
     first: dict[Any, Record] = {}
     for record in records:
         first.setdefault(record[key], record)
-    return list(first.values())
-
-
-def write_result(records: list[Record], name: str) -> Path:
-    """Write ``<result_dir>/<name>.json`` atomically; only the main process may call it."""
     path = Path(registry.get_path("result_dir")) / f"{name}.json"
-    write_text(path, json.dumps(records, ensure_ascii=False))
-    return path
+    write_text(path, json.dumps([row(record) for record in first.values()], ensure_ascii=False))
+    logging.info("%d results are in %s", len(first), path)
+    return list(first.values()), path
 
 
 def column(samples: Mapping[str, Any], *names: str) -> list[Any] | None:
@@ -157,14 +166,6 @@ def require_argument(model: Any, method: str, argument: str, key: str) -> None:
             f"run.{key} is set, but {type(model).__name__}.{method}() does not take {argument}; "
             f"remove run.{key}"
         )
-
-
-def _allow_ragged_columns(datasets: Mapping[str, Mapping[str, Any]]) -> None:
-    """Let LAVIS's evaluation sets collate answers that are missing or unequal in number."""
-    for splits in datasets.values():
-        for split, dataset in splits.items():
-            if split != "train" and getattr(type(dataset), "collater", None) is _LAVIS_COLLATER:
-                dataset.collater = collate_ragged
 
 
 def collate_ragged(samples: list[dict[str, Any]]) -> dict[str, Any]:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-
 import pytest
 import torch
+from albef_models import build, perturb_copies, save, write_lavis_sizes, write_vocabulary
 from lavis.models.albef_models.albef_classification import AlbefClassification
 from lavis.models.albef_models.albef_vqa import AlbefVQA
-from omegaconf import OmegaConf
 from same_gradients import assert_same_gradients
 
-from lavis_mafa.downstream import AlbefVeMafa, AlbefVqaMafa
+from lavis_mafa.downstream import AlbefNlvrMafa, AlbefVeMafa, AlbefVqaMafa
 from lavis_mafa.downstream.albef_downstream import decoder_from_fusion
 from lavis_mafa.export.lavis_forms import with_momentum
-from lavis_mafa.io.checkpoints import CONFIGS
 from lavis_mafa.models import AlbefMafa
 from lavis_mafa.models.checkpoints import init_momentum
 
@@ -25,17 +21,8 @@ SCHEDULE = {"epoch": 1, "iters": 3, "num_iters_per_epoch": 10}
 
 @pytest.fixture(autouse=True)
 def local_tokenizer(tmp_path, monkeypatch):
-    # LAVIS loads this tokenizer by name; a local folder of that name takes precedence.
-    vocabulary = tmp_path / "bert-base-uncased" / "vocab.txt"
-    vocabulary.parent.mkdir()
-    shutil.copy(CONFIGS / "models" / "tiny_vocab.txt", vocabulary)
+    write_vocabulary(tmp_path)
     monkeypatch.chdir(tmp_path)
-
-
-def build(cls, **changes):
-    torch.manual_seed(0)
-    cfg = OmegaConf.load(cls.default_config_path("tiny")).model
-    return cls.from_config(OmegaConf.merge(cfg, changes))
 
 
 def questions(size=3):
@@ -58,16 +45,6 @@ def sentences(size=4):
     return {"image": images, "text_input": texts[:size], "label": labels[:size], **SCHEDULE}
 
 
-def perturb_copies(*models):
-    """Make momentum encoders differ from the encoders, equally in all models."""
-    with torch.no_grad():
-        for name, weight in models[0].named_parameters():
-            if "_m." in name:
-                weight.add_(0.02 * torch.randn_like(weight))
-    for other in models[1:]:
-        other.load_state_dict(models[0].state_dict())
-
-
 def compare(ours, theirs, samples):
     """Compare losses, gradients and the state after a step."""
     mine, expected = ours(dict(samples)), theirs(dict(samples))
@@ -76,7 +53,6 @@ def compare(ours, theirs, samples):
     assert_same_gradients(ours, theirs)
     for key, value in theirs.state_dict().items():
         assert torch.allclose(value.float(), ours.state_dict()[key].float(), atol=1e-5), key
-    return mine, expected
 
 
 # LAVIS's losses
@@ -95,14 +71,10 @@ def test_vqa_loss_equals_lavis(distilled):
     else:
         # LAVIS always distils, but at the first step distillation has weight 0.
         samples.update(epoch=0, iters=0)
-        expected = theirs(samples)
-        expected.loss.backward()
-        mine = ours(samples)
-        mine.loss.backward()
+        expected, mine = theirs(samples), ours(samples)
+        expected.loss.backward(), mine.loss.backward()
         assert mine.loss.item() == pytest.approx(expected.loss.item(), rel=1e-6)
-        weights = dict(theirs.named_parameters())
-        for name, parameter in ours.named_parameters():
-            assert torch.allclose(parameter.grad, weights[name].grad, atol=1e-5), name
+        assert_same_gradients(ours, theirs)
         assert not any("_m." in name for name in ours.state_dict())
 
 
@@ -181,18 +153,12 @@ def test_entailment_loss_equals_lavis(distilled):
 # Checkpoints
 
 
-def save(model, path="pretrained.pth", **content):
-    torch.save({"model": model.state_dict(), **content}, path)
-    return str(path)
-
-
 @pytest.mark.parametrize("cls", ALL)
 @pytest.mark.parametrize("distilled", [True, False])
 def test_fine_tuning_starts_from_our_checkpoint(cls, distilled):
     source = build(AlbefMafa)
-    loaded = build(
-        cls, load_pretrained=True, pretrained=save(source), use_distill=distilled
-    ).state_dict()
+    path = save(source, "pretrained.pth")
+    loaded = build(cls, load_pretrained=True, pretrained=path, use_distill=distilled).state_dict()
     theirs = source.state_dict()
     for key, value in theirs.items():
         if key.startswith(("visual_encoder.", "text_encoder.bert.")):
@@ -207,16 +173,13 @@ def test_fine_tuning_starts_from_our_checkpoint(cls, distilled):
 
 def test_decoder_is_initialised_as_in_lavis(tmp_path):
     """Against LAVIS's own loader, which assumes six text and six fusion layers."""
-    tiny = json.loads((CONFIGS / "models" / "med_config_tiny.json").read_text())
-    med = str(tmp_path / "med.json")
-    with open(med, "w") as file:
-        json.dump({**tiny, "num_hidden_layers": 12, "fusion_layer": 6, "vocab_size": 177}, file)
+    med = write_lavis_sizes(tmp_path / "med.json", vocab_size=177)
     source = build(AlbefMafa, med_config_path=med)
     torch.save({"model": with_momentum(source.state_dict())}, "with.pth")
     parts = build(AlbefVqaMafa, med_config_path=med)
     theirs = AlbefVQA(parts.visual_encoder, parts.text_encoder, parts.text_decoder)
     theirs.load_from_pretrained("with.pth")
-    for path in (save(source), "with.pth"):
+    for path in (save(source, "pretrained.pth"), "with.pth"):
         ours = build(AlbefVqaMafa, med_config_path=med, load_pretrained=True, pretrained=path)
         state = theirs.state_dict()
         assert state.keys() == ours.state_dict().keys()
@@ -256,9 +219,9 @@ def test_fine_tuned_model_can_be_reloaded(cls):
     assert all(torch.equal(value, tuned.state_dict()[key]) for key, value in reloaded.items())
 
 
-@pytest.mark.parametrize("cls", ALL)
+@pytest.mark.parametrize("cls", [*ALL, AlbefNlvrMafa])
 def test_unsuitable_checkpoints_are_rejected(cls):
-    path = save(build(AlbefMafa))
+    path = save(build(AlbefMafa), "pretrained.pth")
     with pytest.raises(ValueError, match="lacks (.|\n)*give this one as model.pretrained"):
         build(cls, load_finetuned=True, finetuned=path)
     with pytest.raises(ValueError, match="names no checkpoint to fine-tune"):
@@ -273,8 +236,7 @@ def test_unsuitable_checkpoints_are_rejected(cls):
     torch.save({"model": state, "config": {"model": {"arch": "blip_mafa"}}}, "blip.pth")
     with pytest.raises(ValueError, match="of another family"):
         build(cls, load_pretrained=True, pretrained="blip.pth")
-    other = {"model": build(AlbefMafa).state_dict(), "vocabulary": "another"}
-    torch.save(other, "words.pth")
+    save(build(AlbefMafa), "words.pth", vocabulary="another")
     with pytest.raises(ValueError, match="trained with another vocabulary"):
         build(cls, load_pretrained=True, pretrained="words.pth")
 
@@ -377,7 +339,7 @@ def test_momentum_copies_of_pre_training_are_kept(cls):
         for name, weight in source.named_parameters():
             if "_m." in name:
                 weight.add_(0.5)
-    path = save(source)
+    path = save(source, "pretrained.pth")
     model = build(cls, load_pretrained=True, pretrained=path, use_distill=True)
     assert not init_momentum(model, path)
     own = model.state_dict()

@@ -85,25 +85,13 @@ def build_lavis(model, base, folders, **options):
             "bert_config_tiny.json",
         )  # fmt: skip
 
-    other = Lavis(
-        img_size=32,
-        vit_precision="fp32",
-        num_query_token=8,
-        **language_model_option(base, folders),
-        **options,
-    )
+    options[model.llm_key] = folders[model.llm_key]
+    other = Lavis(img_size=32, vit_precision="fp32", num_query_token=8, **options)
     other.load_state_dict(model.state_dict())
     return other.float().eval()
 
 
-def language_model_option(base, folders):
-    key = "opt_model" if base is Blip2OPT else "t5_model"
-    return {key: folders[key]}
-
-
 def hugging_face_opt(folders):
-    from transformers.models.opt import OPTForCausalLM
-
     return OPTForCausalLM.from_pretrained(folders["opt_model"], torch_dtype=torch.float16).float()
 
 
@@ -257,14 +245,12 @@ def test_answers_do_not_depend_on_the_mini_batch(folders, cls, beams):
 
 
 @torch.no_grad()
-def slow_greedy(slow, embeds, words, favour_end, max_length):
+def slow_greedy(slow, embeds, opt, max_length):
     """Greedy decoding of the full sequence in every step, without a cache."""
-    tokens: list[int] = []
-    while len(tokens) < max_length:
+    tokens, words = [], opt.opt_model.get_input_embeddings()
+    while len(tokens) < max_length and opt.eos_token_id not in tokens:
         best = slow(inputs_embeds=embeds).logits[0, -1].argmax()
         tokens.append(int(best))
-        if best == favour_end:
-            break
         embeds = torch.cat([embeds, words(best.view(1, 1))], dim=1)
     return tokens
 
@@ -275,9 +261,7 @@ def test_answers_equal_hugging_face_without_padding(folders, opt, beams):
     answers = opt.predict_answers(batch, prompt=PROMPT, num_beams=beams, max_len=8)
     for row, (embeds, _) in enumerate(prompt_embeddings(opt, batch, map(PROMPT.format, QUESTIONS))):
         if beams == 1:
-            ids = slow_greedy(
-                slow, embeds, opt.opt_model.get_input_embeddings(), opt.eos_token_id, 8
-            )
+            ids = slow_greedy(slow, embeds, opt, 8)
         else:
             parameters = slow.prepare_inputs_for_generation.__code__.co_varnames
             if "inputs_embeds" not in parameters:
@@ -337,11 +321,6 @@ def test_minimum_length_does_not_depend_on_padding(hasty_opt, beams, monkeypatch
     assert counts.pop().tolist() == [8 - len(opt.opt_tokenizer("a photo of").input_ids)] * 3
 
 
-def test_answer_ends_at_the_line_break(opt, monkeypatch):
-    monkeypatch.setattr(opt, "_continue", lambda *a, **k: ["two cats \n a dog", " \n", "on grass"])
-    assert opt.predict_answers(samples(QUESTIONS)) == ["two cats", "", "on grass"]
-
-
 @pytest.mark.parametrize("name", ["generate", "predict_answers"])
 def test_methods_have_lavis_arguments(name):
     expected = inspect.signature(getattr(Blip2T5, name)).parameters
@@ -352,7 +331,7 @@ def test_methods_have_lavis_arguments(name):
         assert [(p.name, p.default) for p in found.values() if p.kind not in kinds] == arguments
 
 
-def test_questions_are_inserted_into_the_prompt(opt, monkeypatch):
+def test_questions_are_inserted_into_the_prompt_and_answers_end_at_a_break(opt, monkeypatch):
     prompts = []
     monkeypatch.setattr(opt, "_continue", lambda images, texts, **k: prompts.append(texts) or texts)
     opt.predict_answers(samples(QUESTIONS), prompt=PROMPT)
@@ -361,6 +340,8 @@ def test_questions_are_inserted_into_the_prompt(opt, monkeypatch):
     )
     opt.predict_answers(samples(QUESTIONS))
     assert prompts == [[PROMPT.format(q) for q in QUESTIONS], ["Q: what {is} it? A:"], QUESTIONS]
+    monkeypatch.setattr(opt, "_continue", lambda *a, **k: ["two cats \n a dog", " \n", "on grass"])
+    assert opt.predict_answers(samples(QUESTIONS)) == ["two cats", "", "on grass"]
 
 
 def test_invalid_questions_are_rejected(opt):
@@ -468,18 +449,11 @@ def test_stage_2_starts_from_stage_1(folders, stage_1, cls, caplog):
     assert "RANDOM" not in caplog.text and "stay as they were" not in caplog.text
     state, own = torch.load(stage_1["whole"], weights_only=True)["model"], model.state_dict()
     shared = own.keys() & state.keys()
-    assert {name.split(".")[0] for name in shared} == {
-        "Qformer",
-        "query_tokens",
-        "ln_vision",
-        "visual_encoder",
-    }
+    parts = {"Qformer", "query_tokens", "ln_vision", "visual_encoder"}
+    assert {name.split(".")[0] for name in shared} == parts
     assert all(torch.equal(own[name], state[name]) for name in shared)
-    trained = trained_state(model).keys()
-    assert {n for n in trained - shared if "position_ids" not in n} == {
-        f"{cls.llm_proj}.weight",
-        f"{cls.llm_proj}.bias",
-    }
+    trained = {n for n in trained_state(model).keys() - shared if "position_ids" not in n}
+    assert trained == {f"{cls.llm_proj}.{name}" for name in ("weight", "bias")}
 
 
 def test_missing_image_encoder_weights_are_reported(folders, stage_1, caplog):
@@ -501,18 +475,10 @@ def test_stage_2_checkpoint_contains_only_trained_weights(folders, stage_1, cls,
     parts = {name.split(".")[0] for name in state}
     assert parts == {"Qformer", "query_tokens", "ln_vision", cls.llm_proj}
     torch.save({"model": state}, tmp_path / "stage_2.pth")
-    reloaded = cls.from_config(
-        config_of(
-            cls,
-            folders,
-            load_finetuned=True,
-            finetuned=str(tmp_path / "stage_2.pth"),
-            vit_weights=stage_1["whole"],
-        )
-    ).eval()
-    batch = samples(text_output=CAPTIONS)
-    assert torch.equal(first(batch)["loss"], reloaded(batch)["loss"])
     without_vit = {"load_finetuned": True, "finetuned": str(tmp_path / "stage_2.pth")}
+    cfg = config_of(cls, folders, **without_vit, vit_weights=stage_1["whole"])
+    reloaded, batch = cls.from_config(cfg).eval(), samples(text_output=CAPTIONS)
+    assert torch.equal(first(batch)["loss"], reloaded(batch)["loss"])
     with pytest.raises(ValueError, match="RANDOM weights: .*'published'"):
         cls.from_config(config_of(cls, folders, **without_vit))
 

@@ -47,38 +47,30 @@ def pictures(tmp_path, toy):
 def test_vqa_with_lavis_coco_and_visual_genome_builders(pictures, checkpoint, tmp_path):  # noqa: F811
     """Ten annotators' answers are weighted by their count, Visual Genome's single one by 0.2."""
     answers = [["red"] * 6 + ["crimson"] * 4, ["2"] * 10, ["yes"] * 5 + ["no"] * 5]
+    row = {"question": "what is red?"}
     questions = [
-        {
-            "question_id": n,
-            "image": f"{n}.jpg",
-            "question": "what is red?",
-            "answer": answers[n % 3],
-        }
-        for n in range(12)
+        {**row, "question_id": n, "image": f"{n}.jpg", "answer": answers[n % 3]} for n in range(12)
     ]
     unanswered = [{key: row[key] for key in row if key != "answer"} for row in questions]
-    official = {
-        "questions": [{**row, "image_id": row["question_id"]} for row in unanswered],
-        "annotations": [
-            {
-                "question_id": row["question_id"],
-                "image_id": row["question_id"],
-                "question_type": "what is",
-                "answer_type": "other",
-                "multiple_choice_answer": row["answer"][0],
-                "answers": [{"answer": one, "answer_id": k} for k, one in enumerate(row["answer"])],
-            }
-            for row in questions
-        ],
-    }
+    official = [{**row, "image_id": row["question_id"]} for row in unanswered]
+    annotations = [
+        {
+            "question_id": row["question_id"],
+            "image_id": row["question_id"],
+            **{"question_type": "what is", "answer_type": "other"},
+            "multiple_choice_answer": row["answer"][0],
+            "answers": [{"answer": one, "answer_id": k} for k, one in enumerate(row["answer"])],
+        }
+        for row in questions
+    ]
     paths = write_json_files(
         tmp_path,
         train=questions[:6],
         more=questions[6:],
         evaluated=unanswered,
         candidates=["red", "crimson", "2", "yes", "no"],
-        official={"questions": official["questions"]},
-        truth={"annotations": official["annotations"]},
+        official={"questions": official},
+        truth={"annotations": annotations},
         genome=[{**row, "answer": "two", "dataset": "vg"} for row in questions],
     )
     train_on_files(

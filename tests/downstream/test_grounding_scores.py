@@ -49,27 +49,23 @@ def test_iou_broadcasts_and_handles_fractions_of_pixels():
     assert iou(boxes[:, None], boxes[None]).shape == (4, 4)
 
 
-def slow_score(heat, box, exponent):
+def slow_score(heat, box):
     """ALBEF's score: heat in the slice of full pixels, divided by the exact area."""
     x, y, width, height = box
     total = 0.0
     for row in range(max(math.trunc(y), 0), min(math.trunc(y + height), heat.shape[0])):
         for column in range(max(math.trunc(x), 0), min(math.trunc(x + width), heat.shape[1])):
             total += float(heat[row, column])
-    return total / (width * height) ** exponent if width * height > 1e-9 else 0.0
+    return total / (width * height) ** 0.5 if width * height > 1e-9 else 0.0
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    boxes=st.lists(any_boxes, min_size=1, max_size=5),
-    seed=st.integers(0, 99),
-    exponent=st.sampled_from([0.0, 0.5, 1.0]),
-)
-def test_box_scores_equal_slow_loop(boxes, seed, exponent):
+@given(boxes=st.lists(any_boxes, min_size=1, max_size=5), seed=st.integers(0, 99))
+def test_box_scores_equal_slow_loop(boxes, seed):
     boxes = [box for box in boxes if box[2] * box[3] == 0 or box[2] * box[3] > 1e-6]
     heat = torch.randn(9, 11, generator=torch.Generator().manual_seed(seed))
-    found = box_scores(heat, torch.tensor(boxes).reshape(-1, 4), exponent)
-    expected = [slow_score(heat, box, exponent) for box in boxes]
+    found = box_scores(heat, torch.tensor(boxes).reshape(-1, 4))
+    expected = [slow_score(heat, box) for box in boxes]
     assert found.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 

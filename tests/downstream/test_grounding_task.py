@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +13,7 @@ from lavis.common.registry import registry
 from lavis.datasets.builders.base_dataset_builder import load_dataset_config
 from omegaconf import OmegaConf
 from PIL import Image
+from runs import finish, launcher, records, spawn
 from torch import nn
 from torch.utils.data import DataLoader
 from toy_tasks import PLUGIN, ToyGroundingBuilder
@@ -43,6 +41,14 @@ SIZES.append(f"run.plugins=[{PLUGIN}]")
 def result_dir(tmp_path, monkeypatch):
     monkeypatch.setitem(registry.mapping["paths"], "result_dir", str(tmp_path / "result"))
     return tmp_path / "result"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -178,11 +184,11 @@ def test_overlays_of_heat_maps(toy, model, monkeypatch, result_dir):
 
 def test_models_without_maps_are_rejected(toy, model):
     task = MafaGroundingTask()
-    with pytest.raises(TypeError, match="Blip2Mafa has no layer"):
+    with pytest.raises(TypeError, match="Blip2Mafa has no layer in which texts attend to images"):
         task.before_evaluation(model=load_model("blip2_mafa", "tiny"), dataset=toy["test"])
     with pytest.raises(ValueError, match="needs index, size, box, boxes in the samples of ToyEx"):
         task.before_evaluation(model=model, dataset=toy["train"])
-    with pytest.raises(ValueError, match="layer 9 of AlbefMafa does not attend to images"):
+    with pytest.raises(ValueError, match="layer 9 of AlbefMafa .* layers that do: 2, 3"):
         evaluate(MafaGroundingTask(layer=9), toy["val"], model)
 
 
@@ -221,26 +227,20 @@ def test_config_has_the_hyperparameters_of_albef():
 def trained_run(tmp_path_factory):
     """A short training with the shipped config; its folder and runner."""
     folder = tmp_path_factory.mktemp("trained")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     settings = [*SIZES, "run.max_epoch=1", "run.batch_size_train=16", f"run.output_dir={folder}"]
     settings += ["model.load_pretrained=False", "model.pretrained=null", "run.tensorboard=False"]
-    try:
-        return folder / "run", run(str(TRAIN), settings)
-    finally:
-        torch.set_num_threads(before)
+    return folder, run(str(TRAIN), settings)
 
 
 def test_best_checkpoint_is_chosen_by_grounding_accuracy(trained_run):
     folder, runner = trained_run
-    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    steps = [line for line in lines if line["kind"] == "step"]
+    steps = records(folder, "step", "run")
     assert steps and all("loss_itm" in line and "loss_itc" in line for line in steps)
-    scores = {line["split"]: line["agg_metrics"] for line in lines if line["kind"] == "eval"}
+    scores = {line["split"]: line["agg_metrics"] for line in records(folder, "eval", "run")}
     assert set(scores) == {"val", "test"}
     assert runner.progress.best.value == scores["val"]
-    assert (folder / "checkpoint_best.pth").is_file()
-    assert {path.name for path in (folder / "result").iterdir()} == {
+    assert (folder / "run/checkpoint_best.pth").is_file()
+    assert {path.name for path in (folder / "run/result").iterdir()} == {
         "val_grounding_result.json",
         "test_grounding_result.json",
     }
@@ -251,42 +251,18 @@ def test_several_ranks_score_like_one(trained_run, tmp_path):
     folder, _ = trained_run
     results = {}
     for ranks in (1, 2):
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-        options = [*SIZES, f"model.finetuned={folder}/checkpoint_last.pth", "run.batch_size_eval=3"]
-        options += [f"run.output_dir={tmp_path / str(ranks)}", "run.job_id=job", "run.save_maps=5"]
-        options += ["run.use_dist_eval_sampler=True"]
-        command = [
-            sys.executable,
-            *launcher,
-            str(ROOT / "evaluate.py"),
-            "--cfg-path",
-            str(EVALUATE),
-        ]
-        process = subprocess.run(
-            [*command, "--options", *options],
-            cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
-        assert process.returncode == 0, process.stderr[-3000:]
-        job = tmp_path / str(ranks) / "job"
-        (line,) = [
-            record
-            for record in map(json.loads, (job / "log.jsonl").read_text().splitlines())
-            if record["kind"] == "eval"
-        ]
-        rows = json.loads((job / "result/test_grounding_result.json").read_text())
-        maps = sorted(path.name for path in (job / "result/test_maps").iterdir())
-        results[ranks] = (
-            line["acc"],
-            line["pointing"],
-            line["chance"],
-            [r["box"] for r in rows],
-            maps,
-        )
-    assert len(results[1][4]) == 5 and len(results[1][3]) % 2
+        output = tmp_path / str(ranks)
+        options = [*SIZES, f"model.finetuned={folder}/run/checkpoint_last.pth"]
+        options += ["run.batch_size_eval=3", "run.use_dist_eval_sampler=True", "run.save_maps=5"]
+        options += [f"run.output_dir={output}", "run.job_id=job"]
+        command = [*launcher(ranks), ROOT / "evaluate.py", "--cfg-path", EVALUATE]
+        finish(spawn(tmp_path, [*command, "--options", *options]))
+        (line,) = records(output, "eval")
+        rows = json.loads((output / "job/result/test_grounding_result.json").read_text())
+        boxes = [row["box"] for row in rows]
+        maps = sorted(path.name for path in (output / "job/result/test_maps").iterdir())
+        results[ranks] = (boxes, maps, *(line[name] for name in ("acc", "pointing", "chance")))
+    assert len(results[1][1]) == 5 and len(results[1][0]) % 2
     assert results[1] == results[2]
 
 
@@ -294,15 +270,9 @@ def test_several_ranks_score_like_one(trained_run, tmp_path):
 def test_toy_recipe_learns_to_localise(tmp_path, monkeypatch):
     """The two commands in the header of grounding_toy.yaml: far better than a random object."""
     monkeypatch.chdir(tmp_path)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        options = ["run.job_id=run", "run.valid_splits=[]", "run.test_splits=[]"]
-        run(str(PROJECTS / "train/albef_toy.yaml"), [*options, "model.mafa.con_d.arch=oracle"])
-        run(str(TRAIN), ["run.valid_splits=[]", f"run.plugins=[{PLUGIN}]"])
-    finally:
-        torch.set_num_threads(before)
-    log = (tmp_path / "output/grounding_toy/run/log.jsonl").read_text().splitlines()
-    (scores,) = [record for record in map(json.loads, log) if record["kind"] == "eval"]
+    options = ["run.job_id=run", "run.valid_splits=[]", "run.test_splits=[]"]
+    run(str(PROJECTS / "train/albef_toy.yaml"), [*options, "model.mafa.con_d.arch=oracle"])
+    run(str(TRAIN), ["run.valid_splits=[]", f"run.plugins=[{PLUGIN}]"])
+    (scores,) = records(tmp_path / "output/grounding_toy", "eval", "run")
     assert scores["split"] == "test" and 35 < scores["chance"] < 45
     assert scores["acc"] > scores["chance"] + 30

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from conftest import ROOT
 from nlvr_files import nlvr_files
-from runs import finish, records, same_weights, weights
+from runs import finish, launcher, records, same_weights, spawn, weights
 from toy_tasks import PLUGIN
 
 from lavis_mafa import load_model
@@ -29,24 +26,18 @@ def size_options(name, train):
     return [f"{info}.{part}_size={size}" for part, size in parts.items()]
 
 
-def pretrain_text_assignment(folder, checkpoint, *options):
+def train(name, sizes, folder, checkpoint, *options):
     paths = [f"model.pretrained={checkpoint}", f"run.output_dir={folder}", "run.batch_size_train=8"]
-    config = TOYS / "nlvr_pretrain_toy.yaml"
-    return run(str(config), [*SMALL, *size_options("toy_scenes", 40), *paths, *options])
+    run(str(TOYS / f"{name}.yaml"), [*SMALL, DATA, *sizes, *paths, *options])
+
+
+def pretrain_text_assignment(folder, checkpoint, *options):
+    train("nlvr_pretrain_toy", size_options("toy_scenes", 40), folder, checkpoint, *options)
 
 
 def fine_tune_nlvr(folder, checkpoint, *options):
-    paths = [f"model.pretrained={checkpoint}", f"run.output_dir={folder}", "run.batch_size_train=8"]
-    config = TOYS / "nlvr_toy.yaml"
-    run_options = [
-        *SMALL,
-        f"run.plugins=[{PLUGIN}]",
-        *size_options("toy_nlvr", 30),
-        *paths,
-        "run.max_epoch=1",
-        *options,
-    ]
-    return run(str(config), run_options)
+    sizes = size_options("toy_nlvr", 30)
+    train("nlvr_toy", sizes, folder, checkpoint, "run.max_epoch=1", *options)
 
 
 @pytest.fixture(scope="module")
@@ -103,30 +94,15 @@ def test_text_assignment_resumes_bit_for_bit(trained_folders, pretrained, tmp_pa
 
 def test_evaluation_on_two_ranks_equals_one_rank(trained_folders, tmp_path):
     _, second = trained_folders
-    data = size_options("toy_nlvr", 30)
     checkpoint = second / "job/checkpoint_last.pth"
     options = [
         *("model.load_finetuned=True", f"model.finetuned={checkpoint}", "model.pretrained=null"),
         *("model.load_pretrained=False", "run.evaluate=True", f"run.output_dir={tmp_path}"),
-        *(
-            "run.batch_size_eval=3",
-            "run.job_id=job",
-            "run.tensorboard=False",
-            *data,
-            f"run.plugins=[{PLUGIN}]",
-        ),
+        *("run.batch_size_eval=3", "run.job_id=job", "run.tensorboard=False", DATA),
+        *size_options("toy_nlvr", 30),
     ]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    script = [str(ROOT / "evaluate.py"), "--cfg-path", str(TOYS / "nlvr_toy.yaml")]
-    process = subprocess.Popen(
-        [*launcher, *script, "--options", *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-    )
-    finish(process)
+    script = [ROOT / "evaluate.py", "--cfg-path", TOYS / "nlvr_toy.yaml", "--options", *options]
+    finish(spawn(tmp_path, [*launcher(2), *script]))
     on_one_rank = [r for r in records(second, "eval") if r["split"] == "test"][-1]
     on_two_ranks = [r for r in records(tmp_path, "eval") if r["split"] == "test"][-1]
     names = [name for name in on_one_rank if name.startswith("acc")]

@@ -24,10 +24,7 @@ from lavis_mafa.downstream.lavis_data import NlvrTrain, mirrored
     "sentence, expected",
     [
         ("the left dog faces right", "the right dog faces left"),
-        (
-            "a bright upright piano on the leftmost side",
-            "a bright upright piano on the rightmost side",
-        ),
+        ("a bright piano on the leftmost side", "a bright piano on the rightmost side"),
         ("there are two dogs", "there are two dogs"),
     ],
 )
@@ -45,9 +42,14 @@ def test_test_split_differs_from_dev_split():
     assert annotations.val.url.endswith("/nlvr_dev.json")
 
 
-def test_local_files_are_read_in_place(tmp_path, monkeypatch):
-    cfg = nlvr_files(tmp_path)
+@pytest.fixture
+def cfg(tmp_path, monkeypatch):
+    """The config of small files in the current folder."""
     monkeypatch.chdir(tmp_path)
+    return nlvr_files(tmp_path)
+
+
+def test_local_files_are_read_in_place(cfg, tmp_path):
     before = sorted(tmp_path.rglob("*"))
     splits = NlvrMafaBuilder(cfg.copy()).build_datasets()
     assert sorted(tmp_path.rglob("*")) == before
@@ -62,9 +64,7 @@ def test_local_files_are_read_in_place(tmp_path, monkeypatch):
     assert len(NlvrMafaBuilder(nlvr_files(tmp_path, 3)).build_datasets()["test"]) == 3
 
 
-def test_training_mirrors_images_and_words_together(tmp_path, monkeypatch):
-    cfg = nlvr_files(tmp_path)
-    monkeypatch.chdir(tmp_path)
+def test_training_mirrors_images_and_words_together(cfg):
     train = NlvrMafaBuilder(cfg).build_datasets()["train"]
     random.seed(1)
     counts = Counter()
@@ -80,10 +80,8 @@ def test_training_mirrors_images_and_words_together(tmp_path, monkeypatch):
     assert any("bleft" in text for text in flipped)  # the reason for not using LAVIS's _flip
 
 
-def test_images_keep_their_order_if_the_config_says_so(tmp_path, monkeypatch):
-    cfg = nlvr_files(tmp_path)
+def test_images_keep_their_order_if_the_config_says_so(cfg):
     cfg.build_info.exchange_images = False
-    monkeypatch.chdir(tmp_path)
     train = NlvrMafaBuilder(cfg).build_datasets()["train"]
     for _ in range(30):
         sample = train[1]

@@ -12,7 +12,6 @@ from lavis_mafa.cli import main
 from lavis_mafa.config import ConfigError, load_config
 
 KEYS = {"blip2_opt_mafa": "opt_model", "blip2_t5_mafa": "t5_model"}
-PROJECTIONS = {"blip2_opt_mafa": "opt_proj", "blip2_t5_mafa": "t5_proj"}
 BOTH = list(KEYS)
 RUN = {
     "task": "image_text_pretrain",
@@ -82,8 +81,6 @@ def test_stage_2_trains_and_saves_trained_weights(world, undisturbed, arch):
     told = [r["loss"] for r in records(undisturbed[arch], "epoch")]
     assert len(losses(undisturbed[arch])) == 18 and told[1] < told[0]
     content = torch.load(undisturbed[arch] / "job" / "checkpoint_last.pth", weights_only=True)
-    parts = {name.split(".")[0] for name in content["model"]}
-    assert parts == {"Qformer", "query_tokens", "ln_vision", PROJECTIONS[arch]}
     first = torch.load(world["stage_1"], weights_only=True)["model"]
     same = [torch.equal(v, first[n]) for n, v in content["model"].items() if n in first]
     assert len(same) > 20 and sum(same) < 5  # trained from there
@@ -97,28 +94,6 @@ def test_stopped_and_resumed(world, undisturbed, tmp_path, arch, stop):
     run_here(tmp_path, config=config, **NO_STEP, run__resume_ckpt_path="auto")
     assert same_weights(weights(tmp_path), weights(undisturbed[arch]))
     assert losses(tmp_path) == losses(undisturbed[arch])
-
-
-def test_the_image_encoder_is_that_of_stage_1(world, tmp_path, caplog):
-    """Stage 1 trained it, stage 2's checkpoints lack it: vit_weights loads it."""
-    config = world["configs"]["blip2_opt_mafa"]
-    first = run_here(tmp_path / "first", config=config, **NO_STEP, run__max_steps=1)
-    saved = tmp_path / "first" / "job" / "checkpoint_last.pth"
-    given = {
-        "model__load_pretrained": False,
-        "model__pretrained": "null",
-        "model__load_finetuned": True,
-        "model__finetuned": saved,
-    }
-    changes = {**NO_STEP, **given, "run__max_steps": 1}
-    seeing = {**changes, "model__vit_weights": world["stage_1"]}
-    caplog.clear()
-    again = run_here(tmp_path / "again", config=config, **seeing)
-    assert "RANDOM" not in caplog.text
-    weight = "visual_encoder.blocks.0.attn.qkv.weight"
-    assert torch.equal(first._model.get_parameter(weight), again._model.get_parameter(weight))
-    with pytest.raises(ValueError, match="RANDOM weights"):
-        run_here(tmp_path / "blind", config=config, **changes)
 
 
 @pytest.mark.parametrize("arch", BOTH)
@@ -154,20 +129,8 @@ def test_two_processes(world, tmp_path):
 
 
 def test_dry_run(world, tmp_path, capsys):
-    listed = options(tmp_path, **NO_STEP)
-    assert (
-        main(
-            [
-                "train",
-                "--cfg-path",
-                world["configs"]["blip2_t5_mafa"],
-                "--dry-run",
-                "--options",
-                *listed,
-            ]
-        )
-        == 0
-    )
+    arguments = ["train", "--cfg-path", world["configs"]["blip2_t5_mafa"], "--dry-run"]
+    assert main([*arguments, "--options", *options(tmp_path, **NO_STEP)]) == 0
     told = capsys.readouterr().out
     assert "74 pairs" in told and "GRIT: off" in told and "one mini-batch" in told
 
@@ -176,12 +139,8 @@ def test_dry_run(world, tmp_path, capsys):
 @pytest.mark.parametrize("arch", BOTH)
 @pytest.mark.parametrize("amp_dtype", ["fp16", "bf16"])
 def test_mixed_precision_on_a_gpu(world, tmp_path, arch, amp_dtype):
-    changes = {
-        **NO_STEP,
-        "run__device": "cuda",
-        "run__max_epoch": 1,
-        "config": world["configs"][arch],
-    }
+    changes = {**NO_STEP, "run__device": "cuda", "run__max_epoch": 1}
+    changes["config"] = world["configs"][arch]
     mixed = {"run__amp": True, "run__amp_dtype": amp_dtype, "model__vit_precision": "fp16"}
     if arch == "blip2_opt_mafa":
         changes["model__llm_precision"] = "fp32"
@@ -201,13 +160,7 @@ def test_mixed_precision_on_a_gpu(world, tmp_path, arch, amp_dtype):
     "given, told",
     [
         (["run.grit.enabled=True"], "run.grit.enabled: is True, but {arch} provides no features"),
-        (
-            ["model.mafa.con_d.arch=oracle"],
-            "model.mafa: has no effect: {arch} does not train by the step",
-        ),
-        (["model.{key}=null"], "model.{key}: is empty; name a folder or"),
         (["model.{key}=./nowhere"], "model.{key}: no such path: './nowhere'"),
-        (["run.task=mafa_pretrain", "run.grit.enabled=False"], "run.task: mafa_pretrain needs"),
         (["model.queue_size=8"], "model.queue_size: unknown key"),
     ],
 )

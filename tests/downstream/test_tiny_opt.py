@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import tiny_opt
 import torch
-import torch.nn.functional as F
 from lavis.models.blip2_models.modeling_opt import OPTForCausalLM
 from tiny_opt import CONTEXT, PROMPT, TARGET, make_tiny_opt
-from torch import nn
 from toy_questions import make_questions, possible_answers
 from transformers import AutoTokenizer
 from transformers.models.opt import OPTForCausalLM as TheirOPT
@@ -65,34 +63,6 @@ def test_training_uses_the_tokens_of_the_saved_tokenizer(folder):
             assert slow.decode(tokens.ids[place]).strip() in possible_answers()
             assert tokens.weights[place - 4 : place + 1] == [CONTEXT] * 4 + [TARGET]
     assert 120 < sum(len(one.answers) for one in encoded) < 160  # two in nine of ten
-
-
-def test_loss_equals_slow_loop():
-    """The weighted mean over all tokens of a mini-batch, plus the auxiliary loss on the last
-    words."""
-    torch.manual_seed(0)
-    model = tiny_opt._new_model(50).eval()
-    early = nn.Linear(128, 50)
-    rng = np.random.default_rng(4)
-    batch = [
-        tiny_opt.Encoded(rng.integers(4, 50, length).tolist(), rng.random(length).tolist(), answers)
-        for length, answers in ((9, [6]), (14, [5, 11]), (4, []))
-    ]
-    total = weight = 0.0
-    auxiliary = []
-    for document in batch:
-        ids = torch.tensor(document.ids)
-        output = model(input_ids=ids[None], output_hidden_states=True)
-        log_p = output.logits[0].log_softmax(-1)
-        for place in range(1, len(ids)):
-            total += -document.weights[place] * log_p[place - 1, ids[place]]
-            weight += document.weights[place]
-        for place in document.answers:
-            for back in (3, 4):
-                logits = early(output.hidden_states[-2][0, place - back])
-                auxiliary.append(F.cross_entropy(logits, ids[place]))
-    expected = total / weight + torch.stack(auxiliary).mean() / 2
-    torch.testing.assert_close(tiny_opt._loss(model, early, batch), expected)
 
 
 def test_lavis_and_hugging_face_load_the_same_model(folder, tokenizer):

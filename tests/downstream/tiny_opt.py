@@ -78,15 +78,7 @@ def make_tiny_opt(
         ``loss``, the mean of the last tenth of the steps, and accuracies, 0 to 1, on questions
         about new scenes: after a full description (``accuracy``), after three captions, which may
         omit the answer (``accuracy_captions``), and without any text (``accuracy_blind``).
-
-    Raises:
-        ValueError: if ``steps``, ``batch_size`` or ``examined`` is below 1.
     """
-    if min(steps, batch_size, examined) < 1:
-        raise ValueError(
-            f"steps, batch_size and examined are {steps}, {batch_size} and {examined}, expected "
-            "whole numbers from 1 up"
-        )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng([seed, 0])

@@ -48,6 +48,7 @@ class FixedScores:
         self.tables = rng.random(shape, np.float32), rng.random(shape[::-1], np.float32)
 
     def compute_sim_matrix(self, data_loader, task_cfg):
+        self.asked = task_cfg
         return self.tables
 
 
@@ -59,11 +60,14 @@ def lavis_dataset(rows, folder):
 
 
 def evaluate_with_both(dataset, kind=MafaRetrievalTask, split="test", **cfg):
-    """Return the scores that a task got, its results, and those of LAVIS's task."""
+    """Return a task's scores, its figures that LAVIS's task lacks, and LAVIS's, which it has."""
     model, loader = FixedScores(dataset), SimpleNamespace(dataset=dataset)
     task = kind({"k_test": 0, **cfg})
     result = task.after_evaluation(task.evaluation(model, loader), split_name=split, epoch=0)
-    return model.tables, result, RetrievalTask({}).evaluation(model, loader)
+    theirs = RetrievalTask({}).evaluation(model, loader)
+    added = {key: value for key, value in result.items() if key not in theirs}
+    assert result == {**theirs, **added}
+    return model.tables, added, theirs
 
 
 @pytest.fixture
@@ -81,13 +85,10 @@ def coco(monkeypatch, folders):
 @pytest.mark.parametrize("kind", [MafaRetrievalTask, MafaPretrainTask])
 def test_coco_scores_are_added_to_those_of_lavis(coco, kind, folders):
     dataset, metrics = coco
-    scores, figures, theirs = evaluate_with_both(dataset, kind)
-    added = {key: value for key, value in figures.items() if key not in theirs}
-    ids = eccv.coco_ids(
-        dataset.image, [row["caption"] for row in dataset.annotation], None, metrics
-    )
+    scores, added, theirs = evaluate_with_both(dataset, kind)
+    captions = [row["caption"] for row in dataset.annotation]
+    ids = eccv.coco_ids(dataset.image, captions, metrics)
     assert added == eccv.eccv_scores(*scores, *ids, metrics) and len(added) == 24
-    assert {key: figures[key] for key in theirs} == theirs
     # LAVIS's line in the file is unchanged, ours follows.
     lines = [json.loads(line) for line in (folders / "evaluate.txt").read_text().splitlines()]
     assert lines == [theirs, added, theirs]
@@ -97,8 +98,7 @@ def test_other_images_get_no_coco_scores(coco, folders):
     dataset, metrics = coco
     rows = karpathy(metrics)
     rows[0]["image"] = "val2014/COCO_val2014_000000000001.jpg"
-    _, figures, theirs = evaluate_with_both(lavis_dataset(rows, folders))
-    assert figures == theirs
+    assert not evaluate_with_both(lavis_dataset(rows, folders))[1]
 
 
 def test_log_explains_how_to_install_the_missing_package(coco, monkeypatch, caplog):
@@ -106,16 +106,15 @@ def test_log_explains_how_to_install_the_missing_package(coco, monkeypatch, capl
         raise ImportError(f"COCO's further positives need a package: {eccv.INSTALL}")
 
     monkeypatch.setattr(eccv, "load_metrics", missing)
-    _, figures, theirs = evaluate_with_both(coco[0])
-    assert figures == theirs
+    assert not evaluate_with_both(coco[0])[1]
     assert [r.message for r in caplog.records if "pip install eccv_caption" in r.message] != []
 
 
 def test_other_captions_skip_only_the_coco_scores(coco, folders, caplog):
     rows = karpathy(coco[1])
     rows[2]["caption"] = rows[2]["caption"][:1]
-    _, figures, theirs = evaluate_with_both(lavis_dataset(rows, folders))
-    assert figures == theirs and "1 images have fewer than 5 captions" in caplog.text
+    assert not evaluate_with_both(lavis_dataset(rows, folders))[1]
+    assert "1 images have fewer than 5 captions" in caplog.text
 
 
 def test_re_ranking_depth_is_logged_once(coco, caplog):
@@ -135,8 +134,9 @@ def test_re_ranking_depth_is_logged_once(coco, caplog):
 def test_only_the_main_process_scores_and_saves(coco, monkeypatch, folders):
     monkeypatch.setattr("lavis_mafa.tasks.mafa_retrieval.is_main_process", lambda: False)
     task = MafaRetrievalTask({"k_test": 0, "save_scores": True})
-    loader = SimpleNamespace(dataset=coco[0])
-    assert task.evaluation(FixedScores(coco[0]), loader) is None
+    model, loader = FixedScores(coco[0]), SimpleNamespace(dataset=coco[0])
+    assert task.evaluation(model, loader) is None
+    assert model.asked["k_test"] == 0  # every process takes part in the scoring
     assert not list(folders.glob("evaluate*")) and not list(folders.glob("scores*"))
 
 
@@ -146,7 +146,10 @@ def test_only_the_main_process_scores_and_saves(coco, monkeypatch, folders):
 @pytest.mark.strict_smoke
 def test_scores_are_saved_for_the_eccv_command(coco, folders):
     dataset, metrics = coco
-    scores, figures, _ = evaluate_with_both(dataset, split="coco_retrieval.test", save_scores=True)
+    scores, added, theirs = evaluate_with_both(
+        dataset, split="coco_retrieval.test", save_scores=True
+    )
+    figures = {**theirs, **added}
     path = folders / "scores_coco_retrieval.test.npz"
     saved = read_scores(path)
     assert np.array_equal(saved.scores_i2t, scores[0])
@@ -208,33 +211,29 @@ def test_additional_pairs_by_name_and_by_index(folders, pairs, added):
 def test_scores_with_a_truth_file(folders):
     dataset = lavis_dataset(ROWS, folders)
     path = truth_file(folders, [["b.jpg", "An animal"], ["a.jpg", "Grass"]])
-    scores, figures, theirs = evaluate_with_both(dataset, truth_file=path)
+    scores, added, _ = evaluate_with_both(dataset, truth_file=path)
     truth = original_pairs(dataset)
     truth[1, 1] = truth[0, 4] = True
-    added = {key: value for key, value in figures.items() if key not in theirs}
     assert added == retrieval_with_truth(*scores, truth)
-    assert {key: figures[key] for key in theirs} == theirs
-    # Without a file nothing is added.
-    assert evaluate_with_both(dataset)[1] == theirs
+    assert not evaluate_with_both(dataset)[1], "without a file nothing is added"
 
 
 def test_truth_file_extends_the_truth_of_the_split(toy, folders):
     known = toy["val"]
     image, text = np.argwhere(~known.truth_matrix())[0].tolist()
     path = truth_file(folders, [[image, text]])
-    scores, figures, _ = evaluate_with_both(known, truth_file=path)
+    scores, added, _ = evaluate_with_both(known, truth_file=path)
     extended = known.truth_matrix().copy()
     extended[image, text] = True
     expected = retrieval_with_truth(*scores, extended)
-    assert {key: figures[key] for key in expected} == expected
+    assert added == expected
     assert expected["txt_map_r"] != retrieval_with_truth(*scores, known.truth_matrix())["txt_map_r"]
 
 
 def test_pairs_of_another_split_are_skipped_with_a_warning(folders, caplog):
     dataset = lavis_dataset(ROWS, folders)
     path = truth_file(folders, [["z.jpg", "Grass"], ["a.jpg", "a cow"]])
-    _, figures, theirs = evaluate_with_both(dataset, truth_file=path)
-    assert figures == theirs
+    assert not evaluate_with_both(dataset, truth_file=path)[1]
     assert "2 of 2 pairs are not in this split, the first is ['z.jpg', 'Grass']" in caplog.text
 
 

@@ -151,6 +151,12 @@ def test_a_run_can_be_evaluated_on_detailed_captions():
         ({"preset": "clustered", "topics": -1}, "topics is -1, expected a whole number"),
         ({"preset": "clustered", "p_brief": 2}, "p_brief is 2, expected a number from 0 to 1"),
         ({"preset": "clusters"}, "preset is 'clusters', expected one of"),
+        ({"preset": "dense", "p_size": 1.5}, "p_size is 1.5, expected a number from 0 to 1"),
+        ({"preset": "dense", "max_objects": 4}, "max_objects is 4, .* whole number from 1 to 3"),
+        ({"preset": "dense", "grid": 1}, "max_objects is 2, .* whole number from 1 to 1"),
+        ({"preset": "dense", "cell_size": 40}, "80 px, expected at most 64"),
+        ({"preset": "dense", "noise_sd": "a lot", "zipf": -1}, "zipf is -1.*noise_sd is 'a lot'"),
+        ({"preset": "dense", "p_count": float("nan")}, "p_count is nan"),
     ],
 )
 def test_wrong_settings_are_refused(given, message):
@@ -165,6 +171,8 @@ def test_wrong_settings_are_refused(given, message):
     [("dense", "0a20f6b2dd29ed1f"), ("sparse", "430302aa18899c4f")],
 )
 def test_worlds_without_topics_keep_their_data(preset, digest):
+    # A changed digest invalidates cached data and earlier results: raise the cache's format version
+    # with it.
     world, data = read_build_info({"preset": preset, "train_size": 50, "test_size": 20})
     splits = make_world(world, data)
     content = hashlib.sha256()
