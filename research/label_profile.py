@@ -17,7 +17,7 @@ from lavis_mafa.algorithm.labels import distilled_labels, mix
 from lavis_mafa.algorithm.losses.contrastive import itc_labels
 from lavis_mafa.algorithm.mining import Connections
 from lavis_mafa.algorithm.settings import StepSettings
-from lavis_mafa.analysis.features import Features
+from lavis_mafa.mining.features import Features
 
 
 class LabelProfile:

@@ -28,14 +28,19 @@ from lavis_mafa.algorithm.mining import Judge, find_connections
 from lavis_mafa.algorithm.pickers import PICKERS, hardest
 from lavis_mafa.algorithm.scores import CON_D
 from lavis_mafa.algorithm.settings import StepSettings
-from lavis_mafa.analysis.features import make_features
-from lavis_mafa.analysis.hard_negatives import Sampling, hardness_of, order_of
-from lavis_mafa.analysis.loading import ModelAndData, data_source, load_model_and_data, log_on_main
 from lavis_mafa.commands.arguments import add_config_arguments, add_sampling_arguments
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.io.processes import progress
+from lavis_mafa.mining.features import make_features
+from lavis_mafa.mining.hard_negatives import Sampling, hardness_of, order_of
+from lavis_mafa.mining.model_and_data import (
+    ModelAndData,
+    data_source,
+    load_model_and_data,
+    log_on_main,
+)
 from lavis_mafa.models.con_d.build import build_discriminator
-from lavis_mafa.models.con_d.discriminator import Oracle
+from lavis_mafa.models.con_d.discriminators import Oracle
 from lavis_mafa.models.families import backbone_of
 from lavis_mafa.pages.charts import Table
 from lavis_mafa.pages.tables import markdown_table

@@ -17,7 +17,7 @@ from torch import Tensor
 from lavis_mafa.algorithm.backbone import Backbone, Images, Texts
 from lavis_mafa.algorithm.losses.language import IGNORED, mask_tokens
 from lavis_mafa.models.families import AlbefBackbone, backbone_of
-from lavis_mafa.models.families.base import tokenize
+from lavis_mafa.models.families.family import tokenize
 
 COUNTS = ("tokens", "hits_1", "hits_5", "hits_1_without", "hits_5_without")
 Interval = Callable[[NDArray[Any], NDArray[Any]], tuple[float, float]]

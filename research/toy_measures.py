@@ -23,7 +23,7 @@ from lavis_mafa.metrics.recall import (
 )
 from lavis_mafa.models.inference.many_pairs import ManyPairs
 from lavis_mafa.models.inference.rerank import MAX_TOKENS, encode_split, rerank
-from lavis_mafa.models.recorded import places_in
+from lavis_mafa.models.recorded_sizes import places_in
 from lavis_mafa.runners.run_log import mean_of, read_log
 from lavis_mafa.toyworld import ToyScenesBuilder, ToyScenesEval
 from lavis_mafa.toyworld.builder import DETAILED

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lavis_mafa.analysis.loading import ModelAndData, data_source, load_model_and_data
 from lavis_mafa.commands.arguments import add_data_arguments
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.io.processes import progress
 from lavis_mafa.metrics.intervals import clustered, ratio
-from lavis_mafa.models.checkpoints import random_weights
+from lavis_mafa.mining.model_and_data import ModelAndData, data_source, load_model_and_data
+from lavis_mafa.models.weight_loading import random_weights
 from lavis_mafa.pages.charts import Table
 from lavis_mafa.pages.tables import markdown_table
 from lavis_mafa.runners.loaders import to_device

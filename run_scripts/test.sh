@@ -23,7 +23,7 @@ pytest_options=()
 quick_tests=(
   tests/algorithm
   tests/runners/{test_training,test_resume,test_distributed}.py
-  tests/analysis/{test_mine,test_count}.py
+  tests/mining/{test_mine,test_count}.py
 )
 for argument in "$@"; do
   case "$argument" in

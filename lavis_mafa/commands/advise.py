@@ -27,6 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Write ``advice.json``, ``advice.md`` and ``advice.html``, and print the advice."""
-    from lavis_mafa.analysis.advice import advise
+    from lavis_mafa.mining.advice import advise
 
     advise(args)

@@ -6,7 +6,7 @@ import argparse
 import logging
 from pathlib import Path
 
-from lavis_mafa.analysis import ALL
+from lavis_mafa.mining import ALL
 
 
 def add_options(
@@ -53,7 +53,7 @@ def take_run(args: argparse.Namespace) -> None:
         return
     if args.cfg_path is not None:
         args.error("give either --cfg-path or --run")
-    from lavis_mafa.config.recorded import LOG, is_run
+    from lavis_mafa.config.config_of_run import LOG, is_run
     from lavis_mafa.runners.checkpoint import BEST, LAST
 
     if not is_run(folder):

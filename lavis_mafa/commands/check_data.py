@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check the pairs and print the report."""
-    from lavis_mafa.datasets.check_data import check, render
+    from lavis_mafa.datasets.data_check import check, render
     from lavis_mafa.datasets.make_vocab import make_vocab
     from lavis_mafa.io.files import write_json
 

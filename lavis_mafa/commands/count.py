@@ -70,6 +70,6 @@ def add_arguments(
 
 def run(args: argparse.Namespace) -> None:
     """Count and write ``counts.json``, ``counts.md``, ``report.html`` and ``judged.npz``."""
-    from lavis_mafa.analysis.count import count_false_negatives
+    from lavis_mafa.mining.counting import count_false_negatives
 
     count_false_negatives(args)

@@ -106,14 +106,14 @@ def _add_quality(quality: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Write the page of pairs, the page of quality, or the judgements."""
     if args.part == "quality":
-        from lavis_mafa.analysis.quality.quality_page import report_quality
+        from lavis_mafa.mining.quality.quality_page import report_quality
 
         report_quality(args)
     elif args.part == "judgements":
-        from lavis_mafa.analysis.quality.label_judgements import write_judgements
+        from lavis_mafa.mining.quality.label_judgements import write_judgements
 
         write_judgements(args.labels, args.judged, args.output, args.cfg_path, args.options)
     else:
-        from lavis_mafa.analysis.quality.label_page import label_page
+        from lavis_mafa.mining.quality.label_page import label_page
 
         label_page(args)

@@ -12,13 +12,13 @@ _REGISTRIES = {
     "soft-labels": ("lavis_mafa.algorithm.labels:SOFT_LABELS", "model.mafa"),
     "losses": ("lavis_mafa.algorithm.losses:LOSSES", "model.mafa"),
     "discriminators": (
-        "lavis_mafa.models.con_d.discriminator:DISCRIMINATORS",
+        "lavis_mafa.models.con_d.discriminators:DISCRIMINATORS",
         "model.mafa.con_d",
     ),
     "metrics": ("lavis_mafa.metrics:METRICS", "model.mafa"),
     "loggers": ("lavis_mafa.loggers:LOGGERS", "run.logger_options"),
     "hardness-schedules": ("lavis_mafa.algorithm.grit:HARDNESS", "run.grit"),
-    "families": ("lavis_mafa.models.families.base:FAMILIES", "model.mafa"),
+    "families": ("lavis_mafa.models.families.family:FAMILIES", "model.mafa"),
 }
 # By kind: the table of LAVIS's registry, the attribute with the settings class of a registered
 # class, and the config section of its keys.

@@ -71,6 +71,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Mine connections and write them as training data."""
-    from lavis_mafa.analysis.mine import mine_connections
+    from lavis_mafa.mining.pair_mining import mine_connections
 
     mine_connections(args)

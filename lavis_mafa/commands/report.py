@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
     if args.source.suffix == ".npz":
         _score(args.source)
         return
-    from lavis_mafa.analysis.run_report import write_page
+    from lavis_mafa.mining.run_report import write_page
 
     path = write_page(args.source, args.output, args.connections, not args.no_images)
     print(f"wrote {path}")

@@ -27,7 +27,7 @@ def adopt() -> None:
     if hasattr(modeling_utils.PreTrainedModel, "get_head_mask"):
         return
     from lavis_mafa.compat.base_class import LavisPreTrainedModel
-    from lavis_mafa.compat.tokenizers import LavisBertTokenizer
+    from lavis_mafa.compat.lavis_tokenizers import LavisBertTokenizer
 
     for module, name in _HEIRS.items():
         heir: Any = getattr(importlib.import_module(module), name)

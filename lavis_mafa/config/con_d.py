@@ -12,7 +12,7 @@ from lavis_mafa.config.defaults import default_or_report
 from lavis_mafa.config.key import is_url, keys_in, section_of, with_keys
 from lavis_mafa.config.registered import BUILD_KEYS, mafa_key
 from lavis_mafa.config.weights import CON_D, FROZEN, check_frozen_files
-from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
+from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS
 from lavis_mafa.models.traits import judges, negatives_encoders, traits_of
 
 

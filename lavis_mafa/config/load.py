@@ -19,15 +19,15 @@ from lavis.common.registry import registry
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lavis_mafa.config.calibration import take_thresholds
 from lavis_mafa.config.check import Report, check_together, validated
 from lavis_mafa.config.con_d import check_frozen
+from lavis_mafa.config.config_of_run import is_run, recorded_config
 from lavis_mafa.config.data import check_data
 from lavis_mafa.config.defaults import merge
 from lavis_mafa.config.key import Keys
-from lavis_mafa.config.recorded import is_run, recorded_config
 from lavis_mafa.config.registered import FILE, datasets_key, model_key, names_of, run_key
 from lavis_mafa.config.run import check_run
+from lavis_mafa.config.thresholds import take_thresholds
 from lavis_mafa.config.weights import check_weight_files
 from lavis_mafa.io.project_files import near_names, project_file
 from lavis_mafa.io.yaml_files import check_yaml, check_yaml_file

@@ -27,7 +27,7 @@ from lavis_mafa.config.key import (
 from lavis_mafa.config.registered import DATASET, MODEL, OURS, PARTS, RUN, own_keys
 from lavis_mafa.io.files import ROOT, write_text
 from lavis_mafa.loggers import LOGGERS
-from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
+from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS
 from lavis_mafa.problems import Registered
 
 COMMAND = "python -m lavis_mafa.config.page"

@@ -44,7 +44,7 @@ from lavis_mafa.config.schema import (
     RunOptions,
 )
 from lavis_mafa.loggers import LOGGERS
-from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
+from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.problems import Registered
 

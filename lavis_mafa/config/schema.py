@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lavis_mafa.algorithm.grit.settings import GritSettings
+from lavis_mafa.algorithm.grit.grit_settings import GritSettings
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.loggers import LOGGERS
 from lavis_mafa.metrics import MetricNames
-from lavis_mafa.models.con_d.settings import ConDSettings, FrozenSettings
+from lavis_mafa.models.con_d.con_d_settings import ConDSettings, FrozenSettings
 from lavis_mafa.models.parts.vit import STEMS
 from lavis_mafa.problems import Registered
 

@@ -26,9 +26,9 @@ from lavis_mafa.io.checkpoints import (
     read_config,
     weights_of,
 )
-from lavis_mafa.models.checkpoints import config_of, problem_of_origin
-from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
+from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS
 from lavis_mafa.models.con_d.frozen import FROZEN_MODELS
+from lavis_mafa.models.weight_loading import config_of, problem_of_origin
 
 CON_D, _ = FROZEN = tuple(f"model.mafa.{name}" for name in FROZEN_MODELS)
 # Keys at any depth below ``model`` that name a weight file, and keys that name a folder in which

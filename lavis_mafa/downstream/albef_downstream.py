@@ -11,11 +11,16 @@ from torch import Tensor
 from transformers.models.bert.configuration_bert import BertConfig
 
 from lavis_mafa.io.checkpoints import find_config, read_checkpoint, weights_of
-from lavis_mafa.models.checkpoints import check_origin, load_state, registered_name, require_weights
 from lavis_mafa.models.families.attention import fuse_attention
 from lavis_mafa.models.mafa_model import checkpoint_of
 from lavis_mafa.models.parts.tokenizers import build_tokenizer
 from lavis_mafa.models.parts.vit import build_vit
+from lavis_mafa.models.weight_loading import (
+    check_origin,
+    load_state,
+    registered_name,
+    require_weights,
+)
 
 _ENCODERS = ("visual_encoder.", "text_encoder.")
 _LAYER = re.compile(r"encoder\.layer\.(\d+)\.(.*)")

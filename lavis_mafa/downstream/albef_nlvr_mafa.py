@@ -25,7 +25,7 @@ from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.downstream.albef_downstream import AlbefDownstream
 from lavis_mafa.downstream.yamls import model_yamls
 from lavis_mafa.models.families.albef.fusion_layers import LAYER, State, double_fusion_layers
-from lavis_mafa.models.families.base import all_visible, tokenize
+from lavis_mafa.models.families.family import all_visible, tokenize
 
 
 @dataclass

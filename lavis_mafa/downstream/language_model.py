@@ -14,13 +14,13 @@ from lavis.models.blip2_models.blip2 import Blip2Base
 from torch import Tensor, nn
 
 from lavis_mafa.io.checkpoints import read_checkpoint
-from lavis_mafa.models.checkpoints import check_origin, load_state, registered_name
 from lavis_mafa.models.families import Blip2Backbone
 from lavis_mafa.models.families.attention import fuse_attention
-from lavis_mafa.models.families.base import all_visible
 from lavis_mafa.models.families.blip2.blip2_parts import SIZES, Blip2Parts, Parts
+from lavis_mafa.models.families.family import all_visible
 from lavis_mafa.models.mafa_model import checkpoint_of
 from lavis_mafa.models.parts.tokenizers import from_hub
+from lavis_mafa.models.weight_loading import check_origin, load_state, registered_name
 from lavis_mafa.problems import ConfigView, Problem
 
 

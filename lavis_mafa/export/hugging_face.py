@@ -27,9 +27,9 @@ from lavis_mafa.export.source import build_model
 from lavis_mafa.io.checkpoints import model_config, read_checkpoint, vocabulary_of
 from lavis_mafa.io.files import write_text
 from lavis_mafa.io.hub_folders import VOCABULARY, write_record
-from lavis_mafa.models.checkpoints import registered_name
-from lavis_mafa.models.recorded import shareable_model
+from lavis_mafa.models.recorded_sizes import shareable_model
 from lavis_mafa.models.traits import traits_of
+from lavis_mafa.models.weight_loading import registered_name
 
 # The first that takes a model applies.
 FORMS: tuple[type[HubForm], ...] = (

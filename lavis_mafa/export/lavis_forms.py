@@ -14,9 +14,9 @@ from pathlib import Path
 from torch import Tensor
 
 from lavis_mafa.io.checkpoints import model_config, read_checkpoint
-from lavis_mafa.models.checkpoints import check_origin, fold_token_types
 from lavis_mafa.models.families.albef.fusion_layers import double_fusion_layers
 from lavis_mafa.models.traits import traits_of
+from lavis_mafa.models.weight_loading import check_origin, fold_token_types
 from lavis_mafa.runners.checkpoint import save_atomically
 
 State = dict[str, Tensor]

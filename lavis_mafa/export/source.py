@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lavis_mafa.config.check import suggest
 from lavis_mafa.config.defaults import default_yaml
 from lavis_mafa.io.checkpoints import model_config, problem_of_types, read_checkpoint
-from lavis_mafa.models.checkpoints import config_of
+from lavis_mafa.models.weight_loading import config_of
 
 # Elements to compare: a few are enough to tell a random tensor from a loaded one.
 _SAMPLE = 64

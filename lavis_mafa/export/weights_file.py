@@ -11,7 +11,7 @@ from lavis_mafa.io.checkpoints import (
     weights_of,
 )
 from lavis_mafa.io.hub_folders import write_safetensors
-from lavis_mafa.models.recorded import shareable_model
+from lavis_mafa.models.recorded_sizes import shareable_model
 
 _SUFFIX = ".safetensors"
 

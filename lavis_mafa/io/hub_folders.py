@@ -94,7 +94,7 @@ def read_hub_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
     Returns:
         ``model``; ``config`` with the sizes of the model, of which only those in the allow-list of
-        `lavis_mafa.models.recorded` are used; ``family``; ``vocabulary`` if known.
+        `lavis_mafa.models.recorded_sizes` are used; ``family``; ``vocabulary`` if known.
 
     Raises:
         FileNotFoundError: if it has no config.

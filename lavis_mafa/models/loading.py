@@ -10,9 +10,9 @@ from lavis.common.registry import registry
 from omegaconf import OmegaConf
 
 from lavis_mafa.io.checkpoints import read_checkpoint
-from lavis_mafa.models.checkpoints import config_of, fold_after_lavis
-from lavis_mafa.models.recorded import recorded_type_of
+from lavis_mafa.models.recorded_sizes import recorded_type_of
 from lavis_mafa.models.traits import shipped_config
+from lavis_mafa.models.weight_loading import config_of, fold_after_lavis
 
 
 def load_model(

@@ -22,7 +22,16 @@ from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.io.checkpoints import model_config, read_checkpoint, run_state_of, weights_of
 from lavis_mafa.io.downloads import HubFiles, UrlFile
-from lavis_mafa.models.checkpoints import (
+from lavis_mafa.models.con_d.build import build_discriminator, build_negatives_encoder
+from lavis_mafa.models.con_d.frozen import frozen_models
+from lavis_mafa.models.families import backbone_of
+from lavis_mafa.models.families.family import image_size_of
+from lavis_mafa.models.inference.rerank import MAX_TOKENS, compute_sim_matrix
+from lavis_mafa.models.parts.tokenizers import BERT
+from lavis_mafa.models.parts.vit import DEIT
+from lavis_mafa.models.step_checks import problems_of_step
+from lavis_mafa.models.traits import shipped_config
+from lavis_mafa.models.weight_loading import (
     MATCHING_PARTS,
     PROJECTION_PARTS,
     check_origin,
@@ -30,15 +39,6 @@ from lavis_mafa.models.checkpoints import (
     registered_name,
     require_weights,
 )
-from lavis_mafa.models.con_d.build import build_discriminator, build_negatives_encoder
-from lavis_mafa.models.con_d.frozen import frozen_models
-from lavis_mafa.models.families import backbone_of
-from lavis_mafa.models.families.base import image_size_of
-from lavis_mafa.models.inference.rerank import MAX_TOKENS, compute_sim_matrix
-from lavis_mafa.models.parts.tokenizers import BERT
-from lavis_mafa.models.parts.vit import DEIT
-from lavis_mafa.models.problems import problems_of_step
-from lavis_mafa.models.traits import shipped_config
 from lavis_mafa.problems import ConfigView, Problem
 
 # As LAVIS's ALBEF and BLIP clamp it at every step.

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from lavis_mafa.io.checkpoints import read_checkpoint
-from lavis_mafa.runners.base import AnyDeviceRunner
 from lavis_mafa.runners.checkpoint import BEST, load_trained_state
+from lavis_mafa.runners.lavis_runner import AnyDeviceRunner
 from lavis_mafa.runners.loaders import Loaders, evaluation_sets
 from lavis_mafa.runners.run_log import RunLog
 from lavis_mafa.runners.sharding import whole_weights

@@ -11,7 +11,7 @@ from lavis.common.dist_utils import is_main_process
 
 from lavis_mafa.algorithm.mining import DIRECTIONS
 from lavis_mafa.loggers import EPOCH
-from lavis_mafa.runners.pictures import Show, show_connections
+from lavis_mafa.runners.connection_pictures import Show, show_connections
 from lavis_mafa.runners.run_log import CONNECTIONS, RunLog
 from lavis_mafa.tasks.tally import Tally
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from lavis.common.dist_utils import get_world_size
 
-from lavis_mafa.config.recorded import LOG
+from lavis_mafa.config.config_of_run import LOG
 from lavis_mafa.io.files import plain
 from lavis_mafa.io.processes import progress
 from lavis_mafa.loggers import STEP, GuardedLoggers, Logger

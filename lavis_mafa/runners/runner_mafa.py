@@ -36,7 +36,7 @@ from lavis_mafa.runners.evaluation import EvaluatingRunner, matching_splits
 from lavis_mafa.runners.figures import Figures
 from lavis_mafa.runners.forecast import forecast
 from lavis_mafa.runners.guard import NonFiniteGuard, UnreadableSamples
-from lavis_mafa.runners.problems import problems_of_runner
+from lavis_mafa.runners.run_checks import problems_of_runner
 from lavis_mafa.runners.run_log import RunLog
 from lavis_mafa.runners.state import RunState
 from lavis_mafa.runners.termination import Terminated, Termination

@@ -27,8 +27,8 @@ from lavis_mafa.io.downloads import OfflineError
 from lavis_mafa.io.folder_lock import release_folders
 from lavis_mafa.io.launcher import end_with_launcher, rank_in_environment, report_to_launcher
 from lavis_mafa.io.processes import LostContactError, MainProcessError, explain_lost_rank
-from lavis_mafa.models.checkpoints import fold_after_lavis, init_momentum
 from lavis_mafa.models.con_d.self_check import PoorDiscriminatorError
+from lavis_mafa.models.weight_loading import fold_after_lavis, init_momentum
 from lavis_mafa.plugins import PluginError
 from lavis_mafa.runners.checkpoint_schedule import NotSavedError
 from lavis_mafa.runners.dry_run import dry_run

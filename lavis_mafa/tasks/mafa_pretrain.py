@@ -21,7 +21,7 @@ from lavis_mafa.algorithm.rules import ABSENT, AMBIGUOUS, POSITIVE
 from lavis_mafa.algorithm.tokens import COUNTS as CAPTION_COUNTS
 from lavis_mafa.metrics.binary import bin_of, lift
 from lavis_mafa.metrics.known_truth import known_pairs
-from lavis_mafa.models.con_d.discriminator import Oracle
+from lavis_mafa.models.con_d.discriminators import Oracle
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.problems import ConfigView, Problem
 from lavis_mafa.tasks.mafa_retrieval import MafaRetrievalTask

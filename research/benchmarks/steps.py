@@ -24,7 +24,7 @@ from lavis_mafa.algorithm.output import COUNTS
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.models import AlbefMafa, Blip2Mafa
-from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
+from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
 from lavis_mafa.models.con_d.kept_rows import KeptRows
 from research.benchmarks.harness import Row, Sizes, in_turn, progress
 from research.benchmarks.reference_step import PlainAlbef, reference_step

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from lavis_mafa._version import __version__
-from lavis_mafa.analysis.gallery import connections_of, view_data
-from lavis_mafa.analysis.loading import recorded_data
-from lavis_mafa.analysis.run_records import read_run
 from lavis_mafa.io.files import write_json, write_text
+from lavis_mafa.mining.gallery import connections_of, view_data
+from lavis_mafa.mining.model_and_data import recorded_data
+from lavis_mafa.mining.run_records import read_run
 from lavis_mafa.pages.charts import Curve, Series, curves_svg
-from lavis_mafa.pages.report import Mined, write_report
+from lavis_mafa.pages.report_page import Mined, write_report
 from lavis_mafa.pages.tables import markdown_section
 from lavis_mafa.runners.run_log import LOG, mean_of, read_log
 from research.studies.results import Results, headline_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lavis_mafa.analysis.self_check import NOTE, TITLE, verdict_of
+from lavis_mafa.mining.judge_check import NOTE, TITLE, verdict_of
 from lavis_mafa.models.con_d.self_check import MEANING
 from lavis_mafa.pages.charts import Cell, Table
 from research.studies.plan import written

@@ -23,8 +23,8 @@ from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.rules import ABSENT, Margin
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.datasets import TrainingSet
-from lavis_mafa.models.con_d.discriminator import ModelDiscriminator, Oracle
-from lavis_mafa.models.con_d.negatives_encoder import ModelNegativesEncoder
+from lavis_mafa.models.con_d.discriminators import ModelDiscriminator, Oracle
+from lavis_mafa.models.con_d.frozen_encoder import ModelNegativesEncoder
 from lavis_mafa.models.families import backbone_of
 from lavis_mafa.toyworld import ToyScenesBuilder
 
@@ -185,7 +185,7 @@ def mask_every_third(ids, *args, special_ids, mask_id, **kwargs):
 
 
 def fixed_masks():
-    return mock.patch("lavis_mafa.models.families.albef.driver.mask_tokens", mask_every_third)
+    return mock.patch("lavis_mafa.models.families.albef.albef_driver.mask_tokens", mask_every_third)
 
 
 def model_of(family, chosen, con_d):

@@ -207,7 +207,7 @@ def test_labels_that_have_not_begun_leave_a_gradient_of_zero(registered, samples
 
 def batch_of(images, texts, ranks):
     """Return a mini-batch of encoded features; BLIP-2's backbone chooses among queries."""
-    from lavis_mafa.models.families.blip2.driver import Blip2Backbone
+    from lavis_mafa.models.families.blip2.blip2_driver import Blip2Backbone
 
     encoded = Images(torch.zeros(len(images), 1, 1), images), Texts(None, None, None, texts)
     own = ranks.own(len(images), images.device)

@@ -272,7 +272,7 @@ def test_every_key_of_the_section_is_reserved():
     from dataclasses import fields
 
     from lavis_mafa.config.schema import MafaOptions
-    from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
+    from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS
 
     keys = {one.name for one in fields(MafaOptions)}
     assert MAFA.keys == keys - {"posterior"}

@@ -17,8 +17,8 @@ from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.models import AlbefMafa
-from lavis_mafa.models.checkpoints import registered_name
-from lavis_mafa.models.con_d.discriminator import ModelDiscriminator, Oracle
+from lavis_mafa.models.con_d.discriminators import ModelDiscriminator, Oracle
+from lavis_mafa.models.weight_loading import registered_name
 
 BATCH = 10
 

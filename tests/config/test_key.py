@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from lavis_mafa.algorithm.grit.settings import GritSettings
+from lavis_mafa.algorithm.grit.grit_settings import GritSettings
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.algorithm.registry import Registry
 from lavis_mafa.algorithm.settings import StepSettings

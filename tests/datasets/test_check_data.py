@@ -18,7 +18,7 @@ from conftest import PHOTOGRAPHS, ROOT
 from PIL import Image
 
 from lavis_mafa.cli import main
-from lavis_mafa.datasets.check_data import PROBLEMS, check
+from lavis_mafa.datasets.data_check import PROBLEMS, check
 from lavis_mafa.datasets.make_vocab import SPECIAL_TOKENS, make_vocab
 from lavis_mafa.models.parts.tokenizers import build_tokenizer
 

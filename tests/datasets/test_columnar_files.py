@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from lavis_mafa.analysis.corpus import Corpus
 from lavis_mafa.datasets import TrainingSet, columnar_files, pair_conversion
 from lavis_mafa.datasets.annotation_files import read_rows
 from lavis_mafa.datasets.annotation_rows import Problem
 from lavis_mafa.datasets.data_identity import DataIdentity
 from lavis_mafa.datasets.image_text_json import ImageTextEval, ImageTextTrain
+from lavis_mafa.mining.corpus import Corpus
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 

@@ -20,9 +20,9 @@ from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.algorithm.tokens import CON_D_TOKENS, TOKENS, Tokenizer, Tokens, tokens_of
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.datasets.image_text_json import ImageTextTrain
-from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
+from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
 from lavis_mafa.models.families import backbone_of
-from lavis_mafa.models.families.base import tokenize
+from lavis_mafa.models.families.family import tokenize
 from lavis_mafa.runners.loaders import add_tokens, to_device
 
 FAMILIES = ("albef_mafa", "blip_mafa", "blip2_mafa", "fne_retrieval")

@@ -13,7 +13,7 @@ from lavis_mafa.downstream import AlbefNlvrMafa, AlbefVeMafa, AlbefVqaMafa
 from lavis_mafa.downstream.albef_downstream import decoder_from_fusion
 from lavis_mafa.export.lavis_forms import with_momentum
 from lavis_mafa.models import AlbefMafa
-from lavis_mafa.models.checkpoints import init_momentum
+from lavis_mafa.models.weight_loading import init_momentum
 
 ALL = (AlbefVeMafa, AlbefVqaMafa)
 SCHEDULE = {"epoch": 1, "iters": 3, "num_iters_per_epoch": 10}

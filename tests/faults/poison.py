@@ -20,7 +20,7 @@ import lavis_mafa  # noqa: F401  before LAVIS, which lacks names of newer transf
 import torch
 from lavis.common.dist_utils import get_rank
 
-from lavis_mafa.models.con_d.discriminator import Oracle
+from lavis_mafa.models.con_d.discriminators import Oracle
 from lavis_mafa.runners import RunnerMafa
 from lavis_mafa.runners.checkpoint import trained_state
 

@@ -46,7 +46,7 @@ from runs import (
 )
 
 from lavis_mafa.datasets import TrainingSet
-from lavis_mafa.datasets.check_data import check
+from lavis_mafa.datasets.data_check import check
 from lavis_mafa.datasets.image_reading import read_rgb
 from lavis_mafa.datasets.image_text_json import ImageTextTrain
 from lavis_mafa.datasets.image_text_shards import ImageTextShardsTrain

@@ -17,8 +17,6 @@ import yaml
 from faulty_runs import run_here, toy
 from PIL import Image
 
-from lavis_mafa.analysis.judged_pairs import Judged
-from lavis_mafa.analysis.quality.labels import read_labels
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.datasets import pair_conversion
 from lavis_mafa.datasets.annotation_files import read_rows
@@ -29,6 +27,8 @@ from lavis_mafa.datasets.pair_conversion import converted
 from lavis_mafa.datasets.shards import write_shards
 from lavis_mafa.io.cache import _TEMPORARY
 from lavis_mafa.io.yaml_files import MOST_NODES, check_yaml
+from lavis_mafa.mining.judged_pairs import Judged
+from lavis_mafa.mining.quality.annotator_labels import read_labels
 from lavis_mafa.models.con_d.calibration import CalibratedThresholds
 
 ROOT = Path(__file__).resolve().parents[2]

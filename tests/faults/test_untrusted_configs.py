@@ -19,9 +19,9 @@ import lavis_mafa
 from lavis_mafa.config.con_d import check_con_d
 from lavis_mafa.export.source import build_model
 from lavis_mafa.io.checkpoints import read_checkpoint
-from lavis_mafa.models.checkpoints import config_of
 from lavis_mafa.models.con_d.build import build_discriminator
-from lavis_mafa.models.recorded import MOST_PATCHES, recorded_model
+from lavis_mafa.models.recorded_sizes import MOST_PATCHES, recorded_model
+from lavis_mafa.models.weight_loading import config_of
 
 SECRET = "hunter2"
 

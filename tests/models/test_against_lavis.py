@@ -158,7 +158,7 @@ def test_albef_with_momentum_is_lavis_albef_pretrain(toy_train, hardest_negative
         model.eval()
     special = (ours.tokenizer.cls_token_id, ours.tokenizer.pad_token_id)
     monkeypatch.setattr(
-        "lavis_mafa.models.families.albef.driver.mask_tokens",
+        "lavis_mafa.models.families.albef.albef_driver.mask_tokens",
         lambda ids, *args, **kwargs: mask_every_third(ids, special),
     )
     monkeypatch.setattr(theirs, "mask", lambda ids, *args, **kwargs: mask_every_third(ids, special))

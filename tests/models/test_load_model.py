@@ -16,7 +16,7 @@ import lavis_mafa
 from lavis_mafa.io.checkpoints import CONFIGS
 from lavis_mafa.models import AlbefMafa
 from lavis_mafa.models.con_d.build import build_discriminator
-from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
+from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
 
 POSITIONS = "visual_encoder.pos_embed"
 LEARNT_WEIGHTS = (

@@ -21,10 +21,10 @@ from lavis_mafa import load_model
 from lavis_mafa.export.lavis_forms import export_lavis
 from lavis_mafa.io.checkpoints import CONFIGS
 from lavis_mafa.models import AlbefMafa
-from lavis_mafa.models.checkpoints import fold_after_lavis, fold_token_types
 from lavis_mafa.models.con_d.build import build_discriminator
 from lavis_mafa.models.families.albef import albef_mafa
 from lavis_mafa.models.parts.tokenizers import build_tokenizer
+from lavis_mafa.models.weight_loading import fold_after_lavis, fold_token_types
 
 BERT = "text_encoder.bert."
 TYPES = "embeddings.token_type_embeddings.weight"

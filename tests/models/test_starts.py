@@ -16,7 +16,7 @@ from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.models import AlbefMafa, Blip2Mafa, BlipMafa
-from lavis_mafa.models.checkpoints import init_momentum, registered_name
+from lavis_mafa.models.weight_loading import init_momentum, registered_name
 
 FAMILIES = {"albef": AlbefMafa, "blip": BlipMafa, "blip2": Blip2Mafa}
 

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from lavis_mafa.algorithm.mining import AMBIGUOUS, KEPT, POSITIVE, MiningRule
-from lavis_mafa.pages import report
+from lavis_mafa.pages import report_page as report
 from lavis_mafa.pages.charts import COLOURS, Curve, Series, Table, curves_svg, format_number
-from lavis_mafa.pages.report import Judgements, Mined, write_report
+from lavis_mafa.pages.report_page import Judgements, Mined, write_report
 
 EVIL = """</script><script>alert("x")</script><!-- {{data}} & 'q' "><img src=x onerror=a()>"""
 VOID = {"meta", "input", "img", "br", "link"}

@@ -14,7 +14,7 @@ from PIL import Image
 
 from lavis_mafa.algorithm.mining import AMBIGUOUS, KEPT, POSITIVE, STATE_NAMES, MiningRule
 from lavis_mafa.pages.charts import Curve, Series, Table
-from lavis_mafa.pages.report import Judgements, Mined, write_report
+from lavis_mafa.pages.report_page import Judgements, Mined, write_report
 
 pytestmark = needs_browser
 

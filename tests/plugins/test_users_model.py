@@ -11,10 +11,10 @@ from lavis.models.base_model import BaseModel
 from lavis_mafa import load_model
 from lavis_mafa.config.con_d import check_con_d
 from lavis_mafa.config.load import complete
-from lavis_mafa.models.checkpoints import problem_of_origin, registered_name
 from lavis_mafa.models.con_d.build import build_discriminator
 from lavis_mafa.models.families.albef.albef_mafa import AlbefMafa
 from lavis_mafa.models.traits import Traits, judges, same_model, traits_of
+from lavis_mafa.models.weight_loading import problem_of_origin, registered_name
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from lavis_mafa.algorithm.mining import find_connections
 from lavis_mafa.algorithm.pickers import hardest
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
-from lavis_mafa.analysis.features import Features
-from lavis_mafa.models.con_d.discriminator import Oracle
+from lavis_mafa.mining.features import Features
+from lavis_mafa.models.con_d.discriminators import Oracle
 from lavis_mafa.models.families import AlbefBackbone
 from research.__main__ import main
 from research.label_profile import LabelProfile, Stream, labels_of

@@ -15,7 +15,7 @@ from lavis_mafa import load_model
 from lavis_mafa.algorithm.backbone import Texts
 from lavis_mafa.algorithm.losses.language import IGNORED
 from lavis_mafa.metrics.intervals import ratio
-from lavis_mafa.models.families.base import begin_with, tokenize
+from lavis_mafa.models.families.family import begin_with, tokenize
 from research.__main__ import main
 from research.token_prediction import (
     COUNTS,

@@ -10,7 +10,7 @@ import torch
 from conftest import mini_batch
 
 from lavis_mafa import load_model
-from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
+from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
 from lavis_mafa.runners.launch import compile_image_encoders
 
 

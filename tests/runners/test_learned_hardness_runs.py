@@ -7,7 +7,7 @@ import torch
 from runs import dry_run, finish, records, run_here, same_weights, start, weights
 
 from lavis_mafa.algorithm.grit import learned_hardness
-from lavis_mafa.models.families.albef.driver import AlbefBackbone
+from lavis_mafa.models.families.albef.albef_driver import AlbefBackbone
 from lavis_mafa.runners import runner_mafa
 
 LEARNED = {"run__grit__schedule": "learned", "run__grit__learned__lr": 0.01}

@@ -172,7 +172,7 @@ def test_checkpoints_load_into_lavis_models(small_albef, base_checkpoint, monkey
 def test_momentum_encoders_are_initialised_from_the_encoders(
     small_albef, base_checkpoint, monkeypatch
 ):
-    from lavis_mafa.models.checkpoints import init_momentum
+    from lavis_mafa.models.weight_loading import init_momentum
 
     monkeypatch.chdir(small_albef)
     key = "visual_encoder{}.blocks.0.attn.qkv.weight"
@@ -254,7 +254,7 @@ def test_scores_equal_lavis(small_albef, base_checkpoint, photographs, data_fold
 def test_retrieval_model_can_be_con_d(small_albef, base_checkpoint, monkeypatch, toy_train):
     from conftest import mini_batch
 
-    from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
+    from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
 
     monkeypatch.chdir(small_albef)
     model = build_downstream("albef_retrieval", small_albef, queue_size=64)

@@ -16,7 +16,7 @@ from lavis_mafa import load_model
 from lavis_mafa.cli import main
 from lavis_mafa.loggers.tensorboard import TensorBoardLogger
 from lavis_mafa.pages.charts import format_number
-from lavis_mafa.runners import pictures
+from lavis_mafa.runners import connection_pictures as pictures
 from lavis_mafa.runners.run_log import RunLog
 
 LOW, HIGH = 0.4, 0.49
@@ -124,7 +124,7 @@ def test_numbers_in_the_page_equal_the_log(run):
 
 
 def test_gallery_shows_the_data_of_the_run(run):
-    from lavis_mafa.analysis.loading import recorded_data
+    from lavis_mafa.mining.model_and_data import recorded_data
 
     data, _ = page_of(run / "job", "--connections", "10")
     logged = [json.loads(line) for line in open(run / "job" / "connections.jsonl")]

@@ -6,7 +6,7 @@ import pytest
 from runs import run_here, same_weights, weights
 
 from lavis_mafa.algorithm.tokens import TOKENS, Tokens
-from lavis_mafa.models.families import base
+from lavis_mafa.models.families import family as base
 from lavis_mafa.runners import loaders
 
 # Momentum encoders and the separate pass of naive GRIT read captions as well.

@@ -1,13 +1,13 @@
 """GRIT: which pairs share a mini-batch (collect, group, shuffle, sample)."""
 
 from lavis_mafa.algorithm.grit.collector import GritCollector
+from lavis_mafa.algorithm.grit.grit_settings import GritSettings
 from lavis_mafa.algorithm.grit.grouping import group
 from lavis_mafa.algorithm.grit.hardness import HARDNESS, HardnessSchedule
 from lavis_mafa.algorithm.grit.learned_hardness import LearnedHardness
 from lavis_mafa.algorithm.grit.reward import language_loss
 from lavis_mafa.algorithm.grit.sampler import EpochBatches, EpochPlan, grouped_plan, random_plan
 from lavis_mafa.algorithm.grit.schedule import GritSchedule
-from lavis_mafa.algorithm.grit.settings import GritSettings
 
 __all__ = [
     "HARDNESS",

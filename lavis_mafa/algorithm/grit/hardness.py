@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.algorithm.registry import Registry, Section
 
-# Its other keys are the fields of `lavis_mafa.algorithm.grit.settings.GritSettings`.
+# Its other keys are the fields of `lavis_mafa.algorithm.grit.grit_settings.GritSettings`.
 GRIT = Section("run.grit")
 # Functions, and classes whose instances are a `HardnessSchedule`.
 HARDNESS: Registry[Callable[..., Any]] = Registry("hardness schedule", GRIT)

@@ -13,11 +13,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lavis_mafa.algorithm.grit.collector import GritCollector
+from lavis_mafa.algorithm.grit.grit_settings import GritSettings
 from lavis_mafa.algorithm.grit.grouping import Indices
 from lavis_mafa.algorithm.grit.hardness import AfterStep, StepAhead
 from lavis_mafa.algorithm.grit.learned_hardness import Choices, as_bytes, from_bytes
 from lavis_mafa.algorithm.grit.sampler import EpochPlan, grouped_plan, index_dtype, random_plan
-from lavis_mafa.algorithm.grit.settings import GritSettings
 
 # Of an epoch's mini-batches: sample indices (B,), image and text features (B, E).
 Vectors: TypeAlias = Callable[[EpochPlan], Iterable[tuple[Tensor, Tensor, Tensor]]]

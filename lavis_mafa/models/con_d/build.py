@@ -12,18 +12,18 @@ from torch import Tensor
 
 from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.io.checkpoints import read_checkpoint, weights_of
-from lavis_mafa.models.checkpoints import (
+from lavis_mafa.models.con_d import cross_encoder, yes_no  # noqa: F401  registers them
+from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS, ModelDiscriminator
+from lavis_mafa.models.con_d.frozen import FrozenModel
+from lavis_mafa.models.con_d.frozen_encoder import ModelNegativesEncoder
+from lavis_mafa.models.families.family import image_size_of
+from lavis_mafa.models.traits import shipped_config, traits_of
+from lavis_mafa.models.weight_loading import (
     check_origin,
     config_of,
     load_state,
     require_weights,
 )
-from lavis_mafa.models.con_d import cross_encoder, yes_no  # noqa: F401  registers them
-from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS, ModelDiscriminator
-from lavis_mafa.models.con_d.frozen import FrozenModel
-from lavis_mafa.models.con_d.negatives_encoder import ModelNegativesEncoder
-from lavis_mafa.models.families.base import image_size_of
-from lavis_mafa.models.traits import shipped_config, traits_of
 
 ORACLE = "oracle"
 T = TypeVar("T", bound=FrozenModel)

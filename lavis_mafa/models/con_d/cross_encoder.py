@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lavis_mafa.algorithm.options import option
-from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
+from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS
 from lavis_mafa.models.con_d.pair_reader import (
     PLACE,
     Pair,

@@ -17,7 +17,7 @@ from lavis_mafa.algorithm.discriminator import VIEW
 from lavis_mafa.datasets.data_identity import DataIdentity
 from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.io.identity import fingerprint
-from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
+from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
 from lavis_mafa.models.con_d.kept_rows import KEY, KeptRows
 
 

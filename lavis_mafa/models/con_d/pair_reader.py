@@ -13,7 +13,7 @@ from lavis_mafa.algorithm.discriminator import VIEW
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.io.processes import all_gather_objects
 from lavis_mafa.models.con_d.frozen import ModelBeside, keep_in_bf16
-from lavis_mafa.models.con_d.pictures import LONGEST, WholePicture, is_whole, picture_of
+from lavis_mafa.models.con_d.picture_tensors import LONGEST, WholePicture, is_whole, picture_of
 from lavis_mafa.problems import ConfigView, Problem
 
 PLACE = "model.mafa.con_d"

@@ -24,7 +24,7 @@ from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.io.processes import all_gather_objects, on_main_process
 from lavis_mafa.metrics.binary import area_under_roc
 from lavis_mafa.metrics.intervals import wilson
-from lavis_mafa.models.con_d.settings import ConDSettings
+from lavis_mafa.models.con_d.con_d_settings import ConDSettings
 
 WARN, REFUSE, SKIP = "warn", "refuse", "skip"  # values of ``self_check``
 # Chance is .5, and ITM heads reach .95 after a short training already. Not higher, since a perfect

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lavis_mafa.algorithm.options import option, options_of
 from lavis_mafa.compat.old_timm import without_old_timm
-from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
+from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS
 from lavis_mafa.models.con_d.pair_reader import (
     PLACE,
     Pair,

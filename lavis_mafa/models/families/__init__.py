@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from lavis_mafa.algorithm.backbone import Backbone
-from lavis_mafa.models.families.albef.driver import AlbefBackbone
-from lavis_mafa.models.families.base import FAMILIES
-from lavis_mafa.models.families.blip.driver import BlipBackbone
-from lavis_mafa.models.families.blip2.driver import Blip2Backbone
+from lavis_mafa.models.families.albef.albef_driver import AlbefBackbone
+from lavis_mafa.models.families.blip.blip_driver import BlipBackbone
+from lavis_mafa.models.families.blip2.blip2_driver import Blip2Backbone
+from lavis_mafa.models.families.family import FAMILIES
 
 __all__ = ["FAMILIES", "AlbefBackbone", "Blip2Backbone", "BlipBackbone", "backbone_of"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import BertTokenizerFast  # type: ignore[attr-defined]
 
-from lavis_mafa.compat.tokenizers import with_vocabulary
+from lavis_mafa.compat.lavis_tokenizers import with_vocabulary
 from lavis_mafa.io.checkpoints import find_config
 from lavis_mafa.io.downloads import answers, hub
 

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from lavis_mafa.algorithm.grit import HARDNESS, GritSchedule, GritSettings
 from lavis_mafa.algorithm.grit.hardness import GRIT, Ramp
-from lavis_mafa.analysis.hard_negatives import hardness_of
+from lavis_mafa.mining.hard_negatives import hardness_of
 
 SIZE, BATCH = 96, 8
 

@@ -10,7 +10,7 @@ from conftest import tiny_config
 from lavis_mafa.algorithm.tokens import Tokenizer
 from lavis_mafa.models import AlbefMafa
 from lavis_mafa.models.con_d.build import build_discriminator
-from lavis_mafa.models.con_d.discriminator import Oracle
+from lavis_mafa.models.con_d.discriminators import Oracle
 
 
 def save(model, path, keep=lambda key: True, **content):

@@ -20,7 +20,7 @@ from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.io.checkpoints import vocabulary_of
 from lavis_mafa.models import AlbefMafa, Blip2Mafa, BlipMafa
 from lavis_mafa.models.con_d.build import build_discriminator
-from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
+from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
 from lavis_mafa.models.families import backbone_of
 
 FAMILIES = {"albef_mafa": AlbefMafa, "blip_mafa": BlipMafa, "blip2_mafa": Blip2Mafa}

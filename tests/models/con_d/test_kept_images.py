@@ -32,7 +32,7 @@ from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.config.con_d import check_con_d
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.models.con_d import kept_rows
-from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
+from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
 from lavis_mafa.models.con_d.kept_images import kept_images
 from lavis_mafa.models.con_d.kept_rows import KeptRows
 from lavis_mafa.runners.dry_run import dry_run

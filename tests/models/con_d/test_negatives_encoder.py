@@ -20,7 +20,7 @@ from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.io.downloads import HubFiles, UrlFile
 from lavis_mafa.models.con_d.build import build_negatives_encoder
-from lavis_mafa.models.con_d.negatives_encoder import ModelNegativesEncoder
+from lavis_mafa.models.con_d.frozen_encoder import ModelNegativesEncoder
 from lavis_mafa.models.sources import sources_of_model
 from lavis_mafa.runners.loaders import add_tokens, add_views
 

@@ -18,17 +18,17 @@ from small_vlm import WORDS, save_vlm
 from two_forks import answers_of_two
 
 from lavis_mafa.algorithm.ranks import Ranks
-from lavis_mafa.analysis import judging
-from lavis_mafa.analysis.corpus import Corpus
-from lavis_mafa.analysis.features import Features
-from lavis_mafa.analysis.judging import build_judge
-from lavis_mafa.analysis.loading import ModelAndData
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.config.con_d import check_con_d
 from lavis_mafa.datasets import TrainingSet
+from lavis_mafa.mining import judging
+from lavis_mafa.mining.corpus import Corpus
+from lavis_mafa.mining.features import Features
+from lavis_mafa.mining.judging import build_judge
+from lavis_mafa.mining.model_and_data import ModelAndData
 from lavis_mafa.models.con_d import cross_encoder
 from lavis_mafa.models.con_d.build import build_discriminator
-from lavis_mafa.models.con_d.pictures import WholePicture, picture_of
+from lavis_mafa.models.con_d.picture_tensors import WholePicture, picture_of
 from lavis_mafa.models.con_d.yes_no import YesNo
 from lavis_mafa.toyworld import ToyScenesBuilder
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from two_forks import answers_of_two
 
-from lavis_mafa.models.con_d.discriminator import ModelDiscriminator, Oracle
+from lavis_mafa.models.con_d.discriminators import ModelDiscriminator, Oracle
 from lavis_mafa.models.con_d.self_check import (
     PoorDiscriminatorError,
     SelfCheck,

@@ -20,7 +20,7 @@ from lavis_mafa.algorithm.rules import KEPT, POSITIVE, RULES
 from lavis_mafa.algorithm.scores import SCORES
 from lavis_mafa.loggers import LOGGERS, Logger
 from lavis_mafa.metrics import METRICS
-from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
+from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS
 from lavis_mafa.models.families.albef.albef_mafa import AlbefMafa
 from lavis_mafa.tasks.mafa_pretrain import MafaPretrainTask
 

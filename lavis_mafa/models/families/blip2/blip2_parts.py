@@ -20,11 +20,11 @@ from transformers.models.bert.configuration_bert import BertConfig
 
 from lavis_mafa.io.checkpoints import find_config, problem_of_types, read_checkpoint
 from lavis_mafa.io.downloads import HubFiles, UrlFile, is_timm_name, weights_on_hub
-from lavis_mafa.models.checkpoints import resize_positions
 from lavis_mafa.models.parts.beams import OneRowPerBeam
 from lavis_mafa.models.parts.tokenizers import add_dec_token, build_tokenizer, from_hub
 from lavis_mafa.models.parts.vit import begin_narrow
 from lavis_mafa.models.traits import traits_of
+from lavis_mafa.models.weight_loading import resize_positions
 
 PUBLISHED = "https://storage.googleapis.com/sfr-vision-language-research/LAVIS/models/BLIP2/"
 _VIT_WEIGHTS = {

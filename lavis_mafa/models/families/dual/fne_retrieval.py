@@ -29,7 +29,7 @@ from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.tokens import captions_of
 from lavis_mafa.io.checkpoints import find_config, model_yamls
 from lavis_mafa.models.families.blip2.blip2_parts import load_image_encoder, sources_of_parts
-from lavis_mafa.models.families.dual.driver import DualBackbone
+from lavis_mafa.models.families.dual.dual_driver import DualBackbone
 from lavis_mafa.models.inference.rerank import MAX_TOKENS, compute_sim_matrix
 from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of
 from lavis_mafa.models.parts.tokenizers import build_tokenizer, from_hub

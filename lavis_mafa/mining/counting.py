@@ -1,0 +1,423 @@
+"""Count false negatives among hard negatives; see `lavis_mafa.commands.count`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lavis.common.dist_utils import is_main_process
+from numpy.typing import NDArray
+
+from lavis_mafa.io.files import write_json, write_text
+from lavis_mafa.metrics.intervals import clustered
+from lavis_mafa.mining import ALL
+from lavis_mafa.mining.features import Features, make_features
+from lavis_mafa.mining.hard_negatives import HardNegatives, Sampling, hard_negatives_of, samplings
+from lavis_mafa.mining.judge_check import check_judges
+from lavis_mafa.mining.judged_pairs import FILE, INVALID, UNKNOWN, Judged
+from lavis_mafa.mining.judged_report import report_of_judged
+from lavis_mafa.mining.judging import TRUTH, build_judge, discriminators_of, judge_all
+from lavis_mafa.mining.model_and_data import (
+    ModelAndData,
+    data_source,
+    load_model_and_data,
+    require_range,
+)
+from lavis_mafa.mining.neighbours import (
+    WholeCorpus,
+    find_neighbours,
+    group_labels,
+    image_labels,
+    name_of,
+    whole_corpus,
+)
+from lavis_mafa.mining.quality.annotator_labels import read_labels
+from lavis_mafa.mining.quality.correction import (
+    Correction,
+    correction_by_truth,
+    correction_of,
+)
+from lavis_mafa.models.con_d.self_check import SelfCheck
+from lavis_mafa.pages.charts import Curve, Series, Table
+from lavis_mafa.pages.tables import markdown_table
+
+_AnySampling = Sampling | WholeCorpus
+ANCHORS = {"image": True, "text": False}  # modality of the anchor: whether it is an image
+
+
+def count_false_negatives(
+    args: argparse.Namespace,
+    complete: Callable[[argparse.Namespace, ModelAndData], None] | None = None,
+) -> None:
+    """Count and write ``counts.json``, ``counts.md``, ``report.html`` and ``judged.npz``.
+
+    Args:
+        args: those of `lavis_mafa.commands.count`.
+        complete: sets the arguments that are not given, by the loaded data; None: the defaults of
+            the command.
+
+    Raises:
+        ValueError: for arguments that are out of range or do not fit together.
+    """
+    in_all = ALL in (args.search_spaces or ())
+    if in_all:
+        args.search_spaces = [space for space in args.search_spaces if space != ALL]
+    whole = whole_corpus(args, in_all, 1)
+    require_range(args, threshold=(0.0, 1.0), batch_sizes=(2,), search_spaces=(1,), sample=(2,))
+    correction = _correction(args)
+    con_ds = discriminators_of(args)
+    if correction and correction.name not in con_ds:
+        raise ValueError(
+            f"--labels are about the discriminator {correction.name!r}, but the pairs are "
+            f"judged by {', '.join(con_ds) or 'the ground truth only'}: give the discriminator "
+            "that name in --con-d"
+        )
+    if correction and correction.above != args.threshold:
+        raise ValueError(
+            f"--labels are about pairs above {correction.above:g}, but --threshold is "
+            f"{args.threshold:g}: give --threshold {correction.above:g}"
+        )
+    loaded = load_model_and_data(args)
+    if complete is not None:
+        complete(args, loaded)
+    run_cfg = loaded.cfg.run_cfg
+    sizes = args.batch_sizes or [int(run_cfg.batch_size_train)]
+    spaces = args.search_spaces
+    if spaces is None:
+        spaces = [int(run_cfg.grit.search_space)]
+    wanted = samplings(args.sampling, sizes, spaces)
+    if not con_ds and loaded.data.truth is None:
+        raise ValueError(
+            "nothing can judge the pairs: there is no discriminator, and the data set does not "
+            "know which pairs match. Give a discriminator, such as "
+            "--con-d blip.arch=blip_retrieval blip.model_type=coco, or judgements by people as "
+            "build_info.truth of the data"
+        )
+    judge_names = [*con_ds, *([] if loaded.data.truth is None else [TRUTH])]
+    everything: list[_AnySampling] = [*wanted, *([] if whole is None else [whole])]
+    _refuse_to_drop_counts(args.output, everything, judge_names)
+    # Built first: a missing checkpoint is reported before hours are spent on features.
+    judges = {name: build_judge(con_d, loaded.cfg.model_cfg) for name, con_d in con_ds.items()}
+    checks = check_judges(loaded, judges, con_ds, (args.threshold,), args)
+    numbers = _sample_of(len(loaded.data), args.sample, everything, args.seed)
+    features = make_features(loaded, numbers, args.output / "features")
+    negatives: dict[_AnySampling, HardNegatives] = {
+        one: hard_negatives_of(loaded, features, one, args.seed) for one in wanted
+    }
+    if whole is not None:
+        mafa = loaded.cfg.model_cfg.get("mafa") or {}
+        positive = mafa.get("same_image", "positive") == "positive"
+        labels = [image_labels(loaded, features)] if positive else []
+        labels += group_labels(loaded, features)
+        folder = args.output / "neighbours"
+        negatives[whole] = find_neighbours(loaded, features, whole, folder, labels)
+    judged = judge_all(loaded, features, list(negatives.values()), judges, args.output)
+    judged.about = data_source(
+        args,
+        low=args.threshold,
+        high=args.threshold,
+        con_d=con_ds,
+        self_check={name: check.content() for name, check in checks.items()},
+    )
+    notes = []
+    if whole is not None:
+        judged.about["neighbours"], notes = whole.content, [whole.note]
+    corrections = [] if correction is None else [correction]
+    known = judged.truth != UNKNOWN
+    if not corrections and known.any() and not known.all():
+        by_name = [correction_by_truth(judged, name, args.threshold) for name in con_ds]
+        corrections = [one for one in by_name if one is not None]
+    judged.samplings = {one.name: _is_in(judged, picked) for one, picked in negatives.items()}
+    counts = [
+        count
+        for one, picked in negatives.items()
+        for count in _count_one(one, picked, judged, args.threshold, len(loaded.data))
+    ]
+    if is_main_process():
+        judged.save(args.output / FILE)
+        _write_results(args, counts, corrections, loaded, features, judged, checks, notes)
+
+
+def _correction(args: argparse.Namespace) -> Correction | None:
+    """Return the correction of ``--labels``; those drawn from all pairs need the pairs that were
+    counted in ``--output`` before."""
+    if not args.labels:
+        return None
+    judged = Judged.load(args.output) if (args.output / FILE).is_file() else None
+    return correction_of([read_labels(path) for path in args.labels], judged)
+
+
+def _is_in(judged: Judged, negatives: HardNegatives) -> NDArray[Any]:
+    """Return ``(P,)`` bool, whether each judged pair is among hard negatives."""
+    found = np.zeros(len(judged), bool)
+    found[judged.rows_of(negatives.image, negatives.text)] = True
+    return found
+
+
+def _refuse_to_drop_counts(
+    output: Path, wanted: Sequence[_AnySampling], judges: Sequence[str]
+) -> None:
+    """Refuse to overwrite counts with a result that lacks some of them.
+
+    Raises:
+        ValueError: naming the counts that would be dropped.
+    """
+    path = output / "counts.json"
+    if not path.is_file():
+        return
+    new = {(judge, one.name) for judge in judges for one in wanted}
+    content = json.loads(path.read_text(encoding="utf-8"))
+    old = {(one["judge"], _name_of(one)) for one in content["counts"]}
+    if lost := sorted(old - new):
+        names = ", ".join(f"{judge}: {name}" for judge, name in lost[:6])
+        raise ValueError(
+            f"{output} has counts that this command would drop ({names}{', ...' * (len(lost) > 6)})"
+            ": request them too (their verdicts are reused), or give another --output"
+        )
+
+
+def _name_of(count: Mapping[str, Any]) -> str:
+    """Return the name of the sampling of a count in ``counts.json``."""
+    if count.get("neighbours") is not None:
+        return name_of(count["sampling"], count["neighbours"])
+    return Sampling(count["sampling"], count["batch_size"], count["search_space"]).name
+
+
+@dataclass
+class Count:
+    """False negatives among the hard negatives of one sampling, by one judge.
+
+    Attributes:
+        judge: the discriminator, or `TRUTH`.
+        anchors: modality of the anchors, ``image`` or ``text``.
+        found: false negatives among the ``judged`` hard negatives.
+        share: ``found / judged``, 0 to 1; ``low`` and ``high`` are its 95 % interval, which treats
+            mini-batches as independent.
+        estimated: estimated number in an epoch over all samples; with ``neighbours``, among the
+            K candidates of all anchors.
+        batch_size, search_space: None where there are no mini-batches or no grouping.
+        neighbours: K, if the search space is the whole data set.
+    """
+
+    judge: str
+    sampling: str
+    batch_size: int | None
+    search_space: int | None
+    anchors: str
+    found: int
+    judged: int
+    share: float
+    low: float
+    high: float
+    estimated: int
+    neighbours: int | None = None
+
+
+def _sample_of(
+    size: int, requested: int | None, wanted: Sequence[_AnySampling], seed: int
+) -> NDArray[Any]:
+    """Draw the samples to analyze, ``(S,)`` ascending numbers.
+
+    A search space consists of M random samples, so its content does not depend on the size of the
+    data: a random sample with at least M samples estimates the share without bias.
+
+    Args:
+        size: number of samples in the data.
+        requested: number of samples to draw; None: all.
+
+    Raises:
+        ValueError: if the sample is smaller than a search space or mini-batch.
+    """
+    if requested is None or requested >= size:
+        return np.arange(size)
+    # The neighbours in a sample are less similar than those in the whole data set.
+    largest = max((one.search_space or one.batch_size or size) for one in wanted)
+    if requested < largest:
+        raise ValueError(
+            f"--sample {requested} is smaller than the search space (or mini-batch) of {largest}: "
+            f"give at least {largest}"
+        )
+    return np.sort(np.random.default_rng((seed, 3)).choice(size, requested, replace=False))
+
+
+def _count_one(
+    sampling: _AnySampling,
+    negatives: HardNegatives,
+    judged: Judged,
+    threshold: float,
+    size: int,
+) -> list[Count]:
+    """Count the false negatives of one sampling by every judge, in both directions.
+
+    Args:
+        judged: contains all pairs of ``negatives``.
+        size: number of samples in the training set.
+    """
+    row = judged.rows_of(negatives.image, negatives.text)
+    calls: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
+    for name, probability in judged.probability.items():
+        own = probability[row]
+        calls[name] = (own > threshold, ~np.isnan(own))
+    if (judged.truth != UNKNOWN).any():
+        truth = judged.truth[row]
+        calls[TRUTH] = (truth > INVALID, truth != UNKNOWN)
+    neighbours = sampling.neighbours if isinstance(sampling, WholeCorpus) else None
+    counts = []
+    for name, (called, known) in calls.items():
+        for anchors, from_image in ANCHORS.items():
+            rows = (negatives.from_image == from_image) & known
+            batches = negatives.batch[rows]
+            hits = np.bincount(batches, weights=called[rows])
+            total = np.bincount(batches)
+            low, high = clustered(hits, total)
+            found, number = int(hits.sum()), int(total.sum())
+            share = found / number if number else 0.0
+            counts.append(
+                Count(
+                    *(name, sampling.kind, sampling.batch_size, sampling.search_space, anchors),
+                    *(found, number, share, low, high),
+                    round(share * size * (neighbours or 1)),
+                    neighbours,
+                )
+            )
+    return counts
+
+
+def _write_results(
+    args: argparse.Namespace,
+    counts: Sequence[Count],
+    corrections: Sequence[Correction],
+    loaded: ModelAndData,
+    features: Features,
+    judged: Judged,
+    checks: Mapping[str, SelfCheck],
+    more_notes: Sequence[str] = (),
+) -> None:
+    """Write the counts as JSON, Markdown and an HTML page, and print the table."""
+    content = {
+        **data_source(args),
+        "checkpoint": args.checkpoint,
+        "samples": len(loaded.data),
+        "looked_at": len(features),
+        "unreadable": [number for number, _ in features.unreadable],
+        "threshold": args.threshold,
+        "seed": args.seed,
+        "corrections": [asdict(one) for one in corrections],
+        "self_check": judged.about["self_check"],
+        "neighbours": judged.about.get("neighbours"),
+        "counts": [asdict(count) for count in counts],
+    }
+    write_json(args.output / "counts.json", content)
+    table = count_table(counts, corrections)
+    notes = [*_notes(args, loaded, features, counts, corrections), *more_notes]
+    known = int((judged.truth != UNKNOWN).sum())
+    if 0 < known < len(judged):
+        notes.append(
+            f"The truth of {known:,} of the {len(judged):,} pairs is known, "
+            f"{int((judged.truth > INVALID).sum()):,} of them valid. Its shares refer to these "
+            "pairs, which are no random sample of the hard negatives."
+        )
+    notes += [f"{check.line}. {check.warning}".strip() for check in checks.values()]
+    parts = [f"# {table.title}", *notes, markdown_table(table)]
+    write_text(args.output / "counts.md", "\n\n".join(parts) + "\n")
+    page = report_of_judged(
+        judged,
+        loaded.data.show,
+        args.output / "report.html",
+        table.title,
+        tables=[table],
+        curves=curves_of(counts),
+        notes=notes,
+        settings={k: v for k, v in content.items() if k not in ("counts", "self_check")},
+    )
+    print(markdown_table(table))
+    for check in checks.values():
+        print("\n".join(filter(None, [check.line, check.warning])))
+    print(f"written: {args.output / 'counts.json'}, counts.md, {FILE}, {page.name}")
+
+
+def count_table(counts: Sequence[Count], corrections: Sequence[Correction] = ()) -> Table:
+    """Return a table like MAFA's Tables 1 and 9, with a row for each judge and sampling."""
+    columns = ["judge", "sampling", "B", "M"]
+    for side in ANCHORS:
+        columns += [f"FN w.r.t. {side}", f"{side} %", f"{side} % (95 %)"]
+        columns += [f"{side} % corrected"] if corrections else []
+    factors = {one.name: one.factor for one in corrections}
+    rows: dict[tuple[Any, ...], list[Any]] = {}
+    for count in counts:
+        space = f"{ALL}, K = {count.neighbours}" if count.neighbours else count.search_space
+        key = (count.judge, count.sampling, count.batch_size, space)
+        row = rows.setdefault(key, list(key))
+        row += [f"{count.estimated:,}", f"{100 * count.share:.2f}"]
+        row += [f"{100 * count.low:.2f}–{100 * count.high:.2f}"]
+        if corrections:
+            factor = factors.get(count.judge)
+            row += [None if factor is None else f"{100 * count.share * factor:.2f}"]
+    return Table("False negatives among hard negatives", columns, list(rows.values()))
+
+
+def curves_of(counts: Sequence[Count]) -> list[Curve]:
+    """Return curves of the share of false negatives, averaged over both directions.
+
+    One is by search space (MAFA Figure 2), one by the size of random mini-batches (Figure 5).
+    """
+    by_space: dict[str, dict[float, list[float]]] = {}
+    by_size: dict[str, dict[float, list[float]]] = {}
+    several = len({count.batch_size for count in counts}) > 1
+    for count in counts:
+        if count.batch_size is None:
+            continue  # no mini-batches: not on the axis of any curve
+        percent = 100 * count.share
+        if count.search_space is not None:
+            name = f"{count.judge}, B = {count.batch_size}" if several else count.judge
+            by_space.setdefault(name, {}).setdefault(count.search_space, []).append(percent)
+        else:
+            by_size.setdefault(count.judge, {}).setdefault(count.batch_size, []).append(percent)
+    curves = []
+    for title, label, found in (
+        ("Grouped mini-batches", "search space M", by_space),
+        ("Random mini-batches", "mini-batch size B", by_size),
+    ):
+        series = [
+            Series(name, sorted(points), [float(np.mean(points[x])) for x in sorted(points)])
+            for name, points in found.items()
+        ]
+        if series:
+            note = "Mean over image anchors and text anchors."
+            y_label = "false negatives (%)"
+            curves.append(Curve(title, label, y_label, series, note, log_x=True, bounds=(0, 100)))
+    return curves
+
+
+def _notes(
+    args: argparse.Namespace,
+    loaded: ModelAndData,
+    features: Features,
+    counts: Sequence[Count],
+    corrections: Sequence[Correction],
+) -> list[str]:
+    size, seen = len(loaded.data), len(features)
+    part = "all analyzed"
+    if seen != size:
+        part = f"{seen:,} of them analyzed, drawn at random; counts are extrapolated to all samples"
+    notes = [
+        f"{size:,} samples, {part}. One epoch of hardest negatives: one text for every image and "
+        "one image for every text. Intervals treat mini-batches as independent.",
+        f"A pair with a probability above {args.threshold:g} is classified as a match.",
+    ]
+    for space in sorted({c.search_space or 0 for c in counts if (c.search_space or 0) > seen}):
+        notes.append(f"M = {space:,} exceeds the number of samples; {seen:,} was used.")
+    if features.unreadable:
+        notes.append(f"{len(features.unreadable)} samples could not be read and were skipped.")
+    for one in corrections:
+        notes.append(
+            f"People or the truth confirm {100 * one.factor:.1f} % "
+            f"({100 * one.low:.1f}–{100 * one.high:.1f}) of the matches of {one.name} above "
+            f"{one.above:g}; the corrected shares are multiplied by it (MAFA Appendix B)."
+        )
+    return notes

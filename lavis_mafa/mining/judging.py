@@ -1,0 +1,284 @@
+"""Judge pairs of a data set with discriminators; verdicts are saved continually, to resume."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lavis.common.dist_utils import get_rank, get_world_size
+from numpy.typing import NDArray
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from lavis_mafa.config import ConfigError, load_config
+from lavis_mafa.config.con_d import check_con_d
+from lavis_mafa.datasets.training_set import TrainingSet
+from lavis_mafa.io.identity import claim_folder, fingerprint
+from lavis_mafa.io.processes import barrier, progress
+from lavis_mafa.metrics.known_truth import known_pairs
+from lavis_mafa.mining.corpus import Corpus
+from lavis_mafa.mining.features import Features
+from lavis_mafa.mining.hard_negatives import HardNegatives
+from lavis_mafa.mining.judged_pairs import UNKNOWN, Judged, pair_keys
+from lavis_mafa.mining.model_and_data import ModelAndData, log_on_main, options_of
+from lavis_mafa.models.con_d.build import ORACLE, build_discriminator
+from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
+from lavis_mafa.models.con_d.pair_reader import PairReader
+from lavis_mafa.models.inference.many_pairs import ManyPairs
+
+_AnyJudge = ModelDiscriminator | PairReader
+TRUTH = "truth"  # name of the ground truth among the judges
+CHUNK_IMAGES, CHUNK_PAIRS = 64, 4096  # of a chunk, after which verdicts are saved
+RECORD = np.dtype([("image", "<i8"), ("text", "<i8"), ("probability", "<f4")])
+
+
+def discriminators_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Return the configs of the discriminators by name; {} if only the ground truth judges.
+
+    Raises:
+        ConfigError: with all problems of the configs.
+    """
+    if not args.con_d:
+        mafa = load_config(args.cfg_path, options_of(args)).model_cfg.get("mafa")
+        own = mafa.get("con_d") if mafa else None
+        if not own or own.arch == ORACLE:
+            return {}
+        return {"con_d": OmegaConf.to_container(own, resolve=True)}  # type: ignore[dict-item]
+    given: Any = OmegaConf.to_container(OmegaConf.from_dotlist(list(args.con_d)))
+    found, problems = {}, []
+    for name, one in given.items():
+        if name == TRUTH or not str(name).isidentifier() or not isinstance(one, dict):
+            problems.append(
+                f"--con-d: {name!r}: write NAME.key=value with a name of letters, digits and _, "
+                f"other than {TRUTH}"
+            )
+            continue
+        found[name], wrong = check_con_d(one)
+        problems += [f"--con-d {name}: {problem}" for problem in wrong]
+        if one.get("arch") == ORACLE:
+            problems.append(
+                f"--con-d {name}.arch: {ORACLE} cannot be given here. Where the ground truth is "
+                "known it always judges; to mine by it give --options "
+                f"model.mafa.con_d.arch={ORACLE}"
+            )
+    if problems:
+        raise ConfigError(str(args.cfg_path), problems)
+    return found
+
+
+def build_judge(con_d: Mapping[str, Any], known: Mapping[str, Any]) -> _AnyJudge:
+    """Build a discriminator from a config like ``model.mafa.con_d``, other than the oracle.
+
+    Args:
+        known: the ``model`` config of the command, as for `build_discriminator`.
+
+    Raises:
+        ValueError: for a user's discriminator, whose weights nobody knows.
+    """
+    judge = build_discriminator(con_d, known)
+    if isinstance(judge, PairReader):
+        return judge
+    if not isinstance(judge, ModelDiscriminator):
+        raise ValueError(
+            f"{con_d['arch']} judges only in training, because its verdicts cannot be identified; "
+            "name a model"
+        )
+    return matching_offline(judge)
+
+
+def matching_offline(discriminator: ModelDiscriminator) -> ModelDiscriminator:
+    """Let a discriminator judge more pairs at once than a mini-batch has; changes it in place."""
+    matching: Any = ManyPairs(discriminator.backbone)
+    discriminator.backbone = matching
+    return discriminator
+
+
+def judge_all(
+    loaded: ModelAndData,
+    features: Features,
+    negatives: Sequence[HardNegatives],
+    judges: Mapping[str, _AnyJudge],
+    folder: Path,
+) -> Judged:
+    """Judge all distinct pairs of hard negatives; all ranks must call this function.
+
+    Args:
+        judges: discriminators by name.
+        folder: where verdicts are saved; a rerun resumes from them.
+    """
+    size = len(loaded.data)
+    keys = np.concatenate([pair_keys(one.image, one.text, size) for one in negatives])
+    sides = np.concatenate([one.from_image for one in negatives])
+    pairs, row = np.unique(keys, return_inverse=True)
+    by_image, by_text = (
+        np.bincount(row, weights=side, minlength=len(pairs)) > 0 for side in (sides, ~sides)
+    )
+    image, text = pairs // size, pairs % size
+    probability = {}
+    for name, discriminator in judges.items():
+        own = folder / "verdicts" / name
+        probability[name] = judge(loaded, features, image, text, discriminator, own)
+    return Judged(image, text, by_image, by_text, probability, truth_of(loaded.data, image, text))
+
+
+def judge(
+    loaded: ModelAndData,
+    features: Features,
+    image: NDArray[Any],
+    text: NDArray[Any],
+    discriminator: _AnyJudge,
+    folder: Path,
+) -> NDArray[Any]:
+    """Return the probabilities ``(P,)`` float32 that pairs match; NaN if an image is unreadable.
+
+    Verdicts that are in ``folder`` already are reused. All ranks must call this function with the
+    same pairs; they share the work, and each returns all probabilities. Samples with the same image
+    share its verdicts: the image is read and encoded once.
+
+    Args:
+        features: captions, and which samples can be read.
+        image, text: ``(P,)`` sample numbers in the training set; pairs are distinct.
+
+    Raises:
+        ValueError: if ``folder`` holds the verdicts of another discriminator or other data.
+    """
+    size = len(loaded.data)
+    shown_by = first_readable(loaded.data.image_ids, features.numbers)
+    keys = pair_keys(shown_by[image], text, size)
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{fingerprint(discriminator.model)}, {discriminator.seen_as}"
+    data = f"{size} samples, {loaded.data.fingerprint(discriminator.processor)}"
+    claim_folder(folder, {"discriminator": name, "data": data})
+    images, texts, _ = _read(folder)
+    missing = np.setdiff1d(keys, pair_keys(shown_by[images], texts, size))
+    rank, world = get_rank(), get_world_size()
+    mine = np.array_split(missing, world)[rank]
+    log_on_main("%d pairs, %d of them still to be judged", len(keys), len(missing))
+    barrier()  # every rank has read the verdicts before any rank appends
+    discriminator.model.to(loaded.device)
+    with open(folder / f"verdicts_rank{rank}.bin", "ab") as file:
+        # An interruption may have left an incomplete record at the end.
+        file.truncate(file.tell() // RECORD.itemsize * RECORD.itemsize)
+        bar = progress(total=len(mine), unit=" pairs", desc="judging")
+        chunks = list(chunks_of(mine // size, mine % size, features))
+        verdicts = _verdicts(loaded, features, discriminator, chunks)
+        for chunk, probability in zip(chunks, verdicts, strict=True):
+            records = np.empty(len(probability), RECORD)
+            records["image"], records["text"] = chunk
+            records["probability"] = probability
+            file.write(records.tobytes())
+            file.flush()
+            bar.update(len(records))
+        bar.close()
+    barrier()
+    images, texts, probabilities = _read(folder)
+    found, first = np.unique(pair_keys(shown_by[images], texts, size), return_index=True)
+    return probabilities[first][np.searchsorted(found, keys)]
+
+
+def first_readable(image_ids: NDArray[Any], readable: NDArray[Any]) -> NDArray[Any]:
+    """Return for each of N samples ``(N,)`` the first readable sample with the same image.
+
+    If no sample with this image is readable, the first sample with it.
+
+    Args:
+        image_ids: ``(N,)``, equal for samples with the same image.
+        readable: ``(S,)`` ascending sample numbers.
+    """
+    _, first, image = np.unique(image_ids, return_index=True, return_inverse=True)
+    image = image.reshape(-1)
+    first[image[readable[::-1]]] = readable[::-1]  # descending: the lowest number is written last
+    return first[image]
+
+
+def chunks_of(
+    image: NDArray[Any], text: NDArray[Any], features: Features
+) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    """Split pairs into chunks that are judged together.
+
+    All pairs of an image are in one chunk, so that it is encoded once; a chunk has up to
+    `CHUNK_IMAGES` images and about `CHUNK_PAIRS` pairs. Similar images are placed near each other:
+    they tend to be paired with the same texts, which are then encoded for fewer chunks.
+
+    Args:
+        image, text: ``(P,)``, all pairs of this rank.
+
+    Yields:
+        Images and texts ``(p,)`` of a chunk.
+    """
+    images, own = np.unique(image, return_inverse=True)
+    position = np.empty(len(images), np.int64)
+    similar_order = _similarity_order(features.vectors, features.positions(images))
+    position[similar_order] = np.arange(len(images))
+    order = np.lexsort((text, position[own.reshape(-1)]))
+    image, text = image[order], text[order]
+    begins = np.flatnonzero(np.diff(image, prepend=-1)).tolist()
+    first, cuts = 0, []
+    for number, begin in enumerate(begins):
+        if number - first >= CHUNK_IMAGES or begin - begins[first] >= CHUNK_PAIRS:
+            cuts.append(begin)
+            first = number
+    if len(image):
+        yield from zip(np.split(image, cuts), np.split(text, cuts), strict=True)
+
+
+def _similarity_order(vectors: Tensor, rows: NDArray[Any]) -> NDArray[Any]:
+    """Return an order ``(N,)`` of N rows of ``vectors`` that places similar ones near each other.
+
+    About sqrt(N) of the vectors are centers; vectors with the same nearest center are adjacent.
+    """
+    if not len(rows):
+        return np.empty(0, np.int64)
+    chosen = torch.from_numpy(rows)
+    centers = vectors[chosen[:: max(1, round(len(rows) ** 0.5))]]
+    # In parts: the vectors may be a mapped file that is larger than the memory.
+    nearest = torch.cat([(vectors[p] @ centers.t()).argmax(dim=1) for p in chosen.split(4096)])
+    return nearest.argsort(stable=True).numpy()
+
+
+def _verdicts(
+    loaded: ModelAndData,
+    features: Features,
+    discriminator: _AnyJudge,
+    chunks: Sequence[tuple[NDArray[Any], NDArray[Any]]],
+) -> Iterator[NDArray[Any]]:
+    """Yield the probabilities of each chunk."""
+    images = [np.unique(image) for image, _ in chunks]
+    pictures = loaded.data.batches(images, discriminator.processor)
+    for (image, text), numbers, batch in zip(chunks, images, pictures, strict=True):
+        texts, text_of = np.unique(text, return_inverse=True)
+        samples = {
+            "image": batch["image"].to(loaded.device),
+            "text_input": [features.captions[k] for k in features.positions(texts)],
+        }
+        image_of = np.searchsorted(numbers, image)
+        verdicts = discriminator.judge(
+            samples, torch.from_numpy(image_of), torch.from_numpy(text_of.reshape(-1))
+        )
+        unreadable = np.array([bool(error) for error in batch["load_error"]])
+        probability = verdicts.float().cpu().numpy()
+        probability[unreadable[image_of]] = np.nan
+        yield probability
+
+
+def _read(folder: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Read images, texts and probabilities that all ranks of this and earlier runs saved."""
+    parts = []
+    for path in sorted(folder.glob("verdicts_rank*.bin")):
+        content = path.read_bytes()
+        whole = len(content) // RECORD.itemsize * RECORD.itemsize
+        parts.append(np.frombuffer(content[:whole], RECORD))
+    records = np.concatenate(parts) if parts else np.empty(0, RECORD)
+    return records["image"], records["text"], records["probability"]
+
+
+def truth_of(data: Corpus | TrainingSet, image: NDArray[Any], text: NDArray[Any]) -> NDArray[Any]:
+    """Return the ground truth ``(P,)`` int8 of pairs; `UNKNOWN` where the data do not know it."""
+    if data.truth is None:
+        return np.full(len(image), UNKNOWN, np.int8)
+    truth = np.asarray(data.truth(image, text)).astype(np.int8)
+    return np.where(known_pairs(data.truth, image, text), truth, UNKNOWN).astype(np.int8)

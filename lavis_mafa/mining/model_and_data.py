@@ -1,0 +1,219 @@
+"""Load the model and the data of a config for an analysis: no augmentation, no training."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from lavis.common.dist_utils import is_main_process
+from omegaconf import OmegaConf
+
+from lavis_mafa.algorithm.mining import MiningRule
+from lavis_mafa.config import load_config
+from lavis_mafa.config.key import is_url
+from lavis_mafa.datasets.split_as_pairs import SplitAsPairs
+from lavis_mafa.datasets.training_set import TrainingSet
+from lavis_mafa.mining.corpus import Corpus
+from lavis_mafa.mining.judged_pairs import Judged
+from lavis_mafa.models.con_d.build import view_of
+from lavis_mafa.models.con_d.frozen import FROZEN_MODELS
+from lavis_mafa.models.mafa_model import checkpoint_of
+from lavis_mafa.runners.launch import amp_dtype_of
+from lavis_mafa.runners.loaders import evaluation_sets, training_set
+from lavis_mafa.runners.prefetch import require_sources
+from lavis_mafa.runners.session import begin, build_data, build_model
+
+CPU = torch.device("cpu")
+_NO_SPLITS = ["run.valid_splits=[]", "run.test_splits=[]"]  # an analysis evaluates no split
+
+
+@dataclass
+class ModelAndData:
+    """The objects that a config describes.
+
+    Attributes:
+        cfg: the checked config.
+        model: in evaluation mode, on ``device``, without Con-D.
+        data: the pairs of a split.
+        device: where to compute.
+    """
+
+    cfg: Any
+    model: Any
+    data: Corpus
+    device: torch.device
+
+    def autocast(self) -> torch.autocast:
+        """Return the mixed precision of ``run.amp`` and ``run.amp_dtype``."""
+        dtype = amp_dtype_of(self.cfg.run_cfg)
+        return torch.autocast(self.device.type, dtype, enabled=dtype is not None)
+
+
+def options_of(args: argparse.Namespace) -> list[str]:
+    """Return ``--options`` and the config keys that ``--checkpoint`` stands for."""
+    if not args.checkpoint:
+        return [*args.options, *_NO_SPLITS]
+    if not is_url(args.checkpoint) and not os.path.exists(args.checkpoint):
+        raise FileNotFoundError(f"--checkpoint: no such file: {args.checkpoint}")
+    given = ["model.load_finetuned=True", f"model.finetuned={args.checkpoint}"]
+    return [*args.options, *_NO_SPLITS, *given]
+
+
+def data_source(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
+    """Return what later commands need to load the same data: config, options and split."""
+    options = [str(option) for option in args.options]
+    return {"cfg_path": str(args.cfg_path), "options": options, "split": args.split, **more}
+
+
+def load_model_and_data(args: argparse.Namespace) -> ModelAndData:
+    """Build the model and the pairs of a config; joins the processes of a launcher.
+
+    Raises:
+        ConfigError: with all problems of the config.
+        ValueError: if the data have no such split.
+    """
+    cfg = begin(args.cfg_path, options_of(args))
+    require_sources(cfg)
+    task, train = _build_pairs(cfg, args.split)
+    mafa = cfg.model_cfg.get("mafa")
+    _note_other_verdicts((mafa or {}).get("connections") or {})
+    # The commands that need frozen models build them: here they would take memory for nothing.
+    frozen = {name: mafa.get(name) for name in FROZEN_MODELS} if mafa else {}
+    if mafa:
+        mafa.update(dict.fromkeys(FROZEN_MODELS))
+    model = build_model(cfg, task)
+    if mafa:
+        mafa.update(frozen)
+    if checkpoint_of(cfg.model_cfg) is None:
+        logging.warning(
+            "the weights of %s are random, and so are its similarities: give --checkpoint",
+            cfg.model_cfg.arch,
+        )
+    run = cfg.run_cfg
+    device = torch.device("cuda", int(run.get("gpu", 0))) if run.device == "cuda" else CPU
+    view = view_of(cfg.model_cfg.arch, cfg.model_cfg.get("model_type"), model)
+    data = Corpus(train, view, int(run.num_workers))
+    return ModelAndData(cfg, model.to(device).eval(), data, device)
+
+
+def _note_other_verdicts(connections: Mapping[str, Any]) -> None:
+    """Warn that analyses judge by Con-D and two thresholds where the config trains otherwise."""
+    default = MiningRule()
+    other = [
+        f"{name}: {connections[name]}"
+        for name in ("score", "rule")
+        if connections.get(name) not in (None, getattr(default, name))
+    ]
+    if other:
+        logging.warning(
+            "the config trains with connections.%s; this command does not: it judges by Con-D, "
+            "with the thresholds low and high",
+            " and ".join(other),
+        )
+
+
+def load_data(cfg_path: str, options: Sequence[str] = (), split: str = "train") -> TrainingSet:
+    """Build only the pairs of a config, to show them to people.
+
+    Raises:
+        ConfigError, ValueError: as in `load_model_and_data`.
+    """
+    # The page may be written on a machine without the GPU that the config asks for.
+    cfg = load_config(cfg_path, [*options, *_NO_SPLITS], machine=False)
+    return _build_pairs(cfg, split)[1]
+
+
+def data_of_judged(
+    judged: Judged,
+    path: Path,
+    cfg_path: str | None = None,
+    options: Sequence[str] | None = None,
+) -> TrainingSet:
+    """Build the data that a file of judged pairs is about.
+
+    Args:
+        judged: the pairs, read from ``path``.
+        cfg_path, options: used instead of those that the file records.
+
+    Raises:
+        ValueError: if the file records no config, or the data do not have all its samples.
+        ConfigError: as in `load_model_and_data`.
+    """
+    cfg_path = cfg_path or judged.about.get("cfg_path")
+    if not cfg_path:
+        raise ValueError(f"{path} does not record its config: give it by --cfg-path")
+    options = judged.about.get("options", []) if options is None else options
+    data = load_data(str(cfg_path), list(options), judged.about.get("split", "train"))
+    highest = int(max(judged.image.max(initial=-1), judged.text.max(initial=-1)))
+    if highest >= len(data):
+        raise ValueError(
+            f"{path} has a pair with sample {highest}, but the data of {cfg_path} have only "
+            f"{len(data)} samples: give the config that was judged by --cfg-path and --options"
+        )
+    return data
+
+
+def recorded_data(config: Mapping[str, Any] | None) -> TrainingSet:
+    """Build the training pairs of a config that a run recorded, to show them to people.
+
+    Raises:
+        ValueError: if there is no config, or it names no training data; and whatever the builders
+            raise.
+    """
+    if config is None:
+        raise ValueError("the run has recorded no config")
+    parts = {f"{name}_cfg": OmegaConf.create(config[name]) for name in ("run", "model", "datasets")}
+    recorded = SimpleNamespace(**parts, args=SimpleNamespace(cfg_path="the recorded config"))
+    return _build_pairs(recorded, "train")[1]
+
+
+def _build_pairs(cfg: Any, split: str) -> tuple[Any, TrainingSet]:
+    """Build the task and the pairs of a split."""
+    task, datasets = build_data(cfg, [split])
+    seed = int(cfg.run_cfg.seed)
+    pairs = None
+    if split == "train":
+        pairs = training_set(datasets, seed)
+    elif split in (others := evaluation_sets(datasets)):
+        pairs = TrainingSet(SplitAsPairs(others[split]), seed)
+    if pairs is None:
+        known = sorted({name for own in datasets.values() for name in own})
+        raise ValueError(
+            f"{cfg.args.cfg_path}: the data have no split {split!r}; known: {', '.join(known)}"
+        )
+    return task, pairs
+
+
+def log_on_main(text: str, *values: Any) -> None:
+    """Log a message on the main process only."""
+    if is_main_process():
+        logging.info(text, *values)
+
+
+def require_range(args: argparse.Namespace, **bounds: tuple[float, ...]) -> None:
+    """Check that numbers of the command line are in range; None is accepted.
+
+    Args:
+        bounds: by argument, the minimum and optionally an upper bound that is excluded.
+
+    Raises:
+        ValueError: naming all arguments that are out of range.
+    """
+    wrong = []
+    for name, (low, *high) in bounds.items():
+        given = getattr(args, name)
+        for value in given if isinstance(given, list) else [given]:
+            if value is not None and not low <= value < (high[0] if high else math.inf):
+                upper = f" and below {high[0]:g}" if high else ""
+                option = f"--{name.replace('_', '-')}"
+                wrong.append(f"{option} {value}: expected at least {low:g}{upper}")
+    if wrong:
+        raise ValueError("; ".join(wrong))

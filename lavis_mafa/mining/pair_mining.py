@@ -1,0 +1,279 @@
+"""Mine connections and write them as training pairs; described in `lavis_mafa.commands.mine`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lavis.common.dist_utils import is_main_process
+from numpy.typing import NDArray
+
+from lavis_mafa.algorithm.settings import StepSettings
+from lavis_mafa.datasets.columnar_files import PARQUET
+from lavis_mafa.io.files import write_json, write_text
+from lavis_mafa.metrics.binary import lift
+from lavis_mafa.metrics.intervals import wilson
+from lavis_mafa.mining import ALL
+from lavis_mafa.mining.corpus import Corpus
+from lavis_mafa.mining.features import make_features
+from lavis_mafa.mining.hard_negatives import Sampling, hard_negatives_of
+from lavis_mafa.mining.judge_check import check_judges
+from lavis_mafa.mining.judged_pairs import FILE, UNKNOWN, VALID, Judged
+from lavis_mafa.mining.judged_report import report_of_judged
+from lavis_mafa.mining.judging import build_judge, discriminators_of, judge_all
+from lavis_mafa.mining.model_and_data import data_source, load_model_and_data, require_range
+from lavis_mafa.mining.neighbours import (
+    find_neighbours,
+    group_labels,
+    image_labels,
+    normalized,
+    whole_corpus,
+    wording_labels,
+)
+from lavis_mafa.mining.pair_records import PairRecords, ParquetRecords
+from lavis_mafa.models.con_d.build import ORACLE
+from lavis_mafa.pages.charts import Table
+from lavis_mafa.pages.report_page import Cell
+
+FILES = ("mined", "augmented", "repeated")  # annotation files in --output
+
+
+@dataclass
+class _MinedPairs:
+    """K new pairs, the most probable first.
+
+    Attributes:
+        image, text: ``(K,)`` numbers of the samples that image and text come from.
+        score: ``(K,)`` Con-D's probability.
+        from_image, from_text: ``(K,)`` bool, as in `Judged`.
+        counts: number of judged pairs, of those that each filter removed, and of new pairs.
+    """
+
+    image: NDArray[Any]
+    text: NDArray[Any]
+    score: NDArray[Any]
+    from_image: NDArray[Any]
+    from_text: NDArray[Any]
+    counts: dict[str, int]
+
+    def __len__(self) -> int:
+        return len(self.image)
+
+
+def mine_connections(args: argparse.Namespace) -> None:
+    """Mine connections and write them as training data.
+
+    Raises:
+        ValueError: for arguments that are out of range, or without exactly one Con-D.
+    """
+    least = {"batch_size": 2, "search_space": 1, "passes": 1, "top_k": 1, "limit": 0}
+    bounds = {name: (low,) for name, low in least.items()}
+    in_all = args.search_space == ALL
+    if in_all:
+        args.search_space = None
+        _refuse_mini_batches(args)
+    require_range(args, threshold=(0.0, 1.0), **bounds)
+    whole_corpus(args, in_all, 1)
+    pairs_file: Path | None = None
+    if args.output.suffix.lower() == PARQUET and not args.output.is_dir():
+        pairs_file, args.output = args.output, args.output.with_suffix("")
+    con_ds = discriminators_of(args)
+    loaded = load_model_and_data(args)
+    mafa = loaded.cfg.model_cfg.get("mafa") or {}
+    rule = getattr(loaded.model, "settings", StepSettings()).connections
+    high = rule.high if args.threshold is None else args.threshold
+    by_truth = not con_ds and (mafa.get("con_d") or {}).get("arch") == ORACLE
+    if len(con_ds) != 1 and not by_truth:
+        raise ValueError(
+            f"mining needs exactly one Con-D, got {', '.join(con_ds) or 'none'}: set "
+            "model.mafa.con_d, or give --con-d con_d.arch=... with a single name"
+        )
+    run_cfg = loaded.cfg.run_cfg
+    space = args.search_space or int(run_cfg.grit.search_space)
+    sampling = Sampling(
+        args.sampling,
+        args.batch_size or int(run_cfg.batch_size_train),
+        space if args.sampling == "grit" else None,
+    )
+    # Built first: a missing checkpoint is reported before hours are spent on features.
+    judges = {name: build_judge(con_d, loaded.cfg.model_cfg) for name, con_d in con_ds.items()}
+    checks = check_judges(loaded, judges, con_ds, (min(rule.low, high), high), args)
+    features = make_features(loaded, np.arange(len(loaded.data)), args.output / "features")
+    top_k = args.top_k or rule.top_k
+    whole, notes = whole_corpus(args, in_all, top_k), []
+    if whole is not None:
+        # A caption of the anchor's own wording would not be a new pair of it.
+        labels = [image_labels(loaded, features), wording_labels(loaded.data, features.numbers)]
+        labels += group_labels(loaded, features)
+        folder, notes = args.output / "neighbours", [whole.note]
+        negatives = [find_neighbours(loaded, features, whole, folder, labels)]
+    else:
+        negatives = [
+            hard_negatives_of(loaded, features, sampling, args.seed + k, top_k, images_apart=True)
+            for k in range(args.passes)
+        ]
+    judged = judge_all(loaded, features, negatives, judges, args.output)
+    if by_truth:
+        judged.probability[ORACLE] = (judged.truth == VALID).astype(np.float32)
+    judged.about = data_source(
+        args,
+        low=min(rule.low, high),
+        high=high,
+        self_check={name: check.content() for name, check in checks.items()},
+        **({} if whole is None else {"neighbours": whole.content}),
+    )
+    if not is_main_process():
+        return
+    judged.save(args.output / FILE)
+    mined = select_pairs(judged, loaded.data, high, args.limit)
+    if not len(mined):
+        logging.warning(
+            "no pair is above the threshold of %g (the highest probability is %.3f), so there are "
+            "no new pairs: lower --threshold, or use another Con-D",
+            *(high, float(np.nanmax(judged.probability_by(None), initial=0.0))),
+        )
+    write_all(args, loaded.data, judged, mined, pairs_file, notes)
+
+
+def _refuse_mini_batches(args: argparse.Namespace) -> None:
+    """Refuse arguments about mini-batches with the whole data set as the search space.
+
+    Raises:
+        ValueError: naming them.
+    """
+    wrong = [f"--passes {args.passes}"] if args.passes != 1 else []
+    wrong += [f"--sampling {args.sampling}"] if args.sampling != "grit" else []
+    wrong += [f"--batch-size {args.batch_size}"] if args.batch_size is not None else []
+    if wrong:
+        raise ValueError(f"--search-space {ALL} has no mini-batches: leave out {', '.join(wrong)}")
+
+
+def select_pairs(
+    judged: Judged, data: Corpus, threshold: float, limit: int | None = None
+) -> _MinedPairs:
+    """Select the pairs with a probability above ``threshold`` by the first discriminator.
+
+    Several samples may have the same image, and several images the same caption. Each pair of an
+    image and a normalized caption is selected once, with its highest probability, and only if the
+    data do not contain it.
+
+    Args:
+        limit: maximum number of pairs, the most probable ones; None: no limit.
+    """
+    probability = judged.probability_by(None)
+    readable = ~np.isnan(probability)
+    rows = np.flatnonzero(readable & (probability > threshold))
+    rows = rows[np.lexsort((judged.text[rows], judged.image[rows], -probability[rows]))]
+    ids = data.image_ids
+    known = {
+        (int(ids[number]), normalized(data.caption(int(number))))
+        for number in np.flatnonzero(np.isin(ids, ids[judged.image[rows]]))
+    }
+    kept, already, twice, seen = [], 0, 0, set()
+    for row in rows.tolist():
+        key = (int(ids[judged.image[row]]), normalized(data.caption(int(judged.text[row]))))
+        if key in known:
+            already += 1
+        elif key in seen:
+            twice += 1
+        else:
+            seen.add(key)
+            kept.append(row)
+    chosen = np.array(kept[: len(kept) if limit is None else limit], np.int64)
+    counts = {
+        "judged": len(judged),
+        "not readable": int((~readable).sum()),
+        "not above the threshold": int(readable.sum()) - len(rows),
+        "in the data already": already,
+        "twice": twice,
+        "beyond the limit": len(kept) - len(chosen),
+        "new": len(chosen),
+    }
+    return _MinedPairs(
+        judged.image[chosen],
+        judged.text[chosen],
+        probability[chosen],
+        judged.from_image[chosen],
+        judged.from_text[chosen],
+        counts,
+    )
+
+
+def write_all(
+    args: argparse.Namespace,
+    data: Corpus,
+    judged: Judged,
+    mined: _MinedPairs,
+    pairs_file: Path | None = None,
+    notes: Sequence[str] = (),
+) -> None:
+    """Write all files and print a summary.
+
+    Args:
+        pairs_file: parquet file for the new pairs; None: all pairs are written as JSON.
+        notes: further ones of the page.
+    """
+    writer = (PairRecords if pairs_file is None else ParquetRecords)(data, args.output)
+    names = {name: args.output / f"{name}{writer.suffix}" for name in FILES}
+    names["mined"] = pairs_file or names["mined"]
+    new = [
+        {
+            **writer.record(int(i), int(t)),
+            "score": round(float(score), 6),
+            "direction": "both" if by_i and by_t else "i2t" if by_i else "t2i",
+        }
+        for i, t, score, by_i, by_t in zip(
+            *(mined.image, mined.text, mined.score, mined.from_image, mined.from_text), strict=True
+        )
+    ]
+    writer.write(names["mined"], new)
+    writer.write(names["augmented"], chain(writer.records(range(len(data))), new))
+    again = np.random.default_rng((args.seed, 4)).choice(
+        len(data), len(new), replace=len(new) > len(data)
+    )
+    writer.write(
+        names["repeated"],
+        chain(writer.records(range(len(data))), writer.records(again.tolist())),
+    )
+    write_text(args.output / "dataset.yaml", writer.dataset_yaml())
+    summary: dict[str, Any] = {"threshold": judged.about["high"], **mined.counts}
+    summary["self-check"] = judged.about.get("self_check", {})
+    if "neighbours" in judged.about:
+        summary["neighbours"] = judged.about["neighbours"]
+    truth = _truth_of(judged, mined)
+    if truth is not None:
+        summary["valid by truth"] = int(truth.sum())
+        summary["precision"] = float(truth.mean()) if len(truth) else None
+        summary["precision, 95 %"] = wilson(truth.sum(), len(truth)) if len(truth) else None
+        base_rate = float((judged.truth == VALID).mean()) if len(judged) else None
+        summary["base rate"] = base_rate
+        summary["lift"] = lift(summary["precision"], base_rate)
+    write_json(args.output / "mine.json", summary)
+    print("\n".join(f"{value:>10}  {name}" for name, value in mined.counts.items()))
+    if truth is not None and len(truth):
+        print(f"{100 * truth.mean():>9.1f}%  of the new pairs are valid by the ground truth")
+        print(f"{100 * (judged.truth == VALID).mean():>9.1f}%  of all judged pairs are (base rate)")
+    rows: list[list[Cell]] = [[name, value] for name, value in mined.counts.items()]
+    report_of_judged(
+        judged,
+        data.show,
+        args.output / "report.html",
+        "Mined connections",
+        tables=[Table("Judged pairs", ["rule", "pairs"], rows)],
+        notes=notes,
+    )
+    others = f"{names['augmented']}, {names['repeated'].name}, dataset.yaml"
+    print(f"written: {names['mined']}, {others}")
+
+
+def _truth_of(judged: Judged, mined: _MinedPairs) -> NDArray[Any] | None:
+    """Return whether mined pairs are valid, ``(K,)`` bool; None if the truth is unknown."""
+    if (judged.truth == UNKNOWN).any():
+        return None
+    return judged.truth[judged.rows_of(mined.image, mined.text)] == VALID

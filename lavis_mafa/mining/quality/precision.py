@@ -1,0 +1,308 @@
+"""Precision and recall of discriminators on judged pairs, and agreement of two raters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import spearmanr
+
+from lavis_mafa.metrics.binary import (
+    Calibration,
+    Figures,
+    Sweep,
+    calibrate,
+    figures_at,
+    lift,
+    sweep,
+)
+from lavis_mafa.mining.judged_pairs import UNKNOWN, VALID, Judged, pair_keys
+from lavis_mafa.mining.quality.annotator_labels import Labels, weights
+from lavis_mafa.models.con_d.calibration import CalibratedThresholds
+
+GRID = (*(k / 10 for k in range(1, 10)), 0.95)
+CALIBRATION_FILE = "calibration.json"
+
+
+@dataclass
+class Source:
+    """A discriminator in a file of judged pairs; ``name`` is unique among all sources."""
+
+    name: str
+    judged: Judged
+    probability: NDArray[Any]
+    self_check: Mapping[str, Any] | None = None
+
+
+def sources_of(paths: Sequence[Path], files: Sequence[Judged]) -> list[Source]:
+    """Return all discriminators; a name in several files is prefixed with the folder."""
+    names = [name for judged in files for name in judged.names]
+    sources = []
+    for path, judged in zip(paths, files, strict=True):
+        for name, probability in judged.probability.items():
+            folder = path.parent if path.suffix == ".npz" else path
+            full = name if names.count(name) == 1 else f"{folder}/{name}"
+            checks = judged.about.get("self_check") or {}
+            sources.append(Source(full, judged, probability, checks.get(name)))
+    return sources
+
+
+@dataclass
+class Scored:
+    """A discriminator on P pairs with ground truth.
+
+    Attributes:
+        truth: origin of the ground truth: "data", or "people" (labels of annotators).
+        low, high: thresholds of the run.
+        probability: ``(P,)``; matches: ``(P,)``, 0 to 1; weight: ``(P,)`` above 0.
+        note: what the pairs are, if not a sample of all.
+    """
+
+    name: str
+    truth: str
+    low: float
+    high: float
+    probability: NDArray[Any] = field(repr=False)
+    matches: NDArray[Any] = field(repr=False)
+    weight: NDArray[Any] = field(repr=False)
+    note: str = ""
+
+    @cached_property
+    def sweep(self) -> Sweep:
+        """Return the counts at every threshold."""
+        return sweep(self.probability, self.matches, self.weight)
+
+    @cached_property
+    def calibration(self) -> Calibration:
+        """Return the share of matches by bin of probability."""
+        return calibrate(self.probability, self.matches, self.weight)
+
+    @property
+    def valid(self) -> float:
+        """Return the weighted share of matches among all pairs."""
+        return self.sweep.valid / self.sweep.total
+
+    def at(self, threshold: float) -> Figures:
+        """Return the metrics at a threshold."""
+        return figures_at(threshold, self.probability, self.matches, self.weight)
+
+    def ambiguous(self) -> tuple[float, float | None]:
+        """Return the share of pairs above ``low`` up to ``high``, and that of matches in them."""
+        between = (self.probability > self.low) & (self.probability <= self.high)
+        inside = self.weight[between].sum()
+        valid = (self.weight * self.matches)[between].sum()
+        return float(inside / self.sweep.total), float(valid / inside) if inside else None
+
+    def marked(self, precision: float | None = None) -> list[tuple[Figures, list[str]]]:
+        """Return the metrics at the thresholds of `GRID`, of the run, with the best F1, and at the
+        smallest that reaches ``precision``, ascending, with what each of them is."""
+        marks: dict[float, list[str]] = {threshold: [] for threshold in GRID}
+        named = {"low": self.low, "high": self.high}
+        if self.low == self.high:
+            named = {"run's": self.low}
+        if (best := self.sweep.best_f1()) is not None:
+            named["best F1"] = best[0]
+        if precision is not None:
+            reaching = self.sweep.threshold_for(precision)
+            if reaching is not None:
+                named[f"precision {100 * precision:g} %"] = reaching
+        for mark, threshold in named.items():
+            marks.setdefault(threshold, []).append(mark)
+        return [(self.at(threshold), marks[threshold]) for threshold in sorted(marks)]
+
+    def content(self, precision: float | None = None) -> dict[str, Any]:
+        """Return all figures as plain values."""
+        ambiguous, ambiguous_valid = self.ambiguous()
+        return {
+            **{key: getattr(self, key) for key in ("name", "truth", "low", "high", "note")},
+            "pairs": len(self.probability),
+            "valid": self.valid,
+            "average_precision": self.sweep.average_precision(),
+            "roc_area": self.sweep.roc_area(),
+            "calibration_error": self.calibration.error,
+            "ambiguous": ambiguous,
+            "ambiguous_valid": ambiguous_valid,
+            "thresholds": [
+                {**asdict(one), "lift": lift(one.precision, self.valid), "is": marks}
+                for one, marks in self.marked(precision)
+            ],
+        }
+
+
+def score_sources(sources: Sequence[Source], labels: Sequence[Labels]) -> list[Scored]:
+    """Evaluate each discriminator against the truth of the data and the labels of annotators.
+
+    Raises:
+        ValueError: if labels are about the pairs of another file.
+    """
+    tests = []
+    for source in sources:
+        known = np.flatnonzero(source.judged.truth != UNKNOWN)
+        valid = source.judged.truth[known] == VALID
+        ones = np.ones(len(known))
+        tests += _test(source, "data", known, valid, ones)
+    digests = {id(source.judged): source.judged.digest for source in sources if labels}
+    for one in labels:
+        if one.judged not in digests.values():
+            raise ValueError(
+                f"the labels of page {one.page} are about the pairs of another judged file: give "
+                "the file that `lavis-mafa label page` read"
+            )
+    for source in sources:
+        mine = [one for one in labels if one.judged == digests[id(source.judged)]]
+        if mine:
+            note = ""
+            if mine[0].above is not None:
+                note = (
+                    f"Annotators labeled only pairs with a probability above {mine[0].above:g} by "
+                    f"{mine[0].name}: shares and recall refer to these pairs."
+                )
+            tests += _test(source, "people", *weights(mine, source.judged), note)
+    return tests
+
+
+def _test(
+    source: Source,
+    truth: str,
+    rows: NDArray[Any],
+    valid: NDArray[Any],
+    weight: NDArray[Any],
+    note: str = "",
+) -> list[Scored]:
+    probability = source.probability[rows]
+    known = ~np.isnan(probability)
+    if not known.any():
+        return []
+    of_pairs = probability[known], valid[known], weight[known]
+    return [Scored(source.name, truth, *source.judged.thresholds, *of_pairs, note)]
+
+
+def calibrated(
+    test: Scored, precision: float, low_precision: float | None = None
+) -> CalibratedThresholds | None:
+    """Find the smallest threshold that reaches a precision; None if there is none.
+
+    Any threshold that reaches ``precision`` also reaches a lower one, so ``low`` is at most
+    ``high``.
+
+    Args:
+        low_precision: precision of ``low``; None: do not calibrate it.
+    """
+    threshold = test.sweep.threshold_for(precision)
+    if threshold is None:
+        return None
+    at = test.at(threshold)
+    assert at.precision is not None and at.recall is not None  # pairs above it, some of them match
+    return CalibratedThresholds(
+        high=at.threshold,
+        low=None if low_precision is None else test.sweep.threshold_for(low_precision),
+        wanted=precision,
+        wanted_low=low_precision,
+        precision=at.precision,
+        precision_from=at.precision_low,
+        precision_to=at.precision_high,
+        recall=at.recall,
+        pairs_above=at.pairs,
+        pairs=len(test.probability),
+        base_rate=test.valid,
+        name=test.name,
+        truth=test.truth,
+    )
+
+
+def unreached(test: Scored, precision: float) -> str:
+    """Return a note that no threshold reaches a precision, with the best one."""
+    text = (
+        f"{test.name}, truth by {test.truth}: no threshold reaches a precision of "
+        f"{100 * precision:g} % on the {len(test.probability):,} pairs"
+    )
+    best = test.sweep.best_precision()
+    if best is None:
+        return f"{text}; no probability is above 0."
+    at = test.at(best)
+    assert at.precision is not None
+    return (
+        f"{text}; the highest is {100 * at.precision:.1f} % above {best:.4g} ({at.pairs:,} pairs)."
+    )
+
+
+def write_calibrations(
+    output: Path, tests: Sequence[Scored], found: Sequence[CalibratedThresholds | None]
+) -> list[str]:
+    """Write a file for each calibration and return their names.
+
+    With a single test it is `CALIBRATION_FILE`; otherwise the names contain discriminator and
+    truth. Where no threshold was found, a file of an earlier call is deleted: it must not be taken
+    for this one's.
+    """
+    names = []
+    for test, one in zip(tests, found, strict=True):
+        own = re.sub(r"\W+", "_", f"{test.name}_{test.truth}").strip("_")
+        name = CALIBRATION_FILE if len(tests) == 1 else f"calibration_{own}.json"
+        if one is None:
+            (output / name).unlink(missing_ok=True)
+        else:
+            one.save(output / name)
+            names.append(name)
+    return names
+
+
+@dataclass
+class Agreement:
+    """Agreement of two raters on P pairs.
+
+    Attributes:
+        both, only_first, only_second, neither: number of pairs that they classify as a match.
+        agreed: share of pairs on which they agree, 0 to 1; None without pairs.
+        kappa: Cohen's kappa, 1 for full agreement, 0 for agreement by chance; None if chance
+            gives full agreement.
+    """
+
+    both: int
+    only_first: int
+    only_second: int
+    neither: int
+    agreed: float | None
+    kappa: float | None
+
+
+def agreement(first: NDArray[Any], second: NDArray[Any]) -> Agreement:
+    """Compare the classifications of two raters, ``(P,)`` bool each (kappa: Cohen 1960)."""
+    first, second = np.asarray(first, bool), np.asarray(second, bool)
+    both, neither = int((first & second).sum()), int((~first & ~second).sum())
+    only_first, only_second = int((first & ~second).sum()), int((~first & second).sum())
+    size, agreed, kappa = len(first), None, None
+    if size:
+        agreed = (both + neither) / size
+        # In integers, scaled by size squared: full agreement by chance is then detected exactly.
+        chance = (both + only_first) * (both + only_second)
+        chance += (only_second + neither) * (only_first + neither)
+        if chance != size * size:
+            kappa = ((both + neither) * size - chance) / (size * size - chance)
+    return Agreement(both, only_first, only_second, neither, agreed, kappa)
+
+
+def compare(first: Source, second: Source) -> list[dict[str, Any]]:
+    """Compare two discriminators on the pairs that both judged, at the thresholds of both runs."""
+    files = (first.judged, second.judged)
+    size = 1 + max(int(one.text.max(initial=0)) for one in files)
+    own, other = (pair_keys(one.image, one.text, size) for one in files)
+    _, rows, others = np.intersect1d(own, other, assume_unique=True, return_indices=True)
+    p, q = first.probability[rows], second.probability[others]
+    known = ~(np.isnan(p) | np.isnan(q))
+    p, q = p[known], q[known]
+    varied = len(p) > 1 and np.ptp(p) > 0 and np.ptp(q) > 0
+    named = {
+        **{"first": first.name, "second": second.name, "pairs": len(p)},
+        "spearman": float(spearmanr(p, q)[0]) if varied else None,
+    }
+    return [
+        {**named, "threshold": threshold, **asdict(agreement(p > threshold, q > threshold))}
+        for threshold in sorted({*files[0].thresholds, *files[1].thresholds})
+    ]

@@ -1,0 +1,39 @@
+"""Evidence for tests of the advice: favourable, and what changes it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from lavis_mafa.mining.advice import Estimate, Evidence, Quality, advice_of
+from lavis_mafa.mining.judging import TRUTH
+
+ENABLED, SPACE, QUEUE = (f"run.grit.{key}" for key in ("enabled", "search_space", "queue_size"))
+ACTION = "model.mafa.connections.action"
+FEW, MANY = Estimate(0.005, 0.003, 0.008), Estimate(0.26, 0.24, 0.28)
+SOME, MOST = Estimate(0.24, 0.22, 0.26), Estimate(0.57, 0.55, 0.6)
+THIRD = Estimate(0.32, 0.31, 0.325)
+GOOD = Quality(
+    TRUTH,
+    pairs=900,
+    above=300,
+    precision=Estimate(0.67, 0.62, 0.72),
+    base_rate=Estimate(0.3, 0.28, 0.32),
+    lift=Estimate(2.4, 2.1, 2.8),
+)
+POOR = dataclasses.replace(GOOD, lift=Estimate(1.3, 1.1, 1.5))
+
+
+def evidence(**changes):
+    """Return evidence that favours grouping and mining, with some changes."""
+    grouped = {(32, 256): Estimate(0.1, 0.09, 0.11), (32, 1024): SOME, (32, 4096): MOST}
+    base = {
+        **{"judge": TRUTH, "batch_size": 32, "search_space": 1024, "queue_size": 4096},
+        **{"random": {32: FEW}, "grouped": grouped},
+        **{"con_d": "own", "problems": (), "quality": GOOD},
+    }
+    return Evidence(**{**base, **changes})
+
+
+def by_option(found):
+    """Return the advised value and its certainty by option."""
+    return {one.option: (one.value, one.certainty) for one in advice_of(found)}

@@ -1,0 +1,66 @@
+"""A tiny model and Con-D saved in files, and calls of the analysis commands on the toy world."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import torch
+from conftest import ROOT, mini_batch
+
+from lavis_mafa import load_model
+from lavis_mafa.cli import main
+from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
+
+CONFIG = str(ROOT / "projects/mafa/train/albef_toy.yaml")
+SIZE = 150
+# This world has matching captions of other images even in so few pairs.
+DENSE = "datasets.toy_scenes.type=dense"
+
+
+def save_model(path, train_set, seed):
+    """Save a random tiny ALBEF that accepts about half of all pairs as Con-D; return the path."""
+    torch.manual_seed(seed)
+    model = load_model("albef_mafa", "tiny")
+    con_d = ModelDiscriminator(model)
+    samples = mini_batch(train_set, range(20))
+    pairs = torch.cartesian_prod(torch.arange(20), torch.arange(20)).unbind(1)
+    model.itm_head.weight.data *= 100.0
+    for _ in range(2):
+        odds = torch.logit(con_d.judge(samples, *pairs).double(), eps=1e-12)
+        model.itm_head.bias.data[1] -= odds.median().float()
+    torch.save({"model": load_model("albef_mafa", "tiny").state_dict() | model.state_dict()}, path)
+    return str(path)
+
+
+def arguments(command, output, model, *more, options=(), size=SIZE):
+    """Return the command's arguments for ``size`` pairs of the toy world."""
+    return [
+        *(command, "--cfg-path", CONFIG, "--output", str(output), "--checkpoint", str(model)),
+        *("--options", DENSE, f"datasets.toy_scenes.build_info.train_size={size}", *options),
+        *map(str, more),
+    ]
+
+
+def con_d(name, path):
+    return [f"{name}.arch=albef_mafa", f"{name}.model_type=tiny", f"{name}.checkpoint={path}"]
+
+
+def call(*args):
+    """Run a command in this process; it must succeed."""
+    assert main([str(a) for a in args]) == 0
+
+
+def call_ranks(ranks, *args, program="lavis_mafa"):
+    """Run a command in a subprocess on several ranks; return its output."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    process = subprocess.run(
+        [sys.executable, *(launcher if ranks > 1 else []), "-m", program, *args],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert process.returncode == 0, process.stderr[-3000:]
+    return process.stdout

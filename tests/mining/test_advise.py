@@ -1,0 +1,101 @@
+"""The command `advise`, its page, and its evidence of toy worlds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from advice_cases import ACTION, ENABLED, SPACE, evidence
+from small_world import arguments, call, call_ranks, con_d, save_model
+
+from lavis_mafa.cli import main
+from lavis_mafa.mining.advice import NOTE, QUICK, search_spaces, write_advice
+from lavis_mafa.mining.judged_pairs import Judged
+
+
+@pytest.mark.parametrize(
+    "space, batch, total, expected",
+    [
+        pytest.param(1280, 64, 4000, [500, 1280, 2000, 4000], id="parts of the data"),
+        pytest.param(512, 32, 4096, [512, 2048, 4096], id="the config's is one of them"),
+        pytest.param(960, 64, 20_000, [960, 2500, 10_000], id="all of the data is too much"),
+        pytest.param(960, 64, 50_000, [240, 960, 3840, 6250], id="half is too much"),
+        pytest.param(4800, 96, 10**6, [1200, 4800, 19_200], id="an eighth is too much"),
+        pytest.param(4800, 96, 19_200, [2400, 4800, 9600, 19_200], id="up to 4 M"),
+        pytest.param(4800, 96, 3000, [375, 1500, 3000], id="more than the data"),
+        pytest.param(64, 32, 256, [64, 128, 256], id="an eighth is a mini-batch"),
+        pytest.param(32, 64, 50, [32], id="less than a mini-batch"),
+    ],
+)
+def test_search_spaces_fit_the_data(space, batch, total, expected):
+    assert search_spaces(space, batch, total) == expected
+
+
+def test_help_names_the_default_search_spaces(capsys):
+    with pytest.raises(SystemExit):
+        main(["advise", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"an eighth, half and all of the data up to {QUICK:,} pairs or 4 M" in text
+
+
+def test_page_escapes_paths(tmp_path, capsys):
+    path = "<script>alert(1)</script>|`x`"
+    found = evidence(quality=None, label=f"lavis-mafa label page '{path}'")
+    counts = {"cfg_path": path, "options": [path], "split": "train", "checkpoint": path}
+    write_advice(tmp_path, found, counts)
+    page = (tmp_path / "advice.html").read_text()
+    assert path not in page and "&lt;script&gt;alert(1)" in page
+    assert "docs/results.md" in page
+    printed = capsys.readouterr().out
+    assert path in printed
+    for text in printed, page, (tmp_path / "advice.md").read_text():
+        assert NOTE in text
+    assert json.loads((tmp_path / "advice.json").read_text())["counts"]["checkpoint"] == path
+
+
+SIZES = ("run.batch_size_train=32", "run.grit.search_space=64", "run.grit.queue_size=128")
+WORLD = "datasets.toy_scenes.build_info"
+DENSE = [f"{WORLD}.{key}=0.0" for key in ("p_size", "p_colour", "p_background")]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, toy_train):
+    return save_model(tmp_path_factory.mktemp("model") / "model.pth", toy_train, 0)
+
+
+def test_a_dense_world_is_not_grouped(tmp_path, model):
+    """In another process, with captions such as "a circle", which many images match."""
+    options = [*SIZES, *DENSE]
+    printed = call_ranks(1, *arguments("advise", tmp_path, model, options=options, size=256))
+    content = json.loads((tmp_path / "advice.json").read_text())
+    assert f"{ENABLED}=False (clear)" in printed and content["options"] in printed
+    assert content["options"] == f"{ENABLED}=False"
+    shares = {(one["batch_size"], one["search_space"]) for one in content["evidence"]["shares"]}
+    assert shares == {(b, m) for b in (16, 32) for m in (None, 64, 128, 256)}
+    counts = json.loads((tmp_path / "counts.json").read_text())["counts"]
+    (own, other) = (c for c in counts if (c["batch_size"], c["sampling"]) == (32, "random"))
+    assert content["evidence"]["shares"][1]["share"]["value"] == pytest.approx(
+        (own["share"] + other["share"]) / 2
+    )
+    assert "bound: 3 %" in (tmp_path / "advice.md").read_text()
+    assert "docs/con_d.md" in content["advice"][-1]["reason"], "no Con-D judged"
+
+
+def test_a_clustered_world_is_grouped_and_counts_are_kept(tmp_path, model, capsys, caplog):
+    options = (*SIZES, f"{WORLD}.preset=clustered")
+    judge = ("--con-d", *con_d("own", model), "own.self_check_pairs=20")
+    words = arguments("advise", tmp_path, model, *judge, options=options, size=256)
+    call(*words, "--batch-sizes", 32, "--search-spaces", 64)
+    printed = capsys.readouterr().out
+    assert f"{ENABLED}=True" in printed and f"{SPACE}=64" in printed
+    assert f"{ACTION}=keep (clear)" in printed, "a random Con-D fails its self-check"
+    grouped, judged = Judged.load(tmp_path / "grouped"), Judged.load(tmp_path)
+    assert 0 < len(grouped) < len(judged) and grouped.samplings["grit_B32_M64"].all()
+    assert judged.samplings["random_B32"].sum() <= 2 * 256
+
+    assert main([*words, "--search-spaces", "128"]) == 1
+    assert "sample of 64, too small" in caplog.records[-1].getMessage()
+    call(*words, "--search-spaces", 48)
+    content = json.loads((tmp_path / "counts.json").read_text())
+    spaces = {one["search_space"] for one in content["counts"]}
+    assert spaces == {None, 48, 64}, "earlier counts stay"

@@ -1,0 +1,261 @@
+"""Calibrated thresholds: the rule against a loop, the command, and a config that takes the file."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_world import arguments, call, call_ranks, con_d, save_model
+
+from lavis_mafa.cli import main
+from lavis_mafa.config import load_config
+from lavis_mafa.metrics.intervals import wilson
+from lavis_mafa.mining.judged_pairs import INVALID, UNKNOWN, VALID, Judged
+from lavis_mafa.mining.quality.precision import calibrated, score_sources, sources_of, unreached
+from lavis_mafa.models.con_d.calibration import CalibratedThresholds
+from lavis_mafa.problems import ConfigError
+
+KEY = "model.mafa.connections.calibration"
+
+
+def judged_of(probability, truth):
+    size = len(probability)
+    numbers = np.arange(size)
+    return Judged(
+        *(numbers, numbers[::-1].copy(), np.ones(size, bool), np.zeros(size, bool)),
+        {"con_d": np.array(probability, np.float32)},
+        np.array(truth, np.int8),
+        {"cfg_path": "a.yaml", "low": 0.5, "high": 0.8},
+    )
+
+
+def scored(tmp_path, probability, truth):
+    sources = sources_of([tmp_path / "judged.npz"], [judged_of(probability, truth)])
+    return score_sources(sources, [])
+
+
+pairs = st.lists(
+    st.tuples(st.integers(0, 20).map(lambda k: k / 20), st.sampled_from([VALID, INVALID, UNKNOWN])),
+    min_size=1,
+    max_size=40,
+)
+shares = st.integers(1, 20).map(lambda k: k / 20)
+
+
+@settings(max_examples=150, deadline=None)
+@given(pairs, shares, shares)
+def test_the_smallest_threshold_that_reaches_the_precision(tmp_path_factory, rows, wanted, other):
+    folder = tmp_path_factory.getbasetemp()
+    probability, truth = (list(one) for one in zip(*rows, strict=True))
+    known = [(np.float32(p), v == VALID) for p, v in rows if v != UNKNOWN]
+    tests = scored(folder, probability, truth)
+    if not known:
+        assert tests == []
+        return
+    (test,) = tests
+    low = min(wanted, other)
+    found = calibrated(test, wanted, low)
+
+    def precision(threshold):
+        above = [valid for p, valid in known if p > threshold]
+        return sum(above) / len(above) if above else None
+
+    # All classifications that a threshold can make, from the most pairs to the fewest.
+    every = [0.0, *sorted({p for p, _ in known})]
+    reaching = [t for t in every if precision(t) is not None and precision(t) >= wanted]
+    assert (found is None) == (not reaching)
+    if found is None:
+        assert f"no threshold reaches a precision of {100 * wanted:g} %" in unreached(test, wanted)
+        return
+    above = [valid for p, valid in known if p > np.float32(found.high)]
+    assert above == [valid for p, valid in known if p > reaching[0]]
+    assert found.precision == pytest.approx(sum(above) / len(above)) and found.precision >= wanted
+    assert found.pairs_above == len(above) and found.pairs == len(known)
+    assert found.recall == pytest.approx(sum(above) / sum(valid for _, valid in known))
+    assert found.base_rate == pytest.approx(np.mean([valid for _, valid in known]))
+    bounds = wilson(sum(above), len(above))
+    assert (found.precision_from, found.precision_to) == pytest.approx(bounds)
+    assert found.low <= found.high and precision(np.float32(found.low)) >= low
+
+
+def test_the_best_precision_is_named_where_none_is_enough(tmp_path):
+    (test,) = scored(tmp_path, [0.2, 0.6, 0.6, 0.9], [VALID, VALID, VALID, INVALID])
+    assert calibrated(test, 0.8) is None
+    assert "the highest is 75.0 % above 0.1 (4 pairs)" in unreached(test, 0.8)
+    (zeros,) = scored(tmp_path, [0.0, 0.0], [VALID, INVALID])
+    assert "no probability is above 0" in unreached(zeros, 0.8)
+
+
+def world(folder):
+    """Judged pairs that match the more often the higher their probability is."""
+    rng = np.random.default_rng(0)
+    probability = rng.random(400).astype(np.float32)
+    truth = np.where(rng.random(400) < probability, VALID, INVALID)
+    truth[:40] = UNKNOWN
+    judged = judged_of(probability, truth)
+    judged.save(folder / "judged.npz")
+    return judged
+
+
+def test_a_program_writes_a_file_that_a_config_takes(tmp_path, caplog):
+    judged = world(tmp_path)
+    args = ("--precision", "0.8", "--low-precision", "0.6", "--output", str(tmp_path / "out"))
+    printed = call_ranks(1, "label", "quality", str(tmp_path), *args)
+    path = tmp_path / "out" / "calibration.json"
+    found = CalibratedThresholds.load(path)
+    known = judged.truth != UNKNOWN
+    p, valid = judged.probability["con_d"][known], judged.truth[known] == VALID
+    assert valid[p > found.high].mean() >= 0.8 > valid[p > 0.3].mean()
+    assert found.pairs == 360 and 0 < found.low < found.high < 0.95
+    assert f"--options {KEY}={path}" in printed and "| precision 80 % " in printed
+    config = ROOT / "projects/mafa/train/albef_toy.yaml"
+    own = ["model.mafa.con_d.arch=oracle", f"run.output_dir={tmp_path / 'runs'}"]
+    cfg = load_config(config, [*own, f"{KEY}={path}"])
+    connections = cfg.model_cfg.mafa.connections
+    assert (connections.high, connections.low) == (found.high, found.low)
+    assert cfg.config.model.mafa.connections.calibration == str(path)
+    note = next(note for note in cfg.notes if note.startswith(KEY))
+    assert f"high: {found.high:.6g}, low: {found.low:.6g} by con_d" in note
+    # A threshold of the config is replaced, and the note says so.
+    given_too = load_config(config, [*own, f"{KEY}={path}", "model.mafa.connections.high=0.9"])
+    assert given_too.model_cfg.mafa.connections.high == found.high
+    assert any("replaces high: 0.9" in note for note in given_too.notes)
+
+
+def test_low_is_never_above_a_calibrated_high(tmp_path):
+    path = saved(tmp_path, high=0.3, low=None, wanted_low=None)
+    config = ROOT / "projects/mafa/train/albef_toy.yaml"
+    connections = load_config(config, [f"{KEY}={path}"]).model_cfg.mafa.connections
+    assert (connections.low, connections.high) == (0.3, 0.3)
+    path = saved(tmp_path, high=0.7, low=None, wanted_low=None)
+    connections = load_config(config, [f"{KEY}={path}"]).model_cfg.mafa.connections
+    assert (connections.low, connections.high) == (0.5, 0.7)
+
+
+def test_mining_takes_the_calibrated_threshold(tmp_path, toy_train):
+    """By a tiny Con-D whose probabilities the threshold splits, from the options of `mine`."""
+    model, judge = (save_model(tmp_path / f"{k}.pth", toy_train, k) for k in range(2))
+    path = saved(tmp_path, high=0.6180340051651001, low=0.25)
+    options = [f"{KEY}={path}", "run.batch_size_train=16", "run.grit.search_space=32"]
+    more = ["--con-d", *con_d("a", judge)]
+    call(*arguments("mine", tmp_path / "out", model, *more, options=options, size=64))
+    told = json.loads((tmp_path / "out" / "mine.json").read_text())
+    judged = Judged.load(tmp_path / "out")
+    assert told["threshold"] == 0.6180340051651001
+    assert judged.thresholds == (0.25, 0.6180340051651001)
+    above = judged.probability["a"] > 0.6180340051651001
+    assert told["judged"] - told["not above the threshold"] == above.sum()
+    assert 0 < above.sum() < (judged.probability["a"] > 0.5).sum()
+
+
+VALUES = {
+    **{"high": 0.7, "low": 0.4, "wanted": 0.8, "wanted_low": 0.5, "precision": 0.82},
+    **{"precision_from": 0.7, "precision_to": 0.9, "recall": 0.5, "pairs_above": 40, "pairs": 400},
+    **{"base_rate": 0.1, "name": "con_d", "truth": "people"},
+}
+
+
+def saved(folder, **changes):
+    path = folder / "calibration.json"
+    CalibratedThresholds(**{**VALUES, **changes}).save(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (None, "no such file"),
+        ("{", "is not JSON"),
+        ("[]", "is no calibration"),
+        ({"kind": "lavis_mafa labels"}, "is no calibration"),
+        ({"version": 2}, "is no calibration"),
+        ({"high": 1.2}, "high: 1.2, expected a number from 0 to 1"),
+        ({"high": "0.7"}, "high: '0.7'"),
+        ({"low": 0.75}, "low: 0.75, expected at most high"),
+        ({"pairs_above": True}, "pairs_above: True"),
+        ({"name": 3}, "name: 3, expected text"),
+        ({"more": 1}, r"unknown keys \['more'\]"),
+        ({"recall": ...}, r"missing keys \['recall'\]"),
+    ],
+)
+def test_a_wrong_file_is_a_problem_of_the_config(tmp_path, change, message):
+    path = saved(tmp_path)
+    content = json.loads(path.read_text())
+    if change is None:
+        path.unlink()
+    elif isinstance(change, str):
+        path.write_text(change)
+    else:
+        content = {k: v for k, v in {**content, **change}.items() if v is not ...}
+        path.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=f"{KEY}: .*{message}"):
+        load_config(ROOT / "projects/mafa/train/albef_toy.yaml", [f"{KEY}={path}"])
+
+
+def test_several_discriminators_have_a_file_each(tmp_path):
+    judged = world(tmp_path)
+    judged.probability["blip"] = judged.probability["con_d"] / 2
+    judged.save(tmp_path / "judged.npz")
+    out = tmp_path / "out"
+    assert (
+        main(["label", "quality", str(tmp_path), "--precision", "0.8", "--output", str(out)]) == 0
+    )
+    names = sorted(path.name for path in out.glob("calibration*"))
+    assert names == ["calibration_blip_data.json", "calibration_con_d_data.json"]
+    one, two = (CalibratedThresholds.load(out / name) for name in names)
+    # A file of an earlier call is kept by a call without a precision, and deleted by one that
+    # finds no threshold.
+    assert main(["label", "quality", str(tmp_path), "--output", str(out)]) == 0
+    assert (out / names[0]).is_file()
+    judged.truth[judged.truth == VALID] = INVALID
+    judged.save(tmp_path / "judged.npz")
+    assert (
+        main(["label", "quality", str(tmp_path), "--precision", "0.8", "--output", str(out)]) == 0
+    )
+    assert not list(out.glob("calibration*"))
+    assert one.high == pytest.approx(two.high / 2, abs=1e-6) and one.precision == two.precision
+
+
+def test_without_truth_the_page_shows_the_histogram_and_the_commands(tmp_path, capsys):
+    judged = judged_of([0.05, 0.07, 0.95], [UNKNOWN] * 3)
+    judged.save(tmp_path / "judged.npz")
+    out = tmp_path / "out"
+    assert (
+        main(["label", "quality", str(tmp_path), "--precision", "0.9", "--output", str(out)]) == 0
+    )
+    printed = capsys.readouterr().out
+    assert f"lavis-mafa label page {tmp_path} --all --output labels.html" in printed
+    assert f"lavis-mafa label quality {tmp_path} --labels labels.json --precision 0.9 " in printed
+    assert "con_d, all pairs" in (out / "report.html").read_text()
+    assert not list(out.glob("calibration*"))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("--precision", "80"), "--precision 80: expected above 0 and at most 1"),
+        (("--precision", "0"), "--precision 0: expected"),
+        (("--low-precision", "0.5"), "needs a --precision"),
+        (("--precision", "0.5", "--low-precision", "0.6"), "needs a --precision of at least"),
+    ],
+)
+def test_precisions_out_of_range_are_refused(tmp_path, caplog, given, message):
+    assert main(["label", "quality", str(tmp_path), *given]) == 1
+    assert message in caplog.text
+
+
+def test_thresholds_that_the_rule_does_not_use_are_refused(tmp_path):
+    rule = {"rule": "margin", "score": "similarity", "calibration": str(saved(tmp_path))}
+    config = {
+        "model": {"arch": "albef_mafa", "model_type": "tiny", "mafa": {"connections": rule}},
+        "datasets": {"toy_scenes": {}},
+        "run": {"task": "mafa_pretrain", "runner": "runner_mafa"},
+    }
+    path = tmp_path / "config.yaml"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(ValueError, match="which rule: margin does not use; remove it"):
+        load_config(str(path))

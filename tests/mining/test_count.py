@@ -1,0 +1,481 @@
+"""Counting false negatives: against slow loops, judging in the mini-batch, and resumed counts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import toy_config
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_world import CONFIG, DENSE, SIZE, arguments, call, call_ranks, con_d, save_model
+
+from lavis_mafa.cli import main
+from lavis_mafa.datasets import TrainingSet
+from lavis_mafa.datasets.judgements import LABELS
+from lavis_mafa.mining import counting as counting
+from lavis_mafa.mining import judging
+from lavis_mafa.mining.features import Features, make_features
+from lavis_mafa.mining.hard_negatives import (
+    Sampling,
+    hard_negatives_of,
+    hardest_negatives,
+    order_of,
+    samplings,
+)
+from lavis_mafa.mining.judged_pairs import Judged
+from lavis_mafa.mining.model_and_data import load_model_and_data
+from lavis_mafa.mining.quality.correction import Correction
+from lavis_mafa.models.con_d.build import build_discriminator
+from lavis_mafa.toyworld import ToyScenesBuilder
+
+LISTS = ("--batch-sizes", 8, 16, "--search-spaces", 16, 48)
+
+
+def features_of(size, images=3, width=6, seed=0):
+    """Return random features of ``size`` samples on a coarse grid, with ties and repeated
+    images.
+    """
+    rng = np.random.default_rng(seed)
+    vectors, texts = (
+        torch.from_numpy(rng.integers(-2, 3, (size, width)).astype(np.float32)) for _ in range(2)
+    )
+    numbers = np.arange(size) * 2
+    ids = np.sort(rng.integers(0, max(1, size // images), size))
+    captions = [str(number) for number in numbers]
+    return Features(numbers, vectors, texts, vectors, captions, []), ids
+
+
+def dot(images, texts):
+    return images @ texts.t()
+
+
+@given(
+    size=st.integers(2, 60),
+    batch=st.integers(2, 12),
+    space=st.one_of(st.none(), st.integers(1, 70)),
+    queue=st.integers(1, 70),
+    apart=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_order_has_every_sample_once_in_full_mini_batches(size, batch, space, queue, apart):
+    features, ids = features_of(size)
+    sampling = Sampling("random" if space is None else "grit", batch, space)
+    given_ids = ids if apart else None
+    if size < batch:
+        with pytest.raises(ValueError, match="do not fill a mini-batch"):
+            order_of(sampling, features.vectors, features.texts, 0, given_ids, queue)
+        return
+    order = order_of(sampling, features.vectors, features.texts, 0, given_ids, queue)
+    assert len(order) == size - size % batch
+    assert len(np.unique(order)) == len(order) and order.min() >= 0 and order.max() < size
+
+
+def test_larger_search_spaces_group_more_similar_pairs():
+    """A search space of one mini-batch is random sampling (MAFA Figure 2, M = B)."""
+    rng = np.random.default_rng(0)
+    vectors, texts = (torch.from_numpy(rng.normal(size=(64, 6)).astype(np.float32)) for _ in "ab")
+    sim = (vectors @ texts.t()).numpy()
+    off_diagonal = ~np.eye(8, dtype=bool)
+
+    def mean_similarity(sampling):
+        means = []
+        for seed in range(30):
+            for batch in order_of(sampling, vectors, texts, seed).reshape(-1, 8):
+                means.append(sim[np.ix_(batch, batch)][off_diagonal].mean())
+        return np.mean(means), np.std(means) / len(means) ** 0.5
+
+    (random, error), (one_batch, _) = (
+        mean_similarity(sampling_) for sampling_ in (Sampling("random", 8), Sampling("grit", 8, 8))
+    )
+    (medium, _), (largest, _) = (mean_similarity(Sampling("grit", 8, space)) for space in (16, 64))
+    assert abs(one_batch - random) < 5 * error
+    assert random + 5 * error < medium < largest
+
+
+@given(
+    size=st.integers(4, 40), batch=st.integers(2, 9), top_k=st.integers(1, 3), apart=st.booleans()
+)
+@settings(max_examples=60, deadline=None)
+def test_hard_negatives_equal_slow_loop(size, batch, top_k, apart):
+    batch = min(size, batch)
+    features, ids = features_of(size, seed=size)
+    order = order_of(Sampling("random", batch), features.vectors, features.texts, 0)
+    found = hardest_negatives(order, batch, features, dot, ids if apart else None, top_k)
+    negatives = sorted(zip(found.image, found.text, found.from_image, found.batch, strict=True))
+    sim = dot(features.images, features.texts).numpy()
+    expected = []
+    for number, mini_batch in enumerate(order.reshape(-1, batch)):
+        for anchor in mini_batch:
+            for from_image in (True, False):
+                others = [
+                    p for p in mini_batch if (ids[p] != ids[anchor] if apart else p != anchor)
+                ]
+                row = {p: sim[anchor, p] if from_image else sim[p, anchor] for p in others}
+                best = sorted(others, key=lambda p: -row[p])[
+                    :top_k
+                ]  # stable: ties keep their order
+                for p in best:
+                    pair = (anchor, p) if from_image else (p, anchor)
+                    expected.append((*pair, from_image, number))
+    assert negatives == sorted(expected)
+
+
+def test_lists_give_all_samplings_once():
+    found = samplings(["random", "grit"], [8, 16], [32, 64, 32])
+    assert [one.name for one in found] == [
+        *("random_B8", "grit_B8_M32", "grit_B8_M64"),
+        *("random_B16", "grit_B16_M32", "grit_B16_M64"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def toy_pairs():
+    built = ToyScenesBuilder(toy_config(train_size=SIZE)).build_datasets()
+    return TrainingSet(built["train"], seed=0)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory, toy_pairs):
+    """A model and two discriminators."""
+    folder = tmp_path_factory.mktemp("models")
+    return [save_model(folder / f"{seed}.pth", toy_pairs, seed) for seed in range(3)]
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory, models):
+    folder = tmp_path_factory.mktemp("counted")
+    more = [*LISTS, "--con-d", *con_d("a", models[1]), *con_d("b", models[2])]
+    call(*arguments("count", folder, models[0], *more))
+    return folder
+
+
+def read(folder):
+    return json.loads((folder / "counts.json").read_text())
+
+
+def open_model(model):
+    args = argparse.Namespace(
+        cfg_path=CONFIG,
+        options=[DENSE, f"datasets.toy_scenes.build_info.train_size={SIZE}"],
+        checkpoint=model,
+        split="train",
+    )
+    return load_model_and_data(args)
+
+
+def test_counts_equal_a_slow_loop_over_the_truth(counted, models, tmp_path):
+    opened = open_model(models[0])
+    features = make_features(opened, np.arange(SIZE), tmp_path)
+    sim = (features.images @ features.texts.t()).numpy()
+    counts = [count for count in read(counted)["counts"] if count["judge"] == "truth"]
+    assert len(counts) == 2 * (2 + 4)
+    for count in counts:
+        sampling = Sampling(count["sampling"], count["batch_size"], count["search_space"])
+        ids = opened.data.image_ids
+        order = order_of(sampling, features.vectors, features.texts, 0, ids)
+        false_negatives = 0
+        for mini_batch in order.reshape(-1, sampling.batch_size):
+            for anchor in mini_batch:
+                row = sim[anchor] if count["anchors"] == "image" else sim[:, anchor]
+                best = max((p for p in mini_batch if p != anchor), key=lambda p: row[p])
+                pair = (anchor, best) if count["anchors"] == "image" else (best, anchor)
+                false_negatives += bool(
+                    opened.data.truth(np.array([pair[0]]), np.array([pair[1]]))[0]
+                )
+        assert (count["found"], count["judged"]) == (false_negatives, len(order))
+        assert count["low"] < count["share"] < count["high"] and count[
+            "share"
+        ] == false_negatives / len(order)
+        assert count["estimated"] == round(false_negatives / len(order) * SIZE)
+
+
+def test_counts_equal_judging_in_the_mini_batches(counted, models, tmp_path):
+    opened = open_model(models[0])
+    features = make_features(opened, np.arange(SIZE), tmp_path)
+    judge = build_discriminator(
+        {"arch": "albef_mafa", "model_type": "tiny", "checkpoint": models[1]}
+    )
+    sampling = Sampling("grit", 16, 48)
+    ids = opened.data.image_ids
+    order = order_of(sampling, features.vectors, features.texts, 0, ids)
+    found = hardest_negatives(order, 16, features, opened.model.backbone.similarity, ids)
+    hits = {True: 0, False: 0}
+    for number, batch in enumerate(opened.data.batches(order.reshape(-1, 16))):
+        row = {int(p): k for k, p in enumerate(batch["index"])}
+        in_batch = found.batch == number
+        image_of, text_of = (
+            torch.tensor([row[int(p)] for p in column[in_batch]])
+            for column in (found.image, found.text)
+        )
+        positive = judge.judge(batch, image_of, text_of).numpy() > 0.5
+        for side in hits:
+            hits[side] += int((positive & (found.from_image[in_batch] == side)).sum())
+    counts = {
+        one["anchors"]: one["found"]
+        for one in read(counted)["counts"]
+        if (one["judge"], one["batch_size"], one["search_space"]) == ("a", 16, 48)
+    }
+    assert counts == {"image": hits[True], "text": hits[False]}
+    assert 10 < hits[True] < len(order) - 10
+
+
+def test_mini_batches_have_the_hardness_of_the_config(models, tmp_path):
+    opened = open_model(models[0])
+    features = make_features(opened, np.arange(SIZE), tmp_path)
+    sampling, ids = Sampling("grit", 16, 48), opened.data.image_ids
+    grit = opened.cfg.run_cfg.grit
+    orders = {}
+    for hardness in (1.0, 0.6):
+        grit.hardness = hardness
+        found = hard_negatives_of(opened, features, sampling, 0)
+        orders[hardness] = order_of(
+            sampling, features.vectors, features.texts, 0, ids, int(grit.queue_size), hardness
+        )
+        similarity = opened.model.backbone.similarity
+        expected = hardest_negatives(orders[hardness], 16, features, similarity, ids)
+        assert found.image.tolist() == expected.image.tolist()
+        assert found.text.tolist() == expected.text.tolist()
+    assert orders[1.0].tolist() != orders[0.6].tolist()
+
+
+def test_judged_pairs_are_saved_for_other_commands(counted):
+    judged = Judged.load(counted)
+    assert judged.names == ["a", "b"] and len(judged) > 300
+    pairs = set(zip(judged.image.tolist(), judged.text.tolist(), strict=True))
+    assert len(pairs) == len(judged) and all(i != t for i, t in pairs)
+    assert (judged.from_image | judged.from_text).all() and set(judged.truth) == {0, 1}
+    assert judged.about["cfg_path"] == CONFIG
+    assert "| truth |" in (counted / "counts.md").read_text()
+    page = (counted / "report.html").read_text()
+    assert "search space M" in page and "mini-batch size B" in page
+
+
+def test_interrupted_count_is_resumed(counted, models, tmp_path, monkeypatch):
+    more = [*LISTS, "--con-d", *con_d("a", models[1]), *con_d("b", models[2])]
+    command = arguments("count", tmp_path, models[0], *more)
+    verdicts, chunks = judging._verdicts, []
+
+    def interrupted(*args, chunks_allowed=1):
+        for told in verdicts(*args):
+            if len(chunks) == chunks_allowed:
+                raise ValueError("stopped")
+            chunks.append(len(told))
+            yield told
+
+    monkeypatch.setattr(judging, "_verdicts", interrupted)
+    assert main([str(a) for a in command]) == 1
+    ledger = next(tmp_path.glob("verdicts/a/verdicts_rank0.bin"))
+    recorded = ledger.stat().st_size // judging.RECORD.itemsize
+    assert recorded == chunks[0] >= judging.CHUNK_IMAGES
+    with open(ledger, "ab") as file:
+        file.write(b"torn")
+    monkeypatch.undo()
+    requests = []
+    monkeypatch.setattr(
+        judging, "_verdicts", lambda *args: requests.append(args[-1]) or verdicts(*args)
+    )
+    call(*command)
+    uninterrupted = read(counted)
+    assert read(tmp_path)["counts"] == uninterrupted["counts"]
+    judged_again = sum(len(image) for image, _ in requests[0])
+    assert judged_again == len(Judged.load(counted)) - recorded
+    requests.clear()
+    call(*command)
+    assert not any(map(len, requests))  # on a third run nothing is judged
+
+
+def test_other_model_is_rejected_in_the_same_folder(counted, models, caplog):
+    more = [*LISTS, "--con-d", *con_d("a", models[1]), *con_d("b", models[2])]
+    assert main([str(a) for a in arguments("count", counted, models[1], *more)]) == 1
+    assert "was written for something else (model" in caplog.text
+
+
+def test_two_ranks_count_the_same(counted, models, tmp_path):
+    more = [*LISTS, "--con-d", *con_d("a", models[1]), *con_d("b", models[2])]
+    call_ranks(2, *arguments("count", tmp_path, models[0], *more))
+    assert read(tmp_path)["counts"] == read(counted)["counts"]
+    assert len(list(tmp_path.glob("verdicts/a/verdicts_rank*.bin"))) == 2
+
+
+def test_sample_is_a_subset_of_the_data(models, tmp_path, caplog):
+    command = arguments("count", tmp_path / "some", models[0], "--sample", 60, *LISTS)
+    call(*command)
+    counts = read(tmp_path / "some")
+    assert counts["looked_at"] == 60 and counts["samples"] == SIZE
+    for count in counts["counts"]:
+        assert count["judged"] == 60 - 60 % count["batch_size"]
+        assert count["estimated"] == round(count["share"] * SIZE)
+    too_few = arguments("count", tmp_path / "few", models[0], "--sample", 20, *LISTS)
+    assert main([str(a) for a in too_few]) == 1
+    assert "smaller than the search space" in caplog.text
+
+
+def test_all_wrong_discriminators_are_reported(models, tmp_path, caplog):
+    wrong = ["a.arch=albef_mafaa", "b.arch=albef_mafa", "b.precison=bf16", "truth.arch=oracle"]
+    assert main(arguments("count", tmp_path, models[0], "--con-d", *wrong)) == 2
+    for message in (
+        "albef_mafaa",
+        "did you mean model.mafa.con_d.precision",
+        "b: model.mafa.con_d.checkpoint",
+        "truth",
+    ):
+        assert message in caplog.text
+    assert not (tmp_path / "features").exists()
+
+
+def test_unreadable_samples_are_skipped(models, tmp_path, toy_pairs, monkeypatch):
+    read_one = type(toy_pairs.dataset).__getitem__
+
+    def fail_for_some(self, index):
+        if index in (3, 70):
+            raise OSError("no such image")
+        return read_one(self, index)
+
+    monkeypatch.setattr(type(toy_pairs.dataset), "__getitem__", fail_for_some)
+    call(*arguments("count", tmp_path, models[0], *LISTS))
+    counts = read(tmp_path)
+    assert counts["unreadable"] == [3, 70] and counts["looked_at"] == SIZE - 2
+    judged = Judged.load(tmp_path)
+    assert not np.isin([3, 70], np.concatenate([judged.image, judged.text])).any()
+
+
+def test_correction_applies_to_its_discriminator_only():
+    counts = [
+        counting.Count(judge, "random", 8, None, side, 20, 100, 0.2, 0.1, 0.3, 40)
+        for judge in ("a", "b", "truth")
+        for side in ("image", "text")
+    ]
+    table = counting.count_table(counts, [Correction(0.83, 0.77, 0.87, 200, "a", 0.5)])
+    corrected = [table.columns.index(name) for name in table.columns if "corrected" in name]
+    assert [[row[column] for column in corrected] for row in table.rows] == [
+        ["16.60", "16.60"],
+        [None, None],
+        [None, None],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "above", "message"),
+    [("blip", 0.5, "about the discriminator 'blip'"), ("a", 0.8, "give --threshold 0.8")],
+)
+def test_labels_of_another_discriminator_or_threshold_are_rejected(
+    models, tmp_path, caplog, name, above, message
+):
+    strata = [{"low": above, "high": 1.0, "pairs": 9}]
+    path = tmp_path / "labels.json"
+    answers = [{"image": 0, "text": 1, "answer": "yes"}]
+    head = {"kind": LABELS, "version": 1, "page": "p", "judged": "j", "name": name}
+    drawn = {"above": above, "strata": strata}
+    path.write_text(json.dumps({**head, "drawn": drawn, "labels": answers}))
+    more = ["--labels", path, "--con-d", *con_d("a", models[1])]
+    assert main(list(map(str, arguments("count", tmp_path / "out", models[0], *more)))) == 1
+    assert message in caplog.text
+
+
+def test_validation_split_can_be_counted(models, tmp_path):
+    call(*arguments("count", tmp_path, models[0], "--batch-sizes", 8, "--split", "val"))
+    counts = read(tmp_path)
+    assert counts["split"] == "val" and counts["samples"] == 200  # of the preset
+    assert {count["judge"] for count in counts["counts"]} == {"truth"}
+
+
+def test_other_data_of_the_same_size_are_rejected(counted, models, caplog):
+    seed = "datasets.toy_scenes.build_info.seed=5"
+    more = [*LISTS, "--con-d", *con_d("a", models[1]), *con_d("b", models[2])]
+    assert main(list(map(str, arguments("count", counted, models[0], *more, options=[seed])))) == 1
+    assert "was written for something else (data: 150 samples" in caplog.text
+
+
+def test_other_precision_is_rejected(counted, models, caplog):
+    amp = ["run.amp=True", "run.amp_dtype=bf16"]
+    more = [*LISTS, "--con-d", *con_d("a", models[1]), *con_d("b", models[2])]
+    assert main(list(map(str, arguments("count", counted, models[0], *more, options=amp)))) == 1
+    assert "read with: fp32" in caplog.text
+
+
+def test_verdicts_with_other_settings_are_rejected(counted, models, caplog):
+    tokens = ["a.model.max_txt_len=5"]
+    more = [*LISTS, "--con-d", *con_d("a", models[1]), *tokens, *con_d("b", models[2])]
+    assert main(list(map(str, arguments("count", counted, models[0], *more)))) == 1
+    assert "5 tokens" in caplog.text
+
+
+def test_existing_counts_are_not_dropped(counted, models, caplog):
+    """Fewer sizes or judges in the same folder are an error."""
+    before = (counted / "counts.json").read_bytes()
+    fewer = arguments("count", counted, models[0], "--batch-sizes", 8, "--search-spaces", 16)
+    assert main(list(map(str, fewer))) == 1
+    assert "would drop (a: " in caplog.text
+    assert (counted / "counts.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--batch-sizes", 8, 1),
+        ("--search-spaces", 0),
+        ("--threshold", 50.0),
+        ("--threshold", -0.1),
+        ("--sample", 0),
+    ],
+)
+def test_numbers_out_of_range_are_rejected(models, tmp_path, caplog, wrong):
+    assert main(list(map(str, arguments("count", tmp_path, models[0], *wrong)))) == 1
+    assert f"{wrong[0]} {wrong[-1]}: expected at least" in caplog.text
+    assert "Traceback" not in caplog.text and not any(tmp_path.iterdir())
+
+
+def test_nan_features_are_rejected(models, tmp_path, caplog):
+    fail_for_some = torch.load(models[0], weights_only=True)
+    fail_for_some["model"]["text_proj.bias"][0] = float("nan")
+    torch.save(fail_for_some, tmp_path / "broken.pth")
+    wrong = arguments("count", tmp_path / "out", tmp_path / "broken.pth", *LISTS)
+    assert main(list(map(str, wrong))) == 1
+    assert "features of samples [0, 1, 2, 3, 4] are NaN" in caplog.text
+
+
+def test_random_weights_are_warned_about(tmp_path, caplog):
+    options = f"datasets.toy_scenes.build_info.train_size={SIZE}"
+    call("count", "--cfg-path", CONFIG, "--output", tmp_path, "--options", options)
+    assert "weights of albef_mafa are random" in caplog.text
+
+
+def test_error_of_a_damaged_identity_file_names_the_remedy(models, tmp_path, caplog):
+    (tmp_path / "features").mkdir()
+    (tmp_path / "features" / "identity.json").write_text("")
+    assert main(list(map(str, arguments("count", tmp_path, models[0], *LISTS)))) == 1
+    assert "identity.json is damaged" in caplog.text and "remove that folder" in caplog.text
+
+
+def test_rows_of_pairs_are_found():
+    image, text = np.array([3, 0, 3]), np.array([1, 2, 0])
+    ones, truth = np.ones(3, bool), np.zeros(3, np.int8)
+    judged = Judged(image, text, ones, ones, {}, truth)
+    found = judged.rows_of(np.array([3, 3, 0, 9]), np.array([0, 1, 3, 9]))
+    assert found.tolist() == [2, 0, -1, -1]
+    assert judged.thresholds == (0.5, 0.8)
+
+
+def test_image_lost_while_judging_has_no_verdict(models, tmp_path, toy_pairs, monkeypatch):
+    call(*arguments("count", tmp_path, models[0], *LISTS))  # computes all features
+    kind = type(toy_pairs.dataset)
+    read_one = kind.__getitem__
+
+    def fail_for_some(self, index):
+        if index == 4:
+            raise OSError("gone")
+        return read_one(self, index)
+
+    # The 16 samples of the data's fingerprint are read too; 4 is not among them.
+    monkeypatch.setattr(kind, "__getitem__", fail_for_some)
+    call(*arguments("count", tmp_path, models[0], *LISTS, "--con-d", *con_d("a", models[1])))
+    judged = Judged.load(tmp_path)
+    assert (np.isnan(judged.probability_by("a")) == (judged.image == 4)).all() and (
+        judged.image == 4
+    ).any()
+    counts = [count for count in read(tmp_path)["counts"] if count["judge"] == "a"]
+    assert all(count["judged"] < SIZE for count in counts if count["anchors"] == "image")

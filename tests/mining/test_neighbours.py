@@ -1,0 +1,300 @@
+"""Neighbours in the whole data set: against a slow loop, resumed, on two ranks, in the commands."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import toy_config
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_world import SIZE, arguments, call, call_ranks, con_d, save_model
+
+from lavis_mafa.algorithm.pickers import NONE
+from lavis_mafa.cli import main
+from lavis_mafa.datasets import TrainingSet
+from lavis_mafa.mining import neighbours
+from lavis_mafa.mining.corpus import Corpus
+from lavis_mafa.mining.features import Features
+from lavis_mafa.mining.judged_pairs import Judged
+from lavis_mafa.mining.neighbours import ExactSearch, largest
+from lavis_mafa.toyworld import ToyScenesBuilder
+
+MINED = "mined.json"
+ORACLE = "model.mafa.con_d.arch=oracle"
+
+
+def features_of(size, seed, width=3, queries=0):
+    """Return random features on a coarse grid, so that many similarities are equal."""
+    rng = np.random.default_rng(seed)
+    vectors, texts = (
+        torch.from_numpy(rng.integers(-2, 3, (size, width)).astype(np.float32)) for _ in range(2)
+    )
+    images = vectors
+    if queries:
+        images = torch.from_numpy(rng.integers(-2, 3, (size, queries, width)).astype(np.float16))
+    captions = [str(k) for k in range(size)]
+    return Features(np.arange(size) * 2, images, texts, vectors, captions, [])
+
+
+def dot(images, texts):
+    """Compare like BLIP-2 if images have several vectors, else like ALBEF."""
+    if images.ndim == 3:
+        return torch.einsum("iqe,te->iqt", images, texts).max(1).values
+    return images @ texts.t()
+
+
+def slow_neighbours(features, labels, row, from_image, k):
+    """Return the ``k`` best candidates of one anchor by comparing one pair after the other."""
+    found = []
+    for other in range(len(features)):
+        if any(label[row] == label[other] for label in labels) or other == row:
+            continue
+        image, text = (row, other) if from_image else (other, row)
+        pair = features.images[image : image + 1].float(), features.texts[text : text + 1]
+        found.append((-float(dot(*pair)), other))
+    best = sorted(found)[:k]
+    return [place for _, place in best], [-value for value, _ in best]
+
+
+@given(
+    size=st.integers(1, 30),
+    k=st.integers(1, 40),
+    at_once=st.integers(1, 35),
+    images=st.integers(1, 30),
+    wordings=st.none() | st.integers(1, 30),
+    own_only=st.booleans(),
+    queries=st.sampled_from([0, 2]),
+    seed=st.integers(0, 9999),
+)
+@settings(max_examples=80, deadline=None)
+def test_exact_search_equals_slow_loop(size, k, at_once, images, wordings, own_only, queries, seed):
+    features = features_of(size, seed, queries=queries)
+    rng = np.random.default_rng(seed)
+    labels = [] if own_only else [rng.integers(0, images, size)]
+    if wordings and not own_only:
+        labels.append(rng.integers(0, wordings, size))
+    search = ExactSearch(features, dot, labels, at_once=at_once)
+    rows = np.sort(rng.choice(size, rng.integers(1, size + 1), replace=False))
+    for from_image in (True, False):
+        places, similarity = search.find(rows, from_image, k)
+        assert places.shape == similarity.shape == (len(rows), k)
+        for n, row in enumerate(rows):
+            expected, values = slow_neighbours(features, labels, row, from_image, k)
+            left = k - len(expected)
+            assert places[n].tolist() == expected + [NONE] * left
+            assert similarity[n].tolist() == values + [float("-inf")] * left
+
+
+@given(
+    values=st.lists(st.lists(st.integers(0, 2), min_size=6, max_size=6), min_size=1, max_size=5),
+    k=st.integers(1, 8),
+)
+@settings(max_examples=80, deadline=None)
+def test_largest_resolves_ties_by_column(values, k):
+    top, columns = largest(torch.tensor(values).float(), k)
+    for row, best, places in zip(values, top.tolist(), columns.tolist(), strict=True):
+        expected = sorted(range(6), key=lambda column: (-row[column], column))[:k]
+        assert places == expected and best == [row[column] for column in expected]
+
+
+@given(size=st.integers(1, 100), anchors=st.integers(1, 9))
+@settings(max_examples=40, deadline=None)
+def test_chunks_contain_every_anchor_once(size, anchors):
+    before = neighbours.ANCHORS
+    neighbours.ANCHORS = anchors
+    try:
+        chunks = neighbours.chunks_of_anchors(size)
+    finally:
+        neighbours.ANCHORS = before
+    assert len({name for _, _, name in chunks}) == len(chunks)
+    for direction in ("i2t", "t2i"):
+        own = [rows for one, rows, _ in chunks if one == direction]
+        assert np.concatenate(own).tolist() == list(range(size))
+        assert max(map(len, own)) <= anchors
+        assert len(own) >= min(size, neighbours.LEAST_CHUNKS) // 2
+
+
+def test_memory_is_bounded_by_chunks(monkeypatch):
+    features, sizes = features_of(50, 0), []
+
+    def watched(images, texts):
+        sizes.append(len(images) * len(texts))
+        return dot(images, texts)
+
+    monkeypatch.setattr(neighbours, "MAX_SIMILARITIES", 64)
+    ExactSearch(features, watched, []).find(np.arange(8), True, 2)
+    assert max(sizes) == 64 and sum(sizes) == 8 * 50
+
+
+def toy_pairs():
+    built = ToyScenesBuilder(toy_config(train_size=SIZE)).build_datasets()
+    return TrainingSet(built["train"], seed=0)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    return [save_model(folder / f"{seed}.pth", toy_pairs(), seed) for seed in range(2)]
+
+
+MINING = ("--search-space", "all", "--neighbours", 3, "--threshold", 0.6)
+
+
+@pytest.fixture(scope="module")
+def mined(tmp_path_factory, models):
+    folder = tmp_path_factory.mktemp("mined")
+    call(*arguments("mine", folder, models[0], *MINING, "--con-d", *con_d("a", models[1])))
+    return folder
+
+
+def read(folder, name):
+    return json.loads((folder / name).read_text())
+
+
+def test_mine_judges_the_neighbours_of_all_anchors(mined):
+    data, vectors = toy_pairs(), mined / "features"
+    images, texts = (np.load(vectors / f"{name}.npy") for name in ("vectors", "texts"))
+    wording = [" ".join(data.source(n)[1].lower().split()) for n in range(SIZE)]
+    expected = set()
+    for sim, from_image in ((images @ texts.T, True), (texts @ images.T, False)):
+        for row in range(SIZE):
+            others = [n for n in range(SIZE) if n != row and wording[n] != wording[row]]
+            for other in sorted(others, key=lambda n: (-sim[row, n], n))[:3]:
+                expected.add((row, other) if from_image else (other, row))
+    judged = Judged.load(mined)
+    assert set(zip(judged.image.tolist(), judged.text.tolist(), strict=True)) == expected
+    assert read(mined, "mine.json")["neighbours"] == {"neighbours": 3, "index": "exact"}
+    assert judged.about["neighbours"]["index"] == "exact"
+    page = (mined / "report.html").read_text()
+    assert "3 candidates most similar to every anchor in the whole data set" in page
+    pairs = read(mined, MINED)
+    assert len(pairs) > 20 and {"image", "caption", "image_id", "score"} <= pairs[0].keys()
+
+
+def test_candidates_with_the_wording_of_the_anchor_are_not_judged(models, tmp_path, monkeypatch):
+    captions = ["A  dog", "a dog", *(f"caption {n}" for n in range(8))]
+    monkeypatch.setattr(Corpus, "caption", lambda self, number: captions[number % 10])
+    call(*arguments("mine", tmp_path, models[0], *MINING, options=[ORACLE]))
+    judged = Judged.load(tmp_path)
+    image, text = (np.maximum(numbers % 10, 1) for numbers in (judged.image, judged.text))
+    assert len(judged) > SIZE and (image != text).all()
+    assert read(tmp_path, "mine.json")["in the data already"] == 0
+
+
+def chunks_in(folder):
+    """Return time and content of the chunks by name."""
+    paths = sorted(folder.glob("neighbours/*/*.npz"))
+    return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in paths}
+
+
+def test_stopped_search_is_resumed(mined, models, tmp_path, monkeypatch):
+    command = arguments("mine", tmp_path, models[0], *MINING, "--con-d", *con_d("a", models[1]))
+    find, calls = ExactSearch.find, []
+
+    def stop_later(self, rows, *args):
+        if len(calls) == 5:
+            raise ValueError("stopped")
+        calls.append(rows)
+        return find(self, rows, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ExactSearch, "find", stop_later)
+        assert main(list(map(str, command))) == 1
+    first = chunks_in(tmp_path)
+    assert len(first) == 5
+    call(*command)
+    second, uninterrupted = chunks_in(tmp_path), chunks_in(mined)
+    assert first.items() <= second.items()  # not searched again
+    assert {k: v[1] for k, v in second.items()} == {k: v[1] for k, v in uninterrupted.items()}
+    assert read(tmp_path, MINED) == read(mined, MINED)
+
+
+def test_two_ranks_find_the_same(mined, models, tmp_path):
+    more = [*MINING, "--con-d", *con_d("a", models[1])]
+    call_ranks(2, *arguments("mine", tmp_path, models[0], *more))
+    found, expected = (
+        {name: content for name, (_, content) in chunks_in(folder).items()}
+        for folder in (tmp_path, mined)
+    )
+    assert found == expected and len(found) > 20
+    scores, wanted = (
+        {
+            (one["image"], one["caption"], one["direction"]): one["score"]
+            for one in read(folder, MINED)
+        }
+        for folder in (tmp_path, mined)
+    )
+    # Con-D judges in other mini-batches, so that the last digit may differ.
+    assert scores == pytest.approx(wanted, abs=1e-5)
+
+
+def test_neighbours_of_other_samples_are_rejected(mined, models, tmp_path, caplog):
+    """The folder records the model, the data and the known positives."""
+    identity = next(mined.glob("neighbours/*/identity.json"))
+    recorded = json.loads(identity.read_text())
+    assert {"model", "data", "sample", "search", "known positives"} <= recorded.keys()
+    folder = tmp_path / "neighbours" / "all_K3"
+    folder.mkdir(parents=True)
+    (folder / "identity.json").write_text(json.dumps({**recorded, "known positives": "others"}))
+    command = arguments("mine", tmp_path, models[0], *MINING, "--con-d", *con_d("a", models[1]))
+    assert main(list(map(str, command))) == 1
+    assert "known positives: others recorded" in caplog.text
+
+
+def test_count_has_a_row_for_the_whole_data_set(models, tmp_path, caplog):
+    more = ["--batch-sizes", 8, "--search-spaces", 16, "all", "--neighbours", 2]
+    command = arguments("count", tmp_path, models[0], *more)
+    call(*command)
+    content, judged = read(tmp_path, "counts.json"), Judged.load(tmp_path)
+    rows = {one["anchors"]: one for one in content["counts"] if one["sampling"] == "all"}
+    assert len(content["counts"]) == 2 * 3 and content["neighbours"]["neighbours"] == 2
+    ids, features = toy_pairs().image_ids, tmp_path / "features"
+    images, texts = (np.load(features / f"{name}.npy") for name in ("vectors", "texts"))
+    for side, sim in (("image", images @ texts.T), ("text", texts @ images.T)):
+        false = 0
+        for row in range(SIZE):
+            others = [n for n in range(SIZE) if ids[n] != ids[row]]
+            for other in sorted(others, key=lambda n: (-sim[row, n], n))[:2]:
+                pair = (row, other) if side == "image" else (other, row)
+                false += bool(toy_pairs().truth(*(np.array([n]) for n in pair))[0])
+        one = rows[side]
+        assert (one["found"], one["judged"], one["neighbours"]) == (false, 2 * SIZE, 2)
+        assert one["estimated"] == false and one["low"] < one["share"] < one["high"]
+        assert one["batch_size"] is None and one["search_space"] is None
+    assert judged.samplings["all_K2"].sum() > SIZE
+    table = (tmp_path / "counts.md").read_text()
+    assert "| all, K = 2 |" in table and "they are not the pairs that training sees" in table
+    fewer = arguments("count", tmp_path, models[0], *more[:4])
+    assert main(list(map(str, fewer))) == 1
+    assert "would drop (truth: all_K2)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("command", "wrong", "message"),
+    [
+        ("mine", ["--neighbours", 3], "--neighbours without the whole data set"),
+        ("mine", [*MINING[:2], "--neighbours", 0], "--neighbours 0: expected at least 1"),
+        ("mine", [*MINING[:2], "--passes", 2], "leave out --passes 2"),
+        ("mine", [*MINING[:2], "--sampling", "random"], "leave out --sampling random"),
+        ("mine", [*MINING[:2], "--batch-size", 8], "leave out --batch-size 8"),
+        (
+            "count",
+            ["--search-spaces", "all", "--sample", 60],
+            "search space (or mini-batch) of 150",
+        ),
+        ("advise", ["--search-spaces", "all"], "leave all out of --search-spaces"),
+    ],
+)
+def test_options_without_effect_are_rejected(models, tmp_path, caplog, command, wrong, message):
+    given = arguments(command, tmp_path, models[0], *wrong, options=[ORACLE])
+    assert main(list(map(str, given))) == 1
+    assert message in caplog.text and "Traceback" not in caplog.text
+
+
+def test_other_words_are_no_search_space(models, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(arguments("mine", tmp_path, models[0], "--search-space", "some"))
+    assert "expected a number or all, got 'some'" in capsys.readouterr().err

@@ -1,0 +1,289 @@
+"""Reports of stopped, resumed and unfinished runs, and the page of judged pairs."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from small_world import arguments, call, con_d, save_model
+
+from lavis_mafa.cli import main
+from lavis_mafa.mining.gallery import SampleViewer, evenly
+from lavis_mafa.mining.judged_pairs import INVALID, UNKNOWN, VALID, Judged
+from lavis_mafa.mining.judged_report import choose, report_of_judged
+from lavis_mafa.mining.judged_report import outcome as outcome_of_judged
+from lavis_mafa.mining.run_records import read_run
+from lavis_mafa.mining.run_report import POINTS, report_of_run
+from lavis_mafa.mining.run_report import outcome as outcome_of_run
+
+CONFIG = {"run": {"max_epoch": 2}, "model": {"arch": "albef_mafa"}, "datasets": {"toy_scenes": {}}}
+
+
+def write_log(folder, *lines):
+    folder.mkdir(exist_ok=True)
+    texts = [line if isinstance(line, str) else json.dumps({"time": 5.0, **line}) for line in lines]
+    (folder / "log.jsonl").write_text("\n".join(texts))
+    return folder
+
+
+def step(epoch, step_of_epoch, number, loss, **more):
+    kind = {"kind": "step", "epoch": epoch, "step": step_of_epoch, "global_step": number}
+    return {**kind, "loss": loss, **more}
+
+
+def data_of_page(path):
+    text = path.read_text(encoding="utf-8")
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    return json.loads(data[1])
+
+
+def test_repeated_steps_count_once(tmp_path):
+    run = read_run(
+        write_log(
+            tmp_path,
+            {"kind": "config", "config": {"run": {"seed": 1}}},
+            step(0, 0, 1, 9.0, temperature=0.07),
+            step(0, 1, 2, 8.0),
+            {"kind": "epoch", "epoch": 0, "global_step": 2, "loss": 8.5},
+            {"kind": "eval", "split": "val", "epoch": 0, "txt_r1": 10.0},
+            step(1, 0, 3, 7.0),
+            step(1, 1, 4, 6.0),
+            {"kind": "epoch", "epoch": 1, "global_step": 4, "loss": 6.5},
+            {"kind": "eval", "split": "val", "epoch": 1, "txt_r1": 20.0},
+            {"kind": "eval", "split": "test", "epoch": "best", "txt_r1": 30.0},
+            # Resumed after step 3: epoch 1 is no longer finished.
+            {"kind": "config", "config": CONFIG},
+            {"kind": "resume", "file": "checkpoint_last.pth", "epoch": 1},
+            step(1, 1, 4, 5.0, lr=0.1),
+        )
+    )
+    assert run.columns["global_step"].tolist() == [1, 2, 3, 4] and run.steps == 4
+    assert run.columns["loss"].tolist() == [9, 8, 7, 5]
+    assert str(run.columns["lr"].tolist()) == "[nan, nan, nan, 0.1]"
+    assert str(run.columns["temperature"].tolist()) == "[0.07, nan, nan, nan]"
+    assert list(run.epochs) == [0] and list(run.evaluations) == [("val", 0)]
+    assert run.config == CONFIG
+
+
+def test_report_of_a_running_training(tmp_path):
+    folder = write_log(
+        tmp_path, {"kind": "config", "config": CONFIG}, step(0, 0, 1, 2.5), '{"kind"'
+    )
+    path = report_of_run(read_run(folder), tmp_path / "report.html")
+    text = path.read_text(encoding="utf-8")
+    assert "0 of 2, incomplete" in text and "2.50" in text
+    empty = write_log(tmp_path / "new", "")
+    assert "<h1>Training run: new" in report_of_run(
+        read_run(empty), tmp_path / "new.html"
+    ).read_text(encoding="utf-8")
+    with pytest.raises(FileNotFoundError, match="log.jsonl does not exist"):
+        read_run(tmp_path / "nowhere")
+
+
+def test_headline_of_a_run_follows_from_its_last_epoch(tmp_path):
+    rates = {"false_negative_rate_i2t": 0.2, "false_negative_rate_t2i": 0.3}
+    left = {"false_negative_rate_in_itm_i2t": 0.1, "false_negative_rate_in_itm_t2i": 0.0}
+    folder = write_log(
+        tmp_path,
+        {"kind": "epoch", "epoch": 0, "global_step": 1, "loss": 8.5},
+        {"kind": "epoch", "epoch": 1, "global_step": 2, "loss": 6.5, **rates, **left},
+        {"kind": "eval", "split": "val", "epoch": 1, "agg_metrics": 41.26},
+    )
+    assert outcome_of_run(read_run(folder)) == (
+        "The loss of epoch 1 is 6.5 (8.5 in epoch 0). 25.0 % of its hard negatives are false, and "
+        "5.0 % of those that ITM learned as no match. The last evaluation (val, epoch 1) scored "
+        "41.3."
+    )
+    by_con_d = {"kind": "epoch", "epoch": 0, "false_negative_rate_by_con_d_i2t": 0.125}
+    folder = write_log(tmp_path / "con_d", by_con_d)
+    assert outcome_of_run(read_run(folder)) == ("Con-D calls 12.5 % of its hard negatives a match.")
+    folder = write_log(tmp_path / "new", step(0, 0, 1, 2.5))
+    assert outcome_of_run(read_run(folder)) == "No epoch is complete; 1 steps are done."
+
+
+def test_connections_logged_twice_count_once(tmp_path):
+    write_log(tmp_path, step(0, 0, 1, 1.0))
+    first = [(0, 0, 1), (0, 0, 2), (0, 4, 3), (0, 8, 4), (1, 0, 5)]
+    repeated = [(0, 4, 3), (0, 8, 9)]  # resumed before step 4 of epoch 0
+    lines = [
+        {"epoch": e, "step": s, "direction": "i2t", "anchor_index": a, "mined_index": 0}
+        for e, s, a in first + repeated
+    ]
+    (tmp_path / "connections.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lines))
+    steps = [(r["epoch"], r["step"], r["anchor_index"]) for r in read_run(tmp_path).connections]
+    assert steps == [(0, 0, 1), (0, 0, 2), (0, 4, 3), (0, 8, 9)]
+
+
+def test_long_runs_are_averaged_over_windows(tmp_path, monkeypatch):
+    count = 3 * POINTS - 1  # windows of 3 steps, the last of 2
+    lines = [
+        step(0, k, k + 1, float(k), false_i2t=k % 3, picked_i2t=4, lr=0.1 if k > 5 else None)
+        for k in range(count)
+    ]
+    found = {}
+    monkeypatch.setattr(
+        "lavis_mafa.mining.run_report.write_report", lambda path, **parts: found.update(parts)
+    )
+    report_of_run(read_run(write_log(tmp_path, *lines)), tmp_path / "report.html")
+    curves = {curve.title: curve.series[0] for curve in found["curves"]}
+    losses = curves["Loss"]
+    assert len(losses.y) == POINTS and losses.y[0] == 1.0 and losses.x[0] == 3
+    assert losses.y[-1] == count - 1.5 and losses.x[-1] == count
+    # In three steps 0 + 1 + 2 of 12 negatives are false: constant, until the last window lacks a 2.
+    shares = curves["False negatives over steps"].y
+    assert len(set(shares[:-1])) == 1 and shares[0] == 0.25 and shares[-1] < shares[0]
+
+
+@given(st.integers(0, 50), st.integers(1, 20))
+def test_sample_is_evenly_spread_and_ordered(count, limit):
+    chosen = evenly(list(range(count)), limit)
+    assert len(chosen) == min(count, limit) and chosen == sorted(set(chosen))
+    gaps = np.diff([*chosen, count])
+    assert not len(chosen) or gaps.max() - gaps.min() <= 1
+
+
+# Captions without images
+
+
+class FiveSamples:
+    def source(self, number):
+        return f"{number}.jpg", "abcde"[number]
+
+    def show(self, number):
+        if number == 3:
+            raise OSError("no such file")
+        return Image.new("RGB", (8, 8)), "abcde"[number]
+
+
+def test_caption_without_readable_image():
+    viewer = SampleViewer(FiveSamples())
+    assert [viewer(k)[1] for k in range(5)] == list("abcde")
+    assert viewer(3)[0] is None and viewer(4)[0] is not None
+    assert viewer.missing == 2 and viewer.problem == "OSError: no such file"
+    viewer_without_images = SampleViewer(FiveSamples(), images=False)
+    assert [viewer_without_images(k) for k in range(5)] == [(None, c) for c in "abcde"]
+    assert viewer_without_images(7)[1] == "(caption of sample 7)" == SampleViewer(None)(7)[1]
+
+
+# Judged pairs
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0, 1) | st.just(float("nan")), max_size=60), st.integers(1, 40))
+def test_sample_contains_extremes_and_pairs_near_the_thresholds(values, limit):
+    p = np.array(values)
+    positions = choose(p, 0.5, 0.8, limit)
+    finite = np.nonzero(~np.isnan(p))[0]
+    assert len(positions) == min(limit, len(finite)) and positions == sorted(set(positions))
+    assert set(positions) <= set(finite.tolist())
+    if len(finite) and limit >= 8:
+        shown = p[positions]
+        assert shown.max() == p[finite].max() and shown.min() == p[finite].min()
+        distance = np.minimum(abs(p[finite] - 0.5), abs(p[finite] - 0.8))
+        assert np.minimum(abs(shown - 0.5), abs(shown - 0.8)).min() == distance.min()
+        assert ((shown > 0.5) & (shown <= 0.8)).any() == (
+            (p[finite] > 0.5) & (p[finite] <= 0.8)
+        ).any()
+
+
+def judged_pairs():
+    return Judged(
+        image=np.array([1, 2, 3, 4]),
+        text=np.array([11, 12, 13, 14]),
+        from_image=np.array([True, False, True, False]),
+        from_text=np.array([False, True, True, True]),
+        probability={
+            "one": np.array([0.9, 0.3, 0.7, np.nan], np.float32),
+            "two": np.array([0.1, 0.7, 0.2, 0.8], np.float32),
+        },
+        truth=np.array([VALID, INVALID, UNKNOWN, VALID], np.int8),
+        about={"low": 0.25, "high": 0.75},
+    )
+
+
+def test_headline_of_judged_pairs():
+    """Above .75: pair 0 of "one", which matches, and pair 3 of "two"; two of three known match."""
+    assert outcome_of_judged(judged_pairs()) == (
+        "one calls 1 of 3 pairs a match (above 0.75); of those with a known truth 100 % match, of "
+        "all 50 %. two calls 1 of 4 pairs a match (above 0.75); of those with a known truth 100 % "
+        "match, of all 67 %."
+    )
+
+
+def test_page_of_judged_pairs(tmp_path):
+    def show(number):
+        return None, f"caption {number}"
+
+    path = report_of_judged(judged_pairs(), show, tmp_path / "page.html", "Pairs")
+    data = data_of_page(path)
+    assert data["thresholds"] == [0.25, 0.75]
+    assert [j["name"] for j in data["judged"]] == [
+        f"{name}, {part}"
+        for name in ("one", "two")
+        for part in ("all pairs", "image → text", "text → image")
+    ]
+    sums = {j["name"]: [sum(row) for row in j["counts"]] for j in data["judged"]}
+    assert sums["one, all pairs"] == [1, 1, 1] and sums["two, text → image"] == [1, 1, 1]
+    cards = {
+        (c["run"], c["direction"], c["anchor"][2], c["mined"][2]): (c["p"], c["state"], c["truth"])
+        for c in data["cards"]
+    }
+    # Nominated by the image: the image is the anchor, the text is mined; by the text: the reverse;
+    # by both: as by the image.
+    assert cards == {
+        ("one", "i2t", 1, 11): (0.9, "positive", True),
+        ("one", "t2i", 12, 2): (0.3, "ambiguous", False),
+        ("one", "i2t", 3, 13): (0.7, "ambiguous", None),
+        ("two", "i2t", 1, 11): (0.1, "negative", True),
+        ("two", "t2i", 12, 2): (0.7, "ambiguous", False),
+        ("two", "i2t", 3, 13): (0.2, "negative", None),
+        ("two", "t2i", 14, 4): (0.8, "positive", True),
+    }
+
+
+def test_report_command_on_mined_pairs(tmp_path, toy_train):
+    model = save_model(tmp_path / "model.pth", toy_train, 0)
+    more = ("--batch-size", 16, "--search-space", 48, "--threshold", 0.6)
+    call(*arguments("mine", tmp_path, model, *more, "--con-d", *con_d("a", model)))
+    call("report", tmp_path)
+    judged, data = Judged.load(tmp_path), data_of_page(tmp_path / "judged.html")
+    counts = np.array(data["judged"][0]["counts"])
+    assert counts.sum() == len(judged) > 100
+    _, high = data["thresholds"]
+    mined = json.loads((tmp_path / "mined.json").read_text())
+    assert (
+        counts[:, round(high * 1000) :].sum()
+        == (judged.probability_by("a") > np.float32(high)).sum()
+    )
+    captions = {card["mined"][1] for card in data["cards"] if card["direction"] == "i2t"}
+    assert len(mined) and captions & {one["caption"] for one in mined}
+    assert len(data["images"]) > 20 and min(card["anchor"][0] for card in data["cards"]) == 0
+
+
+def test_report_command_on_judged_pairs_without_config(tmp_path):
+    judged_pairs().save(tmp_path / "judged.npz")
+    (tmp_path / "report.html").write_text("of the count")
+    assert main(["report", str(tmp_path)]) == 0
+    data = data_of_page(tmp_path / "judged.html")
+    assert len(data["cards"]) == 7 and data["images"] == []
+    assert (tmp_path / "report.html").read_text() == "of the count"
+
+
+def test_best_evaluation_is_always_shown(tmp_path):
+    scores = [10.0, 40.0, *range(20, 29)]
+    lines = [
+        {"kind": "eval", "time": e, "split": "val", "epoch": e, "agg_metrics": score}
+        for e, score in enumerate(scores)
+    ]
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    call("report", tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    table = text[text.index("Evaluation of val") :]
+    table = table[: table.index("</table>")]
+    assert "epoch 1, best" in table and "epoch 10" in table and "epoch 4<" not in table
+    assert ">40" in table and ">10<" not in table
