@@ -225,7 +225,7 @@ def model_config(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def problem_of_state(state: Any, origin: str) -> str | None:
-    """Say that a checkpoint's content is not a state dict; None if it is one."""
+    """Return a message if a checkpoint's content is not a state dict, else None."""
     if isinstance(state, dict) and all(
         isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()
     ):
@@ -234,7 +234,7 @@ def problem_of_state(state: Any, origin: str) -> str | None:
 
 
 def not_resumable_message(origin: str) -> str:
-    """Say that a checkpoint cannot be resumed from, and how it can be used."""
+    """Return the message that a checkpoint cannot be resumed from, and how it can be used."""
     return (
         f"{origin} holds weights, but no state of a run of this runner; give it as "
         "model.pretrained to start from its weights"

@@ -1,4 +1,4 @@
-"""Files that a config has to fetch from elsewhere: whether they are there, fetching."""
+"""Files that a config needs from elsewhere: find those that are missing, and download them."""
 
 from __future__ import annotations
 

@@ -52,13 +52,6 @@ class Sweep:
         """Return F1 ``(K,)``."""
         return 2 * self.hits / (self.called + self.valid)
 
-    @property
-    def false_positive_rate(self) -> NDArray[Any]:
-        """Return the false positive rate ``(K,)``, NaN if all pairs match."""
-        others = self.total - self.valid
-        wrong = self.called - self.hits
-        return wrong / others if others else np.full(len(wrong), np.nan)
-
     def average_precision(self) -> float | None:
         """Return the mean precision over the increments of recall; None if no pair matches."""
         if not self.valid:
@@ -231,7 +224,7 @@ def figures_at(
 
 
 def lift(precision: float | None, base_rate: float | None) -> float | None:
-    """Return how many times more often a pair classified as a match is one than any judged pair.
+    """Return the precision of the pairs classified as matches divided by the base rate.
 
     1 is a classifier that does not discriminate, whatever its precision; below 1 it is worse than
     chance. The highest value is 1 / base rate.

@@ -215,13 +215,3 @@ def _require_relevant(scores: NDArray[Any], relevant: NDArray[Any]) -> None:
     if not relevant.any(axis=1).all():
         lost = np.flatnonzero(~relevant.any(axis=1))
         raise ValueError(f"{len(lost)} queries have no relevant candidate, the first is {lost[0]}")
-
-
-def mean_average_precision_at_r(hits: NDArray[Any]) -> float:
-    """Return mAP@R, 0 to 1, without ties.
-
-    Args:
-        hits: ``(Q, C)`` bool from `ranked_truth`.
-    """
-    places = np.broadcast_to(np.arange(hits.shape[1]), hits.shape)
-    return float(Ranking(hits, places, places).average_precision_at_r().mean())

@@ -75,7 +75,7 @@ def _refused_rule(cfg: ConfigView) -> Iterator[Problem]:
 
 
 def _verdicts(cfg: ConfigView) -> Iterator[Problem]:
-    """Yield contradictions between what judges hard negatives and what is made of its scores."""
+    """Yield contradictions between the judge of hard negatives and how its scores are used."""
     score, rule, con_d = cfg[f"{RULE}.score"], cfg[f"{RULE}.rule"], cfg["model.mafa.con_d"]
     by_score = score in SCORES
     traits = RULES.entry(rule).traits if rule in RULES else None

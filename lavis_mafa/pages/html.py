@@ -1,4 +1,4 @@
-"""Self-contained pages: embedded images, and jinja2 templates whose own script alone may run."""
+"""Self-contained pages: embedded images, and jinja2 templates that run no script but their own."""
 
 from __future__ import annotations
 

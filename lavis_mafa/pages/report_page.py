@@ -99,7 +99,7 @@ class Judgements:
     """Match probabilities that a discriminator gave to many pairs, as counts.
 
     Bin k of B holds ``k / B < p <= (k + 1) / B``, the first also p = 0: a threshold that lies on
-    the grid parts them exactly as `MiningRule.states` does, which asks for strictly above.
+    the grid separates them exactly as `MiningRule.states` does, which asks for strictly above.
 
     Args:
         name: what the page calls them.
@@ -172,7 +172,7 @@ def write_report(
     """Write the report to ``path``, creating its folder, and return the path.
 
     An existing report is replaced in one step, so a reader never sees a partial file. ``headline``
-    says what came out, in sentences made of the page's own figures; ``intro`` explains it, in plain
+    summarises the results in sentences with the page's own figures; ``intro`` explains it, in plain
     text whose blank lines separate paragraphs. ``connections`` may be a generator: its images
     are read one at a time. Each distinct image is embedded once, at most 192 px wide and high (some
     5 to 10 kB for a photograph). Nested ``settings`` are shown with dotted names.
@@ -180,11 +180,11 @@ def write_report(
     The histogram of match probabilities shows one of ``judged``, or the connections that the reader
     has chosen. Its thresholds, ``(low, high)``, begin as the run's own and can be moved; counts,
     precision, recall and the connections' states follow. Connections that another score judged are
-    no part of it, and keep their states.
+    excluded from it, and keep their states.
 
     Raises:
         ValueError: for a table whose rows or ``highlight_best`` do not fit its columns, a series
-            whose ``x`` and ``y`` differ in length, or thresholds that are none.
+            whose ``x`` and ``y`` differ in length, or thresholds outside 0 to 1.
     """
     low, high = map(float, thresholds)
     if not 0.0 <= low <= high <= 1.0:

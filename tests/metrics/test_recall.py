@@ -15,7 +15,6 @@ from lavis_mafa.metrics import METRICS
 from lavis_mafa.metrics.binary import area_under_roc
 from lavis_mafa.metrics.recall import (
     Ranking,
-    mean_average_precision_at_r,
     ranked_truth,
     retrieval_of_own_pairs,
     retrieval_with_truth,
@@ -147,9 +146,10 @@ def test_recall_with_one_caption_per_image_equals_lavis(tmp_path, monkeypatch):
     ],
 )
 def test_map_at_r_in_closed_form(hits, expected):
-    assert mean_average_precision_at_r(np.array([hits], bool)) == pytest.approx(expected)
     both = np.array([hits, sorted(hits, reverse=True)], bool)
-    assert mean_average_precision_at_r(both) == pytest.approx((expected + 1) / 2)
+    places = np.broadcast_to(np.arange(len(hits)), both.shape)
+    found = Ranking(both, places, places).average_precision_at_r()
+    assert found == pytest.approx([expected, 1])
 
 
 @pytest.mark.strict_smoke

@@ -178,9 +178,8 @@ def _outcome(tests: Iterable[Scored]) -> str:
             sentences.append(f"{t.name} calls no pair a match above {at.threshold:g}.")
             continue
         sentences.append(
-            f"Of the pairs that {t.name} calls a match (above {at.threshold:g}), "
-            f"{_percent(at.precision)} % are one, of all pairs {_percent(t.valid)} %; it finds "
-            f"{_percent(at.recall)} % of the matches."
+            f"Above {at.threshold:g}, {t.name} has a precision of {_percent(at.precision)} % "
+            f"(base rate {_percent(t.valid)} %) and a recall of {_percent(at.recall)} %."
         )
     return " ".join(sentences) or "No pair has a known truth: label some pairs (see the notes)."
 
