@@ -47,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         help="read only image headers (default: decode all pixels)",
     )
-    parser.add_argument("--vocab", metavar="OUT", help="train a vocabulary and write it here")
+    parser.add_argument(
+        "--vocab", type=Path, metavar="OUT", help="train a vocabulary and write it here"
+    )
     parser.add_argument(
         "--vocab-size", type=int, default=8000, help="its number of tokens (default: 8000)"
     )

@@ -151,5 +151,5 @@ def test_the_study_of_the_documentation_compares_it(tmp_path):
     (text,) = (one for one in re.findall(r"```yaml\n(.*?)```", page, re.S) if "HN-NCE" in one)
     study = tmp_path / "mine.yaml"
     study.write_text(text.replace("examples/hn_nce.py", str(FILE)), encoding="utf-8")
-    status, printed = run_python(tmp_path, "-m", "lavis_mafa", "study", study, "--dry-run")
+    status, printed = run_python(tmp_path, "-m", "research", "study", study, "--dry-run")
     assert status == 0 and "HN-NCE" in printed, printed

@@ -18,13 +18,29 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("what", ODD)
-def test_odd_weights_are_refused_by_name(tmp_path, injected, what):
+@pytest.mark.parametrize(
+    "what, found",
+    [
+        *(("int8", "int8"), ("float8", "float8"), ("complex", "complex64"), ("quantised", "qint8")),
+        *(("sparse", "tensor of layout sparse_coo"), ("meta", "meta tensor")),
+    ],
+)
+def test_odd_weights_are_refused_by_name(tmp_path, injected, what, found):
     path = tmp_path / "c.pth"
     torch.save({"model": {WEIGHT: ODD[what](torch.randn(4, 3)), "other": torch.ones(1)}}, path)
-    with pytest.raises(ValueError, match=f"c.pth cannot be loaded: {WEIGHT} is of type"):
+    with pytest.raises(
+        ValueError, match=f"c.pth cannot be loaded: {WEIGHT} is (of type|a) {found}"
+    ):
         read_checkpoint(str(path))
     injected("checkpoint of other types", 1)
+
+
+def test_whole_numbers_in_place_of_a_parameter_are_refused(tiny, tmp_path):
+    """Also of parameters that are no layer's weight or bias, such as the temperature."""
+    state = {**tiny.state_dict(), "temp": torch.tensor(1)}
+    torch.save({"model": state}, tmp_path / "c.pth")
+    with pytest.raises(ValueError, match="c.pth cannot be loaded: temp is of type int64"):
+        tiny.load_checkpoint(str(tmp_path / "c.pth"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)

@@ -145,7 +145,7 @@ def test_every_key_has_a_type():
         for name in untyped
         if re.fullmatch(r"datasets\.\*\.build_info\.(p_\w+|zipf|topics|max_objects)", name)
     }
-    assert untyped - toy == {"run.annotation_file"} and len(toy) == 10
+    assert untyped - toy == {"run.annotation_file"} and len(toy) == 9
 
 
 def test_valid_values_are_reported_as_missed():
