@@ -215,8 +215,9 @@ def test_make_vocab_rejects_invalid_input(tmp_path: Path, capsys) -> None:
         ("empty.csv", ["--vocab-size", "5"], "size above 5"),
         ("gone.csv", [], "does not exist"),
     ):
+        files = [str(tmp_path / name), "--image-root", str(tmp_path)]
         with pytest.raises(SystemExit) as stop:
-            main(["check-data", str(tmp_path / name), "--vocab", str(tmp_path / "v.txt"), *options])
+            main(["check-data", *files, "--vocab", str(tmp_path / "v.txt"), *options])
         assert stop.value.code == 2
         assert message in capsys.readouterr().err
     assert not (tmp_path / "v.txt").exists()
