@@ -36,7 +36,7 @@ LIMITS = {
     "public names": 1_525,
     "config keys": 264,
     "commands": 10,
-    "words of docs": 37_000,
+    "words of docs": 37_100,
     "lines of README": 150,
     "doubled file names": 0,
     "circles of imports": 0,
