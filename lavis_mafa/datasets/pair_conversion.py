@@ -218,7 +218,7 @@ class PairWriter:
     Args:
         groups: whether to write the ids of groups.
         stores: whether rows may have their images in the files that are read.
-        shards: whether the sources are tar shards: images are told apart by place, since reading
+        shards: whether the sources are tar shards: images are identified by place, since reading
             them takes too long, and every source is a batch of the table.
     """
 

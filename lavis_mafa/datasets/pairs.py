@@ -29,7 +29,7 @@ class Pairs(Dataset[dict[str, Any]]):
         vis_root: folder that the image paths are relative to.
     """
 
-    images_by_content = False  # whether stored images are told apart by their bytes
+    images_by_content = False  # whether stored images are identified by their bytes
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ from lavis_mafa.downstream.caption_metrics import as_id
 from lavis_mafa.io.files import write_text
 from lavis_mafa.io.processes import gather_objects, progress
 
-# By it LAVIS's data sets are told from those that collate themselves.
+# Distinguishes LAVIS's data sets from those that collate themselves.
 _LAVIS_COLLATER = BaseDataset.collater
 _PROBES = 16  # samples checked for whether an annotation file is of the data set
 
