@@ -6,14 +6,13 @@ Learning", ICML 2025 (arXiv 2502.20612). The threshold of anchor i solves
     min over v of  v r + E_j max(s_ij - v, 0),
 
 whose subgradient in v is ``r - P(s_ij > v)``; its minimum is the (1 - r) quantile of the anchor's
-scores with all candidates of the data set. Every mini-batch gives an unbiased estimate of it.
+scores with all candidates of the data set. Every mini-batch gives an unbiased estimate of it, and
+the threshold takes a step of Adam, as in the authors' code (github.com/vibalcam/GloFND).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +23,7 @@ from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.rules import KEPT, POSITIVE, RULES, ScoredPairs
 
 MOST_SORTED = 2**22  # scores at a time
+BETAS, EPS = (0.9, 0.98), 1e-8  # of Adam
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,8 @@ class GlobalThreshold(Checked):
         high=0.5,
     )
     rate: float = option(
-        0.05, "step size of the thresholds, in units of the score", source="GloFND", low=0,
-        above=True,
-    )  # fmt: skip
+        0.05, "Adam's learning rate, in units of the score", source="GloFND", low=0, above=True
+    )
     start_epoch: int = option(
         1, "first epoch whose verdicts use the thresholds; they are learned from epoch 0 on", low=0
     )
@@ -51,9 +50,9 @@ class GlobalThreshold(Checked):
 class GlobalThresholds(nn.Module):
     """Call a pair positive if it scores above its anchor's learned threshold.
 
-    Thresholds are buffers ``(N,)`` of images and of texts by ``loaded_index``, equal on all ranks
-    and saved in checkpoints. An anchor's first threshold is the (1 - r) quantile of its first
-    mini-batch. No pair is ambiguous.
+    Buffers of images and of texts by ``loaded_index`` are equal on all ranks and saved in
+    checkpoints: thresholds ``(N,)`` and Adam's two moments ``(2, N)``. An anchor's first threshold
+    is the (1 - r) quantile of its first mini-batch. No pair is ambiguous.
 
     Args:
         own: see `GlobalThreshold`.
@@ -69,27 +68,12 @@ class GlobalThresholds(nn.Module):
         self._bounds: dict[str, Tensor] = {}
         self.allocate(0)
 
-    @classmethod
-    def problems_of(cls, cfg: Any) -> Iterator[tuple[str, str, bool]]:
-        """Yield what a config says of itself that may not be meant; see `lavis_mafa.problems`."""
-        key = "model.mafa.global_threshold.share"
-        share, size = cfg[key], cfg["run.batch_size_train"]
-        if share is None or not size or cfg["model.negative_all_rank"] or not cfg.training:
-            return
-        if 1 < size and share * (size - 1) < 1:
-            why = (
-                f"{share:g} of a mini-batch of {size} is less than one candidate: the first "
-                "thresholds lie at the most similar one, and as each is moved once an epoch, by "
-                "model.mafa.global_threshold.rate, up to one candidate of every anchor is called "
-                f"false for many epochs ({1 / (size - 1):.2g} of them)"
-            )
-            yield key, why, True
-
     def allocate(self, size: int) -> None:
         """Prepare for the samples 0 to ``size`` - 1; NaN: not seen yet."""
         for name in DIRECTIONS:
             device = getattr(self, name).device if hasattr(self, name) else None
             self.register_buffer(name, torch.full((size,), float("nan"), device=device))
+            self.register_buffer(f"{name}_moments", torch.zeros(2, size, device=device))
 
     @torch.no_grad()
     def observe(
@@ -102,13 +86,14 @@ class GlobalThresholds(nn.Module):
         """Take a step of every anchor's threshold, with the mini-batches of all ranks.
 
         Args:
-            scores: ``(B, C)`` of both directions.
+            scores: ``(B, C)`` of both directions, from -1 to 1.
             positives: ``(B, C)`` bool, known positives, which are left out.
             index: ``(B,)`` numbers of the anchors' samples in the data set.
-            epoch: of the run; None counts as one with verdicts.
+            epoch: of the run, from 0 on.
 
         Raises:
-            ValueError: if the samples have no number, or none that `allocate` prepared for.
+            ValueError: if the epoch is unknown, or the samples have no number, or none that
+                `allocate` prepared for.
         """
         if index is None or (len(index) and int(index.max()) >= len(self.i2t)):
             raise ValueError(
@@ -116,8 +101,13 @@ class GlobalThresholds(nn.Module):
                 f"samples, got {'no loaded_index' if index is None else int(index.max())}; give "
                 "samples['loaded_index'], and call allocate(number of samples) before training"
             )
+        if epoch is None:
+            raise ValueError(
+                "connections.rule: global_threshold got no epoch, by whose number it corrects its "
+                "steps; give it, from 0 on, as samples['epoch']"
+            )
         together = Ranks(True)
-        verdicts = epoch is None or epoch >= self.own.start_epoch
+        places = together.gather(index)
         for name, score in zip(DIRECTIONS, scores, strict=True):
             known: Tensor = getattr(self, name)
             score = score.float().masked_fill(positives, float("nan"))
@@ -126,15 +116,35 @@ class GlobalThresholds(nn.Module):
             if bool(unseen.any()):
                 before[unseen] = _quantiles(score[unseen], 1 - self.own.share)
             above = (score > before[:, None]).sum(dim=1) / (~positives).sum(dim=1)
-            after = before - self.own.rate * (self.own.share - above)
-            # An anchor without a negative learns nothing: 0 / 0 above.
-            after = torch.where(after.isnan(), known[index], after)
-            # Samples may occur twice, as replacements of unreadable ones: the larger threshold, so
-            # that every rank stores the same whatever the order of writing.
-            places, values = together.gather(index), together.gather(after)
-            known.scatter_reduce_(0, places, values, "amax", include_self=False)
+            # 0 / 0, of an anchor without a negative: it learns nothing.
+            gradient = (self.own.share - above).nan_to_num(float("inf"))
+            self._step(name, places, together.gather(torch.stack([before, gradient])[None]), epoch)
             bounds = known[index]
+            verdicts = epoch >= self.own.start_epoch
             self._bounds[name] = bounds if verdicts else torch.full_like(bounds, float("nan"))
+
+    def _step(self, name: str, places: Tensor, gathered: Tensor, epoch: int) -> None:
+        """Take Adam's step of the thresholds at ``places`` ``(M,)``.
+
+        Args:
+            gathered: ``(ranks, 2, B)`` thresholds and gradients, infinite where nothing is learned.
+        """
+        known, moments = getattr(self, name), getattr(self, f"{name}_moments")
+        before, gradient = gathered.transpose(0, 1).flatten(1)
+        old = moments[:, places]
+        # Samples may occur twice, as replacements of unreadable ones: the larger threshold and the
+        # smaller gradient, so that every rank stores the same whatever the order of writing.
+        known.scatter_reduce_(0, places, before, "amax", include_self=False)
+        moments[0].scatter_reduce_(0, places, gradient, "amin", include_self=False)
+        before, gradient = known[places], moments[0, places]
+        betas = torch.tensor(BETAS, device=old.device)[:, None]
+        new = betas * old + (1 - betas) * torch.stack([gradient, gradient**2])
+        # As the authors: by the number of epochs, not of the sample's own steps.
+        mean, square = new / (1 - betas ** (epoch + 1))
+        after = (before - self.own.rate * mean / (square.sqrt() + EPS)).clamp(-1.0, 1.0)
+        learns = after.isfinite()
+        known[places] = torch.where(learns, after, before)
+        moments[:, places] = torch.where(learns, new, old)
 
     def forward(self, pairs: ScoredPairs, rule: MiningRule) -> Tensor:
         """Return states ``(R,)`` of nominations; see `lavis_mafa.algorithm.rules.thresholds`."""
