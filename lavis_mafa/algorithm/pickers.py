@@ -68,11 +68,28 @@ def sampled(sim: Tensor, positives: Tensor) -> Tensor:
 
     Args and returns as `hardest`; ``sim`` is divided by the temperature.
     """
-    nothing_left = positives.all(dim=1)
     # A NaN must not stop the draw here: it reaches the loss, whose check names the samples.
     allowed = sim.nan_to_num().masked_fill(positives, float("-inf"))
-    allowed = allowed.masked_fill(nothing_left[:, None], 0.0)
-    drawn = torch.multinomial(torch.softmax(allowed, dim=1), 1).squeeze(1)
+    return _draw(torch.softmax(allowed, dim=1), positives)
+
+
+@PICKERS.register("sampled_blip", source="LAVIS: blip_pretrain, blip2_qformer")
+def sampled_blip(sim: Tensor, positives: Tensor) -> Tensor:
+    """Draw one candidate per anchor by LAVIS's weights for BLIP and BLIP-2.
+
+    These are ``softmax(sim) + 1e-4`` over all candidates, and 0 for known positives. Where the own
+    pair has most of the softmax, the others have nearly equal probabilities.
+
+    Args and returns as `hardest`; ``sim`` is divided by the temperature.
+    """
+    weights = torch.softmax(sim.nan_to_num(), dim=1) + 1e-4
+    return _draw(weights.masked_fill(positives, 0.0), positives)
+
+
+def _draw(weights: Tensor, positives: Tensor) -> Tensor:
+    """Draw a candidate ``(B,)`` by weights ``(B, N)``; `NONE` where all are positives."""
+    nothing_left = positives.all(dim=1)
+    drawn = torch.multinomial(weights.masked_fill(nothing_left[:, None], 1.0), 1).squeeze(1)
     return torch.where(nothing_left, NONE, drawn)
 
 

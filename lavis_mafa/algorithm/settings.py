@@ -43,9 +43,10 @@ class StepSettings:
 
     negatives: str = option(
         "hardest",
-        "hard negatives: the hardest in the mini-batch, sampled by similarity (ALBEF), drawn with "
-        "equal probabilities (lavis_mafa), or sampled by the posterior that they are false (FNE)",
-        source="MAFA 4.1, ALBEF 3.2, FNE",
+        "hard negatives: the hardest in the mini-batch, sampled by similarity (ALBEF; BLIP: "
+        "sampled_blip), drawn with equal probabilities (lavis_mafa), or sampled by the posterior "
+        "that they are false (FNE)",
+        source="MAFA 4.1, ALBEF 3.2, LAVIS, FNE",
         choices=PICKERS,
     )
     warm_up_epochs: int = option(

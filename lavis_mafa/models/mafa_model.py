@@ -41,9 +41,6 @@ from lavis_mafa.models.weight_loading import (
 )
 from lavis_mafa.problems import ConfigView, Problem
 
-# As LAVIS's ALBEF and BLIP clamp it at every step.
-_TEMPERATURE_RANGE = (0.001, 0.5)
-
 
 def _of_step(name: str) -> Any:
     """Return a property for a part of a model's `StepParts`."""
@@ -71,6 +68,8 @@ class MafaModel:
     step: StepParts
     temp: Any
     cached_batch: int | None = None  # pairs whose activations are stored at a time; None: all
+    # As LAVIS's ALBEF and BLIP clamp it at every step; BLIP-2 has no limits.
+    temperature_range: tuple[float, float] = (0.001, 0.5)
 
     @classmethod
     def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
@@ -108,7 +107,7 @@ class MafaModel:
     def forward(self, samples: dict[str, Any]) -> StepOutput:
         """Compute one step on a mini-batch, as in `lavis_mafa.algorithm.step.run_step`."""
         with torch.no_grad():
-            self.temp.clamp_(*_TEMPERATURE_RANGE)
+            self.temp.clamp_(*self.temperature_range)
         return run_step(self.step_backbone, samples, self.step)
 
     @property

@@ -194,7 +194,7 @@ def test_user_loss_is_added_with_its_weight(registered, tiny, samples):
 
 def test_unknown_names_are_rejected_with_the_known_ones(tiny, samples):
     with pytest.raises(
-        ValueError, match="negatives must be hardest, sampled, uniform or posterior"
+        ValueError, match="negatives must be hardest, sampled, sampled_blip, uniform or posterior"
     ):
         StepSettings(negatives="hard")
     with pytest.raises(ValueError, match="type must be one_hot, .* or momentum"):

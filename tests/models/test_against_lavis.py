@@ -78,31 +78,31 @@ def compare(ours, theirs, samples, schedule=LATE):
 OFF = {"soft_labels": {"type": "one_hot", "label_smoothing": 0.1}, "same_image": "negative"}
 
 
-@pytest.mark.strict_smoke
-def test_blip2_with_mafa_off_is_lavis_blip2(toy_train, process_group, hardest_negatives):
+def blip2_pair(**mafa):
+    """Return our tiny BLIP-2 and LAVIS's, with equal weights."""
+
     class SmallBlip2(Blip2Parts, Blip2Qformer):
         parts = Parts.from_config(tiny_config(Blip2Mafa))
 
     torch.manual_seed(0)
     sizes = {"img_size": 32, "num_query_token": 8, "embed_dim": 64}
     theirs = SmallBlip2(vit_precision="fp32", freeze_vit=False, **sizes)
-    ours = Blip2Mafa.from_config(tiny_config(Blip2Mafa, mafa=OFF))
+    ours = Blip2Mafa.from_config(tiny_config(Blip2Mafa, mafa={**OFF, **mafa}))
     assert ours.state_dict().keys() == theirs.state_dict().keys()
     ours.load_state_dict(theirs.state_dict())
-    compare(ours, theirs, mini_batch(toy_train, range(SIZE)))
+    return ours, theirs
 
 
-@pytest.mark.strict_smoke
-def test_blip_with_momentum_is_lavis_blip_pretrain(
-    toy_train, hardest_negatives, tmp_path, monkeypatch
-):
+def blip_pair(tmp_path, monkeypatch, **mafa):
+    """Return our tiny BLIP with momentum and LAVIS's, with equal weights."""
     # LAVIS loads this tokenizer by name; a local folder of that name takes precedence.
     vocabulary = tmp_path / "bert-base-uncased" / "vocab.txt"
     vocabulary.parent.mkdir()
     shutil.copy(CONFIGS / "models" / "tiny_vocab.txt", vocabulary)
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    cfg = tiny_config(BlipMafa, mafa={**MOMENTUM, "same_image": "negative"}, queue_size=5 * SIZE)
+    mafa = {**MOMENTUM, "same_image": "negative", **mafa}
+    cfg = tiny_config(BlipMafa, mafa=mafa, queue_size=5 * SIZE)
     ours, parts = BlipMafa.from_config(cfg), BlipMafa.from_config(cfg)
     theirs = BlipPretrain(
         parts.visual_encoder,
@@ -117,6 +117,54 @@ def test_blip_with_momentum_is_lavis_blip_pretrain(
     assert ours.state_dict().keys() - theirs.state_dict().keys() == {"idx_queue"}
     move_copies(ours)
     theirs.load_state_dict(ours.state_dict(), strict=False)
+    return ours, theirs
+
+
+@pytest.mark.strict_smoke
+@pytest.mark.parametrize("temperature", [0.07, 0.7])
+def test_blip2_with_mafa_off_is_lavis_blip2(
+    toy_train, process_group, hardest_negatives, temperature
+):
+    """LAVIS does not clamp the temperature of BLIP-2."""
+    ours, theirs = blip2_pair()
+    for model in (ours, theirs):
+        model.temp.data.fill_(temperature)
+    compare(ours, theirs, mini_batch(toy_train, range(SIZE)))
+
+
+@pytest.mark.strict_smoke
+@pytest.mark.parametrize("family", ["blip", "blip2"])
+def test_negatives_are_drawn_by_the_weights_of_lavis(
+    toy_train, process_group, tmp_path, monkeypatch, family
+):
+    """At a low temperature, where the own pair has nearly all of the softmax."""
+    negatives = {"negatives": "sampled_blip"}
+    ours, theirs = (
+        blip2_pair(**negatives)
+        if family == "blip2"
+        else blip_pair(tmp_path, monkeypatch, **negatives)
+    )
+    weights, draw = [], torch.multinomial
+
+    def record(given, count):
+        weights.append(given / given.sum(dim=-1, keepdim=True))
+        return draw(given, count)
+
+    monkeypatch.setattr(torch, "multinomial", record)
+    batch = {**mini_batch(toy_train, range(SIZE)), **LATE}
+    for model in (ours, theirs):
+        model.temp.data.fill_(0.01)
+        model(dict(batch))
+    i2t, t2i, *of_lavis = weights
+    assert torch.allclose(torch.cat([t2i, i2t]), torch.stack(of_lavis), atol=1e-5)
+    assert (torch.cat([t2i, i2t]).max(dim=1).values < 0.9).any()
+
+
+@pytest.mark.strict_smoke
+def test_blip_with_momentum_is_lavis_blip_pretrain(
+    toy_train, hardest_negatives, tmp_path, monkeypatch
+):
+    ours, theirs = blip_pair(tmp_path, monkeypatch)
     for first in (0, SIZE):
         batch = mini_batch(toy_train, range(first, first + SIZE))
         compare(ours, theirs, {**batch, **LATE})

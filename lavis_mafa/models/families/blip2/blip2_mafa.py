@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,6 +37,7 @@ class Blip2Mafa(MafaModel, Blip2Parts, Blip2Qformer):
         >>> model = load_model("blip2_mafa", "tiny")
     """
 
+    temperature_range = -math.inf, math.inf  # LAVIS's BLIP-2 does not clamp it
     PRETRAINED_MODEL_CONFIG_DICT = model_yamls(
         "blip2_mafa", "pretrain", "pretrain_vitL", "coco", "tiny"
     )
