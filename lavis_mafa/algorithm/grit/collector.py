@@ -22,6 +22,8 @@ from lavis_mafa.algorithm.grit.learned_hardness import (
     from_bytes,
 )
 
+# Full queues that wait or are being grouped; each holds the features of `queue_size` pairs.
+_MOST_PENDING = 2
 Pairs: TypeAlias = tuple[Tensor, Tensor, Tensor]  # indices, image features, text features
 
 
@@ -99,7 +101,12 @@ class GritCollector:
         Args:
             index: ``(B,)`` int64 sample indices.
             image_features, text_features: ``(B, D)``, normalised.
+
+        Raises:
+            Exception: of the grouping of an earlier queue, if that failed.
         """
+        while self._pending and self._pending[0].done():
+            self._pending.pop(0).result()
         images, texts = image_features.detach().float(), text_features.detach().float()
         # On the features' device, so that training waits for no copy. Indices stay integers:
         # float32 would round those above 16,777,216.
@@ -135,6 +142,8 @@ class GritCollector:
         if isinstance(self.hardness, LearnedHardness):
             # A copy of the network, too: training changes it while the thread groups.
             draws = self.hardness.draws([int(self._rng.integers(2**63)) for _ in spans])
+        while len(self._pending) >= _MOST_PENDING:
+            self._pending.pop(0).result()
         device = queue[0][1].device
         # The grouping stream must wait until training has computed the queued features.
         ready = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None

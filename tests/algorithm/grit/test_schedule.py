@@ -1,5 +1,7 @@
 """Orders of epochs: permutations, leftovers, ranks, queues of any size, resume."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,7 @@ from lavis_mafa.algorithm.grit import (
     grouped_plan,
     random_plan,
 )
+from lavis_mafa.algorithm.grit import collector as collector_module
 from lavis_mafa.algorithm.grit import schedule as schedule_module
 from lavis_mafa.algorithm.grit.grouping import group
 from lavis_mafa.algorithm.grit.sampler import index_dtype
@@ -245,6 +248,34 @@ def test_missing_samples_raise():
     collect_epoch([schedule], plan, last=plan.steps - 1)
     with pytest.raises(ValueError, match="36 samples were collected .* not 40"):
         schedule.end(0)
+
+
+def test_an_error_of_grouping_is_raised_at_the_next_mini_batch():
+    collector = GritCollector(8, 8, 4, seed=0)
+    part, failed = torch.arange(8), torch.full((8, 6), float("nan"))
+    collector.collect(part, failed, failed)
+    with pytest.raises(ValueError, match="finite"):
+        for _ in range(2000):  # the thread needs a moment
+            collector.collect(part[:0], failed[:0], failed[:0])
+            time.sleep(0.005)
+
+
+def test_at_most_two_full_queues_wait_when_grouping_is_slower_than_training(monkeypatch):
+    """Each holds features, which with more of them would fill the memory."""
+    done, waiting = [], []
+
+    def slow_group(images, *args, **kwargs):
+        time.sleep(0.02)
+        done.append(len(images))
+        return np.arange(len(images))
+
+    monkeypatch.setattr(collector_module, "group", slow_group)
+    collector = GritCollector(4, 4, 4, seed=0)
+    for number, part in enumerate(torch.arange(40).split(4)):
+        collector.collect(part, feature_of(part), feature_of(part))
+        waiting.append(number + 1 - len(done))
+    assert max(waiting) == 2
+    assert sorted(collector.finish().tolist()) == list(range(40))
 
 
 @pytest.mark.parametrize("piece", [1, 7, 1000])
