@@ -17,6 +17,7 @@ from lavis_mafa import load_model
 from lavis_mafa.algorithm.mining import (
     ABSENT,
     AMBIGUOUS,
+    DIRECTIONS,
     KEPT,
     POSITIVE,
     Connections,
@@ -156,14 +157,18 @@ def test_statistics_of_a_step_without_truth(output):
         ({"action": "keep"}, (3, 2), (4, 3)),  # everything that was picked
         ({"resample": False}, (1, 1), (2, 1)),  # ambiguous picks stay
         ({"use_in": ("itc", "lm")}, (3, 2), (4, 3)),
+        # Con-D's probabilities as labels: a pair is a negative to the rest of it.
+        ({"labels": "probability"}, (0.1 + 0.15 + 0.9, 0.1 + 0.9), (0.4 + 0.05 + 0.19 + 0.3, 0.54)),
     ],
     ids=str,
 )
 def test_false_negatives_among_itm_negatives(output, rule, i2t, t2i):
     """Pairs given to ITM as negatives, and how many of them are valid."""
     counted = task_with_truth(**rule).step_figures(output, SAMPLES)
-    assert (counted["negatives_in_itm_i2t"], counted["false_in_itm_i2t"]) == i2t
-    assert (counted["negatives_in_itm_t2i"], counted["false_in_itm_t2i"]) == t2i
+    found = {
+        d: (counted[f"negatives_in_itm_{d}"], counted[f"false_in_itm_{d}"]) for d in DIRECTIONS
+    }
+    assert found == {"i2t": pytest.approx(i2t), "t2i": pytest.approx(t2i)}
 
 
 def test_step_without_picks(output):
