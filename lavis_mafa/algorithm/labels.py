@@ -141,9 +141,9 @@ class ItcSide:
         """Return labels ``(B, N)`` spread evenly over each anchor's positives."""
         return labels_from_positives(self.positives)
 
-    def smoothed(self, alpha: float) -> Tensor:
-        """Return `one_hot` labels with a share ``alpha`` of the uniform distribution."""
-        labels = self.one_hot()
+    def smoothed(self, alpha: float, labels: Tensor | None = None) -> Tensor:
+        """Return labels (None: `one_hot`) with a share ``alpha`` of the uniform distribution."""
+        labels = self.one_hot() if labels is None else labels
         return smooth(labels, alpha, self.dropped) if alpha else labels
 
 
@@ -172,7 +172,7 @@ class SoftLabels(Checked):
     """Soft labels of the image-text contrastive loss (ITC).
 
     The field ``start_epoch`` does not apply to labels from momentum encoders: they start in the
-    first step, with a weight that grows over two epochs.
+    first step, with a weight that grows over ``model.ramp_epochs``.
     """
 
     type: str = option(
@@ -274,8 +274,7 @@ def pseudo_positives(side: ItcSide, soft: SoftLabels, own: PseudoPositives) -> T
     if side.dropped is not None:
         near = near & ~side.dropped
     labels = labels_from_positives(torch.maximum(weights, own.weight * near))
-    share = soft.label_smoothing
-    return smooth(labels, share, side.dropped) if share else labels
+    return side.smoothed(soft.label_smoothing, labels)
 
 
 @dataclass(frozen=True)

@@ -106,19 +106,12 @@ class RunningNormal(nn.Module):
         total = count.sum()
         if total == 0:
             return
-        joined = self._shift(count, mean, total)
+        # Differences to one of the means are small: a large common offset costs no precision.
+        base = mean[count > 0][0]
+        joined = base + (count * (mean - base)).sum() / total
         self.squares.copy_(squares.sum() + (count * (mean - joined) ** 2).sum())
         self.mean.copy_(joined)
         self.count.copy_(total)
-
-    @staticmethod
-    def _shift(count: Tensor, mean: Tensor, total: Tensor) -> Tensor:
-        """Return the weighted mean, computed from differences to one of the means.
-
-        These are small: a large common offset costs no precision.
-        """
-        base = mean[count > 0][0]
-        return base + (count * (mean - base)).sum() / total
 
     @property
     def variance(self) -> Tensor:
@@ -225,8 +218,8 @@ class PosteriorPicker(nn.Module):
     """Draw negatives by the posterior that they are false.
 
     The picker estimates the two distributions of similarities from the mini-batches it observes.
-    `run_step` calls `prepare`. On its own, call `observe` once a step, then `pick`; there ``sim``
-    is the cosine similarity, NOT divided by the temperature. Until ``rule.minimum`` positives have
+    `run_step` calls `prepare`. On its own, call `observe` once a step, then `pick`. Until
+    ``rule.minimum`` positives have
     been observed it picks the hardest, or as ``rule.beginning`` says.
 
     Its state is in buffers: as a submodule of a model it is saved in checkpoints.
@@ -244,7 +237,6 @@ class PosteriorPicker(nn.Module):
         self.positive = RunningNormal()
         self.negative = RunningNormal()
         self.register_buffer("epoch", torch.tensor(-1))
-        self._own_sim: Tensor | None = None
 
     @property
     def ready(self) -> bool:
@@ -281,13 +273,14 @@ class PosteriorPicker(nn.Module):
             self.epoch.fill_(epoch)
         if own is None:
             own = torch.arange(len(sim_i2t), device=sim_i2t.device)
-        self._own_sim = sim_i2t.detach().gather(1, own[:, None]).squeeze(1)
         hard_i2t, hard_t2i = (
             sim.detach().masked_fill(positives, -math.inf).amax(dim=1) for sim in (sim_i2t, sim_t2i)
         )
-        own_t2i = sim_t2i.detach().gather(1, own[:, None]).squeeze(1)
-        first = (self._own_sim > hard_i2t) & (own_t2i > hard_t2i) & ~positives.all(dim=1)
-        self.positive.observe(self._own_sim[first], together)
+        own_i2t, own_t2i = (
+            sim.detach().gather(1, own[:, None]).squeeze(1) for sim in (sim_i2t, sim_t2i)
+        )
+        first = (own_i2t > hard_i2t) & (own_t2i > hard_t2i) & ~positives.all(dim=1)
+        self.positive.observe(own_i2t[first], together)
         self.negative.observe(torch.stack([hard_i2t[first], hard_t2i[first]]), together)
 
     def forget(self) -> None:
@@ -295,7 +288,6 @@ class PosteriorPicker(nn.Module):
         self.positive.reset()
         self.negative.reset()
         self.epoch.fill_(-1)
-        self._own_sim = None
 
     def weights(self, sim: Tensor, positives: Tensor, own_sim: Tensor) -> Tensor:
         """Return `sampling_weights` ``(B, N)`` with the distributions observed so far."""
@@ -334,29 +326,17 @@ class PosteriorPicker(nn.Module):
         return picker(of_images), picker(of_texts)
 
     @torch.no_grad()
-    def pick(self, sim: Tensor, positives: Tensor, own_sim: Tensor | None = None) -> Tensor:
+    def pick(self, sim: Tensor, positives: Tensor, own_sim: Tensor) -> Tensor:
         """Draw one candidate per anchor.
 
         Args:
             sim: ``(B, N)`` cosine similarities, not divided by the temperature.
             positives: ``(B, N)`` bool, candidates that may not be picked.
-            own_sim: ``(B,)`` of anchors to their own pairs; None: of the mini-batch observed last.
+            own_sim: ``(B,)`` of anchors to their own pairs.
 
         Returns:
             ``(B,)`` int64 candidate numbers, `NONE` where nothing is left to pick.
-
-        Raises:
-            ValueError: if no similarity to the own pairs is known.
         """
         if not self.ready and self.rule.beginning == "hardest":
             return hardest(sim, positives)
-        own_sim = self._own_sim if own_sim is None else own_sim
-        if own_sim is None or len(own_sim) != len(sim):
-            known = "none" if own_sim is None else f"that of {len(own_sim)}"
-            raise ValueError(
-                f"the similarity of {len(sim)} anchors to their own pairs is needed, {known} is "
-                "known: call observe with this mini-batch first, or give own_sim"
-            )
         return draw(self.weights(sim, positives, own_sim), sim, positives)
-
-    forward = pick

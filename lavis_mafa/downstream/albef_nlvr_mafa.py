@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from transformers.models.bert.configuration_bert import BertConfig
 from transformers.utils.generic import ModelOutput
 
-from lavis_mafa.algorithm.losses.text_assignment import assign_texts
 from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.downstream.albef_downstream import AlbefDownstream
+from lavis_mafa.downstream.text_assignment import assign_texts
 from lavis_mafa.downstream.yamls import model_yamls
 from lavis_mafa.models.families.albef.fusion_layers import LAYER, State, double_fusion_layers
 from lavis_mafa.models.families.family import all_visible, tokenize

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 import torch
@@ -13,9 +12,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from slow_families import SLOW, TableConD
+from slow_forms import SLOW_FORMS
 
 from lavis_mafa import load_model
-from lavis_mafa.algorithm.backbone import Images, Texts
 from lavis_mafa.algorithm.context import NO_GROUP
 from lavis_mafa.algorithm.itc_forms import ITC_LOSSES
 from lavis_mafa.algorithm.labels import SOFT_LABELS, SoftLabels
@@ -54,53 +53,6 @@ def step(model, samples, con_d=None, momentum=None, **changes):
 # Losses against loops
 
 
-def slow_softmax(sim, degree, temperature):
-    total = sum(math.exp(s) for s in sim)
-    return -sum(
-        d / sum(degree) * math.log(math.exp(s) / total) for s, d in zip(sim, degree, strict=True)
-    )
-
-
-def slow_sigmoid(sim, degree, temperature, relative_bias=1.0):
-    bias = -relative_bias / temperature
-    return sum(
-        -d * math.log(1 / (1 + math.exp(-s - bias)))
-        - (1 - d) * math.log(1 / (1 + math.exp(s + bias)))
-        for s, d in zip(sim, degree, strict=True)
-    )
-
-
-def slow_debiased(sim, degree, temperature, prior=0.1):
-    negatives = [math.exp(s) for s, d in zip(sim, degree, strict=True) if not d]
-    positives = [math.exp(s) for s, d in zip(sim, degree, strict=True) if d]
-    mean_negative = sum(negatives) / len(negatives)
-    mean_positive = sum(positives) / len(positives)
-    least = math.exp(-1 / temperature)
-    estimate = max((mean_negative - prior * mean_positive) / (1 - prior), least)
-    return -sum(math.log(p / (p + len(negatives) * estimate)) for p in positives) / len(positives)
-
-
-def slow_rince(sim, degree, temperature, q=0.5, weight=0.01):
-    negatives = sum(math.exp(s) for s, d in zip(sim, degree, strict=True) if not d)
-    positives = [s for s, d in zip(sim, degree, strict=True) if d]
-    # Large exponents are divided by e^(q * shift), the same for all pairs.
-    shift = max(1 / temperature - 10.0 / q, 0.0)
-    terms = [
-        ((weight * (math.exp(p) + negatives) * math.exp(-shift)) ** q - math.exp(q * (p - shift)))
-        / q
-        for p in positives
-    ]
-    return sum(terms) / len(terms)
-
-
-FORMS = {
-    "softmax": slow_softmax,
-    "sigmoid": slow_sigmoid,
-    "debiased": slow_debiased,
-    "rince": slow_rince,
-}
-
-
 def slow_losses(model, samples, groups, same_group, form):
     """ITC and ITM pair by pair, from the definition of `same_group`."""
     slow = SLOW["albef_mafa"](model, samples)
@@ -118,7 +70,8 @@ def slow_losses(model, samples, groups, same_group, form):
             near = mates(groups, b) if same_group != "negative" else set()
             kept = [k for k in range(size) if k not in near or same_group == "positive"]
             degree = [float(k == b or k in near) for k in kept]
-            itc.append(FORMS[form]([sims[k] for k in kept], degree, temperature))
+            label = [d / sum(degree) for d in degree]
+            itc.append(SLOW_FORMS[form]([sims[k] for k in kept], degree, label, temperature))
             left = [k for k in range(size) if k != b and k not in near]
             if left:
                 k = max(left, key=lambda k: sims[k])
@@ -127,7 +80,7 @@ def slow_losses(model, samples, groups, same_group, form):
     return sum(itc) / len(itc), torch.stack(losses).mean().item()
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", SLOW_FORMS)
 @pytest.mark.parametrize("same_group", VALUES)
 def test_losses_with_groups_equal_slow_loop(tiny, toy_train, same_group, form):
     samples = with_groups(toy_train)
@@ -137,55 +90,6 @@ def test_losses_with_groups_equal_slow_loop(tiny, toy_train, same_group, form):
         itc, itm = slow_losses(tiny, samples, GROUPS, same_group, form)
     assert output.loss_itc.item() == pytest.approx(itc, rel=2e-4)
     assert output.loss_itm.item() == pytest.approx(itm, rel=1e-4)
-
-
-class Vectors(torch.nn.Module):
-    """A backbone without encoders: image and text b have vectors of their own."""
-
-    def __init__(self, vectors):
-        super().__init__()
-        self.images, self.texts = (
-            torch.nn.Parameter(vectors + 0.3 * torch.randn(vectors.shape)) for _ in range(2)
-        )
-        self.temperature = torch.tensor(0.1)
-
-    def encode_images(self, images):
-        features = F.normalize(self.images, dim=1)
-        return Images(features[:, None], features)
-
-    def encode_texts(self, captions):
-        ids = torch.arange(len(captions))[:, None]
-        return Texts(ids, torch.ones_like(ids), None, F.normalize(self.texts, dim=1))
-
-    def similarity(self, image_features, text_features):
-        return image_features @ text_features.t()
-
-    def grit_vectors(self, images, texts):
-        return images.features.detach(), texts.features.detach()
-
-
-def test_training_brings_groups_together_or_leaves_them():
-    """Cosines of images to the other captions of their group, near which they begin."""
-    groups = [k % 4 for k in range(12)]
-    count, found = len(groups), {}
-    samples = {"image": torch.empty(count), "text_input": [""] * count, "epoch": 1}
-    samples["group_id"] = torch.tensor(groups)
-    pairs = torch.tensor([(b, k) for b in range(count) for k in mates(groups, b)]).t()
-    for same_group in VALUES:
-        torch.manual_seed(0)
-        backbone = Vectors(torch.eye(4)[groups])
-        settings = StepSettings(
-            loss_weights=ITC_ONLY, same_group=same_group, soft_labels=SoftLabels("one_hot")
-        )
-        optimizer = torch.optim.Adam(backbone.parameters(), lr=0.05)
-        for _ in range(60):
-            output = run_step(backbone, samples, settings)
-            optimizer.zero_grad()
-            output.loss.backward()
-            optimizer.step()
-        cosines = (output.image_features @ output.text_features.t()).detach()
-        found[same_group] = cosines[pairs[0], pairs[1]].mean().item()
-    assert found["positive"] - 0.05 > found["dropped"] > found["negative"] + 0.3, found
 
 
 def test_the_three_values_differ_and_dropped_is_the_default(tiny, toy_train):

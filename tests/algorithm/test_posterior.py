@@ -188,14 +188,6 @@ def test_weights_equal_fne_formula():
         assert bool(mask.any()) and not bool(mask.all())
 
 
-def test_more_probable_false_negatives_have_lower_weight():
-    sim = torch.full((1, 4), 0.7)
-    posteriors = torch.tensor([[0.01, 0.3, 0.6, 1.0]], dtype=torch.float64)
-    weights = sampling_weights(sim, torch.tensor([0.7]), posteriors, posteriors < 0, None, 0.2)[0]
-    assert (weights.diff() < 0).all()
-    assert float(weights[3]) == pytest.approx(math.exp(-0.5))
-
-
 def test_margin_removes_only_easy_negatives():
     sim = torch.tensor([[0.1, 0.49, 0.5, 0.51, 0.9]], dtype=torch.float64)
     known = torch.zeros(1, 5, dtype=torch.bool)
@@ -301,11 +293,11 @@ def test_anchor_without_negatives_is_not_observed():
 def test_hardest_is_picked_until_enough_is_observed():
     picker, sim, own = observed_picker(PosteriorRule(minimum=240, margin=0.5))
     assert int(picker.positive.count) == 240 and not picker.ready
-    assert torch.equal(picker(sim, own), hardest(sim, own))
+    assert torch.equal(picker.pick(sim, own, sim.diagonal()), hardest(sim, own))
     picker, sim, own = observed_picker(PosteriorRule(minimum=239, margin=0.5))
     assert picker.ready
     torch.manual_seed(0)
-    picks = torch.stack([picker(sim, own) for _ in range(20)])
+    picks = torch.stack([picker.pick(sim, own, sim.diagonal()) for _ in range(20)])
     assert not torch.equal(picks[0], hardest(sim, own)) and len(picks.unique(dim=0)) > 1
     assert bool((sim.gather(1, picks.t()) > float(picker.positive.mean) - 0.5).all())
 
@@ -318,7 +310,7 @@ def test_similarity_sampling_until_enough_is_observed():
     expected = sampling_weights(sim, own_sim, None, own, float(picker.positive.mean), 0.5)
     assert torch.equal(picker.weights(sim, own, own_sim), expected)
     torch.manual_seed(0)
-    assert not torch.equal(picker(sim, own), hardest(sim, own))
+    assert not torch.equal(picker.pick(sim, own, sim.diagonal()), hardest(sim, own))
 
 
 def test_false_negatives_are_drawn_less_than_true_negatives():
@@ -327,7 +319,7 @@ def test_false_negatives_are_drawn_less_than_true_negatives():
     sim = torch.tensor([[0.8, 0.8, 0.55]]).repeat(4000, 1)
     known = torch.tensor([[True, False, False]]).repeat(4000, 1)
     torch.manual_seed(0)
-    share = (picker(sim, known, sim[:, 0]) == 1).double().mean()
+    share = (picker.pick(sim, known, sim[:, 0]) == 1).double().mean()
     # Weights exp(-0.5) and exp(-0.25^2 / 2).
     expected = math.exp(-0.5) / (math.exp(-0.5) + math.exp(-0.03125))
     assert float(share) == pytest.approx(expected, abs=0.03)
@@ -353,14 +345,6 @@ def test_own_pairs_may_be_at_any_index_of_the_candidates():
     picker = PosteriorPicker()
     picker.observe(sim, sim, positives, own)
     assert float(picker.positive.mean) == pytest.approx(3.0)
-
-
-def test_picking_without_observing_is_rejected():
-    picker, sim, own = observed_picker()
-    with pytest.raises(ValueError, match="call observe with this mini-batch first"):
-        picker(sim[:7], own[:7])
-    with pytest.raises(ValueError, match="none is known"):
-        PosteriorPicker(PosteriorRule(beginning="sampled"))(sim, own)
 
 
 @pytest.mark.parametrize(

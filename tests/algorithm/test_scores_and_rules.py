@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lavis_mafa import load_model
-from lavis_mafa.algorithm.itc_forms import contrastive_loss
 from lavis_mafa.algorithm.mining import ALL, MiningRule, find_connections, pick
 from lavis_mafa.algorithm.negatives_encoder import EncodedByFrozen
 from lavis_mafa.algorithm.parts import build_parts
@@ -100,75 +98,6 @@ def test_relative_margin_is_the_share_of_nv_retriever():
     pairs = ScoredPairs("i2t", torch.tensor([0.77, 0.75]), torch.tensor([0.8, 0.8]), torch.zeros(2))
     states = RULES.entry("margin").make(Margin(0.05, "relative"))(pairs, MiningRule())
     assert states.tolist() == [POSITIVE, KEPT]
-
-
-def scaled_world():
-    """Anchors whose own pairs score from 0.3 to 0.9, as captions are brief or detailed.
-
-    Returns:
-        Scores of a guide ``(24, 24)``, and which candidates match: each anchor's pair and one other
-        that scores nearly as high. The rest score at most two thirds of the own pair.
-    """
-    size = 24
-    generator = torch.Generator().manual_seed(0)
-    own = torch.linspace(0.3, 0.9, size)
-    other = (torch.arange(size) + size // 2) % size
-    scores = own[:, None] * (2 / 3) * torch.rand(size, size, generator=generator)
-    scores[torch.arange(size), other] = own * (0.97 + 0.06 * torch.rand(size, generator=generator))
-    scores[torch.arange(size), torch.arange(size)] = own
-    return scores, torch.zeros(size, size, dtype=torch.bool).scatter(1, other[:, None], True)
-
-
-def found_false(rule, scores, own=None):
-    """Return which candidates ``(N, N)`` a rule calls false, of all of them."""
-    found, _, _ = connections_of(rule, (scores, scores), own, sims=(scores, scores))
-    false = torch.zeros_like(scores, dtype=torch.bool)
-    rows = found.state == POSITIVE
-    false[found.anchor[rows], found.hard[rows]] = True
-    return false
-
-
-BY_SIMILARITY = {"score": "similarity", "action": "drop", "top_k": ALL}
-BY_MARGIN = MiningRule(**BY_SIMILARITY, rule="margin"), Margin(0.1, "relative")
-
-
-def by_threshold(high):
-    return MiningRule(**BY_SIMILARITY, low=high, high=high), None
-
-
-def test_a_margin_finds_what_no_threshold_separates():
-    """The claim of positive-aware mining: what counts is the score relative to the own pair's."""
-    scores, false = scaled_world()
-    rule, own = BY_MARGIN
-    assert torch.equal(found_false(rule, scores, own), false)
-    wrong = {}
-    for percent in range(5, 100, 5):
-        rule, _ = by_threshold(percent / 100)
-        wrong[percent] = int((found_false(rule, scores) != false).sum())
-    assert min(wrong.values()) >= 6, wrong
-
-
-def test_dropping_by_a_margin_leaves_matching_candidates_nearer():
-    """Images and texts trained by InfoNCE without the candidates that a guide's scores drop."""
-    scores, false = scaled_world()
-    size, gaps = len(scores), []
-    for rule, own in (BY_MARGIN, by_threshold(0.6)):
-        dropped = found_false(rule, scores, own)
-        generator = torch.Generator().manual_seed(3)
-        same = torch.eye(size // 2, 16).repeat(2, 1)
-        sides = [
-            (same + 0.1 * torch.randn(size, 16, generator=generator)).requires_grad_()
-            for _ in range(2)
-        ]
-        optimizer = torch.optim.Adam(sides, lr=0.02)
-        for _ in range(100):
-            images, texts = (F.normalize(side, dim=1) for side in sides)
-            optimizer.zero_grad()
-            contrastive_loss(images @ texts.t() / 0.1, torch.eye(size), dropped).backward()
-            optimizer.step()
-        cosines = (images @ texts.t()).detach()
-        gaps.append((cosines.diagonal() - cosines[false]).mean().item())
-    assert gaps[0] < 0.5 * gaps[1], gaps
 
 
 def test_thresholds_apply_to_scores():
@@ -414,9 +343,3 @@ def test_near_duplicates_are_not_pushed_apart(model, samples):
         expected = torch.zeros(BATCH, BATCH, dtype=torch.bool)
         expected[0, 1] = expected[1, 0] = True
         assert torch.equal(dropped, expected)
-
-
-def test_rules_know_what_they_need():
-    assert RULES.entry("margin").traits.needs_own
-    assert RULES.entry("thresholds").traits.uses_thresholds
-    assert math.isclose(Margin().margin, 0.05)

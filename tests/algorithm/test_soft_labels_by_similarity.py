@@ -11,7 +11,6 @@ from conftest import mini_batch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lavis_mafa.algorithm.itc_forms import contrastive_loss
 from lavis_mafa.algorithm.labels import (
     ItcSide,
     PseudoPositives,
@@ -59,10 +58,11 @@ def test_pseudo_positives_are_none_where_the_own_pair_is_the_most_similar():
 
 
 def test_probabilities_of_con_d_are_kept_where_they_are_larger():
-    sim = torch.tensor([[1.0, 2.0, 3.0, 0.0]])
-    side = ItcSide(sim, sim, torch.tensor([[1.0, 0.8, 0.05, 0.6]]))
+    """The last candidate is exactly as similar as the positive, which is enough."""
+    sim = torch.tensor([[1.0, 2.0, 3.0, 0.0, 1.0]])
+    side = ItcSide(sim, sim, torch.tensor([[1.0, 0.8, 0.05, 0.6, 0.0]]))
     found = pseudo_positives(side, SOFT, PseudoPositives(0.2))
-    assert torch.allclose(found, torch.tensor([[1.0, 0.8, 0.2, 0.6]]) / 2.6)
+    assert torch.allclose(found, torch.tensor([[1.0, 0.8, 0.2, 0.6, 0.2]]) / 2.8)
 
 
 @given(st.integers(0, 10_000), st.integers(0, 2))
@@ -115,60 +115,3 @@ def test_labels_start_with_their_epoch_and_use_the_right_modality(tiny, toy_trai
             labels = 0.5 * own + 0.5 * torch.softmax(features @ features.t() / 0.07, dim=1)
             expected -= (labels * F.log_softmax(rows, dim=1)).sum(1).mean() / 2
         assert late.loss_itc.item() == pytest.approx(expected.item(), rel=1e-5)
-
-
-def train(label, own, texts, side_of_features, steps=120):
-    """Train texts against fixed images with labels; return their final cosines."""
-    texts = texts.clone().requires_grad_()
-    optimizer = torch.optim.Adam([texts], lr=0.05)
-    images = side_of_features
-    for _ in range(steps):
-        unit = F.normalize(texts, dim=-1)
-        cosines = unit @ images.t()
-        positives = torch.eye(len(images), dtype=torch.bool)
-        similar = (images @ images.t()).detach()
-        side = ItcSide(cosines / 0.1, cosines / 0.1, positives, intra_modal_of=lambda s=similar: s)
-        labels = label(side, SOFT, own)
-        loss = -(labels * F.log_softmax(side.sim, dim=1)).sum(1).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return (F.normalize(texts, dim=-1) @ images.t()).detach()
-
-
-def test_duplicates_of_the_own_image_are_pushed_away_less():
-    """Images i and i + 4 are nearly the same, so both match text i."""
-    torch.manual_seed(0)
-    images = F.normalize(torch.eye(4, 6).repeat(2, 1) + 0.15 * torch.randn(8, 6), dim=-1)
-    start = torch.randn(8, 6)
-    twin = (torch.arange(8), (torch.arange(8) + 4) % 8)
-
-    def gap(label, own):
-        cosines = train(label, own, start, images)
-        return (cosines.diagonal() - cosines[twin]).mean().item()
-
-    hard = gap(softclip, SoftClip(0.0))
-    assert gap(softclip, SoftClip(0.5, 0.1)) < 0.7 * hard
-
-
-def test_pseudo_positives_find_the_matches_of_wrong_pairs():
-    """Images of a class have one feature; 4 of 10 come with a text of the next class, so that the
-    text of their own class is a false negative, more similar than the pair that they come with."""
-    classes, samples = 6, 10
-    of_class = torch.arange(classes * samples) // samples
-    wrong = torch.arange(classes * samples) % samples < 4
-    positives = F.one_hot((of_class + wrong.long()) % classes, classes).bool()
-    found = []
-    for weight in (0.0, 0.1, 1.0):
-        # Partly trained: where all are equal, all are pseudo-positives.
-        features = (torch.ones(classes, classes) + torch.eye(classes)).requires_grad_()
-        optimizer = torch.optim.Adam([features], lr=0.05)
-        for _ in range(150):
-            cosines = F.normalize(features, dim=1)[of_class]
-            side = ItcSide(cosines / 0.2, cosines, positives)
-            labels = pseudo_positives(side, SOFT, PseudoPositives(weight))
-            optimizer.zero_grad()
-            contrastive_loss(side.sim, labels).backward()
-            optimizer.step()
-        found.append(F.normalize(features.detach(), dim=1).diagonal().mean().item())
-    assert found[1] > found[0] + 0.005 and found[2] > found[0] + 0.05, found

@@ -20,8 +20,8 @@ from same_gradients import assert_same_gradients
 from transformers import BertConfig
 
 import lavis_mafa
-from lavis_mafa.algorithm.losses.text_assignment import assign_texts
 from lavis_mafa.downstream import AlbefNlvrMafa, AlbefNlvrPretrainMafa
+from lavis_mafa.downstream.text_assignment import assign_texts
 from lavis_mafa.io.checkpoints import find_config
 from lavis_mafa.models import AlbefMafa
 

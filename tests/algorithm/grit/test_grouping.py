@@ -34,36 +34,20 @@ def quantile(candidates, scores, hardness, skip=0):
     return ranked[round((1 - hardness) * (len(ranked) - 1))]
 
 
-def slow_grouping(images, texts, start):
-    """Algorithm 2 as a loop: alternate directions, never visit a sample twice."""
+def slow_grouping(images, texts, start, ids=None, batch_size=None, taken=(), hardness=1.0, skip=0):
+    """Algorithm 2 as a loop: alternate directions, never visit a pair twice, and repeat an image
+    (or a group) of the mini-batch only if no other is left."""
     sim = (images.float() @ texts.float().t()).tolist()
-    visited, order, image_to_text = [start], [start], True
-    for _ in range(len(sim) - 1):
-        current = order[-1]
-        best, best_score = None, -float("inf")
-        for other in range(len(sim)):
-            if other in visited:
-                continue
-            score = sim[current][other] if image_to_text else sim[other][current]
-            if score > best_score:
-                best, best_score = other, score
-        visited.append(best)
-        order.append(best)
-        image_to_text = not image_to_text
-    return order
-
-
-def slow_grouping_apart(images, texts, start, ids, batch_size, taken, hardness=1.0, skip=0):
-    """As above, but repeat an image (or a group) of the mini-batch only if no other is left."""
-    sim = (images.float() @ texts.float().t()).tolist()
+    size = len(sim)
     ids, taken = (
-        np.reshape(one, (len(one), -1 if len(one) else 1)).tolist() for one in (ids, taken)
+        np.reshape(one, (len(one), -1 if len(one) else 1)).tolist()
+        for one in (np.arange(size) if ids is None else ids, np.asarray(taken, np.int64))
     )
 
     def shares(one, others):
         return any(a == b and a >= 0 for other in others for a, b in zip(one, other, strict=True))
 
-    size, order, in_batch = len(sim), [], list(taken)
+    order, in_batch = [], list(taken)
     for position in range(size):
         if len(in_batch) == batch_size:
             in_batch = []
@@ -133,29 +117,18 @@ def test_keeping_images_apart_equals_slow_loop(
     image_features, text_features = integer_features(size, 4, seed)
     start = int(rng.integers(size))
     given = (image_features, text_features, start, ids, batch_size, taken_ids, hardness, skip)
-    assert group(*given).tolist() == slow_grouping_apart(*given)
+    assert group(*given).tolist() == slow_grouping(*given)
     # Groups as well, -1 for none.
     both = np.stack([ids, rng.integers(-1, images, size=size)], axis=1)
     taken_both = np.stack([taken_ids, rng.integers(-1, images, size=len(taken_ids))], axis=1)
     given = (image_features, text_features, start, both, batch_size, taken_both, hardness, skip)
-    assert group(*given).tolist() == slow_grouping_apart(*given)
+    assert group(*given).tolist() == slow_grouping(*given)
     alone = np.stack([ids, np.full(size, -1)], axis=1), np.stack([taken_ids] * 2, axis=1)
     given = (image_features, text_features, start, alone[0], batch_size, alone[1], hardness, skip)
     assert (
         group(*given).tolist()
         == group(*given[:3], ids, batch_size, taken_ids, hardness, skip).tolist()
     )
-
-
-def slow_grouping_at(images, texts, start, hardness, skip=0):
-    sim = (images @ texts.t()).tolist()
-    order = [start]
-    while len(order) < len(sim):
-        current, i2t = order[-1], len(order) % 2 == 1
-        scores = sim[current] if i2t else [row[current] for row in sim]
-        left = [other for other in range(len(sim)) if other not in order]
-        order.append(quantile(left, scores, hardness, skip))
-    return order
 
 
 @settings(max_examples=60, deadline=None)
@@ -169,7 +142,7 @@ def test_chain_of_quantiles_equals_slow_loop(size, dim, hardness, seed):
     images, texts = integer_features(size, dim, seed)
     start = seed % size
     order = group(images, texts, start, hardness=hardness).tolist()
-    assert order == slow_grouping_at(images, texts, start, hardness)
+    assert order == slow_grouping(images, texts, start, hardness=hardness)
     assert sorted(order) == list(range(size))
     hardest = group(images, texts, start).tolist()
     assert group(images, texts, start, hardness=1.0).tolist() == hardest
@@ -190,19 +163,11 @@ def test_skipping_the_most_similar_equals_slow_loop(size, dim, hardness, skip, s
     start = seed % size
     order = group(images, texts, start, hardness=hardness, skip=skip).tolist()
     assert sorted(order) == list(range(size))
-    assert order == slow_grouping_at(images, texts, start, hardness, skip)
+    assert order == slow_grouping(images, texts, start, hardness=hardness, skip=skip)
     if skip == 0:
         assert order == group(images, texts, start, hardness=hardness).tolist()
     if skip >= size - 2 >= 0:  # always the least similar of those that are left
-        assert order == slow_grouping_at(images, texts, start, 0.0)
-
-
-def test_skipping_without_a_quantile_takes_the_pair_of_that_rank():
-    images, texts = features(40, 8, 0)
-    sim = images @ texts.t()
-    sim[7, 7] = -2.0  # the start itself
-    order = group(images, texts, 7, skip=3)
-    assert order[1] == sim[7].argsort(descending=True)[3]
+        assert order == slow_grouping(images, texts, start, hardness=0.0)
 
 
 @pytest.mark.parametrize("hardness", [1.0, 0.999, 0.95, 0.5, 0.05])
@@ -223,16 +188,6 @@ def test_quantiles_of_many_scores(hardness, skip, form):
         assert _hard(scores, hardness, skip) == expected
 
 
-def test_less_hardness_gives_less_similar_neighbours():
-    images, texts = features(400, 16, 5)
-    sim = images @ texts.t()
-    means = []
-    for hardness in (1.0, 0.95, 0.8, 0.5):
-        order = group(images, texts, 0, hardness=hardness)
-        means.append(float(sim[order[:-1], order[1:]].mean()))
-    assert means == sorted(means, reverse=True) and means[0] > means[-1] + 0.2
-
-
 def test_grouping_is_independent_of_earlier_calls_and_of_threads():
     """The sizes vary, several threads group at a time, and inference mode was used before."""
     cases = [(size, size) for size in (70, 30, 90, 1, 89, 90)]
@@ -248,11 +203,6 @@ def test_grouping_is_independent_of_earlier_calls_and_of_threads():
         group(*features(300, 8, 0), 0)
     images, texts = features(300, 8, 0)
     assert len(group(images.requires_grad_(), texts, 0)) == 300
-
-
-def test_direction_of_similarity_matters():
-    images, texts = features(40, 8, 0)
-    assert group(images, texts, 0).tolist() != group(texts, images, 0).tolist()
 
 
 @settings(max_examples=60, deadline=None)
@@ -290,23 +240,6 @@ def test_captions_of_an_image_share_a_mini_batch_only_when_no_other_is_left(
                 remaining = set(ids[order[position:]].tolist())
                 assert remaining <= set(in_batch), "another image was left to choose"
             in_batch.append(image)
-
-
-def test_images_of_a_partly_filled_mini_batch_are_avoided():
-    images, texts = features(8, 6, 3)
-    ids = np.array([0, 1, 2, 3, 4, 5, 6, 7])
-    order = group(images, texts, 2, ids, batch_size=4, taken_ids=np.array([2, 5]))
-    assert not {2, 5} & set(ids[order[:2]].tolist())
-    assert sorted(order.tolist()) == list(range(8))
-
-
-def test_neighbours_are_more_similar_than_in_random_order():
-    images, texts = features(400, 16, 5)
-    sim = images @ texts.t()
-    order = group(images, texts, 0)
-    chained = sim[order[:-1], order[1:]].mean()
-    shuffled = np.random.default_rng(0).permutation(400)
-    assert chained > sim[shuffled[:-1], shuffled[1:]].mean() + 0.3
 
 
 @pytest.mark.parametrize("start", [-1, 4])

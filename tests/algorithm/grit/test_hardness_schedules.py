@@ -96,60 +96,6 @@ def test_the_schedule_skips():
     assert orders[0] != orders[1]
 
 
-TOPICS, OBJECTS, COPIES = 8, 10, 2
-
-
-def found_in_mini_batches(epochs=3, **changes):
-    """Group a world in which every pair has a copy that matches it, within topics of similar pairs.
-
-    Returns:
-        For every epoch the share of anchors whose most similar candidate is the copy, and the mean
-        similarity of the most similar candidate that is not.
-    """
-    g = torch.Generator().manual_seed(1)
-    topics, objects = (
-        torch.randn(TOPICS, 1, 1, 16, generator=g),
-        torch.randn(TOPICS, OBJECTS, 1, 16, generator=g),
-    )
-    noise = 0.1 * torch.randn(TOPICS, OBJECTS, COPIES, 16, generator=g)
-    features = F.normalize((topics + 0.7 * objects + noise).view(-1, 16), dim=1)
-    of_object = torch.arange(len(features)) // COPIES
-    settings = grit_settings(queue_size=160, search_space=160, **changes)
-    schedule, found = GritSchedule(len(features), BATCH, settings, seed=2), []
-    for epoch in range(epochs):
-        plan, false, hard = schedule.begin(epoch), [], []
-        for batch in plan.mini_batches(0):
-            index = torch.from_numpy(batch.copy()).long()
-            sim = features[index] @ features[index].t()
-            sim.fill_diagonal_(-1.0)
-            copies = of_object[index][:, None] == of_object[index]
-            false.append(copies.gather(1, sim.argmax(1, keepdim=True)).float())
-            hard.append(sim.masked_fill(copies, -1.0).amax(1))
-            schedule.collect(index, features[index], features[index])
-        schedule.end(epoch)
-        found.append((torch.cat(false).mean().item(), torch.cat(hard).mean().item()))
-    return found
-
-
-def test_less_hardness_and_skipping_avoid_copies_and_keep_hard_negatives():
-    random, hardest, _ = found_in_mini_batches()
-    for less in ({"hardness": 0.95}, {"skip": 3}):
-        _, found, _ = found_in_mini_batches(**less)
-        assert hardest[0] > 0.9 and found[0] < 0.5 * hardest[0], less
-        assert found[1] > random[1] + 0.1, "harder than random mini-batches"
-
-
-def test_hardening_brings_the_copies_and_softening_removes_them():
-    ramps = {"hardening": (0.5, 1.0), "softening": (1.0, 0.5)}
-    shares = {}
-    for name, (start, end) in ramps.items():
-        own = {"linear": Ramp(start, epochs=3)}
-        found = found_in_mini_batches(5, schedule="linear", hardness=end, own=own)
-        shares[name] = [share for share, _ in found[1:]]
-    assert shares["hardening"][0] < 0.3 and shares["hardening"][-1] > 0.9
-    assert shares["softening"][0] > 0.9 and shares["softening"][-1] < 0.3
-
-
 def test_hardness_of_a_plan_is_in_its_state(tmp_path):
     own = {"cosine": Ramp(0.3, epochs=3)}
     settings = grit_settings(schedule="cosine", own=own)

@@ -336,22 +336,6 @@ def mean_of_policy(learned, seen):
     return (alpha / (alpha + beta)).numpy()
 
 
-@pytest.mark.parametrize("best", [0.15, 0.85])
-def test_the_hardness_moves_to_where_the_reward_is_highest(best):
-    """A bandit: in every round q is drawn for 256 anchors, and 16 mini-batches are rewarded."""
-    learned = LearnedHardness(1.0, LearnedSettings(quantiles=5, width=24, lr=0.003, decay=0.9))
-    sims = np.random.default_rng(0).uniform(-1, 1, (256, 256)).astype(np.float32)
-    start = mean_of_policy(learned, similarity_quantiles(sims, 5)).mean()
-    for seed in range(20):
-        draw = learned.draws([seed])[0]
-        draw(sims, sims)
-        learned.table = draw.choices
-        for index in np.arange(256).reshape(16, 16):
-            learned.learn(index, -float(np.abs(draw.choices["q"][index] - best).mean()))
-    end = mean_of_policy(learned, similarity_quantiles(sims, 5)).mean()
-    assert abs(start - best) > 0.25 and abs(end - best) < 0.08
-
-
 def test_choices_that_have_become_much_likelier_are_not_learned_from_again():
     """Choices of an epoch stay those of its beginning, while the network moves on."""
     learned = filled()
