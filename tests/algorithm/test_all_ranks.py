@@ -9,10 +9,10 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from conftest import mini_batch, toy_config
 from slow_families import TableConD
 from torch.nn.parallel import DistributedDataParallel
+from two_ranks import on_two_ranks
 
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.global_threshold import GlobalThreshold
@@ -217,9 +217,7 @@ def data():
     return TrainingSet(toy["train"], seed=0)
 
 
-def run_rank(rank, file, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+def run_rank(rank):
     train_set = data()
     samples = mini_batch(
         train_set, range(START + rank * BATCH, START + (rank + 1) * BATCH), epoch=1
@@ -246,8 +244,7 @@ def run_rank(rank, file, folder):
             "own": output.own,
         }
     results["queue"] = queue_of_two_steps(rank, train_set)
-    torch.save(results, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    return results
 
 
 def stack_directions(output, name):
@@ -273,9 +270,7 @@ def queue_of_two_steps(rank, train_set):
 
 @pytest.fixture(scope="module")
 def rank_results(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(run_rank, (str(folder / "store"), str(folder)), nprocs=2)
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
+    return on_two_ranks(run_rank, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from conftest import mini_batch
+from two_ranks import on_two_ranks
 
 from lavis_mafa import load_model
 from lavis_mafa.algorithm import global_threshold
@@ -157,20 +156,17 @@ def test_state_is_saved_and_continues_equally():
         assert torch.equal(value.nan_to_num(9), copy.state_dict()[name].nan_to_num(9)), name
 
 
-def _rank(rank, folder, table):
-    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
+def _rank(rank, table):
     rule = thresholds(share=0.1)
     for epoch in range(3):
         for start in (0, 20):
             seen(rule, table, torch.arange(start, start + BATCH) + rank * BATCH, epoch)
-    torch.save(rule.state_dict(), f"{folder}/{rank}.pth")
-    dist.destroy_process_group()
+    return rule.state_dict()
 
 
 def test_all_ranks_keep_the_same_thresholds(tmp_path):
     table = torch.rand(SIZE, SIZE)
-    mp.spawn(_rank, (str(tmp_path), table), nprocs=2)
-    one, other = (torch.load(tmp_path / f"{rank}.pth", weights_only=True) for rank in range(2))
+    one, other = on_two_ranks(_rank, tmp_path, table)
     alone = thresholds(share=0.1)
     for epoch in range(3):
         for start in range(0, SIZE, BATCH):

@@ -7,10 +7,10 @@ import functools
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from conftest import mini_batch, toy_config
 from slow_families import TableConD
 from torch.nn.parallel import DistributedDataParallel
+from two_ranks import on_two_ranks
 
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.labels import SoftLabels
@@ -68,9 +68,7 @@ def outputs_of(name, begin, end, wrap):
     return found
 
 
-def run_rank(rank, file, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+def run_rank(rank):
 
     def wrap(model):
         return DistributedDataParallel(model, find_unused_parameters=True)
@@ -80,15 +78,12 @@ def run_rank(rank, file, folder):
         results[name] = outputs_of(name, rank * BATCH, (rank + 1) * BATCH, wrap)
         dist.all_reduce(results[name]["losses"])
         results[name]["losses"] /= 2
-    torch.save(results, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    return results
 
 
 @pytest.fixture(scope="module")
 def rank_results(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(run_rank, (str(folder / "store"), str(folder)), nprocs=2)
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
+    return on_two_ranks(run_rank, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from conftest import mini_batch, tiny_config
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from two_ranks import on_two_ranks
 
 from lavis_mafa.algorithm.backbone import Images, Texts
 from lavis_mafa.algorithm.context import MiniBatch
@@ -246,9 +245,7 @@ def test_intra_modal_similarities_are_computed_once_and_only_when_used(tiny, sam
     run_step(tiny.backbone, samples, StepSettings())
 
 
-def _rank(rank, file, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+def _rank(rank):
     torch.manual_seed(0)
     images = F.normalize(torch.randn(4, 3, 5), dim=-1)
     texts = F.normalize(torch.randn(4, 5), dim=-1)
@@ -269,17 +266,15 @@ def _rank(rank, file, folder):
     model = DistributedDataParallel(Holder())
     for used in (False, True):  # an unused parameter must not keep DDP waiting
         model(used).backward()
-    torch.save({"found": found, "grad": module.power.grad}, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    return {"found": found, "grad": module.power.grad}
 
 
 def test_two_ranks_compare_with_the_candidates_of_both(tmp_path):
-    mp.spawn(_rank, (tmp_path / "store", tmp_path), nprocs=2)
+    ranks = on_two_ranks(_rank, tmp_path)
     torch.manual_seed(0)
     images = F.normalize(torch.randn(4, 3, 5), dim=-1)
     texts = F.normalize(torch.randn(4, 5), dim=-1)
     expected = batch_of(images, texts, Ranks(False)).intra_modal
-    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
     for place in (0, 1):
         together = torch.cat([one["found"][place] for one in ranks])
         torch.testing.assert_close(together, expected[place])

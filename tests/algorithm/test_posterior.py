@@ -5,10 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from two_ranks import on_two_ranks
 
 from lavis_mafa.algorithm.pickers import NONE, hardest
 from lavis_mafa.algorithm.posterior import (
@@ -136,24 +135,17 @@ def test_state_dict_holds_the_statistics():
 PARTS = (np.linspace(0.1, 0.9, 7) ** 2, np.linspace(-0.4, 0.3, 12), np.zeros(0), np.full(1, 0.9))
 
 
-def observe_on_rank(rank, file, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+def observe_on_rank(rank):
     running = RunningNormal()
     for step in range(2):
         running.observe(torch.from_numpy(PARTS[2 * step + rank]))
     alone = RunningNormal()
     alone.observe(torch.from_numpy(PARTS[rank]), together=False)
-    states = [running.state_dict(), alone.state_dict()]
-    torch.save(states, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    return [running.state_dict(), alone.state_dict()]
 
 
 def test_two_processes_have_the_statistics_of_one(tmp_path):
-    mp.spawn(observe_on_rank, (str(tmp_path / "store"), str(tmp_path)), nprocs=2)
-    (one, alone), (other, _) = (
-        torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)
-    )
+    (one, alone), (other, _) = on_two_ranks(observe_on_rank, tmp_path)
     assert all(torch.equal(one[name], other[name]) for name in one)
     everything = np.concatenate(PARTS)
     assert int(one["count"]) == len(everything) and int(alone["count"]) == len(PARTS[0])

@@ -8,12 +8,11 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_grouping import integer_features, quantile
+from two_ranks import on_two_ranks
 
 from lavis_mafa.algorithm.grit import (
     GritCollector,
@@ -451,30 +450,24 @@ def test_choices_of_several_ranks_are_shared_out_with_their_pairs():
     assert sum(len(state["order"]) for state in shared) == 48
 
 
-def two_ranks(rank, folder):
-    """Train on one of two ranks; save the states of both."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+def train_on_rank(rank):
+    """Train a schedule, and take a step by itself; return the states of both."""
     schedule = GritSchedule(2 * SIZE + 5, BATCH, grit_settings(), rank, 2, seed=4)
     train(schedule, 4, rank=rank)
-    torch.save(schedule.state_dict(), f"{folder}/rank{rank}.pth")
     learned = filled()
     learned.learn(np.arange(BATCH) + 40 * rank, [0.7, -0.2][rank], together=True)
     learned.learn(np.arange(BATCH) + 20 * rank, [math.nan, 0.4][rank], together=True)
-    torch.save(learned.state_dict(), f"{folder}/step{rank}.pth")
-    dist.destroy_process_group()
+    return schedule.state_dict(), learned.state_dict()
 
 
 def test_two_ranks_learn_the_same_from_different_mini_batches(tmp_path):
-    mp.spawn(two_ranks, args=(str(tmp_path),), nprocs=2)
-    states = [torch.load(tmp_path / f"rank{rank}.pth", weights_only=True) for rank in range(2)]
+    states, steps = zip(*on_two_ranks(train_on_rank, tmp_path), strict=True)
     assert same_state(states[0]["hardness"], states[1]["hardness"])
     assert same_state(states[0]["next_plan"], states[1]["next_plan"])
     start = LearnedHardness(1.0, OWN).network.state_dict()
     learnt = states[0]["hardness"]["network"]
     assert not torch.equal(start["last.bias"], learnt["last.bias"])
     # One step against the loop over the choices of both ranks, in one process.
-    steps = [torch.load(tmp_path / f"step{rank}.pth", weights_only=True) for rank in range(2)]
     assert same_state(steps[0], steps[1])
     learned = filled()
     network = copy.deepcopy(learned.network)

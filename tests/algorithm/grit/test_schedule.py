@@ -160,22 +160,6 @@ def test_two_ranks_split_every_global_batch():
     assert plan.mini_batches(1)[3].tolist() == plan.order[56:64].tolist()
 
 
-def test_shuffling_keeps_mini_batches_together():
-    orders = [np.arange(0, 40), np.arange(40, 80)]
-    for across in (False, True):
-        plan = grouped_plan(
-            orders, np.array([80, 81, 82]), 4, np.random.default_rng(1), True, across
-        )
-        intact = {tuple(range(b, b + 4)) for b in range(0, 80, 4)}
-        cut = [tuple(b) for b in plan.order[:80].reshape(-1, 4).tolist() if tuple(b) not in intact]
-        # Only the mini-batch of the leftover is mixed: it comes first, filled up by one sample.
-        assert len(cut) == 1 and cut[0][:3] == (80, 81, 82)
-    plan = grouped_plan(orders, np.empty(0, np.int64), 4, np.random.default_rng(1))
-    assert set(plan.mini_batches(0).ravel()) == set(range(40))
-    mixed = grouped_plan(orders, np.empty(0, np.int64), 4, np.random.default_rng(1), True, True)
-    assert set(mixed.mini_batches(0).ravel()) != set(range(40))
-
-
 def test_without_shuffling_the_order_is_the_grouping_order():
     indices = torch.arange(30)
     collector = GritCollector(30, 30, 5, seed=3, shuffle=False)
@@ -305,30 +289,6 @@ def test_indices_above_2_to_the_24_are_kept_exactly():
     assert sorted(collector.finish().tolist()) == indices.tolist()
 
 
-def test_queue_may_be_exactly_full_at_the_end():
-    collector = GritCollector(8, 4, 4, seed=0)
-    for part in torch.arange(16).split(4):
-        collector.collect(part, feature_of(part), feature_of(part))
-    assert sorted(collector.finish().tolist()) == list(range(16))
-
-
-def test_captions_of_an_image_rarely_share_a_mini_batch_across_sub_queues():
-    ids = np.repeat(np.arange(60), 2)
-
-    def batches_with_repeated_images(image_ids):
-        total = 0
-        for seed in range(5):
-            collector = GritCollector(50, 14, 4, seed=seed, image_ids=image_ids)
-            for part in torch.arange(120).split(4):
-                collector.collect(part, feature_of(ids[part]), feature_of(ids[part]))
-            batches = ids[collector.finish()].reshape(-1, 4).tolist()
-            total += sum(len(set(batch)) < 4 for batch in batches)
-        return total
-
-    # Only the last pairs of a sub-queue may have no alternative.
-    assert batches_with_repeated_images(ids) < batches_with_repeated_images(None) / 3
-
-
 def test_captions_of_an_image_are_kept_apart_or_ignored_by_the_setting():
     """``together``, the papers' setting: the order of data without image ids."""
     ids = np.arange(96) // 2  # the captions of an image are each other's most similar
@@ -372,16 +332,6 @@ def test_groups_are_kept_apart_like_images():
     assert grouped(groups, same_image="together").tolist() == grouped(None).tolist()
     nobody = np.full(96, -1)
     assert grouped(nobody).tolist() == grouped(None).tolist()
-
-
-def test_the_schedule_groups_with_its_hardness():
-    orders = {}
-    for hardness in (1.0, 0.5):
-        schedule = GritSchedule(96, 8, grit_settings(hardness=hardness), seed=2)
-        collect_epoch([schedule], schedule.begin(0))
-        schedule.end(0)
-        orders[hardness] = schedule.next_plan.order.tolist()
-    assert orders[1.0] != orders[0.5]
 
 
 @pytest.mark.parametrize("stop", [0, 1, 5, 11, 12])
