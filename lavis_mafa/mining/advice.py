@@ -7,7 +7,6 @@ and one data set of photographs (docs/results.md): they are a hypothesis about o
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +24,7 @@ from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.metrics.binary import figures_at, weighted_share
 from lavis_mafa.metrics.intervals import share_ratio
 from lavis_mafa.mining import ALL
-from lavis_mafa.mining.counting import count_false_negatives
+from lavis_mafa.mining.counting import count_false_negatives, read_counts
 from lavis_mafa.mining.hard_negatives import Sampling
 from lavis_mafa.mining.judge_check import self_check_tables
 from lavis_mafa.mining.judged_pairs import FILE, UNKNOWN, VALID, Judged
@@ -467,7 +466,7 @@ def advise(args: argparse.Namespace) -> None:
     count_false_negatives(args, _complete)
     if not is_main_process():
         return
-    counts = json.loads((args.output / COUNTS).read_text(encoding="utf-8"))
+    counts = read_counts(args.output / COUNTS)
     judged = Judged.load(args.output)
     cfg = load_config(args.cfg_path, options_of(args), machine=False)
     grit, mafa = cfg.run_cfg.grit, cfg.model_cfg.get("mafa") or {}
@@ -499,7 +498,7 @@ def _complete(args: argparse.Namespace, loaded: ModelAndData) -> None:
         ValueError: if the counts in ``--output`` are of a sample that is too small.
     """
     path = args.output / COUNTS
-    counts = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    counts = read_counts(path) if path.is_file() else None
     sizes, spaces = _counted(counts) if counts else ([], [])
     run, total = loaded.cfg.run_cfg, len(loaded.data)
     batch, space = int(run.batch_size_train), int(run.grit.search_space)

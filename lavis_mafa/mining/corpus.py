@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
+from lavis_mafa.datasets.data_identity import DataIdentity
+from lavis_mafa.datasets.pair_table import PairTable
 from lavis_mafa.datasets.training_set import TrainingSet
 
 _Processor = Callable[[Any], Any]
@@ -57,10 +59,6 @@ class Corpus:
         """Function that says whether images and texts of samples match; None if unknown."""
         return self.pairs.truth
 
-    def show(self, number: int) -> tuple[Image.Image, str]:
-        """Return the image and the caption of a sample for display."""
-        return self.pairs.show(number)
-
     def caption(self, number: int) -> str:
         """Return the caption of a sample without text processing."""
         return self.pairs.source(number)[1]
@@ -75,15 +73,10 @@ class Corpus:
             processor: as in `batches`.
         """
         if self._sources is None:
-            found = hashlib.sha256(np.ascontiguousarray(self.image_ids).tobytes())
-            for number in range(len(self)):
-                found.update(json.dumps(self.pairs.source(number), default=str).encode())
-            for part in self.pairs.parts:
-                # Images inside annotation files have no path that would tell them apart.
-                table: Any = getattr(part, "table", None)
-                if getattr(part, "images_by_content", False) and table.places is not None:
-                    for images, _ in table.identity():
-                        found.update(images)
+            found = hashlib.sha256(json.dumps(asdict(DataIdentity.of(self.pairs))).encode())
+            if not all(map(_has_rows, self.pairs.parts)):
+                for number in range(len(self)):
+                    found.update(json.dumps(self.pairs.source(number), default=str).encode())
             self._sources = found.hexdigest()
         found = hashlib.sha256(self._sources.encode())
         some = np.arange(0, len(self), max(1, len(self) // 16))
@@ -120,6 +113,12 @@ class Corpus:
             generator=torch.Generator(),  # must not draw from the global random stream
         )
         yield from loader
+
+
+def _has_rows(part: Any) -> bool:
+    """Return whether `DataIdentity` covers every row of a part of the data."""
+    rows = getattr(part, "annotation", None)
+    return isinstance(getattr(part, "table", None), PairTable) or isinstance(rows and rows[0], dict)
 
 
 class _Numbered(Dataset[dict[str, Any]]):

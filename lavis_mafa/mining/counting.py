@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,10 +12,11 @@ import numpy as np
 from lavis.common.dist_utils import is_main_process
 from numpy.typing import NDArray
 
-from lavis_mafa.io.files import write_json, write_text
+from lavis_mafa.io.files import read_json, write_json, write_text
 from lavis_mafa.metrics.intervals import clustered
 from lavis_mafa.mining import ALL
 from lavis_mafa.mining.features import Features, make_features
+from lavis_mafa.mining.gallery import SampleViewer
 from lavis_mafa.mining.hard_negatives import HardNegatives, Sampling, hard_negatives_of, samplings
 from lavis_mafa.mining.judge_check import check_judges
 from lavis_mafa.mining.judged_pairs import FILE, INVALID, UNKNOWN, Judged
@@ -26,6 +26,7 @@ from lavis_mafa.mining.model_and_data import (
     ModelAndData,
     data_source,
     load_model_and_data,
+    require_folder,
     require_range,
 )
 from lavis_mafa.mining.neighbours import (
@@ -68,6 +69,7 @@ def count_false_negatives(
     if in_all:
         args.search_spaces = [space for space in args.search_spaces if space != ALL]
     whole = whole_corpus(args, in_all, 1)
+    require_folder(args.output)
     require_range(args, threshold=(0.0, 1.0), batch_sizes=(2,), search_spaces=(1,), sample=(2,))
     correction = _correction(args)
     con_ds = discriminators_of(args)
@@ -171,14 +173,30 @@ def _refuse_to_drop_counts(
     if not path.is_file():
         return
     new = {(judge, one.name) for judge in judges for one in wanted}
-    content = json.loads(path.read_text(encoding="utf-8"))
-    old = {(one["judge"], _name_of(one)) for one in content["counts"]}
+    old = {(one["judge"], _name_of(one)) for one in read_counts(path)["counts"]}
     if lost := sorted(old - new):
         names = ", ".join(f"{judge}: {name}" for judge, name in lost[:6])
         raise ValueError(
             f"{output} has counts that this command would drop ({names}{', ...' * (len(lost) > 6)})"
             ": request them too (their verdicts are reused), or give another --output"
         )
+
+
+def read_counts(path: Path) -> dict[str, Any]:
+    """Read ``counts.json``.
+
+    Raises:
+        ValueError: if it is another file, or damaged.
+    """
+    content = read_json(path)
+    try:
+        names = [_name_of(one) for one in content["counts"]]
+        assert names and content["looked_at"] + len(content["unreadable"]) > 0
+    except (AssertionError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} is no file of counts ({error!r}): remove it, or give another --output"
+        ) from error
+    return dict(content)
 
 
 def _name_of(count: Mapping[str, Any]) -> str:
@@ -327,7 +345,7 @@ def _write_results(
     write_text(args.output / "counts.md", "\n\n".join(parts) + "\n")
     page = report_of_judged(
         judged,
-        loaded.data.show,
+        SampleViewer(loaded.data.pairs),
         args.output / "report.html",
         table.title,
         tables=[table],

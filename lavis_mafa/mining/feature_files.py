@@ -18,6 +18,7 @@ from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lavis_mafa.io.arrays import read_npz
 from lavis_mafa.io.files import atomic_write, remove_partial_files, write_json
 from lavis_mafa.io.processes import barrier
 
@@ -83,8 +84,8 @@ def join_blocks(blocks: Sequence[Path], numbers: NDArray[Any], folder: Path) -> 
         begin += len(errors)
     good = np.concatenate(masks)
     rows = int(good.sum())
-    with np.load(blocks[0], allow_pickle=False) as first:
-        names = [name for name in _ARRAYS if name in first]
+    first = read_npz(blocks[0])
+    names = [name for name in _ARRAYS if name in first]
 
     def write_rows(name: str) -> None:
         parts = (block[own] for block, own in zip(_column(blocks, name), masks, strict=True))
@@ -173,8 +174,7 @@ def _unpacked(content: NDArray[Any]) -> list[str]:
 
 def _column(blocks: Sequence[Path], name: str) -> Iterator[NDArray[Any]]:
     for path in blocks:
-        with np.load(path, allow_pickle=False) as stored:
-            yield stored[name]
+        yield read_npz(path, name)[name]
 
 
 def _bytes(text: str) -> bytes:

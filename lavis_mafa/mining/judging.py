@@ -42,12 +42,11 @@ def discriminators_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     Raises:
         ConfigError: with all problems of the configs.
     """
+    cfg = load_config(args.cfg_path, options_of(args), machine=False)
+    model: Any = OmegaConf.to_container(cfg.model_cfg)
     if not args.con_d:
-        mafa = load_config(args.cfg_path, options_of(args)).model_cfg.get("mafa")
-        own = mafa.get("con_d") if mafa else None
-        if not own or own.arch == ORACLE:
-            return {}
-        return {"con_d": OmegaConf.to_container(own, resolve=True)}  # type: ignore[dict-item]
+        own = (model.get("mafa") or {}).get("con_d")
+        return {} if not own or own["arch"] == ORACLE else {"con_d": own}
     given: Any = OmegaConf.to_container(OmegaConf.from_dotlist(list(args.con_d)))
     found, problems = {}, []
     for name, one in given.items():
@@ -57,7 +56,7 @@ def discriminators_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
                 f"other than {TRUTH}"
             )
             continue
-        found[name], wrong = check_con_d(one)
+        found[name], wrong = check_con_d(one, model)
         problems += [f"--con-d {name}: {problem}" for problem in wrong]
         if one.get("arch") == ORACLE:
             problems.append(

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lavis_mafa.algorithm.mining import DIRECTIONS
 from lavis_mafa.algorithm.pickers import NONE
+from lavis_mafa.io.arrays import read_npz
 from lavis_mafa.io.files import atomic_write
 from lavis_mafa.io.identity import claim_folder, digest
 from lavis_mafa.io.processes import barrier, progress
@@ -162,8 +163,7 @@ def _negatives_of(size: int, folder: Path) -> HardNegatives:
     """Read the neighbours of all chunks; ``image`` and ``text`` are positions."""
     parts = []
     for direction, rows, name in chunks_of_anchors(size):
-        with np.load(folder / name, allow_pickle=False) as stored:
-            places = stored["places"]
+        places = read_npz(folder / name, "places")["places"]
         row, column = np.nonzero(places != NONE)
         anchors, found = rows[row], places[row, column]
         from_image = _FROM_IMAGE[direction]

@@ -22,12 +22,18 @@ from lavis_mafa.metrics.intervals import wilson
 from lavis_mafa.mining import ALL
 from lavis_mafa.mining.corpus import Corpus
 from lavis_mafa.mining.features import make_features
+from lavis_mafa.mining.gallery import SampleViewer
 from lavis_mafa.mining.hard_negatives import Sampling, hard_negatives_of
 from lavis_mafa.mining.judge_check import check_judges
 from lavis_mafa.mining.judged_pairs import FILE, UNKNOWN, VALID, Judged
 from lavis_mafa.mining.judged_report import report_of_judged
 from lavis_mafa.mining.judging import build_judge, discriminators_of, judge_all
-from lavis_mafa.mining.model_and_data import data_source, load_model_and_data, require_range
+from lavis_mafa.mining.model_and_data import (
+    data_source,
+    load_model_and_data,
+    require_folder,
+    require_range,
+)
 from lavis_mafa.mining.neighbours import (
     find_neighbours,
     group_labels,
@@ -83,6 +89,7 @@ def mine_connections(args: argparse.Namespace) -> None:
     pairs_file: Path | None = None
     if args.output.suffix.lower() == PARQUET and not args.output.is_dir():
         pairs_file, args.output = args.output, args.output.with_suffix("")
+    require_folder(args.output)
     con_ds = discriminators_of(args)
     loaded = load_model_and_data(args)
     mafa = loaded.cfg.model_cfg.get("mafa") or {}
@@ -262,7 +269,7 @@ def write_all(
     rows: list[list[Cell]] = [[name, value] for name, value in mined.counts.items()]
     report_of_judged(
         judged,
-        data.show,
+        SampleViewer(data.pairs),
         args.output / "report.html",
         "Mined connections",
         tables=[Table("Judged pairs", ["rule", "pairs"], rows)],

@@ -22,9 +22,9 @@ from lavis_mafa.cli import main
 from lavis_mafa.commands import label as command
 from lavis_mafa.datasets.judgements import LABELS
 from lavis_mafa.metrics.intervals import wilson
-from lavis_mafa.mining.judged_pairs import UNKNOWN, Judged
+from lavis_mafa.mining.judged_pairs import INVALID, UNKNOWN, VALID, Judged
 from lavis_mafa.mining.quality.annotator_labels import draw, read_labels
-from lavis_mafa.mining.quality.correction import correction_of
+from lavis_mafa.mining.quality.correction import correction_by_truth, correction_of
 from lavis_mafa.mining.quality.label_page import write_label_page
 from lavis_mafa.pages.html import data_uri
 
@@ -47,6 +47,9 @@ class ColourData:
             raise OSError("broken")
         caption = EVIL if number == 3 else f"caption {number}"
         return Image.new("RGB", (40 + number, 30), (number * 5 % 256, 90, 120)), caption
+
+    def source(self, number):
+        return None, self.show(number)[1]
 
     def __len__(self):
         return 50
@@ -230,6 +233,19 @@ def test_factor_is_weighted_by_strata_of_probability(tmp_path):
     # Four of each stratum were drawn, so the twenty weigh twice as much as the ten.
     (one,) = quality_of(tmp_path, judged, path)["corrections"]
     assert one["factor"] == pytest.approx(10 / 30)
+
+
+def test_a_pair_at_the_threshold_is_no_match(tmp_path):
+    """A match is strictly above, as in mining; 0.3 is not a float32 number."""
+    judged = judged_file([0.3, 0.3, 0.31, 0.9], low=0.3)
+    strata = [{"low": 0.0, "high": 0.6, "pairs": 3}, {"low": 0.6, "high": 1.0, "pairs": 1}]
+    answers = [(0, "no"), (1, "no"), (2, "yes"), (3, "yes")]
+    path = save_labels(tmp_path / "l.json", judged, answers, None, strata=strata)
+    found = correction_of([read_labels(path)], judged)
+    assert (found.factor, found.n, found.above) == (1.0, 2, 0.3)
+    judged.truth[:] = [INVALID, INVALID, VALID, UNKNOWN]
+    by_truth = correction_by_truth(judged, "con_d", 0.3)
+    assert (by_truth.factor, by_truth.n) == (1.0, 1)
 
 
 @pytest.mark.parametrize(

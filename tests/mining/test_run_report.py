@@ -216,9 +216,11 @@ def test_headline_of_judged_pairs():
 
 
 def test_page_of_judged_pairs(tmp_path):
-    def show(number):
-        return None, f"caption {number}"
+    class Data:
+        def source(self, number):
+            return None, f"caption {number}"
 
+    show = SampleViewer(Data(), images=False)
     path = report_of_judged(judged_pairs(), show, tmp_path / "page.html", "Pairs")
     data = data_of_page(path)
     assert data["thresholds"] == [0.25, 0.75]
