@@ -30,11 +30,10 @@ from lavis_mafa.mining.model_and_data import (
     require_range,
 )
 from lavis_mafa.mining.neighbours import (
-    WholeCorpus,
     find_neighbours,
     group_labels,
     image_labels,
-    name_of,
+    note_of,
     whole_corpus,
 )
 from lavis_mafa.mining.quality.annotator_labels import read_labels
@@ -47,7 +46,6 @@ from lavis_mafa.models.con_d.self_check import SelfCheck
 from lavis_mafa.pages.charts import Curve, Series, Table
 from lavis_mafa.pages.tables import markdown_table
 
-_AnySampling = Sampling | WholeCorpus
 ANCHORS = {"image": True, "text": False}  # modality of the anchor: whether it is an image
 
 
@@ -101,14 +99,14 @@ def count_false_negatives(
             "build_info.truth of the data"
         )
     judge_names = [*con_ds, *([] if loaded.data.truth is None else [TRUTH])]
-    everything: list[_AnySampling] = [*wanted, *([] if whole is None else [whole])]
+    everything = [*wanted, *([] if whole is None else [whole])]
     _refuse_to_drop_counts(args.output, everything, judge_names)
     # Built first: a missing checkpoint is reported before hours are spent on features.
     judges = {name: build_judge(con_d, loaded.cfg.model_cfg) for name, con_d in con_ds.items()}
     checks = check_judges(loaded, judges, con_ds, (args.threshold,), args)
     numbers = _sample_of(len(loaded.data), args.sample, everything, args.seed)
     features = make_features(loaded, numbers, args.output / "features")
-    negatives: dict[_AnySampling, HardNegatives] = {
+    negatives: dict[Sampling, HardNegatives] = {
         one: hard_negatives_of(loaded, features, one, args.seed) for one in wanted
     }
     if whole is not None:
@@ -128,7 +126,8 @@ def count_false_negatives(
     )
     notes = []
     if whole is not None:
-        judged.about["neighbours"], notes = whole.content, [whole.note]
+        judged.about["neighbours"] = {"neighbours": whole.neighbours, "index": "exact"}
+        notes = [note_of(whole)]
     corrections = [] if correction is None else [correction]
     known = judged.truth != UNKNOWN
     if not corrections and known.any() and not known.all():
@@ -161,9 +160,7 @@ def _is_in(judged: Judged, negatives: HardNegatives) -> NDArray[Any]:
     return found
 
 
-def _refuse_to_drop_counts(
-    output: Path, wanted: Sequence[_AnySampling], judges: Sequence[str]
-) -> None:
+def _refuse_to_drop_counts(output: Path, wanted: Sequence[Sampling], judges: Sequence[str]) -> None:
     """Refuse to overwrite counts with a result that lacks some of them.
 
     Raises:
@@ -201,9 +198,8 @@ def read_counts(path: Path) -> dict[str, Any]:
 
 def _name_of(count: Mapping[str, Any]) -> str:
     """Return the name of the sampling of a count in ``counts.json``."""
-    if count.get("neighbours") is not None:
-        return name_of(count["sampling"], count["neighbours"])
-    return Sampling(count["sampling"], count["batch_size"], count["search_space"]).name
+    sizes = (count.get(name) for name in ("batch_size", "search_space", "neighbours"))
+    return Sampling(count["sampling"], *sizes).name
 
 
 @dataclass
@@ -237,7 +233,7 @@ class Count:
 
 
 def _sample_of(
-    size: int, requested: int | None, wanted: Sequence[_AnySampling], seed: int
+    size: int, requested: int | None, wanted: Sequence[Sampling], seed: int
 ) -> NDArray[Any]:
     """Draw the samples to analyze, ``(S,)`` ascending numbers.
 
@@ -264,7 +260,7 @@ def _sample_of(
 
 
 def _count_one(
-    sampling: _AnySampling,
+    sampling: Sampling,
     negatives: HardNegatives,
     judged: Judged,
     threshold: float,
@@ -284,7 +280,6 @@ def _count_one(
     if (judged.truth != UNKNOWN).any():
         truth = judged.truth[row]
         calls[TRUTH] = (truth > INVALID, truth != UNKNOWN)
-    neighbours = sampling.neighbours if isinstance(sampling, WholeCorpus) else None
     counts = []
     for name, (called, known) in calls.items():
         for anchors, from_image in ANCHORS.items():
@@ -299,8 +294,8 @@ def _count_one(
                 Count(
                     *(name, sampling.kind, sampling.batch_size, sampling.search_space, anchors),
                     *(found, number, share, low, high),
-                    round(share * size * (neighbours or 1)),
-                    neighbours,
+                    round(share * size * (sampling.neighbours or 1)),
+                    sampling.neighbours,
                 )
             )
     return counts

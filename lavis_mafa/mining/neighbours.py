@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from lavis_mafa.io.processes import barrier, progress
 from lavis_mafa.mining import ALL
 from lavis_mafa.mining.corpus import Corpus
 from lavis_mafa.mining.features import Features
-from lavis_mafa.mining.hard_negatives import HardNegatives, Similarity, groups_of
+from lavis_mafa.mining.hard_negatives import HardNegatives, Sampling, Similarity, groups_of
 from lavis_mafa.mining.model_and_data import ModelAndData, log_on_main, require_range
 from lavis_mafa.models.families import backbone_of
 
@@ -36,47 +35,18 @@ MAX_SIMILARITIES = 2**26  # of a chunk of anchors and a chunk of candidates: 256
 Found = tuple[Tensor, Tensor]
 
 
-@dataclass(frozen=True)
-class WholeCorpus:
-    """All samples as the search space: there are no mini-batches.
-
-    Attributes:
-        neighbours: K, most similar candidates of every anchor.
-    """
-
-    neighbours: int
-    kind: str = ALL
-    batch_size: None = None
-    search_space: None = None
-
-    @property
-    def name(self) -> str:
-        """Short name for files and tables, with K."""
-        return name_of(self.kind, self.neighbours)
-
-    @property
-    def content(self) -> dict[str, Any]:
-        """Settings for the JSON of a command."""
-        return {"neighbours": self.neighbours, "index": "exact"}
-
-    @property
-    def note(self) -> str:
-        """What the pairs are, for the page of a command."""
-        k = self.neighbours
-        number = "candidate" if k == 1 else f"{k} candidates"
-        return (
-            f"With all samples as the search space, the hard negatives are the {number} most "
-            "similar to every anchor in the whole data set; they are not the pairs that training "
-            "sees, which come from a mini-batch."
-        )
+def note_of(whole: Sampling) -> str:
+    """Return what the pairs of the whole data set are, for the page of a command."""
+    k = whole.neighbours
+    number = "candidate" if k == 1 else f"{k} candidates"
+    return (
+        f"With all samples as the search space, the hard negatives are the {number} most "
+        "similar to every anchor in the whole data set; they are not the pairs that training "
+        "sees, which come from a mini-batch."
+    )
 
 
-def name_of(kind: str, neighbours: int) -> str:
-    """Return `WholeCorpus.name`."""
-    return f"{kind}_K{neighbours}"
-
-
-def whole_corpus(args: argparse.Namespace, whole: bool, neighbours: int) -> WholeCorpus | None:
+def whole_corpus(args: argparse.Namespace, whole: bool, neighbours: int) -> Sampling | None:
     """Return the settings of the command line; None unless the whole data set is searched.
 
     Args:
@@ -91,13 +61,13 @@ def whole_corpus(args: argparse.Namespace, whole: bool, neighbours: int) -> Whol
             "--neighbours without the whole data set as a search space: add "
             f"{ALL} to the search spaces, or leave it out"
         )
-    return WholeCorpus(args.neighbours or neighbours) if whole else None
+    return Sampling(ALL, None, neighbours=args.neighbours or neighbours) if whole else None
 
 
 def find_neighbours(
     loaded: ModelAndData,
     features: Features,
-    whole: WholeCorpus,
+    whole: Sampling,
     folder: Path,
     labels: Sequence[NDArray[Any]],
 ) -> HardNegatives:
@@ -116,6 +86,7 @@ def find_neighbours(
     """
     folder = folder / whole.name
     folder.mkdir(parents=True, exist_ok=True)
+    assert whole.neighbours is not None
     search = ExactSearch(features, backbone_of(loaded.model).similarity, labels, loaded.device)
     identity = {
         **features.identity,

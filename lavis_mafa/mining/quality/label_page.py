@@ -35,12 +35,11 @@ def label_page(args: argparse.Namespace) -> None:
         )
     above = args.above if args.above is not None else judged.thresholds[0]
     data = data_of_judged(judged, args.judged, args.cfg_path, args.options)
-    name = args.name or next(iter(judged.names), None)
     shown = write_label_page(
         args.output,
         judged,
         data,
-        name=name,
+        name=args.name,
         count=args.count,
         above=None if args.all else above,
         seed=args.seed,
