@@ -100,7 +100,8 @@ def judgements_of(judged: Judged) -> Iterator[Judgements]:
             (DIRECTIONS["i2t"], judged.from_image),
             (DIRECTIONS["t2i"], judged.from_text),
         ):
-            yield Judgements(f"{name}, {label}", judged.probability[name][rows], judged.truth[rows])
+            of = judged.probability[name][rows], judged.truth[rows]
+            yield Judgements.of(f"{name}, {label}", *of)
 
 
 def _mined(

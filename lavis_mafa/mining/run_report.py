@@ -329,9 +329,9 @@ def _judgements(histograms: Mapping[int, Mapping[str, Any]]) -> list[Judgements]
                     total[row] += np.asarray(known[epoch][direction].get(truth, 0), np.int64)
         return total
 
-    parts = [Judgements("all epochs, both directions", counts=counts(known, DIRECTIONS))]
+    parts = [Judgements("all epochs, both directions", counts(known, DIRECTIONS))]
     for direction, arrow in DIRECTIONS.items():
-        parts.append(Judgements(f"all epochs, {arrow}", counts=counts(known, [direction])))
+        parts.append(Judgements(f"all epochs, {arrow}", counts(known, [direction])))
     for epoch in list(known)[-_EPOCHS:]:
-        parts.append(Judgements(f"epoch {epoch}", counts=counts([epoch], DIRECTIONS)))
+        parts.append(Judgements(f"epoch {epoch}", counts([epoch], DIRECTIONS)))
     return parts
