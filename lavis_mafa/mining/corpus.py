@@ -32,7 +32,9 @@ class Corpus:
 
     def __init__(self, pairs: TrainingSet, processor: _Processor | None, workers: int = 0) -> None:
         self.pairs = pairs
-        self.processor = processor
+        # Of each part that reads images with a processor of its own; None: it is not replaced.
+        own = (getattr(part, "vis_processor", None) for part in pairs.parts)
+        self._processors = [None if one is None else processor or one for one in own]
         self.workers = workers
         self._sources: str | None = None
 
@@ -99,11 +101,9 @@ class Corpus:
             the data set gives. ``load_error`` is a list of strings: "" for a sample that was read;
             a sample that cannot be read is replaced by another one.
         """
-        chosen = processor or self.processor
-        # Every part of the training set reads with a processor of its own: all are replaced.
-        for part in self.pairs.parts:
-            if getattr(part, "vis_processor", None) is not None and chosen is not None:
-                part.vis_processor = chosen
+        for part, own in zip(self.pairs.parts, self._processors, strict=True):
+            if own is not None:
+                part.vis_processor = processor or own
         loader: Any = DataLoader(
             _Numbered(self.pairs),
             batch_sampler=[[int(i) for i in batch] for batch in batches],

@@ -46,7 +46,7 @@ from lavis_mafa.models.con_d.self_check import SelfCheck
 from lavis_mafa.pages.charts import Curve, Series, Table
 from lavis_mafa.pages.tables import markdown_table
 
-ANCHORS = {"image": True, "text": False}  # modality of the anchor: whether it is an image
+_ANCHORS = {"image": True, "text": False}  # modality of the anchor: whether it is an image
 
 
 def count_false_negatives(
@@ -282,7 +282,7 @@ def _count_one(
         calls[TRUTH] = (truth > INVALID, truth != UNKNOWN)
     counts = []
     for name, (called, known) in calls.items():
-        for anchors, from_image in ANCHORS.items():
+        for anchors, from_image in _ANCHORS.items():
             rows = (negatives.from_image == from_image) & known
             batches = negatives.batch[rows]
             hits = np.bincount(batches, weights=called[rows])
@@ -344,7 +344,7 @@ def _write_results(
         args.output / "report.html",
         table.title,
         tables=[table],
-        curves=curves_of(counts),
+        curves=_curves_of(counts),
         notes=notes,
         settings={k: v for k, v in content.items() if k not in ("counts", "self_check")},
     )
@@ -357,7 +357,7 @@ def _write_results(
 def count_table(counts: Sequence[Count], corrections: Sequence[Correction] = ()) -> Table:
     """Return a table like MAFA's Tables 1 and 9, with a row for each judge and sampling."""
     columns = ["judge", "sampling", "B", "M"]
-    for side in ANCHORS:
+    for side in _ANCHORS:
         columns += [f"FN w.r.t. {side}", f"{side} %", f"{side} % (95 %)"]
         columns += [f"{side} % corrected"] if corrections else []
     factors = {one.name: one.factor for one in corrections}
@@ -374,7 +374,7 @@ def count_table(counts: Sequence[Count], corrections: Sequence[Correction] = ())
     return Table("False negatives among hard negatives", columns, list(rows.values()))
 
 
-def curves_of(counts: Sequence[Count]) -> list[Curve]:
+def _curves_of(counts: Sequence[Count]) -> list[Curve]:
     """Return curves of the share of false negatives, averaged over both directions.
 
     One is by search space (MAFA Figure 2), one by the size of random mini-batches (Figure 5).

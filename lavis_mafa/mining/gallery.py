@@ -14,7 +14,7 @@ from lavis_mafa.pages.tables import one_line
 
 T = TypeVar("T")
 # What a record of ``connections.jsonl`` and a card of the gallery both have, under the same names.
-RECORDED = ("direction", "probability", "truth", "epoch", "state")
+_RECORDED = ("direction", "probability", "truth", "epoch", "state")
 
 
 class SampleViewer:
@@ -86,7 +86,7 @@ def connections_of(
         score: what judged them in Con-D's place; empty: Con-D.
     """
     for record in records:
-        facts = {name: record[name] for name in RECORDED}
+        facts = {name: record[name] for name in _RECORDED}
         facts.update(run=run, score=score)
         yield Mined.shown(show, record["anchor_index"], record["mined_index"], **facts)
 

@@ -78,7 +78,7 @@ def build_judge(con_d: Mapping[str, Any], known: Mapping[str, Any]) -> _AnyJudge
     Raises:
         ValueError: for a user's discriminator, whose weights nobody knows.
     """
-    judge = build_discriminator(con_d, known)
+    judge: Any = build_discriminator(con_d, known)
     if isinstance(judge, PairReader):
         return judge
     if not isinstance(judge, ModelDiscriminator):
@@ -86,14 +86,8 @@ def build_judge(con_d: Mapping[str, Any], known: Mapping[str, Any]) -> _AnyJudge
             f"{con_d['arch']} judges only in training, because its verdicts cannot be identified; "
             "name a model"
         )
-    return matching_offline(judge)
-
-
-def matching_offline(discriminator: ModelDiscriminator) -> ModelDiscriminator:
-    """Let a discriminator judge more pairs at once than a mini-batch has; changes it in place."""
-    matching: Any = ManyPairs(discriminator.backbone)
-    discriminator.backbone = matching
-    return discriminator
+    judge.backbone = ManyPairs(judge.backbone)  # more pairs at once than a mini-batch has
+    return judge
 
 
 def judge_all(
@@ -121,7 +115,7 @@ def judge_all(
     for name, discriminator in judges.items():
         own = folder / "verdicts" / name
         probability[name] = judge(loaded, features, image, text, discriminator, own)
-    return Judged(image, text, by_image, by_text, probability, truth_of(loaded.data, image, text))
+    return Judged(image, text, by_image, by_text, probability, _truth_of(loaded.data, image, text))
 
 
 def judge(
@@ -275,7 +269,7 @@ def _read(folder: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     return records["image"], records["text"], records["probability"]
 
 
-def truth_of(data: Corpus | TrainingSet, image: NDArray[Any], text: NDArray[Any]) -> NDArray[Any]:
+def _truth_of(data: Corpus | TrainingSet, image: NDArray[Any], text: NDArray[Any]) -> NDArray[Any]:
     """Return the ground truth ``(P,)`` int8 of pairs; `UNKNOWN` where the data do not know it."""
     if data.truth is None:
         return np.full(len(image), UNKNOWN, np.int8)

@@ -32,7 +32,7 @@ LEAST_CHUNKS = 16  # of a direction, so that ranks have something to share
 _FROM_IMAGE = {"i2t": True, "t2i": False}
 assert _FROM_IMAGE.keys() == DIRECTIONS.keys()
 MAX_SIMILARITIES = 2**26  # of a chunk of anchors and a chunk of candidates: 256 MB
-Found = tuple[Tensor, Tensor]
+_Found = tuple[Tensor, Tensor]
 
 
 def note_of(whole: Sampling) -> str:
@@ -200,7 +200,7 @@ class ExactSearch:
         self.device = device
         self.at_once = at_once
 
-    def find(self, rows: NDArray[Any], from_image: bool, k: int) -> Found:
+    def find(self, rows: NDArray[Any], from_image: bool, k: int) -> _Found:
         """Return the ``k`` most similar candidates of A anchors, the most similar first.
 
         Args:
@@ -213,11 +213,13 @@ class ExactSearch:
         """
         size = len(self.features)
         step = self.at_once or max(1, MAX_SIMILARITIES // max(1, len(rows)))
-        anchors = self.rows_of(rows, from_image)
+        anchors = self._rows_of(rows, from_image)
         best = torch.full((len(rows), 0), float("-inf"), device=self.device)
         places = torch.full((len(rows), 0), NONE, device=self.device)
         for begin in range(0, size, step):
-            sim = self.compare(rows, anchors, np.arange(begin, min(begin + step, size)), from_image)
+            sim = self._compare(
+                rows, anchors, np.arange(begin, min(begin + step, size)), from_image
+            )
             values, columns = largest(sim, k)
             # Earlier candidates come first, so that ties are still resolved by position.
             best, columns_of_both = largest(torch.cat([best, values], dim=1), k)
@@ -227,12 +229,12 @@ class ExactSearch:
         best = torch.nn.functional.pad(best, (0, left), value=float("-inf"))
         return torch.nn.functional.pad(places, (0, left), value=NONE).cpu(), best.cpu()
 
-    def rows_of(self, rows: NDArray[Any], images: bool) -> Tensor:
+    def _rows_of(self, rows: NDArray[Any], images: bool) -> Tensor:
         """Return the features of samples on the device, in float32."""
         stored = self.features.images if images else self.features.texts
         return stored[torch.from_numpy(rows)].to(self.device).float()
 
-    def compare(
+    def _compare(
         self, rows: NDArray[Any], anchors: Tensor, candidates: NDArray[Any], from_image: bool
     ) -> Tensor:
         """Return the similarities ``(A, C)`` of anchors to candidates; -inf for known positives.
@@ -242,7 +244,7 @@ class ExactSearch:
             anchors: their features.
             candidates: ``(C,)`` positions.
         """
-        others = self.rows_of(candidates, not from_image)
+        others = self._rows_of(candidates, not from_image)
         pair = (anchors, others) if from_image else (others, anchors)
         with torch.inference_mode():
             sim = self.similarity(*pair).float()
@@ -256,7 +258,7 @@ class ExactSearch:
         return sim
 
 
-def largest(values: Tensor, k: int) -> Found:
+def largest(values: Tensor, k: int) -> _Found:
     """Return the ``k`` largest values of each row and their columns, the largest first.
 
     Of equal values, the lower columns come first, which `torch.topk` does not promise.

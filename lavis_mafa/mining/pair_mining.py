@@ -46,7 +46,7 @@ from lavis_mafa.models.con_d.build import ORACLE
 from lavis_mafa.pages.charts import Table
 from lavis_mafa.pages.report_page import Cell
 
-FILES = ("mined", "augmented", "repeated")  # annotation files in --output
+_FILES = ("mined", "augmented", "repeated")  # annotation files in --output
 
 
 def mine_connections(args: argparse.Namespace) -> None:
@@ -204,7 +204,7 @@ def _write_all(
         notes: further ones of the page.
     """
     writer = (PairRecords if pairs_file is None else ParquetRecords)(data, args.output)
-    names = {name: args.output / f"{name}{writer.suffix}" for name in FILES}
+    names = {name: args.output / f"{name}{writer.suffix}" for name in _FILES}
     names["mined"] = pairs_file or names["mined"]
     new = [
         {

@@ -45,7 +45,6 @@ def test_captions_come_back_unchanged(captions, tmp_path_factory):
     files.join_blocks([folder / "block.npz"], np.arange(len(captions)), folder)
     stored = files.read_captions(folder)
     assert list(stored) == captions and len(stored) == len(captions)
-    assert stored[1:3] == captions[1:3]
     if captions:
         assert stored[-1] == captions[-1]
     with pytest.raises(IndexError):
