@@ -31,8 +31,6 @@ from lavis_mafa.mining.model_and_data import (
 )
 from lavis_mafa.mining.neighbours import (
     find_neighbours,
-    group_labels,
-    image_labels,
     note_of,
     whole_corpus,
 )
@@ -110,12 +108,8 @@ def count_false_negatives(
         one: hard_negatives_of(loaded, features, one, args.seed) for one in wanted
     }
     if whole is not None:
-        mafa = loaded.cfg.model_cfg.get("mafa") or {}
-        positive = mafa.get("same_image", "positive") == "positive"
-        labels = [image_labels(loaded, features)] if positive else []
-        labels += group_labels(loaded, features)
         folder = args.output / "neighbours"
-        negatives[whole] = find_neighbours(loaded, features, whole, folder, labels)
+        negatives[whole] = find_neighbours(loaded, features, whole, folder)
     judged = judge_all(loaded, features, list(negatives.values()), judges, args.output)
     judged.about = data_source(
         args,

@@ -21,7 +21,6 @@ from lavis_mafa.io.files import atomic_write
 from lavis_mafa.io.identity import claim_folder, digest
 from lavis_mafa.io.processes import barrier, progress
 from lavis_mafa.mining import ALL
-from lavis_mafa.mining.corpus import Corpus
 from lavis_mafa.mining.features import Features
 from lavis_mafa.mining.hard_negatives import HardNegatives, Sampling, Similarity, groups_of
 from lavis_mafa.mining.model_and_data import ModelAndData, log_on_main, require_range
@@ -65,11 +64,7 @@ def whole_corpus(args: argparse.Namespace, whole: bool, neighbours: int) -> Samp
 
 
 def find_neighbours(
-    loaded: ModelAndData,
-    features: Features,
-    whole: Sampling,
-    folder: Path,
-    labels: Sequence[NDArray[Any]],
+    loaded: ModelAndData, features: Features, whole: Sampling, folder: Path, new_only: bool = False
 ) -> HardNegatives:
     """Return the most similar candidates of all anchors, as sample numbers.
 
@@ -79,7 +74,8 @@ def find_neighbours(
 
     Args:
         folder: its subfolder with the name of ``whole`` keeps the chunks.
-        labels: ``(S,)``, see `ExactSearch`.
+        new_only: never find what would not be a new pair of the anchor: another caption of its
+            image, whatever the config says, or a caption of its own wording.
 
     Raises:
         ValueError: if the folder has neighbours of other features or settings.
@@ -87,6 +83,7 @@ def find_neighbours(
     folder = folder / whole.name
     folder.mkdir(parents=True, exist_ok=True)
     assert whole.neighbours is not None
+    labels = _labels(loaded, features, new_only)
     search = ExactSearch(features, backbone_of(loaded.model).similarity, labels, loaded.device)
     identity = {
         **features.identity,
@@ -99,6 +96,21 @@ def find_neighbours(
     found = _negatives_of(len(features), folder)
     found.image, found.text = features.numbers[found.image], features.numbers[found.text]
     return found
+
+
+def _labels(loaded: ModelAndData, features: Features, new_only: bool) -> list[NDArray[Any]]:
+    """Return arrays ``(S,)`` of numbers that known positives share."""
+    mafa = loaded.cfg.model_cfg.get("mafa") or {}
+    labels: list[NDArray[Any]] = []
+    if new_only or mafa.get("same_image", "positive") == "positive":
+        labels.append(np.asarray(loaded.data.image_ids[features.numbers]))
+    if new_only:
+        captions = (normalized(loaded.data.caption(int(n))) for n in features.numbers)
+        labels.append(np.fromiter(map(_hash, captions), np.int64))
+    groups = groups_of(loaded, features)
+    if groups is not None:  # each sample in none has a number of its own
+        labels.append(np.where(groups < 0, -1 - np.arange(len(groups)), groups))
+    return labels
 
 
 def chunks_of_anchors(size: int) -> list[tuple[str, NDArray[Any], str]]:
@@ -143,19 +155,6 @@ def _negatives_of(size: int, folder: Path) -> HardNegatives:
     return HardNegatives(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def group_labels(loaded: ModelAndData, features: Features) -> list[NDArray[Any]]:
-    """Return the groups ``(S,)`` of the samples in memory, each sample in none with a number of its
-    own; an empty list if groups have no effect."""
-    groups = groups_of(loaded, features)
-    return [] if groups is None else [np.where(groups < 0, -1 - np.arange(len(groups)), groups)]
-
-
-def wording_labels(data: Corpus, numbers: NDArray[Any]) -> NDArray[Any]:
-    """Return a number ``(S,)`` int64 for each caption, equal for captions that differ in case and
-    spaces at most."""
-    return np.fromiter((_hash(normalized(data.caption(int(n)))) for n in numbers), np.int64)
-
-
 def normalized(caption: str) -> str:
     """Return a caption in lower case with single spaces."""
     return " ".join(caption.lower().split())
@@ -165,11 +164,6 @@ def _hash(text: str) -> int:
     # 64 bits: among 100 million captions a collision is unlikely, and would cost one candidate.
     content = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(content, "little", signed=True)
-
-
-def image_labels(loaded: ModelAndData, features: Features) -> NDArray[Any]:
-    """Return the image ids ``(S,)`` of the samples in memory."""
-    return np.asarray(loaded.data.image_ids[features.numbers])
 
 
 class ExactSearch:

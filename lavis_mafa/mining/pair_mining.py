@@ -34,12 +34,9 @@ from lavis_mafa.mining.model_and_data import (
 )
 from lavis_mafa.mining.neighbours import (
     find_neighbours,
-    group_labels,
-    image_labels,
     normalized,
     note_of,
     whole_corpus,
-    wording_labels,
 )
 from lavis_mafa.mining.pair_records import PairRecords, ParquetRecords
 from lavis_mafa.models.con_d.build import ORACLE
@@ -92,11 +89,8 @@ def mine_connections(args: argparse.Namespace) -> None:
     top_k = args.top_k or rule.top_k
     whole, notes = whole_corpus(args, in_all, top_k), []
     if whole is not None:
-        # A caption of the anchor's own wording would not be a new pair of it.
-        labels = [image_labels(loaded, features), wording_labels(loaded.data, features.numbers)]
-        labels += group_labels(loaded, features)
         folder, notes = args.output / "neighbours", [note_of(whole)]
-        negatives = [find_neighbours(loaded, features, whole, folder, labels)]
+        negatives = [find_neighbours(loaded, features, whole, folder, new_only=True)]
     else:
         negatives = [
             hard_negatives_of(loaded, features, sampling, args.seed + k, top_k, images_apart=True)

@@ -21,6 +21,7 @@ from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.datasets.image_text_json import ImageTextTrain
 from lavis_mafa.datasets.make_vocab import make_vocab
 from lavis_mafa.io.arrays import read_npz
+from lavis_mafa.mining.corpus import Corpus
 from lavis_mafa.mining.features import make_features
 from lavis_mafa.mining.judged_pairs import UNKNOWN, Judged
 from lavis_mafa.mining.judging import discriminators_of
@@ -287,3 +288,19 @@ def test_damaged_features_are_named(tmp_path, monkeypatch):
     (tmp_path / "samples.json").write_text('{"samples": 3, "unreadable": []}')
     with pytest.raises(ValueError, match=r"the features in .* are damaged.*remove the folder"):
         make_features(None, np.arange(3), tmp_path)
+
+
+# Identity
+
+
+def test_two_spellings_of_a_path_are_one_image(outside):
+    _, data = outside
+    assert data("a.png", "./a.png", ".//a.png", "link/a.png").image_ids.tolist() == [0, 0, 0, 1]
+
+
+def test_fingerprint_of_a_table_reads_no_path(outside, monkeypatch):
+    _, data = outside
+    prints = [Corpus(data(*names), None) for names in (["a.png"] * 2, ["a.png", "link/a.png"])]
+    monkeypatch.setattr(TrainingSet, "source", None)
+    monkeypatch.setattr(Corpus, "batches", lambda *_: iter(()))
+    assert prints[0].fingerprint() != prints[1].fingerprint() == prints[1].fingerprint()

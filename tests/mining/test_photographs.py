@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 from PIL import Image
-from small_world import call, con_d, save_model
+from small_world import call, con_d
 
 from lavis_mafa.mining.judged_pairs import UNKNOWN, Judged
 
@@ -17,7 +17,7 @@ INFO = "datasets.image_text_json.build_info"
 
 
 @pytest.fixture(scope="module")
-def arguments(tmp_path_factory, photographs, toy_train):
+def arguments(tmp_path_factory, photographs, models):
     """A function that returns a command's arguments for the first photographs with all their
     captions.
     """
@@ -26,7 +26,7 @@ def arguments(tmp_path_factory, photographs, toy_train):
     images = list(dict.fromkeys(pair["image"] for pair in pairs))[:IMAGES]
     used_pairs = [pair for pair in pairs if pair["image"] in images]
     (folder / "train.json").write_text(json.dumps(used_pairs))
-    model, judge_path = (save_model(folder / f"{k}.pth", toy_train, k) for k in range(2))
+    model, judge_path, _ = models
 
     def command_arguments(command, output):
         return [
