@@ -43,7 +43,7 @@ def discriminators_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
         ConfigError: with all problems of the configs.
     """
     cfg = load_config(args.cfg_path, options_of(args), machine=False)
-    model: Any = OmegaConf.to_container(cfg.model_cfg)
+    model: Any = OmegaConf.to_container(cfg.model_cfg, resolve=True)
     if not args.con_d:
         own = (model.get("mafa") or {}).get("con_d")
         return {} if not own or own["arch"] == ORACLE else {"con_d": own}
