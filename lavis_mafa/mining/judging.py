@@ -86,7 +86,8 @@ def build_judge(con_d: Mapping[str, Any], known: Mapping[str, Any]) -> _AnyJudge
             f"{con_d['arch']} judges only in training, because its verdicts cannot be identified; "
             "name a model"
         )
-    judge.backbone = ManyPairs(judge.backbone)  # more pairs at once than a mini-batch has
+    matching: Any = ManyPairs(judge.backbone)  # more pairs at once than a mini-batch has
+    judge.backbone = matching
     return judge
 
 
@@ -261,7 +262,7 @@ def _verdicts(
 def _read(folder: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Read images, texts and probabilities that all ranks of this and earlier runs saved."""
     parts = []
-    for path in sorted(folder.glob("verdicts_rank*.bin")):
+    for path in sorted(filter(Path.is_file, folder.glob("verdicts_rank*.bin"))):
         content = path.read_bytes()
         whole = len(content) // RECORD.itemsize * RECORD.itemsize
         parts.append(np.frombuffer(content[:whole], RECORD))
