@@ -85,6 +85,15 @@ def toy_train(toy):
     return TrainingSet(toy["train"], seed=0)
 
 
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    """Paths of three tiny ALBEFs, each of which can be the model and the discriminator."""
+    from small_world import save_model, toy_pairs
+
+    folder = tmp_path_factory.mktemp("models")
+    return [save_model(folder / f"{seed}.pth", toy_pairs(), seed) for seed in range(3)]
+
+
 @pytest.fixture
 def tiny():
     """A new tiny ALBEF with the same weights every time."""

@@ -56,6 +56,9 @@ def take_run(args: argparse.Namespace) -> None:
     from lavis_mafa.config.config_of_run import LOG, is_run
     from lavis_mafa.runners.checkpoint import BEST, LAST
 
+    if not folder.is_dir():
+        what = "a file" if folder.exists() else "no folder of this name exists"
+        raise FileNotFoundError(f"--run {folder}: {what}, expected the folder of a run")
     if not is_run(folder):
         raise FileNotFoundError(f"--run: {folder} is not the folder of a run: it has no {LOG}")
     args.cfg_path, args.run_is_source = str(folder), True

@@ -47,12 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Write the page, or the metrics of saved scores."""
-    if args.source.suffix == ".npz":
-        _score(args.source)
-        return
+    from lavis_mafa.mining.judged_pairs import FILE
     from lavis_mafa.mining.run_report import write_page
 
-    path = write_page(args.source, args.output, args.connections, not args.no_images)
+    source = args.source.parent if args.source.name == FILE else args.source
+    if source.suffix == ".npz":
+        _score(source)
+        return
+    path = write_page(source, args.output, args.connections, not args.no_images)
     print(f"wrote {path}")
 
 

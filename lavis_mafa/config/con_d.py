@@ -16,8 +16,14 @@ from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS
 from lavis_mafa.models.traits import judges, negatives_encoders, traits_of
 
 
-def check_con_d(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def check_con_d(
+    given: Mapping[str, Any], known: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], list[str]]:
     """Check a Con-D config given without a run, with the keys of ``model.mafa.con_d``.
+
+    Args:
+        known: the ``model`` config of the command. A file that the checkpoint records is used only
+            if this config names it too.
 
     Returns:
         The config with all defaults, and the problems (empty if it is valid).
@@ -29,6 +35,7 @@ def check_con_d(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     report = Report(keys)
     config: dict[str, Any] = {"model": {"mafa": {"con_d": dict(given)}}}
     config = validated(config, report, {})
+    config["model"] = {**(known or {}), **config["model"]}
     check_frozen(config, report)
     return config["model"]["mafa"]["con_d"], report.problems
 

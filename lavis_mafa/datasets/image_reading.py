@@ -127,6 +127,21 @@ def require_file(path: str | os.PathLike[str]) -> None:
         raise OSError(f"{os.fspath(path)} is a pipe, a socket or a device, not a file")
 
 
+def require_below(path: str | None, root: str | os.PathLike[str]) -> None:
+    """Raise OSError unless ``path``, which begins with ``root`` unless it is absolute, leads to a
+    place below it. Links in the folder are followed, as they are its owner's."""
+    root = os.path.join(os.path.abspath(root), "")
+    below = path is None or os.path.abspath(path).startswith(root)
+    if path is not None and ".." in path.removeprefix(os.fspath(root)).split(os.sep):
+        # Where a link is before "..", the path leads to another place than it says.
+        below &= os.path.realpath(path).startswith(os.path.join(os.path.realpath(root), ""))
+    if not below:
+        raise PermissionError(
+            f"image {path!r} is not shown: it is outside of the image folder {root!r}; set "
+            "build_info.images.storage to a folder that contains it"
+        )
+
+
 def suffix_of(data: bytes) -> str | None:
     """Return the usual suffix of an image file, such as ``jpg``, by its content; None if its format
     is none of `FORMATS`."""

@@ -308,7 +308,8 @@ class PairWriter:
         elif stored is not None:
             image = content = digest_of(b"c", stored.content)
         else:
-            image = digest_of(b"p", row.image.encode("utf-8"))
+            # Two spellings of a path, such as a.jpg and ./a.jpg, are one image.
+            image = digest_of(b"p", os.path.normpath(row.image).encode("utf-8"))
         # The letters distinguish an image_id from a path of the same spelling.
         own = image if row.image_id is None else digest_of(b"i", row.image_id.encode("utf-8"))
         self._digests.write(own * len(captions))

@@ -27,7 +27,13 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from lavis_mafa.algorithm.context import NO_GROUP
 from lavis_mafa.algorithm.tokens import TOKENS, Tokenizer, Tokens
 from lavis_mafa.datasets.caption_reading import require_readable
-from lavis_mafa.datasets.image_reading import as_png, image_suffix, read_rgb, reduced_jpegs
+from lavis_mafa.datasets.image_reading import (
+    as_png,
+    image_suffix,
+    read_rgb,
+    reduced_jpegs,
+    require_below,
+)
 from lavis_mafa.datasets.lavis_pairs import read_here, read_sample
 from lavis_mafa.datasets.pairs import TrainPairs
 from lavis_mafa.processors.augmentation import ImageBytes, QuickAugmentation, quick
@@ -183,8 +189,15 @@ class TrainingSet(Dataset[dict[str, Any]]):
         self._tokenizers[name] = tokenizer
 
     def show(self, index: int) -> tuple[Image.Image, str]:
-        """Return the unprocessed picture and caption of a sample, for people to look at."""
+        """Return the unprocessed picture and caption of a sample, for people to look at.
+
+        Raises:
+            OSError: if the picture cannot be read, or lies outside of the data's image folder: an
+                annotation file must not bring any picture of the machine into a page.
+        """
         dataset, local = self._part_of(index)
+        if (root := getattr(dataset, "vis_root", None)) is not None:
+            require_below(self.source(index)[0], root)
         if hasattr(dataset, "show"):
             shown: tuple[Image.Image, str] = dataset.show(local)
             return shown

@@ -19,13 +19,13 @@ from lavis_mafa.models.traits import traits_of
 from lavis_mafa.models.weight_loading import check_origin, fold_token_types
 from lavis_mafa.runners.checkpoint import save_atomically
 
-State = dict[str, Tensor]
+_State = dict[str, Tensor]
 FORMS = ("albef_classification", "albef_nlvr", "albef_retrieval", "albef_vqa")
 _HUB_FAMILIES = ("blip", "blip2")
-PARTS = ("visual_encoder.", "text_encoder.")
+_PARTS = ("visual_encoder.", "text_encoder.")
 
 
-def with_momentum(state: State) -> State:
+def with_momentum(state: _State) -> _State:
     """Add momentum encoders and projections as copies; use the result as ``model.pretrained``."""
     copies = {
         key.replace(part, f"{part}_m", 1): value
@@ -36,7 +36,7 @@ def with_momentum(state: State) -> State:
     return {**state, **copies}
 
 
-def for_nlvr(state: State, fusion_layer: int) -> State:
+def for_nlvr(state: _State, fusion_layer: int) -> _State:
     """Double every fusion layer, one for each image (ALBEF 4.2, Figure 3b), with momentum copies.
 
     Use the result as ``model.finetuned`` of ``albef_nlvr`` with ``load_finetuned: True``, because
@@ -51,7 +51,7 @@ def for_nlvr(state: State, fusion_layer: int) -> State:
     return with_momentum(double_fusion_layers(encoders, fusion_layer))
 
 
-def in_form(state: State, form: str, fusion_layer: int) -> State:
+def in_form(state: _State, form: str, fusion_layer: int) -> _State:
     """Convert the weights of a checkpoint to one of `FORMS`."""
     return for_nlvr(state, fusion_layer) if form == "albef_nlvr" else with_momentum(state)
 
@@ -79,13 +79,13 @@ def export_lavis(checkpoint: str, out: Path, form: str, fusion_layer: int = 6) -
         )
     check_origin(content, form, None, checkpoint)
     weights = content.get("model", content)
-    lost = [part for part in PARTS if not any(str(key).startswith(part) for key in weights)]
+    lost = [part for part in _PARTS if not any(str(key).startswith(part) for key in weights)]
     if lost:
         raise ValueError(
             f"{checkpoint} has no weights below {' and '.join(lost)}: it is not one of ALBEF, "
             "and --to hf takes those of BLIP and BLIP-2"
         )
-    if any(str(key).startswith(f"{PARTS[0]}patch_embed.convs.") for key in weights):
+    if any(str(key).startswith(f"{_PARTS[0]}patch_embed.convs.") for key in weights):
         raise ValueError(f"{checkpoint} has a convolutional stem, which LAVIS's models lack")
     state = in_form(fold_token_types(weights, ()), form, fusion_layer)
     save_atomically({"model": state}, out)

@@ -6,12 +6,13 @@ host names, captions and free texts have no way in.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, StrictUndefined
 
 from lavis_mafa.algorithm.grit import GritSettings
 from lavis_mafa.algorithm.settings import StepSettings
@@ -22,6 +23,7 @@ from lavis_mafa.runners.con_d_check import RECORD as SELF_CHECK
 from lavis_mafa.runners.run_log import LOG, read_json_lines
 
 CARD = "README.md"
+_TEMPLATE = Path(__file__).with_name("card_template.txt")
 # What a registered name, a split or a metric may look like; a path or an address does not.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+-]{0,39}")
 _LICENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,39}")
@@ -106,88 +108,48 @@ def model_card(form: type[HubForm], facts: RunFacts, note: str, licence: str | N
         tags=["vision-language", form.family, "lavis", "mafa"],
     )
     model = model_config({"config": facts.config})
+    mafa = _mapping(model.get("mafa"))
     grit = _mapping(_mapping(facts.config.get("run")).get("grit"))
-    name = form.class_name
-    use = [
-        f"from transformers import AutoProcessor, {name}\n",
-        'processor = AutoProcessor.from_pretrained("FOLDER_OR_NAME")',
-        f'model = {name}.from_pretrained("FOLDER_OR_NAME")',
-        *([f"# {note.replace('`', chr(39))}"] if note else []),  # a ` would end the block
-    ]
     papers = ["mafa", *(["grit"] if grit.get("enabled") is True else []), form.family, "lavis"]
-    parts = [
-        f"---\n{front.to_yaml()}\n---",
-        f"# {form.names.title} trained with lavis_mafa",
-        "\n".join(["```python", *use, "```"]),
-        *_training(model, facts),
-        *_settings(model, grit),
-        *_con_d(model, facts.self_check),
-        *_metrics(facts.evaluations),
-        f"## Licence\n\n{licence or 'Not stated.'}",
-        "## References\n\n" + "\n".join(f"- {_PAPERS[paper]}" for paper in papers),
-    ]
-    return "\n\n".join(parts) + "\n"
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
+        front=front.to_yaml(),
+        form=form,
+        note=note,
+        arch=_name(model.get("arch")),
+        model_type=_name(model.get("model_type")),
+        step=facts.step,
+        datasets=list(filter(None, map(_name, _mapping(facts.config.get("datasets"))))),
+        samples=_number(facts.data.get("samples")),
+        images=_number(facts.data.get("images")),
+        settings=[
+            *_differing("model.mafa", mafa, StepSettings()),
+            *_differing("run.grit", grit, GritSettings()),
+        ],
+        con_d=_name(_mapping(mafa.get("con_d")).get("arch")),
+        auc=_number(facts.self_check.get("auc")),
+        metrics=[
+            (_name(split) or "another", f"`{name}`", f"{value:.4g}")
+            for split, figures in facts.evaluations.items()
+            for name, value in figures.items()
+            if name not in ("time", "epoch", "kind", "split") and _name(name) and is_number(value)
+        ],
+        licence=licence,
+        papers=[_PAPERS[paper] for paper in papers],
+    )
 
 
-def _training(model: Mapping[str, Any], facts: RunFacts) -> Iterator[str]:
-    arch, model_type = _name(model.get("arch")), _name(model.get("model_type"))
-    if arch:
-        kind = f", model type `{model_type}`" if model_type else ""
-        steps = f", {facts.step:,} steps" if facts.step is not None else ""
-        yield f"Model `{arch}`{kind}{steps}. Library: lavis_mafa, a plugin for LAVIS."
-    names = filter(None, map(_name, _mapping(facts.config.get("datasets"))))
-    samples, images = facts.data.get("samples"), facts.data.get("images")
-    of = ", ".join(f"`{name}`" for name in names)
-    if of or is_number(samples):
-        counts = f": {samples:,} pairs" if is_number(samples) else ""
-        counts += f" of {images:,} images" if counts and is_number(images) else ""
-        yield f"## Training data\n\n{of or 'not recorded'}{counts}."
+def _differing(path: str, given: Mapping[str, Any], settings: Any) -> Iterator[tuple[str, str]]:
+    """Yield the plain values that differ from the defaults, by dotted key."""
+    default = dict(flat(asdict(settings)))
+    for key, value in flat(given):
+        plain = isinstance(value, bool) or is_number(value) or _name(value)
+        if plain and key in default and value != default[key]:
+            yield f"`{path}.{key}`", str(value)
 
 
-def _settings(model: Mapping[str, Any], grit: Mapping[str, Any]) -> Iterator[str]:
-    rows = []
-    for path, given, settings in (
-        ("model.mafa", _mapping(model.get("mafa")), StepSettings()),
-        ("run.grit", grit, GritSettings()),
-    ):
-        default = dict(flat(asdict(settings)))
-        for key, value in flat(given):
-            plain = isinstance(value, bool) or is_number(value) or _name(value)
-            if plain and key in default and value != default[key]:
-                rows.append((f"`{path}.{key}`", str(value)))
-    if rows:
-        table = _table(("setting", "value"), rows)
-        yield f"## Settings that differ from the defaults\n\n{table}"
-
-
-def _con_d(model: Mapping[str, Any], check: Mapping[str, Any]) -> Iterator[str]:
-    arch = _name(_mapping(_mapping(model.get("mafa")).get("con_d")).get("arch"))
-    if arch:
-        auc = check.get("auc")
-        told = f" Before training its AUC was {auc:.3f}." if is_number(auc) else ""
-        yield (
-            "## Con-D\n\nFalse negatives were found by a connection discriminator (Con-D): "
-            f"`{arch}`.{told}"
-        )
-
-
-def _metrics(evaluations: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    rows = [
-        (_name(split) or "another", f"`{name}`", f"{value:.4g}")
-        for split, figures in evaluations.items()
-        for name, value in figures.items()
-        if name not in ("time", "epoch", "kind", "split")
-        and _name(name)
-        and is_number(value)
-        and math.isfinite(value)
-    ]
-    if rows:
-        yield f"## Evaluation\n\n{_table(('split', 'metric', 'value'), rows)}"
-
-
-def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    lines = [header, tuple("---" for _ in header), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', '') for cell in row)} |" for row in lines)
+def _number(value: Any) -> Any:
+    return value if is_number(value) else None
 
 
 def _name(value: Any) -> str | None:

@@ -7,11 +7,10 @@ and one data set of photographs (docs/results.md): they are a hypothesis about o
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.metrics.binary import figures_at, weighted_share
 from lavis_mafa.metrics.intervals import share_ratio
 from lavis_mafa.mining import ALL
-from lavis_mafa.mining.counting import count_false_negatives
+from lavis_mafa.mining.counting import count_false_negatives, read_counts
 from lavis_mafa.mining.hard_negatives import Sampling
 from lavis_mafa.mining.judge_check import self_check_tables
 from lavis_mafa.mining.judged_pairs import FILE, UNKNOWN, VALID, Judged
@@ -54,8 +53,8 @@ MOST_RANDOM, UNSURE_RANDOM, MOST_GROUPED = 0.03, 0.13, 1 / 3
 BEST_GROUPED, BEST_MINED = 0.15, 0.28
 # Likelihood ratio of Con-D at ``high``: how many times as often a pair that matches is above it as
 # one that does not. Mining improved ITM at 2.8 to 6.9, and harmed at 1.4.
-LEAST_RATIO = 2.0
-PAIRS_TO_LABEL = 200  # as in MAFA's Appendix B
+_LEAST_RATIO = 2.0
+_PAIRS_TO_LABEL = 200  # as in MAFA's Appendix B
 # Pairs up to which parts of the data are counted by default: a larger search space takes longer to
 # encode and to judge.
 QUICK = 10_000
@@ -143,24 +142,24 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Advice:
+class _Advice:
     """One recommendation: a config key and its value, or a step for the user (no key)."""
 
     option: str | None
     value: Any
     reason: str
     certainty: str
-    title: str = field(init=False)
 
-    def __post_init__(self) -> None:
-        title = "next step" if self.option is None else f"{self.option}={self.value}"
-        object.__setattr__(self, "title", title)
+    @property
+    def title(self) -> str:
+        """The option as the command line takes it."""
+        return "next step" if self.option is None else f"{self.option}={self.value}"
 
 
 # Rules
 
 
-def advice_of(evidence: Evidence) -> list[Advice]:
+def advice_of(evidence: Evidence) -> list[_Advice]:
     """Apply the rules to the evidence: mining, grouping, and how much to group."""
     mining = _mining(evidence)
     found = [*_grouping(evidence, any(one.value == "convert" for one in mining)), *mining]
@@ -168,14 +167,14 @@ def advice_of(evidence: Evidence) -> list[Advice]:
 
 
 def least_lift(base_rate: float) -> float:
-    """Return the lift at which the likelihood ratio is `LEAST_RATIO`.
+    """Return the lift at which the likelihood ratio is `_LEAST_RATIO`.
 
     It is below the highest possible lift, 1 / base rate, for every base rate (0 to 1).
     """
-    return LEAST_RATIO / (1.0 + (LEAST_RATIO - 1.0) * base_rate)
+    return _LEAST_RATIO / (1.0 + (_LEAST_RATIO - 1.0) * base_rate)
 
 
-def _grouping(evidence: Evidence, mines: bool) -> list[Advice]:
+def _grouping(evidence: Evidence, mines: bool) -> list[_Advice]:
     size = evidence.batch_size
     random = evidence.random[size]
     spaces = {m: share for (b, m), share in evidence.grouped.items() if b == size}
@@ -207,26 +206,26 @@ def _grouping(evidence: Evidence, mines: bool) -> list[Advice]:
             f"Not enough evidence: few or none of the matches by {evidence.judge} are confirmed."
         )
     certainty = CLEAR if certain and reliable else UNCERTAIN
-    found = [Advice("run.grit.enabled", group, " ".join(reasons), certainty)]
+    found = [_Advice("run.grit.enabled", group, " ".join(reasons), certainty)]
     if group:
         reason = f"The largest counted M with at most {100 * best:g} % false: {grouped}."
         if not few:
             reason = f"At no counted M at most {100 * best:g} % are false; fewest here: {grouped}."
-        found.append(Advice("run.grit.search_space", space, reason, UNCERTAIN))
+        found.append(_Advice("run.grit.search_space", space, reason, UNCERTAIN))
         if evidence.queue_size is not None and evidence.queue_size < space:
             reason = f"The queue must hold a search space; it is {evidence.queue_size} now."
-            found.append(Advice("run.grit.queue_size", space, reason, CLEAR))
+            found.append(_Advice("run.grit.queue_size", space, reason, CLEAR))
     return found
 
 
-def _mining(evidence: Evidence) -> list[Advice]:
+def _mining(evidence: Evidence) -> list[_Advice]:
     name, quality = evidence.con_d, evidence.quality
     if name is None:
         reason = (
             "No Con-D judged the pairs, so none can be mined: docs/con_d.md says how to get one. "
             "Then repeat this command with it in --con-d."
         )
-        return [Advice(None, None, reason, CLEAR)]
+        return [_Advice(None, None, reason, CLEAR)]
     failed = "; ".join(evidence.problems or ())
     known = quality is not None and quality.lift is not None
     if failed and not known:
@@ -239,10 +238,10 @@ def _mining(evidence: Evidence) -> list[Advice]:
     if quality is None or (quality.above and quality.base_rate is None):
         reason = f"Not enough evidence: how good {name} is on grouped hard negatives is unknown."
         step = (
-            f"Label about {PAIRS_TO_LABEL} grouped hard negatives (`{evidence.label}`), then "
+            f"Label about {_PAIRS_TO_LABEL} grouped hard negatives (`{evidence.label}`), then "
             "repeat this command with --labels and the saved file."
         )
-        return [_action("keep", reason + checked, UNCERTAIN), Advice(None, None, step, CLEAR)]
+        return [_action("keep", reason + checked, UNCERTAIN), _Advice(None, None, step, CLEAR)]
     if quality.lift is None or quality.base_rate is None:
         none = "match" if quality.above else f"are above {evidence.high:g} by {name}"
         reason = f"None of {quality.pairs} grouped hard negatives with a known truth {none}."
@@ -262,8 +261,8 @@ def _mining(evidence: Evidence) -> list[Advice]:
     return [_action("convert" if lift >= bound else "keep", reason, CLEAR if clear else UNCERTAIN)]
 
 
-def _action(value: str, reason: str, certainty: str) -> Advice:
-    return Advice("model.mafa.connections.action", value, reason, certainty)
+def _action(value: str, reason: str, certainty: str) -> _Advice:
+    return _Advice("model.mafa.connections.action", value, reason, certainty)
 
 
 # Evidence
@@ -284,7 +283,7 @@ def evidence_of(
         counts: content of ``counts.json``, with random and grouped mini-batches.
         judged: pairs of the same counts, with `Judged.samplings`.
         batch_size, search_space, high: of the config.
-        labels: by people, about ``judged`` or its grouped pairs (`grouped_pairs`).
+        labels: by people, about ``judged`` or its grouped pairs (`_grouped_pairs`).
         others: see `Evidence`.
 
     Raises:
@@ -301,7 +300,7 @@ def evidence_of(
         raise ValueError("there are no counts of both random and grouped mini-batches of one size")
     size = nearest(sizes, batch_size)
     space = nearest({m for b, m in shares if b == size and m}, search_space)
-    grouped = grouped_pairs(judged, size, space)
+    grouped = _grouped_pairs(judged, size, space)
     correction = None
     if judge != TRUTH:
         correction = _correction(counts, judged, grouped, labels, judge)
@@ -334,7 +333,7 @@ def _correction(
     threshold = float(counts["threshold"])
     found = [Correction(**one) for one in counts["corrections"]]
     if labels:
-        of = labeled_pairs(judged, grouped, labels)
+        of = _labeled_pairs(judged, grouped, labels)
         called = of.probability_by(name) > threshold
         pairs = set(zip(of.image[called].tolist(), of.text[called].tolist(), strict=True))
         found = [correction_of(labels, of)] if not pairs.isdisjoint(pooled(labels)) else []
@@ -368,7 +367,7 @@ def shares_of(
     return {key: Estimate(*(np.mean(rows, 0) * factors).tolist()) for key, rows in found.items()}
 
 
-def grouped_pairs(judged: Judged, batch_size: int, search_space: int) -> NDArray[Any]:
+def _grouped_pairs(judged: Judged, batch_size: int, search_space: int) -> NDArray[Any]:
     """Return ``(P,)`` bool, which pairs are hard negatives in grouped mini-batches.
 
     Raises:
@@ -407,7 +406,7 @@ def quality_of(
     probability, above, weight = judged.probability_by(con_d), -math.inf, None
     known = grouped & (judged.truth != UNKNOWN) & ~np.isnan(probability)
     if labels and (not known.any() or (judged.truth == UNKNOWN).any()):
-        source, of = LABELS, labeled_pairs(judged, grouped, labels)
+        source, of = LABELS, _labeled_pairs(judged, grouped, labels)
         rows, valid, weight = weights(labels, of)
         keep = grouped[rows] if of is judged else np.ones(len(rows), bool)
         p, valid, weight = of.probability_by(con_d)[rows][keep], valid[keep], weight[keep]
@@ -429,7 +428,7 @@ def quality_of(
     return Quality(source, len(p), at.pairs, precision, base, lift)
 
 
-def labeled_pairs(judged: Judged, grouped: NDArray[Any], labels: Sequence[Labels]) -> Judged:
+def _labeled_pairs(judged: Judged, grouped: NDArray[Any], labels: Sequence[Labels]) -> Judged:
     """Return the pairs that labels are about: all of ``judged``, or its ``grouped`` ones.
 
     Raises:
@@ -467,7 +466,7 @@ def advise(args: argparse.Namespace) -> None:
     count_false_negatives(args, _complete)
     if not is_main_process():
         return
-    counts = json.loads((args.output / COUNTS).read_text(encoding="utf-8"))
+    counts = read_counts(args.output / COUNTS)
     judged = Judged.load(args.output)
     cfg = load_config(args.cfg_path, options_of(args), machine=False)
     grit, mafa = cfg.run_cfg.grit, cfg.model_cfg.get("mafa") or {}
@@ -484,7 +483,7 @@ def advise(args: argparse.Namespace) -> None:
         untrained=checkpoint_of(cfg.model_cfg) is None,
     )
     if found.con_d is not None:
-        decides = grouped_pairs(judged, found.batch_size, found.search_space)
+        decides = _grouped_pairs(judged, found.batch_size, found.search_space)
         judged.select(decides).save(args.output / GROUPED / FILE)
     write_advice(args.output, found, counts)
 
@@ -499,8 +498,8 @@ def _complete(args: argparse.Namespace, loaded: ModelAndData) -> None:
         ValueError: if the counts in ``--output`` are of a sample that is too small.
     """
     path = args.output / COUNTS
-    counts = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    sizes, spaces = _counted(counts) if counts else ([], [])
+    counts = read_counts(path) if path.is_file() else None
+    sizes, spaces, drawn = _counted(counts) if counts else ([], [], None)
     run, total = loaded.cfg.run_cfg, len(loaded.data)
     batch, space = int(run.batch_size_train), int(run.grit.search_space)
     sizes += args.batch_sizes or ([] if sizes else [batch, max(2, batch // 2)])
@@ -508,8 +507,8 @@ def _complete(args: argparse.Namespace, loaded: ModelAndData) -> None:
     args.batch_sizes, args.search_spaces = sorted(set(sizes)), sorted(set(spaces))
     largest = min(total, max(*sizes, *spaces))
     if args.sample is None:
-        args.sample = _sample(counts) if counts else largest
-    if counts and args.sample == _sample(counts) and args.sample < largest:
+        args.sample = drawn or largest
+    if args.sample == drawn and args.sample < largest:
         raise ValueError(
             f"{args.output} has counts of a sample of {args.sample:,}, too small for B or M of "
             f"{largest:,}: give another --output, or at most {args.sample:,}"
@@ -536,16 +535,11 @@ def search_spaces(space: int, batch_size: int, total: int) -> list[int]:
     return sorted(one for one in found if one > batch_size) or [min(space, total)]
 
 
-def _counted(counts: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-    """Return all B and all M of ``counts.json``, ascending."""
+def _counted(counts: Mapping[str, Any]) -> tuple[list[int], list[int], int]:
+    """Return all B and all M of ``counts.json``, and the number of samples that were drawn."""
     sizes = {one["batch_size"] for one in counts["counts"]} - {None}
     spaces = {one["search_space"] for one in counts["counts"]} - {None}
-    return sorted(sizes), sorted(spaces)
-
-
-def _sample(counts: Mapping[str, Any]) -> int:
-    """Return the number of samples that were drawn."""
-    return int(counts["looked_at"]) + len(counts["unreadable"])
+    return list(sizes), list(spaces), int(counts["looked_at"]) + len(counts["unreadable"])
 
 
 def write_advice(output: Path, evidence: Evidence, counts: Mapping[str, Any]) -> None:
@@ -560,7 +554,7 @@ def write_advice(output: Path, evidence: Evidence, counts: Mapping[str, Any]) ->
     shares = {(b, None): share for b, share in evidence.random.items()} | {**evidence.grouped}
     content = {
         "options": options,
-        "advice": [asdict(one) for one in advice],
+        "advice": [{**asdict(one), "title": one.title} for one in advice],
         "evidence": {
             **{k: v for k, v in asdict(evidence).items() if k not in ("random", "grouped")},
             "shares": [

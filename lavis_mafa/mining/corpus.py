@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
+from lavis_mafa.datasets.data_identity import DataIdentity
+from lavis_mafa.datasets.pair_table import PairTable
 from lavis_mafa.datasets.training_set import TrainingSet
 
 _Processor = Callable[[Any], Any]
@@ -30,7 +32,9 @@ class Corpus:
 
     def __init__(self, pairs: TrainingSet, processor: _Processor | None, workers: int = 0) -> None:
         self.pairs = pairs
-        self.processor = processor
+        # Of each part that reads images with a processor of its own; None: it is not replaced.
+        own = (getattr(part, "vis_processor", None) for part in pairs.parts)
+        self._processors = [None if one is None else processor or one for one in own]
         self.workers = workers
         self._sources: str | None = None
 
@@ -57,10 +61,6 @@ class Corpus:
         """Function that says whether images and texts of samples match; None if unknown."""
         return self.pairs.truth
 
-    def show(self, number: int) -> tuple[Image.Image, str]:
-        """Return the image and the caption of a sample for display."""
-        return self.pairs.show(number)
-
     def caption(self, number: int) -> str:
         """Return the caption of a sample without text processing."""
         return self.pairs.source(number)[1]
@@ -75,15 +75,10 @@ class Corpus:
             processor: as in `batches`.
         """
         if self._sources is None:
-            found = hashlib.sha256(np.ascontiguousarray(self.image_ids).tobytes())
-            for number in range(len(self)):
-                found.update(json.dumps(self.pairs.source(number), default=str).encode())
-            for part in self.pairs.parts:
-                # Images inside annotation files have no path that would tell them apart.
-                table: Any = getattr(part, "table", None)
-                if getattr(part, "images_by_content", False) and table.places is not None:
-                    for images, _ in table.identity():
-                        found.update(images)
+            found = hashlib.sha256(json.dumps(asdict(DataIdentity.of(self.pairs))).encode())
+            if not all(map(_has_rows, self.pairs.parts)):
+                for number in range(len(self)):
+                    found.update(json.dumps(self.pairs.source(number), default=str).encode())
             self._sources = found.hexdigest()
         found = hashlib.sha256(self._sources.encode())
         some = np.arange(0, len(self), max(1, len(self) // 16))
@@ -106,11 +101,9 @@ class Corpus:
             the data set gives. ``load_error`` is a list of strings: "" for a sample that was read;
             a sample that cannot be read is replaced by another one.
         """
-        chosen = processor or self.processor
-        # Every part of the training set reads with a processor of its own: all are replaced.
-        for part in self.pairs.parts:
-            if getattr(part, "vis_processor", None) is not None and chosen is not None:
-                part.vis_processor = chosen
+        for part, own in zip(self.pairs.parts, self._processors, strict=True):
+            if own is not None:
+                part.vis_processor = processor or own
         loader: Any = DataLoader(
             _Numbered(self.pairs),
             batch_sampler=[[int(i) for i in batch] for batch in batches],
@@ -120,6 +113,12 @@ class Corpus:
             generator=torch.Generator(),  # must not draw from the global random stream
         )
         yield from loader
+
+
+def _has_rows(part: Any) -> bool:
+    """Return whether `DataIdentity` covers every row of a part of the data."""
+    rows = getattr(part, "annotation", None)
+    return isinstance(getattr(part, "table", None), PairTable) or isinstance(rows and rows[0], dict)
 
 
 class _Numbered(Dataset[dict[str, Any]]):

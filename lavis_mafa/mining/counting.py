@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,10 +12,11 @@ import numpy as np
 from lavis.common.dist_utils import is_main_process
 from numpy.typing import NDArray
 
-from lavis_mafa.io.files import write_json, write_text
+from lavis_mafa.io.files import read_json, write_json, write_text
 from lavis_mafa.metrics.intervals import clustered
 from lavis_mafa.mining import ALL
 from lavis_mafa.mining.features import Features, make_features
+from lavis_mafa.mining.gallery import SampleViewer
 from lavis_mafa.mining.hard_negatives import HardNegatives, Sampling, hard_negatives_of, samplings
 from lavis_mafa.mining.judge_check import check_judges
 from lavis_mafa.mining.judged_pairs import FILE, INVALID, UNKNOWN, Judged
@@ -26,14 +26,12 @@ from lavis_mafa.mining.model_and_data import (
     ModelAndData,
     data_source,
     load_model_and_data,
+    require_folder,
     require_range,
 )
 from lavis_mafa.mining.neighbours import (
-    WholeCorpus,
     find_neighbours,
-    group_labels,
-    image_labels,
-    name_of,
+    note_of,
     whole_corpus,
 )
 from lavis_mafa.mining.quality.annotator_labels import read_labels
@@ -46,8 +44,7 @@ from lavis_mafa.models.con_d.self_check import SelfCheck
 from lavis_mafa.pages.charts import Curve, Series, Table
 from lavis_mafa.pages.tables import markdown_table
 
-_AnySampling = Sampling | WholeCorpus
-ANCHORS = {"image": True, "text": False}  # modality of the anchor: whether it is an image
+_ANCHORS = {"image": True, "text": False}  # modality of the anchor: whether it is an image
 
 
 def count_false_negatives(
@@ -68,6 +65,7 @@ def count_false_negatives(
     if in_all:
         args.search_spaces = [space for space in args.search_spaces if space != ALL]
     whole = whole_corpus(args, in_all, 1)
+    require_folder(args.output)
     require_range(args, threshold=(0.0, 1.0), batch_sizes=(2,), search_spaces=(1,), sample=(2,))
     correction = _correction(args)
     con_ds = discriminators_of(args)
@@ -99,23 +97,19 @@ def count_false_negatives(
             "build_info.truth of the data"
         )
     judge_names = [*con_ds, *([] if loaded.data.truth is None else [TRUTH])]
-    everything: list[_AnySampling] = [*wanted, *([] if whole is None else [whole])]
+    everything = [*wanted, *([] if whole is None else [whole])]
     _refuse_to_drop_counts(args.output, everything, judge_names)
     # Built first: a missing checkpoint is reported before hours are spent on features.
     judges = {name: build_judge(con_d, loaded.cfg.model_cfg) for name, con_d in con_ds.items()}
     checks = check_judges(loaded, judges, con_ds, (args.threshold,), args)
     numbers = _sample_of(len(loaded.data), args.sample, everything, args.seed)
     features = make_features(loaded, numbers, args.output / "features")
-    negatives: dict[_AnySampling, HardNegatives] = {
+    negatives: dict[Sampling, HardNegatives] = {
         one: hard_negatives_of(loaded, features, one, args.seed) for one in wanted
     }
     if whole is not None:
-        mafa = loaded.cfg.model_cfg.get("mafa") or {}
-        positive = mafa.get("same_image", "positive") == "positive"
-        labels = [image_labels(loaded, features)] if positive else []
-        labels += group_labels(loaded, features)
         folder = args.output / "neighbours"
-        negatives[whole] = find_neighbours(loaded, features, whole, folder, labels)
+        negatives[whole] = find_neighbours(loaded, features, whole, folder)
     judged = judge_all(loaded, features, list(negatives.values()), judges, args.output)
     judged.about = data_source(
         args,
@@ -126,7 +120,8 @@ def count_false_negatives(
     )
     notes = []
     if whole is not None:
-        judged.about["neighbours"], notes = whole.content, [whole.note]
+        judged.about["neighbours"] = {"neighbours": whole.neighbours, "index": "exact"}
+        notes = [note_of(whole)]
     corrections = [] if correction is None else [correction]
     known = judged.truth != UNKNOWN
     if not corrections and known.any() and not known.all():
@@ -159,9 +154,7 @@ def _is_in(judged: Judged, negatives: HardNegatives) -> NDArray[Any]:
     return found
 
 
-def _refuse_to_drop_counts(
-    output: Path, wanted: Sequence[_AnySampling], judges: Sequence[str]
-) -> None:
+def _refuse_to_drop_counts(output: Path, wanted: Sequence[Sampling], judges: Sequence[str]) -> None:
     """Refuse to overwrite counts with a result that lacks some of them.
 
     Raises:
@@ -171,8 +164,7 @@ def _refuse_to_drop_counts(
     if not path.is_file():
         return
     new = {(judge, one.name) for judge in judges for one in wanted}
-    content = json.loads(path.read_text(encoding="utf-8"))
-    old = {(one["judge"], _name_of(one)) for one in content["counts"]}
+    old = {(one["judge"], _name_of(one)) for one in read_counts(path)["counts"]}
     if lost := sorted(old - new):
         names = ", ".join(f"{judge}: {name}" for judge, name in lost[:6])
         raise ValueError(
@@ -181,11 +173,27 @@ def _refuse_to_drop_counts(
         )
 
 
+def read_counts(path: Path) -> dict[str, Any]:
+    """Read ``counts.json``.
+
+    Raises:
+        ValueError: if it is another file, or damaged.
+    """
+    content = read_json(path)
+    try:
+        names = [_name_of(one) for one in content["counts"]]
+        assert names and content["looked_at"] + len(content["unreadable"]) > 0
+    except (AssertionError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} is no file of counts ({error!r}): remove it, or give another --output"
+        ) from error
+    return dict(content)
+
+
 def _name_of(count: Mapping[str, Any]) -> str:
     """Return the name of the sampling of a count in ``counts.json``."""
-    if count.get("neighbours") is not None:
-        return name_of(count["sampling"], count["neighbours"])
-    return Sampling(count["sampling"], count["batch_size"], count["search_space"]).name
+    sizes = (count.get(name) for name in ("batch_size", "search_space", "neighbours"))
+    return Sampling(count["sampling"], *sizes).name
 
 
 @dataclass
@@ -219,7 +227,7 @@ class Count:
 
 
 def _sample_of(
-    size: int, requested: int | None, wanted: Sequence[_AnySampling], seed: int
+    size: int, requested: int | None, wanted: Sequence[Sampling], seed: int
 ) -> NDArray[Any]:
     """Draw the samples to analyze, ``(S,)`` ascending numbers.
 
@@ -246,7 +254,7 @@ def _sample_of(
 
 
 def _count_one(
-    sampling: _AnySampling,
+    sampling: Sampling,
     negatives: HardNegatives,
     judged: Judged,
     threshold: float,
@@ -266,10 +274,9 @@ def _count_one(
     if (judged.truth != UNKNOWN).any():
         truth = judged.truth[row]
         calls[TRUTH] = (truth > INVALID, truth != UNKNOWN)
-    neighbours = sampling.neighbours if isinstance(sampling, WholeCorpus) else None
     counts = []
     for name, (called, known) in calls.items():
-        for anchors, from_image in ANCHORS.items():
+        for anchors, from_image in _ANCHORS.items():
             rows = (negatives.from_image == from_image) & known
             batches = negatives.batch[rows]
             hits = np.bincount(batches, weights=called[rows])
@@ -281,8 +288,8 @@ def _count_one(
                 Count(
                     *(name, sampling.kind, sampling.batch_size, sampling.search_space, anchors),
                     *(found, number, share, low, high),
-                    round(share * size * (neighbours or 1)),
-                    neighbours,
+                    round(share * size * (sampling.neighbours or 1)),
+                    sampling.neighbours,
                 )
             )
     return counts
@@ -327,11 +334,11 @@ def _write_results(
     write_text(args.output / "counts.md", "\n\n".join(parts) + "\n")
     page = report_of_judged(
         judged,
-        loaded.data.show,
+        SampleViewer(loaded.data.pairs),
         args.output / "report.html",
         table.title,
         tables=[table],
-        curves=curves_of(counts),
+        curves=_curves_of(counts),
         notes=notes,
         settings={k: v for k, v in content.items() if k not in ("counts", "self_check")},
     )
@@ -344,7 +351,7 @@ def _write_results(
 def count_table(counts: Sequence[Count], corrections: Sequence[Correction] = ()) -> Table:
     """Return a table like MAFA's Tables 1 and 9, with a row for each judge and sampling."""
     columns = ["judge", "sampling", "B", "M"]
-    for side in ANCHORS:
+    for side in _ANCHORS:
         columns += [f"FN w.r.t. {side}", f"{side} %", f"{side} % (95 %)"]
         columns += [f"{side} % corrected"] if corrections else []
     factors = {one.name: one.factor for one in corrections}
@@ -361,7 +368,7 @@ def count_table(counts: Sequence[Count], corrections: Sequence[Correction] = ())
     return Table("False negatives among hard negatives", columns, list(rows.values()))
 
 
-def curves_of(counts: Sequence[Count]) -> list[Curve]:
+def _curves_of(counts: Sequence[Count]) -> list[Curve]:
     """Return curves of the share of false negatives, averaged over both directions.
 
     One is by search space (MAFA Figure 2), one by the size of random mini-batches (Figure 5).

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,12 +18,14 @@ from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lavis_mafa.io.arrays import read_npz
 from lavis_mafa.io.files import atomic_write, remove_partial_files, write_json
 from lavis_mafa.io.processes import barrier
 
 _ARRAYS = ("images", "texts", "vectors")
 _NUMBERS = "numbers"  # file of the readable samples' numbers
 CAPTIONS, ENDS = "captions.utf8", "caption_ends.npy"
+_UTF_8 = ("utf-8", "surrogatepass")
 _COMPLETE = "samples.json"  # written last: all files are complete if it exists
 
 
@@ -43,18 +45,11 @@ class _StoredTexts(Sequence[str]):
     def __len__(self) -> int:
         return len(self._ends)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[k] for k in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> str:  # type: ignore[override]  # no slices
         place = range(len(self))[index]
         begin = int(self._ends[place - 1]) if place else 0
-        return _text(self._bytes[begin : int(self._ends[place])].tobytes())
+        # A caption may hold the lone surrogates by which Python stands for invalid bytes.
+        return self._bytes[begin : int(self._ends[place])].tobytes().decode(*_UTF_8)
 
 
 def is_complete(folder: Path) -> bool:
@@ -83,15 +78,12 @@ def join_blocks(blocks: Sequence[Path], numbers: NDArray[Any], folder: Path) -> 
         begin += len(errors)
     good = np.concatenate(masks)
     rows = int(good.sum())
-    with np.load(blocks[0], allow_pickle=False) as first:
-        names = [name for name in _ARRAYS if name in first]
+    first = read_npz(blocks[0])
+    names = [name for name in _ARRAYS if name in first]
 
     def write_rows(name: str) -> None:
         parts = (block[own] for block, own in zip(_column(blocks, name), masks, strict=True))
         _write_parts(folder / f"{name}.npy", parts, rows)
-
-    def write_numbers() -> None:
-        _write_parts(folder / f"{_NUMBERS}.npy", iter([numbers[good]]), rows)
 
     def write_captions() -> None:
         ends, end, position = np.empty(rows, np.int64), 0, 0
@@ -99,12 +91,13 @@ def join_blocks(blocks: Sequence[Path], numbers: NDArray[Any], folder: Path) -> 
             for block, own in zip(_column(blocks, "captions"), masks, strict=True):
                 for caption, readable in zip(_unpacked(block), own, strict=True):
                     if readable:
-                        end += file.write(_bytes(caption))
+                        end += file.write(caption.encode(*_UTF_8))
                         ends[position] = end
                         position += 1
         _write_parts(folder / ENDS, iter([ends]), rows)
+        _write_parts(folder / f"{_NUMBERS}.npy", iter([numbers[good]]), rows)
 
-    jobs: list[Callable[[], None]] = [write_captions, write_numbers]
+    jobs: list[Callable[[], None]] = [write_captions]
     jobs += [partial(write_rows, name) for name in names]
     for job in jobs[get_rank() :: get_world_size()]:
         job()
@@ -173,14 +166,4 @@ def _unpacked(content: NDArray[Any]) -> list[str]:
 
 def _column(blocks: Sequence[Path], name: str) -> Iterator[NDArray[Any]]:
     for path in blocks:
-        with np.load(path, allow_pickle=False) as stored:
-            yield stored[name]
-
-
-def _bytes(text: str) -> bytes:
-    # A caption may hold the lone surrogates by which Python stands for invalid bytes.
-    return text.encode("utf-8", "surrogatepass")
-
-
-def _text(content: bytes) -> str:
-    return content.decode("utf-8", "surrogatepass")
+        yield read_npz(path, name)[name]

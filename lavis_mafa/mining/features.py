@@ -28,6 +28,7 @@ from lavis_mafa.mining.feature_files import (
 )
 from lavis_mafa.mining.model_and_data import ModelAndData, log_on_main
 from lavis_mafa.models.families import backbone_of
+from lavis_mafa.pages.tables import one_line
 from lavis_mafa.runners.loaders import to_device
 
 _BLOCK = 2048  # samples in a file: an interruption loses at most this many
@@ -150,22 +151,30 @@ def _save(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
 
 
 def _load(folder: Path, numbers: NDArray[Any], identity: Mapping[str, str]) -> Features:
-    arrays, unreadable = read_arrays(folder), read_unreadable(folder)
+    try:
+        arrays, unreadable = read_arrays(folder), read_unreadable(folder)
+        found = Features(
+            read_numbers(folder),
+            arrays.get("images", arrays["vectors"]),
+            arrays["texts"],
+            arrays["vectors"],
+            read_captions(folder),
+            unreadable,
+            identity,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"the features in {folder} are damaged ({error}): remove the folder, and the samples "
+            "are encoded again"
+        ) from error
     if unreadable:
+        number, problem = unreadable[0]
         log_on_main(
             "%d of %d samples cannot be read and are skipped, the first: %d (%s). If they have "
             "been repaired, delete %s to read them again",
-            *(len(unreadable), len(numbers), *unreadable[0], folder),
+            *(len(unreadable), len(numbers), number, one_line(problem), folder),
         )
-    return Features(
-        read_numbers(folder),
-        arrays.get("images", arrays["vectors"]),
-        arrays["texts"],
-        arrays["vectors"],
-        read_captions(folder),
-        unreadable,
-        identity,
-    )
+    return found
 
 
 def _identity(loaded: ModelAndData, numbers: NDArray[Any]) -> dict[str, str]:

@@ -10,10 +10,11 @@ from PIL import Image
 
 from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.pages.report_page import THUMBNAIL, Mined, Show
+from lavis_mafa.pages.tables import one_line
 
 T = TypeVar("T")
 # What a record of ``connections.jsonl`` and a card of the gallery both have, under the same names.
-RECORDED = ("direction", "probability", "truth", "epoch", "state")
+_RECORDED = ("direction", "probability", "truth", "epoch", "state")
 
 
 class SampleViewer:
@@ -46,6 +47,12 @@ class SampleViewer:
                 self.problem = self.problem or f"{type(error).__name__}: {error}"
         return None, self._caption(number)
 
+    def notes(self) -> list[str]:
+        """Return a note of the images that could not be read so far; [] if there are none."""
+        if not self.missing:
+            return []
+        return [f"{self.missing} images could not be read; the first: {self.problem}"]
+
     def _caption(self, number: int) -> str:
         assert self.data is not None
         try:
@@ -60,7 +67,7 @@ def view_data(load: Callable[[], TrainingSet], images: bool, notes: list[str]) -
         return SampleViewer(load(), images)
     # Missing files or libraries, or another working directory, must not prevent the page.
     except Exception as error:
-        problem = " ".join(str(error).split())
+        problem = one_line(str(error))
         logging.warning("the page has no images: %s: %s", type(error).__name__, problem)
         notes.append(
             "The data could not be loaded, so connections are shown without images and captions "
@@ -79,7 +86,7 @@ def connections_of(
         score: what judged them in Con-D's place; empty: Con-D.
     """
     for record in records:
-        facts = {name: record[name] for name in RECORDED}
+        facts = {name: record[name] for name in _RECORDED}
         facts.update(run=run, score=score)
         yield Mined.shown(show, record["anchor_index"], record["mined_index"], **facts)
 

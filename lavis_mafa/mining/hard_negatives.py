@@ -18,6 +18,7 @@ from lavis_mafa.algorithm.grit.grouping import Indices
 from lavis_mafa.algorithm.mining import pick
 from lavis_mafa.algorithm.pickers import NONE, hardest
 from lavis_mafa.io.processes import progress
+from lavis_mafa.mining import ALL
 from lavis_mafa.mining.features import Features
 from lavis_mafa.mining.model_and_data import ModelAndData, log_on_main
 from lavis_mafa.models.families import backbone_of
@@ -27,34 +28,33 @@ Similarity = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How mini-batches are formed.
+    """Among which samples the hard negatives of an anchor are.
 
     Attributes:
-        kind: ``random`` or ``grit``.
-        batch_size: B.
-        search_space: M of ``grit``; None for ``random``.
+        kind: ``random`` or ``grit`` mini-batches, or ``all`` samples.
+        batch_size: B; None for ``all``.
+        search_space: M of ``grit``, otherwise None.
+        neighbours: K of ``all``, the most similar candidates of every anchor; otherwise None.
     """
 
     kind: str
-    batch_size: int
+    batch_size: int | None
     search_space: int | None = None
+    neighbours: int | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in ("random", "grit"):
-            raise ValueError(f"sampling is random or grit, got {self.kind!r}")
-        if (self.kind == "grit") != (self.search_space is not None):
-            raise ValueError(
-                f"search space {self.search_space} with sampling {self.kind}: grit needs one, "
-                "random has none"
-            )
-        if self.batch_size < 2:
+        needed = {"random": (1, 0, 0), "grit": (1, 1, 0), ALL: (0, 0, 1)}.get(self.kind)
+        given = (self.batch_size, self.search_space, self.neighbours)
+        if needed != tuple(one is not None for one in given):
+            raise ValueError(f"sampling {self.kind} with B, M and K of {given}: not one of ours")
+        if self.batch_size is not None and self.batch_size < 2:
             raise ValueError(f"batch size {self.batch_size}: expected at least 2, for a negative")
 
     @property
     def name(self) -> str:
         """Short name for files and tables."""
-        space = "" if self.search_space is None else f"_M{self.search_space}"
-        return f"{self.kind}_B{self.batch_size}{space}"
+        sizes = {"B": self.batch_size, "M": self.search_space, "K": self.neighbours}
+        return "_".join([self.kind, *(f"{k}{v}" for k, v in sizes.items() if v is not None)])
 
 
 def samplings(
@@ -121,6 +121,7 @@ def order_of(
         ValueError: if the samples do not fill a mini-batch.
     """
     size, batch = len(texts), sampling.batch_size
+    assert batch is not None
     if size < batch:
         raise ValueError(
             f"{size} samples do not fill a mini-batch of {batch}: take a larger --sample or a "
@@ -253,6 +254,7 @@ def hard_negatives_of(
     )
     mafa = loaded.cfg.model_cfg.get("mafa") or {}
     positive = images_apart or mafa.get("same_image", "positive") == "positive"
+    assert sampling.batch_size is not None
     log_on_main("%s: %d mini-batches", sampling.name, len(order) // sampling.batch_size)
     found = hardest_negatives(
         order,

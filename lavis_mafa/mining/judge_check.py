@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.mining.model_and_data import ModelAndData
 from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
 from lavis_mafa.models.con_d.pair_reader import PairReader
@@ -71,22 +69,9 @@ def check_judges(
             )
             return self_check(judge, batches, thresholds, name, args.seed)
 
-        with _processors_restored(loaded.data.pairs):
-            found[name] = on_all_ranks(check)
+        found[name] = on_all_ranks(check)
         found[name].settle(mode, _OPTION)
     return found
-
-
-@contextmanager
-def _processors_restored(pairs: TrainingSet) -> Iterator[None]:
-    """Leave the image processors of the data as they were, which `Corpus.batches` replaces."""
-    parts = [part for part in pairs.parts if getattr(part, "vis_processor", None) is not None]
-    before = [part.vis_processor for part in parts]
-    try:
-        yield
-    finally:
-        for part, processor in zip(parts, before, strict=True):
-            part.vis_processor = processor
 
 
 def self_check_tables(checks: Mapping[str, Mapping[str, Any]]) -> list[Table]:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import zipfile
-import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.mining import MiningRule
+from lavis_mafa.io.arrays import read_npz
 from lavis_mafa.io.files import atomic_write
 from lavis_mafa.metrics.known_truth import INVALID as INVALID
 from lavis_mafa.metrics.known_truth import UNKNOWN as UNKNOWN
@@ -144,8 +142,10 @@ class Judged:
                 "into their --output"
             )
         try:
-            with np.load(path, allow_pickle=False) as stored:
-                columns: Mapping[str, NDArray[Any]] = dict(stored)
+            columns = read_npz(path)
+            about = json.loads(str(columns["about"]))
+            if not isinstance(about, dict):
+                raise ValueError(f"about is a {type(about).__name__}, expected an object")
             probability, samplings = (
                 {
                     name.removeprefix(prefix): values
@@ -154,23 +154,44 @@ class Judged:
                 }
                 for prefix in (_PREFIX, _SAMPLING)
             )
-            about = json.loads(str(columns["about"]))
-            if not isinstance(about, dict):
-                raise ValueError(f"about is a {type(about).__name__}, expected an object")
-            return cls(
+            found = cls(
                 **{name: columns[name] for name in _COLUMNS},
                 probability=probability,
                 about=about,
                 samplings=samplings,
             )
-        # A damaged zip or odd JSON inside makes NumPy and json raise classes of their own.
-        except (
-            *(KeyError, ValueError, OSError, EOFError, RecursionError),
-            *(zipfile.BadZipFile, zlib.error),
-        ) as error:
+            found._check()
+            return found
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not a file of judged pairs: {error}") from error
 
+    def _check(self) -> None:
+        """Check what a file from someone else may have wrong.
 
+        Raises:
+            ValueError: naming the first value of another kind, or out of range.
+        """
+        low, high = self.thresholds
+        if not 0.0 <= low <= high <= 1.0:
+            raise ValueError(f"thresholds {low:g} and {high:g}, expected 0 <= low <= high <= 1")
+        flags = {name: getattr(self, name) for name in ("from_image", "from_text")}
+        for kinds, low, high, columns in (
+            # Up to which the number of a pair, see `pair_keys`, fits into 64 bits.
+            ("iu", 0, 2**31, {"image": self.image, "text": self.text}),
+            ("b", 0, 1, flags | self.samplings),
+            ("i", min(_TRUTHS), max(_TRUTHS), {"truth": self.truth}),
+            ("f", 0, 1, self.probability),
+        ):
+            for name, values in columns.items():
+                if not name.isidentifier():
+                    raise ValueError(f"the name {name!r}, expected letters, digits and _")
+                if values.dtype.kind not in kinds:
+                    raise ValueError(f"{name} has the type {values.dtype}")
+                if ((values < low) | (values > high)).any():  # NaN passes
+                    raise ValueError(f"{name} has values outside {low:g} to {high:g}")
+
+
+_TRUTHS = (VALID, INVALID, UNKNOWN)
 _COLUMNS = ("image", "text", "from_image", "from_text", "truth")
 
 

@@ -12,18 +12,18 @@ import torch
 from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.mining import DIRECTIONS, STATE_NAMES, MiningRule
-from lavis_mafa.mining.gallery import evenly
+from lavis_mafa.mining.gallery import SampleViewer, evenly
 from lavis_mafa.mining.judge_check import self_check_tables
 from lavis_mafa.mining.judged_pairs import INVALID, UNKNOWN, VALID, Judged
 from lavis_mafa.pages.charts import Curve, Table
-from lavis_mafa.pages.report_page import Judgements, Mined, Show, write_report
+from lavis_mafa.pages.report_page import Judgements, Mined, write_report
 
 _TRUTH_VALUES = {VALID: True, INVALID: False, UNKNOWN: None}
 
 
 def report_of_judged(
     judged: Judged,
-    show: Show,
+    show: SampleViewer,
     path: str | os.PathLike[str],
     title: str,
     *,
@@ -41,8 +41,7 @@ def report_of_judged(
 
     Args:
         judged: has the thresholds, see `Judged.thresholds`.
-        show: returns image (or None) and caption of a sample by number, such as
-            `gallery.SampleViewer` or ``Corpus.show``.
+        show: returns image (or None) and caption of a sample by number.
         path: the file to write.
         title: heading of the page.
         tables, curves, notes: further parts, see `write_report`.
@@ -53,23 +52,25 @@ def report_of_judged(
     about = {key: value for key, value in judged.about.items() if key != "self_check"}
     several = len(judged.names) > 1
     each = limit // max(1, len(judged.names))
+    cards = [
+        one
+        for name in judged.names
+        for one in _mined(judged, name, show, low, high, each, name if several else "")
+    ]
     return write_report(
         path,
         title=title,
         headline=outcome(judged),
         tables=[*tables, *self_check_tables(judged.about.get("self_check") or {})],
         curves=curves,
-        connections=(
-            one
-            for name in judged.names
-            for one in _mined(judged, name, show, low, high, each, name if several else "")
-        ),
+        connections=cards,
         judged=list(judgements_of(judged)),
         thresholds=(low, high),
         notes=[
             *notes,
             f"The gallery shows up to {limit:,} of the {len(judged):,} judged pairs: the most "
             "probable ones, those closest to a threshold, ambiguous ones, and the least probable.",
+            *show.notes(),
         ],
         settings=about if settings is None else settings,
     )
@@ -99,11 +100,12 @@ def judgements_of(judged: Judged) -> Iterator[Judgements]:
             (DIRECTIONS["i2t"], judged.from_image),
             (DIRECTIONS["t2i"], judged.from_text),
         ):
-            yield Judgements(f"{name}, {label}", judged.probability[name][rows], judged.truth[rows])
+            of = judged.probability[name][rows], judged.truth[rows]
+            yield Judgements.of(f"{name}, {label}", *of)
 
 
 def _mined(
-    judged: Judged, name: str, show: Show, low: float, high: float, limit: int, run: str
+    judged: Judged, name: str, show: SampleViewer, low: float, high: float, limit: int, run: str
 ) -> Iterator[Mined]:
     """Yield a sample of the pairs as gallery cards.
 

@@ -42,12 +42,11 @@ def discriminators_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     Raises:
         ConfigError: with all problems of the configs.
     """
+    cfg = load_config(args.cfg_path, options_of(args), machine=False)
+    model: Any = OmegaConf.to_container(cfg.model_cfg, resolve=True)
     if not args.con_d:
-        mafa = load_config(args.cfg_path, options_of(args)).model_cfg.get("mafa")
-        own = mafa.get("con_d") if mafa else None
-        if not own or own.arch == ORACLE:
-            return {}
-        return {"con_d": OmegaConf.to_container(own, resolve=True)}  # type: ignore[dict-item]
+        own = (model.get("mafa") or {}).get("con_d")
+        return {} if not own or own["arch"] == ORACLE else {"con_d": own}
     given: Any = OmegaConf.to_container(OmegaConf.from_dotlist(list(args.con_d)))
     found, problems = {}, []
     for name, one in given.items():
@@ -57,7 +56,7 @@ def discriminators_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
                 f"other than {TRUTH}"
             )
             continue
-        found[name], wrong = check_con_d(one)
+        found[name], wrong = check_con_d(one, model)
         problems += [f"--con-d {name}: {problem}" for problem in wrong]
         if one.get("arch") == ORACLE:
             problems.append(
@@ -79,7 +78,7 @@ def build_judge(con_d: Mapping[str, Any], known: Mapping[str, Any]) -> _AnyJudge
     Raises:
         ValueError: for a user's discriminator, whose weights nobody knows.
     """
-    judge = build_discriminator(con_d, known)
+    judge: Any = build_discriminator(con_d, known)
     if isinstance(judge, PairReader):
         return judge
     if not isinstance(judge, ModelDiscriminator):
@@ -87,14 +86,9 @@ def build_judge(con_d: Mapping[str, Any], known: Mapping[str, Any]) -> _AnyJudge
             f"{con_d['arch']} judges only in training, because its verdicts cannot be identified; "
             "name a model"
         )
-    return matching_offline(judge)
-
-
-def matching_offline(discriminator: ModelDiscriminator) -> ModelDiscriminator:
-    """Let a discriminator judge more pairs at once than a mini-batch has; changes it in place."""
-    matching: Any = ManyPairs(discriminator.backbone)
-    discriminator.backbone = matching
-    return discriminator
+    matching: Any = ManyPairs(judge.backbone)  # more pairs at once than a mini-batch has
+    judge.backbone = matching
+    return judge
 
 
 def judge_all(
@@ -122,7 +116,7 @@ def judge_all(
     for name, discriminator in judges.items():
         own = folder / "verdicts" / name
         probability[name] = judge(loaded, features, image, text, discriminator, own)
-    return Judged(image, text, by_image, by_text, probability, truth_of(loaded.data, image, text))
+    return Judged(image, text, by_image, by_text, probability, _truth_of(loaded.data, image, text))
 
 
 def judge(
@@ -268,7 +262,7 @@ def _verdicts(
 def _read(folder: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Read images, texts and probabilities that all ranks of this and earlier runs saved."""
     parts = []
-    for path in sorted(folder.glob("verdicts_rank*.bin")):
+    for path in sorted(filter(Path.is_file, folder.glob("verdicts_rank*.bin"))):
         content = path.read_bytes()
         whole = len(content) // RECORD.itemsize * RECORD.itemsize
         parts.append(np.frombuffer(content[:whole], RECORD))
@@ -276,7 +270,7 @@ def _read(folder: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     return records["image"], records["text"], records["probability"]
 
 
-def truth_of(data: Corpus | TrainingSet, image: NDArray[Any], text: NDArray[Any]) -> NDArray[Any]:
+def _truth_of(data: Corpus | TrainingSet, image: NDArray[Any], text: NDArray[Any]) -> NDArray[Any]:
     """Return the ground truth ``(P,)`` int8 of pairs; `UNKNOWN` where the data do not know it."""
     if data.truth is None:
         return np.full(len(image), UNKNOWN, np.int8)

@@ -198,6 +198,16 @@ def log_on_main(text: str, *values: Any) -> None:
         logging.info(text, *values)
 
 
+def require_folder(output: Path) -> None:
+    """Refuse an ``--output`` for a folder of results that is a file.
+
+    Raises:
+        ValueError: if it is one.
+    """
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"--output {output}: is a file, expected a folder for the results")
+
+
 def require_range(args: argparse.Namespace, **bounds: tuple[float, ...]) -> None:
     """Check that numbers of the command line are in range; None is accepted.
 

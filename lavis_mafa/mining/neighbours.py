@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,13 @@ from torch import Tensor
 
 from lavis_mafa.algorithm.mining import DIRECTIONS
 from lavis_mafa.algorithm.pickers import NONE
+from lavis_mafa.io.arrays import read_npz
 from lavis_mafa.io.files import atomic_write
 from lavis_mafa.io.identity import claim_folder, digest
 from lavis_mafa.io.processes import barrier, progress
 from lavis_mafa.mining import ALL
-from lavis_mafa.mining.corpus import Corpus
 from lavis_mafa.mining.features import Features
-from lavis_mafa.mining.hard_negatives import HardNegatives, Similarity, groups_of
+from lavis_mafa.mining.hard_negatives import HardNegatives, Sampling, Similarity, groups_of
 from lavis_mafa.mining.model_and_data import ModelAndData, log_on_main, require_range
 from lavis_mafa.models.families import backbone_of
 
@@ -32,50 +31,21 @@ LEAST_CHUNKS = 16  # of a direction, so that ranks have something to share
 _FROM_IMAGE = {"i2t": True, "t2i": False}
 assert _FROM_IMAGE.keys() == DIRECTIONS.keys()
 MAX_SIMILARITIES = 2**26  # of a chunk of anchors and a chunk of candidates: 256 MB
-Found = tuple[Tensor, Tensor]
+_Found = tuple[Tensor, Tensor]
 
 
-@dataclass(frozen=True)
-class WholeCorpus:
-    """All samples as the search space: there are no mini-batches.
-
-    Attributes:
-        neighbours: K, most similar candidates of every anchor.
-    """
-
-    neighbours: int
-    kind: str = ALL
-    batch_size: None = None
-    search_space: None = None
-
-    @property
-    def name(self) -> str:
-        """Short name for files and tables, with K."""
-        return name_of(self.kind, self.neighbours)
-
-    @property
-    def content(self) -> dict[str, Any]:
-        """Settings for the JSON of a command."""
-        return {"neighbours": self.neighbours, "index": "exact"}
-
-    @property
-    def note(self) -> str:
-        """What the pairs are, for the page of a command."""
-        k = self.neighbours
-        number = "candidate" if k == 1 else f"{k} candidates"
-        return (
-            f"With all samples as the search space, the hard negatives are the {number} most "
-            "similar to every anchor in the whole data set; they are not the pairs that training "
-            "sees, which come from a mini-batch."
-        )
+def note_of(whole: Sampling) -> str:
+    """Return what the pairs of the whole data set are, for the page of a command."""
+    k = whole.neighbours
+    number = "candidate" if k == 1 else f"{k} candidates"
+    return (
+        f"With all samples as the search space, the hard negatives are the {number} most "
+        "similar to every anchor in the whole data set; they are not the pairs that training "
+        "sees, which come from a mini-batch."
+    )
 
 
-def name_of(kind: str, neighbours: int) -> str:
-    """Return `WholeCorpus.name`."""
-    return f"{kind}_K{neighbours}"
-
-
-def whole_corpus(args: argparse.Namespace, whole: bool, neighbours: int) -> WholeCorpus | None:
+def whole_corpus(args: argparse.Namespace, whole: bool, neighbours: int) -> Sampling | None:
     """Return the settings of the command line; None unless the whole data set is searched.
 
     Args:
@@ -90,15 +60,11 @@ def whole_corpus(args: argparse.Namespace, whole: bool, neighbours: int) -> Whol
             "--neighbours without the whole data set as a search space: add "
             f"{ALL} to the search spaces, or leave it out"
         )
-    return WholeCorpus(args.neighbours or neighbours) if whole else None
+    return Sampling(ALL, None, neighbours=args.neighbours or neighbours) if whole else None
 
 
 def find_neighbours(
-    loaded: ModelAndData,
-    features: Features,
-    whole: WholeCorpus,
-    folder: Path,
-    labels: Sequence[NDArray[Any]],
+    loaded: ModelAndData, features: Features, whole: Sampling, folder: Path, new_only: bool = False
 ) -> HardNegatives:
     """Return the most similar candidates of all anchors, as sample numbers.
 
@@ -108,13 +74,16 @@ def find_neighbours(
 
     Args:
         folder: its subfolder with the name of ``whole`` keeps the chunks.
-        labels: ``(S,)``, see `ExactSearch`.
+        new_only: never find what would not be a new pair of the anchor: another caption of its
+            image, whatever the config says, or a caption of its own wording.
 
     Raises:
         ValueError: if the folder has neighbours of other features or settings.
     """
     folder = folder / whole.name
     folder.mkdir(parents=True, exist_ok=True)
+    assert whole.neighbours is not None
+    labels = _labels(loaded, features, new_only)
     search = ExactSearch(features, backbone_of(loaded.model).similarity, labels, loaded.device)
     identity = {
         **features.identity,
@@ -127,6 +96,21 @@ def find_neighbours(
     found = _negatives_of(len(features), folder)
     found.image, found.text = features.numbers[found.image], features.numbers[found.text]
     return found
+
+
+def _labels(loaded: ModelAndData, features: Features, new_only: bool) -> list[NDArray[Any]]:
+    """Return arrays ``(S,)`` of numbers that known positives share."""
+    mafa = loaded.cfg.model_cfg.get("mafa") or {}
+    labels: list[NDArray[Any]] = []
+    if new_only or mafa.get("same_image", "positive") == "positive":
+        labels.append(np.asarray(loaded.data.image_ids[features.numbers]))
+    if new_only:
+        captions = (normalized(loaded.data.caption(int(n))) for n in features.numbers)
+        labels.append(np.fromiter(map(_hash, captions), np.int64))
+    groups = groups_of(loaded, features)
+    if groups is not None:  # each sample in none has a number of its own
+        labels.append(np.where(groups < 0, -1 - np.arange(len(groups)), groups))
+    return labels
 
 
 def chunks_of_anchors(size: int) -> list[tuple[str, NDArray[Any], str]]:
@@ -162,27 +146,13 @@ def _negatives_of(size: int, folder: Path) -> HardNegatives:
     """Read the neighbours of all chunks; ``image`` and ``text`` are positions."""
     parts = []
     for direction, rows, name in chunks_of_anchors(size):
-        with np.load(folder / name, allow_pickle=False) as stored:
-            places = stored["places"]
+        places = read_npz(folder / name, "places")["places"]
         row, column = np.nonzero(places != NONE)
         anchors, found = rows[row], places[row, column]
         from_image = _FROM_IMAGE[direction]
         pair = (anchors, found) if from_image else (found, anchors)
         parts.append((*pair, np.full(len(anchors), from_image), anchors))
     return HardNegatives(*map(np.concatenate, zip(*parts, strict=True)))
-
-
-def group_labels(loaded: ModelAndData, features: Features) -> list[NDArray[Any]]:
-    """Return the groups ``(S,)`` of the samples in memory, each sample in none with a number of its
-    own; an empty list if groups have no effect."""
-    groups = groups_of(loaded, features)
-    return [] if groups is None else [np.where(groups < 0, -1 - np.arange(len(groups)), groups)]
-
-
-def wording_labels(data: Corpus, numbers: NDArray[Any]) -> NDArray[Any]:
-    """Return a number ``(S,)`` int64 for each caption, equal for captions that differ in case and
-    spaces at most."""
-    return np.fromiter((_hash(normalized(data.caption(int(n)))) for n in numbers), np.int64)
 
 
 def normalized(caption: str) -> str:
@@ -194,11 +164,6 @@ def _hash(text: str) -> int:
     # 64 bits: among 100 million captions a collision is unlikely, and would cost one candidate.
     content = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(content, "little", signed=True)
-
-
-def image_labels(loaded: ModelAndData, features: Features) -> NDArray[Any]:
-    """Return the image ids ``(S,)`` of the samples in memory."""
-    return np.asarray(loaded.data.image_ids[features.numbers])
 
 
 class ExactSearch:
@@ -229,7 +194,7 @@ class ExactSearch:
         self.device = device
         self.at_once = at_once
 
-    def find(self, rows: NDArray[Any], from_image: bool, k: int) -> Found:
+    def find(self, rows: NDArray[Any], from_image: bool, k: int) -> _Found:
         """Return the ``k`` most similar candidates of A anchors, the most similar first.
 
         Args:
@@ -242,11 +207,13 @@ class ExactSearch:
         """
         size = len(self.features)
         step = self.at_once or max(1, MAX_SIMILARITIES // max(1, len(rows)))
-        anchors = self.rows_of(rows, from_image)
+        anchors = self._rows_of(rows, from_image)
         best = torch.full((len(rows), 0), float("-inf"), device=self.device)
         places = torch.full((len(rows), 0), NONE, device=self.device)
         for begin in range(0, size, step):
-            sim = self.compare(rows, anchors, np.arange(begin, min(begin + step, size)), from_image)
+            sim = self._compare(
+                rows, anchors, np.arange(begin, min(begin + step, size)), from_image
+            )
             values, columns = largest(sim, k)
             # Earlier candidates come first, so that ties are still resolved by position.
             best, columns_of_both = largest(torch.cat([best, values], dim=1), k)
@@ -256,12 +223,12 @@ class ExactSearch:
         best = torch.nn.functional.pad(best, (0, left), value=float("-inf"))
         return torch.nn.functional.pad(places, (0, left), value=NONE).cpu(), best.cpu()
 
-    def rows_of(self, rows: NDArray[Any], images: bool) -> Tensor:
+    def _rows_of(self, rows: NDArray[Any], images: bool) -> Tensor:
         """Return the features of samples on the device, in float32."""
         stored = self.features.images if images else self.features.texts
         return stored[torch.from_numpy(rows)].to(self.device).float()
 
-    def compare(
+    def _compare(
         self, rows: NDArray[Any], anchors: Tensor, candidates: NDArray[Any], from_image: bool
     ) -> Tensor:
         """Return the similarities ``(A, C)`` of anchors to candidates; -inf for known positives.
@@ -271,7 +238,7 @@ class ExactSearch:
             anchors: their features.
             candidates: ``(C,)`` positions.
         """
-        others = self.rows_of(candidates, not from_image)
+        others = self._rows_of(candidates, not from_image)
         pair = (anchors, others) if from_image else (others, anchors)
         with torch.inference_mode():
             sim = self.similarity(*pair).float()
@@ -285,7 +252,7 @@ class ExactSearch:
         return sim
 
 
-def largest(values: Tensor, k: int) -> Found:
+def largest(values: Tensor, k: int) -> _Found:
     """Return the ``k`` largest values of each row and their columns, the largest first.
 
     Of equal values, the lower columns come first, which `torch.topk` does not promise.

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from lavis.common.dist_utils import is_main_process
-from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.datasets.columnar_files import PARQUET
@@ -22,48 +20,30 @@ from lavis_mafa.metrics.intervals import wilson
 from lavis_mafa.mining import ALL
 from lavis_mafa.mining.corpus import Corpus
 from lavis_mafa.mining.features import make_features
+from lavis_mafa.mining.gallery import SampleViewer
 from lavis_mafa.mining.hard_negatives import Sampling, hard_negatives_of
 from lavis_mafa.mining.judge_check import check_judges
 from lavis_mafa.mining.judged_pairs import FILE, UNKNOWN, VALID, Judged
 from lavis_mafa.mining.judged_report import report_of_judged
 from lavis_mafa.mining.judging import build_judge, discriminators_of, judge_all
-from lavis_mafa.mining.model_and_data import data_source, load_model_and_data, require_range
+from lavis_mafa.mining.model_and_data import (
+    data_source,
+    load_model_and_data,
+    require_folder,
+    require_range,
+)
 from lavis_mafa.mining.neighbours import (
     find_neighbours,
-    group_labels,
-    image_labels,
     normalized,
+    note_of,
     whole_corpus,
-    wording_labels,
 )
 from lavis_mafa.mining.pair_records import PairRecords, ParquetRecords
 from lavis_mafa.models.con_d.build import ORACLE
 from lavis_mafa.pages.charts import Table
 from lavis_mafa.pages.report_page import Cell
 
-FILES = ("mined", "augmented", "repeated")  # annotation files in --output
-
-
-@dataclass
-class _MinedPairs:
-    """K new pairs, the most probable first.
-
-    Attributes:
-        image, text: ``(K,)`` numbers of the samples that image and text come from.
-        score: ``(K,)`` Con-D's probability.
-        from_image, from_text: ``(K,)`` bool, as in `Judged`.
-        counts: number of judged pairs, of those that each filter removed, and of new pairs.
-    """
-
-    image: NDArray[Any]
-    text: NDArray[Any]
-    score: NDArray[Any]
-    from_image: NDArray[Any]
-    from_text: NDArray[Any]
-    counts: dict[str, int]
-
-    def __len__(self) -> int:
-        return len(self.image)
+_FILES = ("mined", "augmented", "repeated")  # annotation files in --output
 
 
 def mine_connections(args: argparse.Namespace) -> None:
@@ -83,6 +63,7 @@ def mine_connections(args: argparse.Namespace) -> None:
     pairs_file: Path | None = None
     if args.output.suffix.lower() == PARQUET and not args.output.is_dir():
         pairs_file, args.output = args.output, args.output.with_suffix("")
+    require_folder(args.output)
     con_ds = discriminators_of(args)
     loaded = load_model_and_data(args)
     mafa = loaded.cfg.model_cfg.get("mafa") or {}
@@ -108,11 +89,8 @@ def mine_connections(args: argparse.Namespace) -> None:
     top_k = args.top_k or rule.top_k
     whole, notes = whole_corpus(args, in_all, top_k), []
     if whole is not None:
-        # A caption of the anchor's own wording would not be a new pair of it.
-        labels = [image_labels(loaded, features), wording_labels(loaded.data, features.numbers)]
-        labels += group_labels(loaded, features)
-        folder, notes = args.output / "neighbours", [whole.note]
-        negatives = [find_neighbours(loaded, features, whole, folder, labels)]
+        folder, notes = args.output / "neighbours", [note_of(whole)]
+        negatives = [find_neighbours(loaded, features, whole, folder, new_only=True)]
     else:
         negatives = [
             hard_negatives_of(loaded, features, sampling, args.seed + k, top_k, images_apart=True)
@@ -126,19 +104,20 @@ def mine_connections(args: argparse.Namespace) -> None:
         low=min(rule.low, high),
         high=high,
         self_check={name: check.content() for name, check in checks.items()},
-        **({} if whole is None else {"neighbours": whole.content}),
     )
+    if whole is not None:
+        judged.about["neighbours"] = {"neighbours": whole.neighbours, "index": "exact"}
     if not is_main_process():
         return
     judged.save(args.output / FILE)
-    mined = select_pairs(judged, loaded.data, high, args.limit)
+    mined, counts = select_pairs(judged, loaded.data, high, args.limit)
     if not len(mined):
         logging.warning(
             "no pair is above the threshold of %g (the highest probability is %.3f), so there are "
             "no new pairs: lower --threshold, or use another Con-D",
             *(high, float(np.nanmax(judged.probability_by(None), initial=0.0))),
         )
-    write_all(args, loaded.data, judged, mined, pairs_file, notes)
+    _write_all(args, loaded.data, judged, mined, counts, pairs_file, notes)
 
 
 def _refuse_mini_batches(args: argparse.Namespace) -> None:
@@ -156,7 +135,7 @@ def _refuse_mini_batches(args: argparse.Namespace) -> None:
 
 def select_pairs(
     judged: Judged, data: Corpus, threshold: float, limit: int | None = None
-) -> _MinedPairs:
+) -> tuple[Judged, dict[str, int]]:
     """Select the pairs with a probability above ``threshold`` by the first discriminator.
 
     Several samples may have the same image, and several images the same caption. Each pair of an
@@ -165,6 +144,10 @@ def select_pairs(
 
     Args:
         limit: maximum number of pairs, the most probable ones; None: no limit.
+
+    Returns:
+        The new pairs, the most probable first, and the numbers of judged pairs, of those that each
+        filter removed, and of new pairs.
     """
     probability = judged.probability_by(None)
     readable = ~np.isnan(probability)
@@ -195,32 +178,27 @@ def select_pairs(
         "beyond the limit": len(kept) - len(chosen),
         "new": len(chosen),
     }
-    return _MinedPairs(
-        judged.image[chosen],
-        judged.text[chosen],
-        probability[chosen],
-        judged.from_image[chosen],
-        judged.from_text[chosen],
-        counts,
-    )
+    return judged.select(chosen), counts
 
 
-def write_all(
+def _write_all(
     args: argparse.Namespace,
     data: Corpus,
     judged: Judged,
-    mined: _MinedPairs,
-    pairs_file: Path | None = None,
-    notes: Sequence[str] = (),
+    mined: Judged,
+    counts: Mapping[str, int],
+    pairs_file: Path | None,
+    notes: Sequence[str],
 ) -> None:
     """Write all files and print a summary.
 
     Args:
+        mined, counts: see `select_pairs`.
         pairs_file: parquet file for the new pairs; None: all pairs are written as JSON.
         notes: further ones of the page.
     """
     writer = (PairRecords if pairs_file is None else ParquetRecords)(data, args.output)
-    names = {name: args.output / f"{name}{writer.suffix}" for name in FILES}
+    names = {name: args.output / f"{name}{writer.suffix}" for name in _FILES}
     names["mined"] = pairs_file or names["mined"]
     new = [
         {
@@ -229,7 +207,9 @@ def write_all(
             "direction": "both" if by_i and by_t else "i2t" if by_i else "t2i",
         }
         for i, t, score, by_i, by_t in zip(
-            *(mined.image, mined.text, mined.score, mined.from_image, mined.from_text), strict=True
+            *(mined.image, mined.text, mined.probability_by(None)),
+            *(mined.from_image, mined.from_text),
+            strict=True,
         )
     ]
     writer.write(names["mined"], new)
@@ -242,27 +222,28 @@ def write_all(
         chain(writer.records(range(len(data))), writer.records(again.tolist())),
     )
     write_text(args.output / "dataset.yaml", writer.dataset_yaml())
-    summary: dict[str, Any] = {"threshold": judged.about["high"], **mined.counts}
+    summary: dict[str, Any] = {"threshold": judged.about["high"], **counts}
     summary["self-check"] = judged.about.get("self_check", {})
     if "neighbours" in judged.about:
         summary["neighbours"] = judged.about["neighbours"]
-    truth = _truth_of(judged, mined)
-    if truth is not None:
-        summary["valid by truth"] = int(truth.sum())
-        summary["precision"] = float(truth.mean()) if len(truth) else None
-        summary["precision, 95 %"] = wilson(truth.sum(), len(truth)) if len(truth) else None
+    lines = [f"{value:>10}  {name}" for name, value in counts.items()]
+    if not (judged.truth == UNKNOWN).any():
+        valid, among = int((mined.truth == VALID).sum()), len(mined)
         base_rate = float((judged.truth == VALID).mean()) if len(judged) else None
+        summary["valid by truth"] = valid
+        summary["precision"] = valid / among if among else None
+        summary["precision, 95 %"] = wilson(valid, among) if among else None
         summary["base rate"] = base_rate
         summary["lift"] = lift(summary["precision"], base_rate)
+        if among and base_rate is not None:
+            lines.append(f"{valid / among:>10.1%}  of the new pairs are valid by the ground truth")
+            lines.append(f"{base_rate:>10.1%}  of all judged pairs are (base rate)")
     write_json(args.output / "mine.json", summary)
-    print("\n".join(f"{value:>10}  {name}" for name, value in mined.counts.items()))
-    if truth is not None and len(truth):
-        print(f"{100 * truth.mean():>9.1f}%  of the new pairs are valid by the ground truth")
-        print(f"{100 * (judged.truth == VALID).mean():>9.1f}%  of all judged pairs are (base rate)")
-    rows: list[list[Cell]] = [[name, value] for name, value in mined.counts.items()]
+    print("\n".join(lines))
+    rows: list[list[Cell]] = [[name, value] for name, value in counts.items()]
     report_of_judged(
         judged,
-        data.show,
+        SampleViewer(data.pairs),
         args.output / "report.html",
         "Mined connections",
         tables=[Table("Judged pairs", ["rule", "pairs"], rows)],
@@ -270,10 +251,3 @@ def write_all(
     )
     others = f"{names['augmented']}, {names['repeated'].name}, dataset.yaml"
     print(f"written: {names['mined']}, {others}")
-
-
-def _truth_of(judged: Judged, mined: _MinedPairs) -> NDArray[Any] | None:
-    """Return whether mined pairs are valid, ``(K,)`` bool; None if the truth is unknown."""
-    if (judged.truth == UNKNOWN).any():
-        return None
-    return judged.truth[judged.rows_of(mined.image, mined.text)] == VALID

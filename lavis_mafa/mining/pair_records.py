@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -132,17 +133,24 @@ class ParquetRecords(PairRecords):
 
     def __init__(self, data: Corpus, output: Path) -> None:
         super().__init__(data, output)
-        paths = [data.pairs.source(number)[0] for number in range(len(data))]
-        ids = {self.image_id(path, number) for number, path in enumerate(paths)} - {None}
-        self.has_paths, self.embeds = any(paths), not all(paths)
+        self.has_paths = self.embeds = False
+        ids, whole = False, True
+        for number in range(len(data)):
+            path = data.pairs.source(number)[0]
+            self.has_paths |= bool(path)
+            self.embeds |= not path
+            own = self.image_id(path, number)
+            ids |= own is not None
+            whole &= own is None or _is_whole(own)
         image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
         columns: dict[str, pa.DataType] = {"image": image if self.embeds else pa.string()}
         columns["caption"] = pa.string()
         if ids:
-            columns["image_id"] = pa.int64() if _whole(ids) else pa.string()
+            columns["image_id"] = pa.int64() if whole else pa.string()
         if data.group_ids is not None:
-            own = {self.group_id(number) for number in range(len(data))} - {None}
-            columns[_GROUP_ID] = pa.int64() if _whole(own) else pa.string()
+            groups = (self.group_id(number) for number in range(len(data)))
+            whole = all(one is None or _is_whole(one) for one in groups)
+            columns[_GROUP_ID] = pa.int64() if whole else pa.string()
         columns |= {"score": pa.float64(), "direction": pa.string()}
         self._texts = [name for name in ("image_id", _GROUP_ID) if columns.get(name) == pa.string()]
         self.schema = pa.schema(columns).with_metadata(_features(columns))
@@ -169,9 +177,9 @@ class ParquetRecords(PairRecords):
                 writer.write_table(pa.Table.from_pylist(rows, self.schema))
 
 
-def _whole(ids: Iterable[Any]) -> bool:
-    """Return whether all ids fit into a column of integers."""
-    return all(isinstance(one, int) and abs(one) < 2**63 for one in ids)
+def _is_whole(own: str | int) -> bool:
+    """Return whether an id fits into a column of integers."""
+    return isinstance(own, int) and abs(own) < 2**63
 
 
 def _text(value: Any) -> str | None:
@@ -230,6 +238,6 @@ def _ids_of_groups(data: Corpus) -> _OwnIds:
 
 def _typed(own: str | int | None) -> str | int | None:
     """Return an id that looks like a whole number as one: the table holds only text."""
-    if isinstance(own, str) and own.isascii() and own.isdigit() and str(int(own)) == own:
-        return int(own)
+    if isinstance(own, str) and re.fullmatch(r"0|[1-9][0-9]{0,99}", own):
+        return int(own)  # unlike 007, which is another id than 7
     return own

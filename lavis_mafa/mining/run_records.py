@@ -17,6 +17,7 @@ from lavis_mafa.runners.con_d_check import RECORD
 from lavis_mafa.runners.run_log import CONNECTIONS, LOG, read_json_lines
 
 _COUNTS = ("false", "picked", "found", "judged")
+_MOST_LOSSES = 100  # each is a column of all steps, however few lines name it
 _COLUMNS = {"global_step", "lr", "temperature"} | {f"{n}_{d}" for n in _COUNTS for d in DIRECTIONS}
 
 
@@ -70,6 +71,7 @@ def read_run(folder: Path) -> RunRecords:
 
     Raises:
         FileNotFoundError: if it contains no ``log.jsonl``.
+        ValueError: if it has records that no run writes.
     """
     path = folder / LOG
     if not path.is_file():
@@ -77,27 +79,38 @@ def read_run(folder: Path) -> RunRecords:
     run = RunRecords(folder)
     # Arrays: lists of floats of a run of millions of steps would take gigabytes.
     columns: dict[str, array[float]] = {"global_step": array("d")}
-    for record in read_json_lines(path):
-        kind, epoch = record.get("kind"), record.get("epoch", -1)
-        run.last = record.get("time", run.last)
-        run.first = run.last if run.first is None else run.first
-        if kind == "config":
-            run.config = record.get("config")
-        elif kind == "step":
-            _add_step(run, columns, record)
-        elif kind == "epoch":
-            run.epochs[epoch] = _figures(record)
-        elif kind == RECORD:
-            run.self_check = {str(record.get("name")): record}
-        elif kind == "con_d_histogram":
-            run.histograms[epoch] = record
-        elif kind == "eval":
-            # Removed first, so that a repeated evaluation also moves to the end of the order.
-            run.evaluations.pop((record["split"], epoch), None)
-            run.evaluations[record["split"], epoch] = _figures(record)
+    try:
+        for record in read_json_lines(path):
+            _add(run, columns, record)
+        path = folder / CONNECTIONS
+        run.connections = _read_connections(path)
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{path} has a record that no run writes: {error!r}") from error
     run.columns = {name: np.array(values) for name, values in columns.items()}
-    run.connections = _read_connections(folder)
     return run
+
+
+def _add(run: RunRecords, columns: dict[str, array[float]], record: dict[str, Any]) -> None:
+    kind, epoch = record.get("kind"), record.get("epoch", -1)
+    run.last = record.get("time", run.last)
+    run.first = run.last if run.first is None else run.first
+    if kind == "config":
+        run.config = record.get("config")
+    elif kind == "step":
+        _add_step(run, columns, record)
+    elif kind == "epoch":
+        run.epochs[epoch] = _figures(record)
+    elif kind == RECORD:
+        run.self_check = {str(record.get("name")): record}
+    elif kind == "con_d_histogram":
+        rows = [row for d in DIRECTIONS for row in (record.get(d) or {}).values()]
+        if not rows or {len(row) for row in rows} != {len(rows[0])}:
+            raise ValueError(f"histogram of epoch {epoch} with rows of different lengths, or none")
+        run.histograms[epoch] = record
+    elif kind == "eval":
+        # Removed first, so that a repeated evaluation also moves to the end of the order.
+        run.evaluations.pop((record["split"], epoch), None)
+        run.evaluations[record["split"], epoch] = _figures(record)
 
 
 def _figures(record: dict[str, Any]) -> dict[str, Any]:
@@ -120,16 +133,18 @@ def _add_step(run: RunRecords, columns: dict[str, array[float]], record: dict[st
     for name in record:
         known = name in _COLUMNS or name.startswith("loss")
         if known and name not in columns:
+            if len(columns) > len(_COLUMNS) + _MOST_LOSSES:
+                raise ValueError(f"more than {_MOST_LOSSES} losses")
             columns[name] = array("d", [np.nan]) * len(done)
     for name, values in columns.items():
         value = record.get(name)
         values.append(np.nan if value is None else float(value))
 
 
-def _read_connections(folder: Path) -> list[dict[str, Any]]:
+def _read_connections(path: Path) -> list[dict[str, Any]]:
     """Read ``connections.jsonl``; of repeated steps only the last repetition is kept."""
     kept: list[dict[str, Any]] = []
-    for record in read_json_lines(folder / CONNECTIONS):
+    for record in read_json_lines(path):
         at = (record["epoch"], record["step"])
         while kept and (kept[-1]["epoch"], kept[-1]["step"]) > at:
             kept.pop()

@@ -119,8 +119,7 @@ def report_of_run(
             "that the run logged: positive and ambiguous ones, up to run.log_connections in an "
             + ("epoch." if records.score else "epoch. The histogram contains every probability.")
         )
-        if show.missing:
-            notes.append(f"{show.missing} images could not be read; the first: {show.problem}")
+        notes += show.notes()
     return write_report(
         path,
         title=f"Training run: {records.folder.resolve().name}",
@@ -315,21 +314,24 @@ def _judgements(histograms: Mapping[int, Mapping[str, Any]]) -> list[Judgements]
     """Return the histograms of all epochs, of both directions and each, and of single epochs."""
     if not histograms:
         return []
-    bins = int(histograms[max(histograms)]["bins"])
-    known = {epoch: histograms[epoch] for epoch in sorted(histograms)}
+    known = {
+        epoch: {direction: histograms[epoch].get(direction) or {} for direction in DIRECTIONS}
+        for epoch in sorted(histograms)
+    }
+    # Counted: someone else's log may name any number of bins.
+    bins = max(len(row) for one in known.values() for own in one.values() for row in own.values())
 
     def counts(epochs: Iterable[int], directions: Iterable[str]) -> NDArray[Any]:
         total = np.zeros((3, bins), np.int64)
         for epoch in epochs:
             for direction in directions:
-                own = known[epoch].get(direction) or {}
                 for row, truth in enumerate(("true", "false", "unknown")):
-                    total[row] += np.asarray(own.get(truth, 0), np.int64)
+                    total[row] += np.asarray(known[epoch][direction].get(truth, 0), np.int64)
         return total
 
-    parts = [Judgements("all epochs, both directions", counts=counts(known, DIRECTIONS))]
+    parts = [Judgements("all epochs, both directions", counts(known, DIRECTIONS))]
     for direction, arrow in DIRECTIONS.items():
-        parts.append(Judgements(f"all epochs, {arrow}", counts=counts(known, [direction])))
+        parts.append(Judgements(f"all epochs, {arrow}", counts(known, [direction])))
     for epoch in list(known)[-_EPOCHS:]:
-        parts.append(Judgements(f"epoch {epoch}", counts=counts([epoch], DIRECTIONS)))
+        parts.append(Judgements(f"epoch {epoch}", counts([epoch], DIRECTIONS)))
     return parts

@@ -44,7 +44,7 @@ class Curve:
     """A line chart. Values that are not finite, or on a logarithmic axis not above zero, are gaps.
 
     Attributes:
-        log_x, log_y: logarithmic axes; that of x has its ticks where the data are.
+        log_x: logarithmic axis, with its ticks where the data are.
         bounds: what y can be, such as ``(0, 1)`` for shares: the axis does not go beyond.
         places: names of x = 1, 2, ... where x is no number; points are then not joined by lines.
     """
@@ -54,7 +54,6 @@ class Curve:
     y_label: str = ""
     series: list[Series] = field(default_factory=list)
     note: str = ""
-    log_y: bool = False
     log_x: bool = False
     bounds: tuple[float, float] | None = None
     places: list[str] = field(default_factory=list)
@@ -172,14 +171,14 @@ def _lines(curve: Curve) -> list[tuple[list[float], list[float], list[float]]]:
                 f"y has {len(one.y)}, expected one y for each x (None for a gap)"
             )
         xs = [_drawable(x, curve.log_x) for x in one.x]
-        ys = [_drawable(y, curve.log_y) for y in one.y]
+        ys = [_drawable(y) for y in one.y]
         spread = [s or 0.0 for s in one.spread]
         known = any(not math.isnan(x + y) for x, y in zip(xs, ys, strict=True))
         lines.append((xs, ys, spread) if known else ([], [], []))
     return lines
 
 
-def _drawable(value: object, log: bool) -> float:
+def _drawable(value: object, log: bool = False) -> float:
     number = as_number(value)
     usable = number is not None and abs(number) < _HUGE and (not log or number > 1 / _HUGE)
     return float(number) if usable and number is not None else math.nan
@@ -204,9 +203,7 @@ def _draw(axes: Any, curve: Curve, lines: Sequence[tuple[Any, Any, Any]]) -> Non
         ticks = sorted({x for xs, _, _ in lines for x in xs if not math.isnan(x)})
         axes.set_xticks(ticks, [f"{x:,.10g}" for x in ticks])
         axes.minorticks_off()
-    if curve.log_y:
-        axes.set_yscale("log")
-    elif curve.bounds is not None:
+    if curve.bounds is not None:
         low, high = axes.get_ylim()
         axes.set_ylim(max(low, curve.bounds[0]), min(high, curve.bounds[1]))
     if curve.places:

@@ -42,8 +42,11 @@ def write_page(path: Path, template: str, **parts: Any) -> Path:
     template's only ``<script>`` without attributes, for its content security policy.
 
     Raises:
-        ValueError: if a part for the script has a number that is not finite.
+        ValueError: if ``path`` is a folder, or a part for the script has a number that is not
+            finite.
     """
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder, expected the name of a page to write")
     environment = _environment()
     source = Path(__file__).with_name(template).read_text(encoding="utf-8")
     script = source.split("<script>")[1].split("</script>")[0]

@@ -24,6 +24,7 @@ from PIL import Image
 from lavis_mafa.algorithm.mining import DIRECTIONS, STATE_NAMES
 from lavis_mafa.io.files import flat
 from lavis_mafa.metrics.binary import bin_of
+from lavis_mafa.metrics.known_truth import INVALID, UNKNOWN, VALID
 from lavis_mafa.pages.charts import Cell, Curve, Table, require
 from lavis_mafa.pages.html import data_uri, write_page
 
@@ -95,64 +96,29 @@ class Mined:
         )
 
 
+@dataclass
 class Judgements:
-    """Match probabilities that a discriminator gave to many pairs, as counts.
+    """Numbers of pairs by the match probability that a discriminator gave them.
 
     Bin k of B holds ``k / B < p <= (k + 1) / B``, the first also p = 0: a threshold that lies on
     the grid separates them exactly as `MiningRule.states` does, which asks for strictly above.
 
-    Args:
+    Attributes:
         name: what the page calls them.
-        probability: ``(P,)``, 0 to 1; NaN, where the discriminator did not judge, is left out.
-        truth: ``(P,)`` whether image and caption of the pair really match: true or 1, false or 0,
-            None or -1 if unknown; None: all are unknown.
-        counts: instead of both, ``(3, B)`` counts of pairs: that match, that do not, unknown.
-
-    Raises:
-        ValueError: for shapes that do not fit, or a probability outside 0 to 1.
+        counts: ``(3, B)`` pairs that match, that do not, and of which nobody knows.
     """
 
-    def __init__(
-        self,
-        name: str,
-        probability: Any = (),
-        truth: Any = None,
-        *,
-        counts: Any = None,
-    ) -> None:
-        self.name = str(name)
-        self.counts = (
-            _binned(name, np.asarray(probability), truth)
-            if counts is None
-            else np.asarray(counts, np.int64)
-        )
-        if self.counts.ndim != 2 or len(self.counts) != 3 or not self.counts.shape[1]:
-            raise ValueError(
-                f"judgements {name!r}: counts of shape {self.counts.shape}, expected (3, bins): "
-                "pairs that match, that do not, of which nobody knows"
-            )
+    name: str
+    counts: NDArray[Any]
 
-
-def _binned(name: str, probability: NDArray[Any], truth: Any) -> NDArray[Any]:
-    if probability.dtype.kind != "f":
-        probability = probability.astype(np.float64)
-    known = np.full(probability.shape, -1) if truth is None else np.asarray(truth)
-    if known.dtype == object:
-        known = np.array([-1 if one is None else int(one) for one in known.tolist()])
-    if probability.ndim != 1 or known.shape != probability.shape:
-        raise ValueError(
-            f"judgements {name!r}: {probability.shape} probabilities and {known.shape} truths, "
-            "expected (P,) of both"
-        )
-    if not probability.size:
-        return np.zeros((3, _PROBABILITY_BINS), np.int64)
-    judged = ~np.isnan(probability)
-    probability, known = probability[judged], known[judged]
-    if ((probability < 0) | (probability > 1)).any():
-        raise ValueError(f"judgements {name!r}: probabilities outside 0 to 1: logits?")
-    place = bin_of(probability, _PROBABILITY_BINS)
-    rows = (known == 1, known == 0, (known != 0) & (known != 1))
-    return np.stack([np.bincount(place[row], minlength=_PROBABILITY_BINS) for row in rows])
+    @classmethod
+    def of(cls, name: str, probability: NDArray[Any], truth: NDArray[Any]) -> Judgements:
+        """Count probabilities ``(P,)`` from 0 to 1 (NaN: not judged) by the truth ``(P,)``."""
+        judged = ~np.isnan(probability)
+        place = bin_of(probability[judged], _PROBABILITY_BINS)
+        rows = (truth[judged] == one for one in (VALID, INVALID, UNKNOWN))
+        counts = [np.bincount(place[row], minlength=_PROBABILITY_BINS) for row in rows]
+        return cls(name, np.stack(counts))
 
 
 def write_report(

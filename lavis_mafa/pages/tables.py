@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from lavis_mafa.pages.charts import Cell, Table
@@ -9,7 +10,7 @@ from lavis_mafa.pages.charts import Cell, Table
 
 def markdown_section(table: Table) -> str:
     """Return a table in Markdown with its title above and its note below."""
-    parts = [f"## {_one_line(table.title)}", markdown_table(table), table.note]
+    parts = [f"## {one_line(table.title)}", markdown_table(table), table.note]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -17,7 +18,7 @@ def markdown_table(table: Table) -> str:
     """Return a table in Markdown with aligned columns; None is "–", and a cell is one line."""
     given: list[Sequence[Cell]] = [table.columns, *table.rows]
     rows = [
-        ["–" if cell is None else _one_line(str(cell)).replace("|", "\\|") for cell in row]
+        ["–" if cell is None else one_line(str(cell)).replace("|", "\\|") for cell in row]
         for row in given
     ]
     widths = [max(1, *(len(row[place]) for row in rows)) for place in range(len(rows[0]))]
@@ -25,8 +26,10 @@ def markdown_table(table: Table) -> str:
     return "\n".join([lines[0], _line(["-" * width for width in widths], widths), *lines[1:]])
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+def one_line(text: str) -> str:
+    """Return a text in one line, without control characters that a terminal would obey."""
+    text = " ".join(text.split())
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -7,16 +7,24 @@ import subprocess
 import sys
 
 import torch
-from conftest import ROOT, mini_batch
+from conftest import ROOT, mini_batch, toy_config
 
 from lavis_mafa import load_model
 from lavis_mafa.cli import main
+from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
+from lavis_mafa.toyworld import ToyScenesBuilder
 
 CONFIG = str(ROOT / "projects/mafa/train/albef_toy.yaml")
 SIZE = 150
 # This world has matching captions of other images even in so few pairs.
 DENSE = "datasets.toy_scenes.type=dense"
+
+
+def toy_pairs(size=SIZE, **build_info):
+    """Return the training pairs of the toy world."""
+    built = ToyScenesBuilder(toy_config(train_size=size, **build_info)).build_datasets()
+    return TrainingSet(built["train"], seed=0)
 
 
 def save_model(path, train_set, seed):

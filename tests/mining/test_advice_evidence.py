@@ -129,4 +129,11 @@ def test_lift_interval_covers_the_ratio():
         assert low <= ratio <= high
         inside += low <= 2.0 <= high
     assert inside / 400 > 0.92
+
+
+def test_lift_interval_is_that_of_zou_and_donner():
+    """Low: sqrt(ln(.5 / .4)^2 + ln(.32 / .2)^2) below ln 2.5; high: each other end."""
+    found = share_ratio((0.5, 0.4, 0.7), (0.2, 0.1, 0.32))
+    assert found == pytest.approx((2.5, 1.4858778704155617, 5.402103151567187))
+    assert share_ratio((0.5, 0.0, 0.7), (0.2, 0.0, 0.32)) == (2.5, 0.0, np.inf)
     assert share_ratio((0.0, 0.0, 0.4), (0.2, 0.1, 0.3)) == (0.0, 0.0, pytest.approx(4.0))

@@ -6,10 +6,10 @@ import json
 
 import pytest
 from advice_cases import ACTION, ENABLED, SPACE, evidence
-from small_world import arguments, call, call_ranks, con_d, save_model
+from small_world import arguments, call, call_ranks, con_d
 
 from lavis_mafa.cli import main
-from lavis_mafa.mining.advice import NOTE, QUICK, search_spaces, write_advice
+from lavis_mafa.mining.advice import NOTE, search_spaces, write_advice
 from lavis_mafa.mining.judged_pairs import Judged
 
 
@@ -29,13 +29,6 @@ from lavis_mafa.mining.judged_pairs import Judged
 )
 def test_search_spaces_fit_the_data(space, batch, total, expected):
     assert search_spaces(space, batch, total) == expected
-
-
-def test_help_names_the_default_search_spaces(capsys):
-    with pytest.raises(SystemExit):
-        main(["advise", "--help"])
-    text = " ".join(capsys.readouterr().out.split())
-    assert f"an eighth, half and all of the data up to {QUICK:,} pairs or 4 M" in text
 
 
 def test_page_escapes_paths(tmp_path, capsys):
@@ -58,15 +51,10 @@ WORLD = "datasets.toy_scenes.build_info"
 DENSE = [f"{WORLD}.{key}=0.0" for key in ("p_size", "p_colour", "p_background")]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory, toy_train):
-    return save_model(tmp_path_factory.mktemp("model") / "model.pth", toy_train, 0)
-
-
-def test_a_dense_world_is_not_grouped(tmp_path, model):
+def test_a_dense_world_is_not_grouped(tmp_path, models):
     """In another process, with captions such as "a circle", which many images match."""
     options = [*SIZES, *DENSE]
-    printed = call_ranks(1, *arguments("advise", tmp_path, model, options=options, size=256))
+    printed = call_ranks(1, *arguments("advise", tmp_path, models[0], options=options, size=256))
     content = json.loads((tmp_path / "advice.json").read_text())
     assert f"{ENABLED}=False (clear)" in printed and content["options"] in printed
     assert content["options"] == f"{ENABLED}=False"
@@ -81,10 +69,10 @@ def test_a_dense_world_is_not_grouped(tmp_path, model):
     assert "docs/con_d.md" in content["advice"][-1]["reason"], "no Con-D judged"
 
 
-def test_a_clustered_world_is_grouped_and_counts_are_kept(tmp_path, model, capsys, caplog):
+def test_a_clustered_world_is_grouped_and_counts_are_kept(tmp_path, models, capsys, caplog):
     options = (*SIZES, f"{WORLD}.preset=clustered")
-    judge = ("--con-d", *con_d("own", model), "own.self_check_pairs=20")
-    words = arguments("advise", tmp_path, model, *judge, options=options, size=256)
+    judge = ("--con-d", *con_d("own", models[0]), "own.self_check_pairs=20")
+    words = arguments("advise", tmp_path, models[0], *judge, options=options, size=256)
     call(*words, "--batch-sizes", 32, "--search-spaces", 64)
     printed = capsys.readouterr().out
     assert f"{ENABLED}=True" in printed and f"{SPACE}=64" in printed

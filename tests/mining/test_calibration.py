@@ -9,7 +9,8 @@ import pytest
 from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_world import arguments, call, call_ranks, con_d, save_model
+from judged_cases import judged_file
+from small_world import arguments, call, call_ranks, con_d
 
 from lavis_mafa.cli import main
 from lavis_mafa.config import load_config
@@ -23,14 +24,8 @@ KEY = "model.mafa.connections.calibration"
 
 
 def judged_of(probability, truth):
-    size = len(probability)
-    numbers = np.arange(size)
-    return Judged(
-        *(numbers, numbers[::-1].copy(), np.ones(size, bool), np.zeros(size, bool)),
-        {"con_d": np.array(probability, np.float32)},
-        np.array(truth, np.int8),
-        {"cfg_path": "a.yaml", "low": 0.5, "high": 0.8},
-    )
+    numbers = np.arange(len(probability))
+    return judged_file(numbers, numbers[::-1], truth, con_d=probability)
 
 
 def scored(tmp_path, probability, truth):
@@ -136,9 +131,9 @@ def test_low_is_never_above_a_calibrated_high(tmp_path):
     assert (connections.low, connections.high) == (0.5, 0.7)
 
 
-def test_mining_takes_the_calibrated_threshold(tmp_path, toy_train):
+def test_mining_takes_the_calibrated_threshold(tmp_path, models):
     """By a tiny Con-D whose probabilities the threshold splits, from the options of `mine`."""
-    model, judge = (save_model(tmp_path / f"{k}.pth", toy_train, k) for k in range(2))
+    model, judge, _ = models
     path = saved(tmp_path, high=0.6180340051651001, low=0.25)
     options = [f"{KEY}={path}", "run.batch_size_train=16", "run.grit.search_space=32"]
     more = ["--con-d", *con_d("a", judge)]
@@ -201,9 +196,7 @@ def test_several_discriminators_have_a_file_each(tmp_path):
     judged.probability["blip"] = judged.probability["con_d"] / 2
     judged.save(tmp_path / "judged.npz")
     out = tmp_path / "out"
-    assert (
-        main(["label", "quality", str(tmp_path), "--precision", "0.8", "--output", str(out)]) == 0
-    )
+    call("label", "quality", tmp_path, "--precision", 0.8, "--output", out)
     names = sorted(path.name for path in out.glob("calibration*"))
     assert names == ["calibration_blip_data.json", "calibration_con_d_data.json"]
     one, two = (CalibratedThresholds.load(out / name) for name in names)
@@ -213,9 +206,7 @@ def test_several_discriminators_have_a_file_each(tmp_path):
     assert (out / names[0]).is_file()
     judged.truth[judged.truth == VALID] = INVALID
     judged.save(tmp_path / "judged.npz")
-    assert (
-        main(["label", "quality", str(tmp_path), "--precision", "0.8", "--output", str(out)]) == 0
-    )
+    call("label", "quality", tmp_path, "--precision", 0.8, "--output", out)
     assert not list(out.glob("calibration*"))
     assert one.high == pytest.approx(two.high / 2, abs=1e-6) and one.precision == two.precision
 
@@ -224,9 +215,7 @@ def test_without_truth_the_page_shows_the_histogram_and_the_commands(tmp_path, c
     judged = judged_of([0.05, 0.07, 0.95], [UNKNOWN] * 3)
     judged.save(tmp_path / "judged.npz")
     out = tmp_path / "out"
-    assert (
-        main(["label", "quality", str(tmp_path), "--precision", "0.9", "--output", str(out)]) == 0
-    )
+    call("label", "quality", tmp_path, "--precision", 0.9, "--output", out)
     printed = capsys.readouterr().out
     assert f"lavis-mafa label page {tmp_path} --all --output labels.html" in printed
     assert f"lavis-mafa label quality {tmp_path} --labels labels.json --precision 0.9 " in printed

@@ -7,18 +7,10 @@ import json
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 import yaml
-from conftest import toy_config
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from small_world import SIZE, arguments, call, con_d, save_model
+from small_world import SIZE, arguments, call, con_d
 
-from lavis_mafa.datasets import TrainingSet
-from lavis_mafa.mining.features import Features
-from lavis_mafa.mining.hard_negatives import Sampling, hardest_negatives, order_of
 from lavis_mafa.mining.judged_pairs import Judged
-from lavis_mafa.toyworld import ToyScenesBuilder
 from lavis_mafa.toyworld.builder import ToyScenesTrain
 
 ORACLE = "model.mafa.con_d.arch=oracle"
@@ -40,46 +32,11 @@ def grouped(monkeypatch):
     )
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    built = ToyScenesBuilder(toy_config(train_size=SIZE)).build_datasets()
-    return [
-        save_model(folder / f"{seed}.pth", TrainingSet(built["train"]), seed) for seed in (0, 1)
-    ]
-
-
 def of_one_group(folder):
     """Return how many judged pairs are of one group, and how many there are."""
     judged, groups = Judged.load(folder), groups_of(SIZE)
     image, text = groups[judged.image], groups[judged.text]
     return int(((image == text) & (image >= 0)).sum()), len(judged)
-
-
-@settings(max_examples=40, deadline=None)
-@given(size=st.integers(4, 30), batch=st.integers(2, 9), top_k=st.integers(1, 3))
-def test_hard_negatives_are_of_other_groups(size, batch, top_k):
-    batch, groups = min(size, batch), groups_of(size)
-    draw = torch.Generator().manual_seed(size)
-    images, texts = (torch.randn(size, 3, generator=draw) for _ in range(2))
-    features = Features(np.arange(size), images, texts, images, [""] * size, [])
-    order = order_of(Sampling("random", batch), images, texts, 0)
-    found = hardest_negatives(
-        order, batch, features, lambda i, t: i @ t.t(), None, top_k, group_ids=groups
-    )
-    expected = set()
-    for mini_batch in order.reshape(-1, batch).tolist():
-        for a in mini_batch:
-            left = [k for k in mini_batch if k != a and (groups[k] != groups[a] or groups[a] < 0)]
-            for from_image in (True, False):
-                sim = {
-                    k: float(images[a] @ texts[k] if from_image else images[k] @ texts[a])
-                    for k in left
-                }
-                best = sorted(left, key=lambda k: -sim[k])[:top_k]
-                expected |= {(a, k, True) if from_image else (k, a, False) for k in best}
-    picked = zip(found.image.tolist(), found.text.tolist(), found.from_image.tolist(), strict=True)
-    assert set(picked) == expected
 
 
 @pytest.mark.parametrize("space", [48, "all"])
@@ -115,9 +72,3 @@ def test_mined_data_keep_their_groups(grouped, models, tmp_path):
     call(*arguments("mine", tmp_path / "out.parquet", models[0], *more, options=[ORACLE]))
     table = pq.read_table(tmp_path / "out/augmented.parquet")
     assert table["group_id"].to_pylist()[:SIZE] == [g if g >= 0 else None for g in groups.tolist()]
-
-
-def test_data_without_groups_are_mined_as_before(models, tmp_path):
-    call(*arguments("mine", tmp_path, models[0], *MINING, options=[ORACLE]))
-    assert "group_id" not in (tmp_path / "augmented.json").read_text()
-    assert "group_id_key" not in (tmp_path / "dataset.yaml").read_text()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 from PIL import Image
-from small_world import call, con_d, save_model
+from small_world import call, con_d
 
 from lavis_mafa.metrics.intervals import wilson
 from lavis_mafa.mining.judged_pairs import INVALID, UNKNOWN, VALID, Judged
@@ -19,7 +19,7 @@ INFO = "datasets.image_text_json.build_info"
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory, toy_train):
+def world(tmp_path_factory, models):
     """A folder with pairs, judgements of half of them, and arguments of commands on them."""
     folder = tmp_path_factory.mktemp("pairs")
     rng = np.random.default_rng(0)
@@ -45,7 +45,7 @@ def world(tmp_path_factory, toy_train):
         for (image, text), yes in votes.items()
     ]
     (folder / "judgements.json").write_text(json.dumps(rows))
-    model, judge = (save_model(folder / f"{k}.pth", toy_train, k) for k in range(2))
+    model, judge, _ = models
 
     def of(output, *more):
         return [

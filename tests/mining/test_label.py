@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import base64
 import hashlib
-import io
 import json
 import re
 import zlib
 from pathlib import Path
 
+import judged_cases
 import numpy as np
 import pytest
 from browser import Browser, needs_browser
@@ -19,14 +18,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from lavis_mafa.cli import main
-from lavis_mafa.commands import label as command
-from lavis_mafa.datasets.judgements import LABELS
 from lavis_mafa.metrics.intervals import wilson
-from lavis_mafa.mining.judged_pairs import UNKNOWN, Judged
+from lavis_mafa.mining.judged_pairs import INVALID, UNKNOWN, VALID
 from lavis_mafa.mining.quality.annotator_labels import draw, read_labels
-from lavis_mafa.mining.quality.correction import correction_of
+from lavis_mafa.mining.quality.correction import correction_by_truth, correction_of
 from lavis_mafa.mining.quality.label_page import write_label_page
-from lavis_mafa.pages.html import data_uri
 
 EVIL = """</script><script>document.title = "x"</script><img src=x onerror=a()> {{data}} & '"""
 
@@ -48,42 +44,27 @@ class ColourData:
         caption = EVIL if number == 3 else f"caption {number}"
         return Image.new("RGB", (40 + number, 30), (number * 5 % 256, 90, 120)), caption
 
+    def source(self, number):
+        return None, self.show(number)[1]
+
     def __len__(self):
         return 50
 
 
-def judged_file(probability, **about) -> Judged:
-    size = len(probability)
-    texts = (np.arange(size) + 3) % size
-    probabilities = {"con_d": np.array(probability, np.float32)}
-    unknown = np.full(size, UNKNOWN, np.int8)
-    ones = np.ones(size, bool)
-    return Judged(np.arange(size), texts, ones, ones, probabilities, unknown, {"low": 0.5, **about})
+def judged_file(probability, **about):
+    numbers = np.arange(len(probability))
+    texts = (numbers + 3) % len(numbers)
+    return judged_cases.judged_file(numbers, texts, None, {"low": 0.5, **about}, con_d=probability)
 
 
 def page_data(path: Path) -> dict:
     return json.loads(re.search(r'id="data">(.*?)</script>', path.read_text(), re.S)[1])
 
 
-def save_labels(
-    path: Path, judged: Judged, answers, above=0.5, page="p", strata=None, **changes
-) -> Path:
-    if strata is None:
-        strata = [{"low": 0.5, "high": 1.0, "pairs": 10, "drawn": 5}]
-    content = {
-        "kind": LABELS,
-        "version": 1,
-        "page": page,
-        "judged": judged.digest,
-        "name": "con_d",
-        "drawn": {"above": above, "count": 5, "seed": 0, "strata": strata},
-        "labels": [
-            {"image": int(judged.image[row]), "text": int(judged.text[row]), "answer": a}
-            for row, a in answers
-        ],
-    }
-    path.write_text(json.dumps({**content, **changes}))
-    return path
+def save_labels(path, judged, answers, *more, **changes):
+    """Write answers by rows of the judged file."""
+    named = [(judged.image[row], judged.text[row], answer) for row, answer in answers]
+    return judged_cases.save_labels(path, judged.digest, named, *more, **changes)
 
 
 # Which pairs are drawn
@@ -177,12 +158,6 @@ def test_image_of_several_pairs_is_embedded_once(tmp_path):
     assert len(data["pairs"]) == 3 and len(data["images"]) == 1
 
 
-def test_embedded_image_is_scaled_down():
-    uri = data_uri(Image.new("RGB", (900, 300)), 100)
-    with Image.open(io.BytesIO(base64.b64decode(uri.split(",")[1]))) as image:
-        assert image.size == (100, 33)
-
-
 # The correction factor
 
 
@@ -230,6 +205,19 @@ def test_factor_is_weighted_by_strata_of_probability(tmp_path):
     # Four of each stratum were drawn, so the twenty weigh twice as much as the ten.
     (one,) = quality_of(tmp_path, judged, path)["corrections"]
     assert one["factor"] == pytest.approx(10 / 30)
+
+
+def test_a_pair_at_the_threshold_is_no_match(tmp_path):
+    """A match is strictly above, as in mining; 0.3 is not a float32 number."""
+    judged = judged_file([0.3, 0.3, 0.31, 0.9], low=0.3)
+    strata = [{"low": 0.0, "high": 0.6, "pairs": 3}, {"low": 0.6, "high": 1.0, "pairs": 1}]
+    answers = [(0, "no"), (1, "no"), (2, "yes"), (3, "yes")]
+    path = save_labels(tmp_path / "l.json", judged, answers, None, strata=strata)
+    found = correction_of([read_labels(path)], judged)
+    assert (found.factor, found.n, found.above) == (1.0, 2, 0.3)
+    judged.truth[:] = [INVALID, INVALID, VALID, UNKNOWN]
+    by_truth = correction_by_truth(judged, "con_d", 0.3)
+    assert (by_truth.factor, by_truth.n) == (1.0, 1)
 
 
 @pytest.mark.parametrize(
@@ -300,20 +288,11 @@ def test_command_loads_the_judged_data(tmp_path):
     assert main(command) == 1
 
 
-def test_page_needs_the_config_of_the_data(tmp_path):
-    judged_file([0.9]).save(tmp_path / "judged.npz")
-    args = argparse.Namespace(
-        part="page",
-        judged=tmp_path,
-        all=False,
-        above=None,
-        count=1,
-        image_size=99,
-        cfg_path=None,
-        options=None,
-    )
-    with pytest.raises(ValueError, match="--cfg-path"):
-        command.run(args)
+def test_page_needs_the_config_of_the_data(tmp_path, caplog):
+    about = {"low": 0.5}
+    judged_cases.judged_file([0], [1], None, about, con_d=[0.9]).save(tmp_path / "judged.npz")
+    assert main(["label", "page", str(tmp_path)]) == 1
+    assert "--cfg-path" in caplog.text
 
 
 # The page in a browser

@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT
 from omegaconf import OmegaConf
 from PIL import Image
-from small_world import CONFIG, call, con_d, save_model
+from small_world import CONFIG, call, con_d
 
 from lavis_mafa.cli import main
 from lavis_mafa.datasets import TrainingSet
@@ -237,9 +237,9 @@ def test_images_inside_parquet_files(own):
     assert states(build(own, output, **files)) == {(0, 2): VALID, (1, 2): VALID, (2, 0): INVALID}
 
 
-def test_count_reads_the_judgements(own, toy_train):
+def test_count_reads_the_judgements(own, models):
     """Follow docs/con_d.md: count, label, convert; then read the judgements in other commands."""
-    model = save_model(own / "model.pth", toy_train, 0)
+    model = models[0]
     count = [
         *("count", "--cfg-path", OWN, "--checkpoint", model, "--con-d", *con_d("own", model)),
         *("--search-spaces", "all", "--neighbours", 3, "--self-check", "skip"),

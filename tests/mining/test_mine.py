@@ -9,35 +9,20 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from conftest import ROOT, toy_config
-from lavis.datasets.datasets.image_text_pair_datasets import ImageTextPairDataset
+from conftest import ROOT
 from PIL import Image
-from small_language_models import tiny_opt
-from small_world import SIZE, arguments, call, call_ranks, con_d, save_model
+from small_world import SIZE, arguments, call, call_ranks, con_d, toy_pairs
 
 from lavis_mafa.cli import main
-from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.datasets.image_text_json import ImageTextTrain
 from lavis_mafa.mining import pair_mining as mine
 from lavis_mafa.mining.judged_pairs import Judged
 from lavis_mafa.runners import session
-from lavis_mafa.toyworld import ToyScenesBuilder
 
 MINING = ("--batch-size", 16, "--search-space", 48)
 MANY = 3 * SIZE
 THREE = "datasets.toy_scenes.build_info.captions_per_image=3"
 ORACLE = "model.mafa.con_d.arch=oracle"
-
-
-def toy_pairs(size=SIZE, **build_info):
-    built = ToyScenesBuilder(toy_config(train_size=size, **build_info)).build_datasets()
-    return TrainingSet(built["train"], seed=0)
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    return [save_model(folder / f"{seed}.pth", toy_pairs(), seed) for seed in range(2)]
 
 
 @pytest.fixture(scope="module")
@@ -111,28 +96,16 @@ def test_augmented_and_repeated_data_have_the_same_size(by_model):
     assert len(repeated) == len(augmented)
     originals = {(one["image"], one["caption"]) for one in repeated[:SIZE]}
     assert {(one["image"], one["caption"]) for one in repeated[SIZE:]} <= originals
+    assert (
+        "group_id" not in augmented[0]
+        and "group_id_key" not in (by_model / "dataset.yaml").read_text()
+    )
     data = toy_pairs()
     for number in (0, 7, SIZE - 1):
         picture, caption = data.show(number)
         assert augmented[number]["caption"] == caption
         with Image.open(by_model / "images" / augmented[number]["image"]) as stored:
             assert np.array_equal(np.asarray(stored), np.asarray(picture))
-
-
-def test_lavis_pair_data_set_reads_the_mined_data(by_model):
-    class IdentityProcessor:
-        def __call__(self, text):
-            return text
-
-    dataset = ImageTextPairDataset(
-        np.asarray,
-        IdentityProcessor(),
-        str(by_model / "images"),
-        [str(by_model / "augmented.json")],
-    )
-    augmented = read(by_model, "augmented.json")
-    assert len(dataset) == len(augmented)
-    assert dataset[SIZE]["text_input"] == augmented[SIZE]["caption"]
 
 
 def test_our_pair_data_set_recognises_repeated_images(by_model, tmp_path):
@@ -174,25 +147,6 @@ def test_albef_trains_on_mined_data(by_model, tmp_path):
     runner = session.run(str(config), [*data_options(by_model), *SHORT, *grit, output])
     assert runner.progress.global_step == 3
     assert len(runner.train_set) == len(read(by_model, "augmented.json"))
-
-
-@pytest.mark.downstream
-def test_stage_2_trains_on_mined_data(by_model, tmp_path):
-    config = yaml.safe_load(
-        (ROOT / "tests/downstream/configs/train/blip2_stage2_toy.yaml").read_text()
-    )
-    own_data_config = yaml.safe_load((ROOT / "projects/mafa/train/albef_own_data.yaml").read_text())
-    config["datasets"] = own_data_config["datasets"]
-    del config["run"]["plugins"]
-    del config["model"]["pretrained"]
-    (tmp_path / "stage_2.yaml").write_text(yaml.safe_dump(config))
-    options = [*data_options(by_model), *SHORT, f"model.opt_model={tiny_opt(tmp_path / 'opt')}"]
-    runner = session.run(
-        str(tmp_path / "stage_2.yaml"), [*options, f"run.output_dir={tmp_path / 'run'}"]
-    )
-    assert runner.progress.global_step == 3 and len(runner.train_set) == len(
-        read(by_model, "augmented.json")
-    )
 
 
 def test_mined_pairs_as_parquet(by_model, models, tmp_path):
@@ -296,7 +250,7 @@ def test_duplicates_by_wording_or_image_are_merged():
     score = np.linspace(0.99, 0.81, len(pairs)).astype(np.float32)
     sides = np.ones(len(pairs), bool)
     judged = Judged(image, text, sides, sides, {"a": score}, np.full(len(pairs), -1, np.int8))
-    mined = mine.select_pairs(judged, data, 0.8)
+    mined, counts = mine.select_pairs(judged, data, 0.8)
     # Image 0 with caption 2, not again with 3 or from sample 1; caption 4 it has already; image 1
     # (sample 2) has caption 3 itself.
     assert list(zip(mined.image.tolist(), mined.text.tolist(), strict=True)) == [
@@ -304,7 +258,7 @@ def test_duplicates_by_wording_or_image_are_merged():
         (2, 4),
         (3, 4),
     ]
-    assert mined.counts["in the data already"] == 3 and mined.counts["twice"] == 3
+    assert counts["in the data already"] == 3 and counts["twice"] == 3
 
 
 def test_empty_result_is_reported(by_model, models, tmp_path, caplog):

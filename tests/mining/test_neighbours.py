@@ -7,20 +7,17 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import toy_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_world import SIZE, arguments, call, call_ranks, con_d, save_model
+from small_world import SIZE, arguments, call, call_ranks, con_d, toy_pairs
 
 from lavis_mafa.algorithm.pickers import NONE
 from lavis_mafa.cli import main
-from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.mining import neighbours
 from lavis_mafa.mining.corpus import Corpus
 from lavis_mafa.mining.features import Features
 from lavis_mafa.mining.judged_pairs import Judged
 from lavis_mafa.mining.neighbours import ExactSearch, largest
-from lavis_mafa.toyworld import ToyScenesBuilder
 
 MINED = "mined.json"
 ORACLE = "model.mafa.con_d.arch=oracle"
@@ -127,17 +124,6 @@ def test_memory_is_bounded_by_chunks(monkeypatch):
     monkeypatch.setattr(neighbours, "MAX_SIMILARITIES", 64)
     ExactSearch(features, watched, []).find(np.arange(8), True, 2)
     assert max(sizes) == 64 and sum(sizes) == 8 * 50
-
-
-def toy_pairs():
-    built = ToyScenesBuilder(toy_config(train_size=SIZE)).build_datasets()
-    return TrainingSet(built["train"], seed=0)
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    return [save_model(folder / f"{seed}.pth", toy_pairs(), seed) for seed in range(2)]
 
 
 MINING = ("--search-space", "all", "--neighbours", 3, "--threshold", 0.6)

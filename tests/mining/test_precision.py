@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from judged_cases import judged_file, save_labels
 
 from lavis_mafa.cli import main
-from lavis_mafa.datasets.judgements import LABELS
 from lavis_mafa.metrics.binary import (
     area_under_roc,
     bin_of,
@@ -21,7 +21,7 @@ from lavis_mafa.metrics.binary import (
     weighted_share,
 )
 from lavis_mafa.metrics.intervals import wilson
-from lavis_mafa.mining.judged_pairs import INVALID, UNKNOWN, VALID, Judged
+from lavis_mafa.mining.judged_pairs import INVALID, UNKNOWN, VALID
 from lavis_mafa.mining.quality.annotator_labels import draw
 from lavis_mafa.mining.quality.precision import Source, agreement, compare
 
@@ -80,16 +80,6 @@ def test_sweep_equals_loop_over_thresholds(data):
 
 @settings(max_examples=60, deadline=None)
 @given(judgements())
-def test_roc_area_without_weights_equals_that_of_evaluation(data):
-    probability, valid, _ = data
-    if valid.any() and not valid.all():
-        assert sweep(probability, valid).roc_area() == pytest.approx(
-            area_under_roc(probability, valid)
-        )
-
-
-@settings(max_examples=60, deadline=None)
-@given(judgements())
 def test_best_f1_is_the_maximum_over_thresholds(data):
     probability, valid, weight = data
     best = sweep(*data).best_f1()
@@ -135,29 +125,6 @@ def test_threshold_separates_adjacent_float32_values():
     assert figures_at(sweep(probability, [False, True]).best_f1()[0], probability, [0, 1]).f1 == 1.0
 
 
-def test_extremes():
-    probability, valid = np.array([0.9, 0.8, 0.2, 0.1]), np.array([1, 1, 0, 0], bool)
-    right = sweep(probability, valid)
-    assert (right.average_precision(), right.roc_area()) == (1.0, 1.0)
-    assert right.best_f1() == (pytest.approx(0.5), 1.0)
-    wrong = sweep(probability, ~valid)
-    assert wrong.roc_area() == 0.0
-    assert wrong.average_precision() == pytest.approx((1 / 3 + 2 / 4) / 2)
-    assert sweep(np.full(4, 0.5), valid).roc_area() == 0.5
-
-
-def test_calibration_error_is_the_mean_distance():
-    probability = np.array([0.05, 0.05, 0.75, 0.75, 0.75, 0.75])
-    found = calibrate(probability, [1, 0, 1, 1, 1, 0])
-    assert found.share[0] == 0.5 and found.share[7] == 0.75
-    assert found.pairs.tolist() == [2, 0, 0, 0, 0, 0, 0, 4, 0, 0]
-    assert np.isnan(found.share[3])
-    assert found.error == pytest.approx(2 / 6 * 0.45)
-    weighted = calibrate(probability, [1, 0, 1, 1, 1, 0], np.array([3, 1, 1, 1, 1, 1.0]))
-    assert weighted.share[0] == 0.75
-    assert weighted.error == pytest.approx(4 / 8 * 0.70)
-
-
 @settings(max_examples=60, deadline=None)
 @given(judgements())
 def test_calibration_equals_slow_loop(data):
@@ -169,6 +136,11 @@ def test_calibration_equals_slow_loop(data):
         gap = sum(weight[i] * (probability[i] - valid[i]) for i in in_bin)
         error += abs(gap) / weight.sum() if mass else 0.0
     assert calibrate(*data).error == pytest.approx(error, abs=1e-6)
+
+
+def test_calibration_has_the_share_of_each_tenth():
+    found = calibrate(np.array([0.05, 0.05, 0.75, 0.75]), [1, 0, 1, 1], np.array([3, 1, 1, 1.0]))
+    assert (found.share[0], found.share[7]) == (0.75, 1.0) and np.isnan(found.share[3])
 
 
 def test_equal_weights_give_the_wilson_interval():
@@ -216,25 +188,8 @@ def test_kappa_equals_slow_loop(pairs):
 
 
 def test_kappa_extremes():
-    a = np.array([1, 1, 0, 0], bool)
-    assert agreement(a, a).kappa == 1.0
-    assert agreement(a, ~a).kappa == -1.0
-    assert agreement(a, np.array([1, 0, 1, 0], bool)).kappa == 0.0
     assert agreement(np.ones(4), np.ones(4)).kappa is None
     assert agreement(np.zeros(0), np.zeros(0)).agreed is None
-
-
-def judged_file(image, text, truth=None, about=None, **probability) -> Judged:
-    size = len(image)
-    return Judged(
-        np.array(image, np.int64),
-        np.array(text, np.int64),
-        np.ones(size, bool),
-        np.zeros(size, bool),
-        {name: np.array(p, np.float32) for name, p in probability.items()},
-        np.array([UNKNOWN] * size if truth is None else truth, np.int8),
-        about or {"cfg_path": "a.yaml", "low": 0.5, "high": 0.8},
-    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -346,22 +301,6 @@ def test_self_checks_recorded_with_the_pairs_are_shown(tmp_path, capsys):
         assert "Con-D self-check" in (out / name).read_text()
 
 
-def labels_file(path, judged_file, name, above, answers, strata):
-    content = {
-        "kind": LABELS,
-        "version": 1,
-        "page": "p",
-        "judged": judged_file.digest,
-        "name": name,
-        "drawn": {"above": above, "count": 0, "seed": 0, "strata": strata},
-        "labels": [
-            {"image": int(i), "text": int(t), "answer": a, "seconds": 1.0} for i, t, a in answers
-        ],
-    }
-    path.write_text(json.dumps(content))
-    return path
-
-
 def test_stratified_labels_are_weighted_to_all_pairs(tmp_path):
     # Many certain negatives, few others: without weights the sample would seem half valid.
     probability = np.r_[np.full(900, 0.05), np.full(100, 0.95)].astype(np.float32)
@@ -378,7 +317,7 @@ def test_stratified_labels_are_weighted_to_all_pairs(tmp_path):
     improbable = [k for k, row in enumerate(rows) if probability[row] < 0.5]
     for k in improbable[:5]:
         answers[k] = (*answers[k][:2], "yes")
-    path = labels_file(tmp_path / "labels.json", pairs, "con_d", None, answers, strata)
+    path = save_labels(tmp_path / "labels.json", pairs.digest, answers, None, strata)
     run([tmp_path], "--labels", path, "--output", tmp_path / "out")
     (test,) = json.loads((tmp_path / "out" / "quality.json").read_text())["tests"]
     assert test["truth"] == "people" and test["pairs"] == 100
@@ -391,9 +330,7 @@ def test_stratified_labels_are_weighted_to_all_pairs(tmp_path):
 
 def test_labels_of_another_file_are_rejected(tmp_path, caplog):
     one, two = write_judged_files(tmp_path)
-    path = labels_file(
-        tmp_path / "labels.json", two, "con_d", 0.5, [], [{"low": 0.5, "high": 1, "pairs": 1}]
-    )
+    path = save_labels(tmp_path / "labels.json", two.digest, [])
     assert main(["label", "quality", str(tmp_path / "one"), "--labels", str(path)]) == 1
     assert "another judged file" in caplog.text
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from small_world import arguments, call, con_d, save_model
+from small_world import arguments, call, con_d
 
 from lavis_mafa.cli import main
 from lavis_mafa.mining.gallery import SampleViewer, evenly
@@ -216,9 +216,11 @@ def test_headline_of_judged_pairs():
 
 
 def test_page_of_judged_pairs(tmp_path):
-    def show(number):
-        return None, f"caption {number}"
+    class Data:
+        def source(self, number):
+            return None, f"caption {number}"
 
+    show = SampleViewer(Data(), images=False)
     path = report_of_judged(judged_pairs(), show, tmp_path / "page.html", "Pairs")
     data = data_of_page(path)
     assert data["thresholds"] == [0.25, 0.75]
@@ -246,8 +248,8 @@ def test_page_of_judged_pairs(tmp_path):
     }
 
 
-def test_report_command_on_mined_pairs(tmp_path, toy_train):
-    model = save_model(tmp_path / "model.pth", toy_train, 0)
+def test_report_command_on_mined_pairs(tmp_path, models):
+    model = models[0]
     more = ("--batch-size", 16, "--search-space", 48, "--threshold", 0.6)
     call(*arguments("mine", tmp_path, model, *more, "--con-d", *con_d("a", model)))
     call("report", tmp_path)

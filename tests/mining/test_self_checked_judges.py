@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from small_world import arguments, call, con_d, save_model
+from small_world import arguments, call, con_d
 
 from lavis_mafa.cli import main
 from lavis_mafa.mining.judge_check import self_check_tables
@@ -15,11 +15,6 @@ from lavis_mafa.mining.run_report import report_of_run, write_page
 from lavis_mafa.runners.con_d_check import RECORD
 
 GRIT = ("run.grit.queue_size=64", "run.grit.search_space=32")
-
-
-@pytest.fixture(scope="module")
-def random_con_d(tmp_path_factory, toy_train):
-    return save_model(tmp_path_factory.mktemp("random") / "model.pth", toy_train, 1)
 
 
 def words(command, folder, path, *more):
@@ -32,8 +27,8 @@ def words(command, folder, path, *more):
     )
 
 
-def test_count_shows_a_poor_discriminator(tmp_path, random_con_d, capsys, caplog):
-    call(*words("count", tmp_path, random_con_d))
+def test_count_shows_a_poor_discriminator(tmp_path, models, capsys, caplog):
+    call(*words("count", tmp_path, models[1]))
     printed = capsys.readouterr().out
     assert "Con-D self-check of own: AUC 0." in printed and "of 40 own against 40" in printed
     assert "Con-D (own) fails its self-check" in printed
@@ -50,14 +45,14 @@ def test_count_shows_a_poor_discriminator(tmp_path, random_con_d, capsys, caplog
 
 
 @pytest.mark.parametrize("command", ["count", "mine"])
-def test_a_poor_discriminator_is_refused_before_the_work(tmp_path, random_con_d, caplog, command):
-    assert main(words(command, tmp_path, random_con_d, "--self-check", "refuse")) == 1
+def test_a_poor_discriminator_is_refused_before_the_work(tmp_path, models, caplog, command):
+    assert main(words(command, tmp_path, models[1], "--self-check", "refuse")) == 1
     assert "set --self-check to warn" in caplog.records[-1].getMessage()
     assert not (tmp_path / "features").exists()
 
 
-def test_mine_shows_it_too(tmp_path, random_con_d):
-    call(*words("mine", tmp_path, random_con_d))
+def test_mine_shows_it_too(tmp_path, models):
+    call(*words("mine", tmp_path, models[1]))
     summary = json.loads((tmp_path / "mine.json").read_text())
     content = summary["self-check"]["own"]
     assert [at["threshold"] for at in content["above"]] == [0.5, 0.8]  # low and high of the config
@@ -67,8 +62,8 @@ def test_mine_shows_it_too(tmp_path, random_con_d):
     assert summary["lift"] == pytest.approx(summary["precision"] / summary["base rate"])
 
 
-def test_a_check_can_be_skipped(tmp_path, random_con_d, capsys):
-    call(*words("count", tmp_path, random_con_d, "--self-check", "skip"))
+def test_a_check_can_be_skipped(tmp_path, models, capsys):
+    call(*words("count", tmp_path, models[1], "--self-check", "skip"))
     assert "self-check" not in capsys.readouterr().out
     assert json.loads((tmp_path / "counts.json").read_text())["self_check"] == {}
     assert "Con-D self-check" not in (tmp_path / "report.html").read_text()

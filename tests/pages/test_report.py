@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import math
-import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,7 +20,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from lavis_mafa.algorithm.mining import AMBIGUOUS, KEPT, POSITIVE, MiningRule
-from lavis_mafa.pages import report_page as report
 from lavis_mafa.pages.charts import COLOURS, Curve, Series, Table, curves_svg, format_number
 from lavis_mafa.pages.report_page import Judgements, Mined, write_report
 
@@ -111,7 +109,7 @@ def report_arguments(text: str) -> dict:
         "tables": [table],
         "curves": [curve, Curve(text)],
         "connections": [mined],
-        "judged": [Judgements(text, [0.5])],
+        "judged": [Judgements(text, np.ones((3, 2), int))],
         "notes": [text],
         "settings": {text: {text: text}},
     }
@@ -138,11 +136,6 @@ def test_any_caption_is_kept_in_the_data(tmp_path_factory, caption):
     page = write_page(tmp_path_factory.mktemp("r"), connections=[make_mined(mined_caption=caption)])
     assert page.data["cards"][0]["mined"][1] == caption
     assert len(page.scripts) == 2
-
-
-def test_undecodable_file_names_are_replaced(tmp_path):
-    page = write_page(tmp_path, settings={"path": "data/\udcff.jpg"}, notes=["\udcff"])
-    assert "data/?.jpg" in page.cells
 
 
 def test_page_loads_nothing_external(tmp_path):
@@ -173,25 +166,6 @@ def test_title_is_sufficient(tmp_path):
     assert shown == {"notes", "settings"} and links == ["#notes", "#settings"]
 
 
-def test_failed_write_keeps_the_old_report(tmp_path, monkeypatch):
-    path = write_report(tmp_path / "report.html", title="old", headline="")
-    before = path.read_bytes()
-
-    def full_disk(handle):
-        raise OSError("no space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(report.os, "fsync", full_disk)
-        with pytest.raises(OSError, match="no space"):
-            write_report(path, title="new", headline="")
-    assert path.read_bytes() == before
-    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
-    # The old file is replaced, not overwritten: another link to it keeps its bytes.
-    os.link(path, tmp_path / "open in a reader")
-    assert write_report(str(path), title="new", headline="") == path
-    assert path.read_bytes() != before == (tmp_path / "open in a reader").read_bytes()
-
-
 def test_same_report_has_same_bytes(tmp_path):
     first = write_report(tmp_path / "one.html", **report_arguments("x")).read_bytes()
     assert write_report(tmp_path / "two.html", **report_arguments("x")).read_bytes() == first
@@ -199,12 +173,13 @@ def test_same_report_has_same_bytes(tmp_path):
 
 def test_settings_are_flattened(tmp_path):
     settings_tree = {"run": {"grit": {"queue_size": 48000}, "lr": 1e-4}, "warm": None, "none": {}}
-    page = write_page(tmp_path, settings=settings_tree)
+    page = write_page(tmp_path, settings={**settings_tree, "path": "data/\udcff.jpg"})
     assert page.cells[2:] == [
         *("run.grit.queue_size", "48000"),
         *("run.lr", "0.0001"),
         *("warm", "–"),
         *("none", "{}"),
+        *("path", "data/?.jpg"),  # a file name that is not UTF-8
     ]
 
 
@@ -245,12 +220,8 @@ def test_best_of_a_column_is_marked(tmp_path):
     labels = [a.get("aria-label") for tag, a in page.tags if tag == "span" and "role" in a]
     assert labels.count("best") == 3
     assert "★: the best of its column." in " ".join(page.texts)
-
-
-def test_single_value_is_not_marked_best(tmp_path):
-    table = Table("t", ["m", "r"], [["a", 1.0], ["b", None]], "", {"r": "max"})
-    page = write_page(tmp_path, tables=[table])
-    assert best_cells(page) == 0 and "★" not in " ".join(page.texts)
+    single = Table("t", ["m", "r"], [["a", 1.0], ["b", None]], "", {"r": "max"})
+    assert best_cells(write_page(tmp_path, tables=[single])) == 0
 
 
 @pytest.mark.parametrize(
@@ -312,11 +283,7 @@ def test_missing_value_interrupts_a_line(tmp_path):
     assert page.cells[-12:] == cells and page.cells[:2] == ["step", "loss"]
 
 
-def test_log_axes_space_factors_evenly(tmp_path):
-    page = chart_page(tmp_path, Series("loss", [0, 1, 2, 3], [100.0, 10.0, 1.0, 0.0]), log_y=True)
-    (line,) = lines_of(chart_of(page))
-    first, second, third = (y for _, y in line)
-    assert third - second == pytest.approx(second - first, abs=0.2) and first < second
+def test_log_axis_spaces_factors_evenly(tmp_path):
     chart = chart_of(chart_page(tmp_path, Series("a", [64, 640, 6400], [1, 2, 3]), log_x=True))
     (line,) = lines_of(chart)
     first, second, third = (x for x, _ in line)
@@ -380,9 +347,9 @@ numbers = st.floats(width=64) | st.integers(-(10**6), 10**6) | st.none()
 @example([(math.inf, 1.0), (math.nan, 1.0), (0.0, 2.0)], False)
 @example([(0.0, math.inf), (1.0, 1e300), (2.0, 1e-300), (2.0, -1.0)], True)
 @example([(1.0, 1e99), (2.0, -1e99)], False)
-def test_all_values_can_be_drawn(points, log_y):
+def test_all_values_can_be_drawn(points, log_x):
     series = Series("s", [x for x, _ in points], [y for _, y in points])
-    svg = curves_svg([Curve("c", series=[series], log_y=log_y)])
+    svg = curves_svg([Curve("c", series=[series], log_x=log_x)])
     assert svg is None or "nan" not in svg
 
 
@@ -429,16 +396,11 @@ def test_card_holds_the_mined_pair(tmp_path):
     )
     (card,) = write_page(tmp_path, connections=[mined]).data["cards"]
     assert card == {
-        "direction": "t2i",
-        "state": "negative",
-        "truth": False,
-        "epoch": 3,
-        "run": "MAFA",
-        "score": "",
-        "p": 0.25,
-        "anchor": [0, "a dog", 11],
-        "mined": [1, "a small dog", 22],
+        **{"direction": "t2i", "state": "negative", "truth": False, "epoch": 3, "run": "MAFA"},
+        **{"score": "", "p": 0.25, "anchor": [0, "a dog", 11], "mined": [1, "a small dog", 22]},
     }
+    data = write_page(tmp_path, connections=[make_mined(anchor_image=None)]).data
+    assert data["cards"][0]["anchor"] == [-1, "a dog", 11] and len(data["images"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -472,11 +434,6 @@ def test_pairs_that_another_score_judged_have_any_value_and_no_probabilities(tmp
     assert sections_of(both) == {"connections", "probabilities"}
 
 
-def test_mined_pair_without_an_image(tmp_path):
-    data = write_page(tmp_path, connections=[make_mined(anchor_image=None)]).data
-    assert data["cards"][0]["anchor"] == [-1, "a dog", 11] and len(data["images"]) == 1
-
-
 # Judgements
 
 THRESHOLDS = st.integers(0, 1000).map(lambda k: k / 1000)
@@ -494,7 +451,7 @@ def test_counts_above_a_threshold_equal_the_mining_rule(values, first, second, d
     low, high = max(min(first, second), 0.001), max(first, second, 0.001)
     p = np.array(values, dtype)
     truth = np.arange(len(p)) % 3 - 1
-    counts = Judgements("d", p, truth).counts
+    counts = Judgements.of("d", p, truth).counts
     assert counts.shape == (3, 1000)
     states = MiningRule(low=low, high=high).states(torch.from_numpy(p)).numpy()
     cuts = [0, round(low * 1000), round(high * 1000), 1000]
@@ -507,31 +464,15 @@ def test_counts_above_a_threshold_equal_the_mining_rule(values, first, second, d
 
 
 def test_missing_judgements_are_not_counted():
-    judgements = Judgements("d", [0.9, math.nan, 0.9, 0.9], [True, True, None, False])
-    assert (
-        judgements.counts.sum(axis=1).tolist() == [1, 1, 1] and judgements.counts[:, 899].sum() == 3
-    )
-    assert Judgements("d", [0.1]).counts[2].sum() == 1
-    assert Judgements("d", [], []).counts.sum() == 0
-    oracle = Judgements("d", [0, 1, 1], [False, True, True]).counts
-    assert oracle[1, 0] == 1 and oracle[0, 999] == 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"probability": [0.1, 0.2], "truth": [True]}, "expected \\(P,\\) of both"),
-        ({"probability": [3.2]}, "outside 0 to 1: logits"),
-        ({"counts": [[1, 2]]}, "shape \\(1, 2\\), expected \\(3, bins\\)"),
-    ],
-)
-def test_wrong_judgements_are_rejected(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        Judgements("d", **arguments)
+    p = np.array([0.9, math.nan, 0.9, 0.9, 0, 1])
+    counts = Judgements.of("d", p, np.array([1, 1, -1, 0, 0, 1])).counts
+    assert counts.sum(axis=1).tolist() == [2, 2, 1] and counts[:, 899].sum() == 3
+    assert counts[1, 0] == 1 and counts[0, 999] == 1
+    assert Judgements.of("d", p[:0], p[:0]).counts.sum() == 0
 
 
 def test_page_holds_the_judgements(tmp_path):
-    judgements = [Judgements("d", counts=[[1, 2], [3, 4], [0, 0]])]
+    judgements = [Judgements("d", np.array([[1, 2], [3, 4], [0, 0]]))]
     page = write_page(tmp_path, judged=judgements, thresholds=(0.25, 0.75))
     assert page.data["judged"] == [{"name": "d", "counts": [[1, 2], [3, 4], [0, 0]]}]
     assert page.data["thresholds"] == [0.25, 0.75]

@@ -78,7 +78,7 @@ def make_report(folder, judged=True):
         ],
         curves=[curve],
         connections=[make_mined(index) for index in range(COUNT)],
-        judged=[Judgements(name, p, truths()) for name, p in probabilities().items()]
+        judged=[Judgements.of(name, p, truths()) for name, p in probabilities().items()]
         if judged
         else (),
         thresholds=(LOW, HIGH),

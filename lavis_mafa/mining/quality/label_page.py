@@ -15,6 +15,7 @@ from lavis_mafa.mining.judged_pairs import Judged
 from lavis_mafa.mining.model_and_data import data_of_judged
 from lavis_mafa.mining.quality.annotator_labels import draw
 from lavis_mafa.pages.html import data_uri, write_page
+from lavis_mafa.pages.tables import one_line
 
 
 def label_page(args: argparse.Namespace) -> None:
@@ -34,12 +35,11 @@ def label_page(args: argparse.Namespace) -> None:
         )
     above = args.above if args.above is not None else judged.thresholds[0]
     data = data_of_judged(judged, args.judged, args.cfg_path, args.options)
-    name = args.name or next(iter(judged.names), None)
     shown = write_label_page(
         args.output,
         judged,
         data,
-        name=name,
+        name=args.name,
         count=args.count,
         above=None if args.all else above,
         seed=args.seed,
@@ -64,7 +64,7 @@ def write_label_page(
     Pairs with an image or caption that cannot be read are skipped.
 
     Args:
-        data: has ``show(number)``, which returns image and caption of a sample.
+        data: has ``show(number)`` and ``source(number)``, see `TrainingSet`.
         name: the discriminator whose probabilities guide the draw; None: the first.
         count, above, seed: see `draw`.
         image_size: longest side of the images, pixels.
@@ -81,12 +81,12 @@ def write_label_page(
     for row in rows:
         image, text = int(judged.image[row]), int(judged.text[row])
         try:
-            caption = data.show(text)[1]
+            caption = data.source(text)[1]
             if image not in pictures:
                 images.append(data_uri(data.show(image)[0], image_size))
                 pictures[image] = len(images) - 1
         except UNREADABLE as error:
-            logging.warning("skipped image %d, text %d: %s", image, text, error)
+            logging.warning("skipped image %d, text %d: %s", image, text, one_line(str(error)))
             continue
         pairs.append([image, text, pictures[image], caption])
     if not pairs:

@@ -26,8 +26,8 @@ from lavis_mafa.mining.judged_pairs import UNKNOWN, VALID, Judged, pair_keys
 from lavis_mafa.mining.quality.annotator_labels import Labels, weights
 from lavis_mafa.models.con_d.calibration import CalibratedThresholds
 
-GRID = (*(k / 10 for k in range(1, 10)), 0.95)
-CALIBRATION_FILE = "calibration.json"
+_GRID = (*(k / 10 for k in range(1, 10)), 0.95)
+_CALIBRATION_FILE = "calibration.json"
 
 
 @dataclass
@@ -100,9 +100,9 @@ class Scored:
         return float(inside / self.sweep.total), float(valid / inside) if inside else None
 
     def marked(self, precision: float | None = None) -> list[tuple[Figures, list[str]]]:
-        """Return the metrics at the thresholds of `GRID`, of the run, with the best F1, and at the
+        """Return the metrics at the thresholds of `_GRID`, of the run, with the best F1, and at the
         smallest that reaches ``precision``, ascending, with what each of them is."""
-        marks: dict[float, list[str]] = {threshold: [] for threshold in GRID}
+        marks: dict[float, list[str]] = {threshold: [] for threshold in _GRID}
         named = {"low": self.low, "high": self.high}
         if self.low == self.high:
             named = {"run's": self.low}
@@ -237,14 +237,14 @@ def write_calibrations(
 ) -> list[str]:
     """Write a file for each calibration and return their names.
 
-    With a single test it is `CALIBRATION_FILE`; otherwise the names contain discriminator and
+    With a single test it is `_CALIBRATION_FILE`; otherwise the names contain discriminator and
     truth. Where no threshold was found, a file of an earlier call is deleted: it must not be taken
     for this one's.
     """
     names = []
     for test, one in zip(tests, found, strict=True):
         own = re.sub(r"\W+", "_", f"{test.name}_{test.truth}").strip("_")
-        name = CALIBRATION_FILE if len(tests) == 1 else f"calibration_{own}.json"
+        name = _CALIBRATION_FILE if len(tests) == 1 else f"calibration_{own}.json"
         if one is None:
             (output / name).unlink(missing_ok=True)
         else:

@@ -17,6 +17,7 @@ from lavis_mafa.metrics.binary import lift
 from lavis_mafa.mining.judge_check import self_check_tables
 from lavis_mafa.mining.judged_pairs import Judged
 from lavis_mafa.mining.judged_report import judgements_of
+from lavis_mafa.mining.model_and_data import require_folder
 from lavis_mafa.mining.quality.annotator_labels import Labels, read_labels
 from lavis_mafa.mining.quality.correction import NoAnsweredMatchError, correction_of
 from lavis_mafa.mining.quality.precision import (
@@ -32,7 +33,7 @@ from lavis_mafa.mining.quality.precision import (
 )
 from lavis_mafa.pages.charts import Cell, Curve, Series, Table
 from lavis_mafa.pages.report_page import write_report
-from lavis_mafa.pages.tables import markdown_section
+from lavis_mafa.pages.tables import markdown_section, one_line
 
 _CONFIG_KEY = "model.mafa.connections.calibration"
 _POINTS = 300  # approximate number of points of a curve
@@ -46,6 +47,8 @@ def report_quality(args: argparse.Namespace) -> None:
     """
     _check_precisions(args.precision, args.low_precision)
     paths, output = list(dict.fromkeys(args.judged)), args.output
+    if output is not None:
+        require_folder(output)
     files = [Judged.load(path) for path in paths]
     labels = [read_labels(path) for path in args.labels]
     sources = sources_of(paths, files)
@@ -77,6 +80,7 @@ def report_quality(args: argparse.Namespace) -> None:
         notes += _labelling_commands(paths[0], args.precision)
     checks = {one.name: one.self_check for one in sources if one.self_check is not None}
     tables = [*_tables(tests, agreements, args.precision), *self_check_tables(checks)]
+    notes = list(map(one_line, notes))
     text = "\n\n".join([*notes, *map(markdown_section, tables)])
     print(text)
     if output is None:
