@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,11 @@ from timm.models import hub as timm_hub
 from transformers.utils import cached_file
 
 TIMM = "timm/"  # begins the names of timm's models on the Hugging Face hub
+# Published weights keep the names that LAVIS and torch cache them under, to share their cache.
+_PUBLISHED = (
+    "https://storage.googleapis.com/sfr-",
+    "https://dl.fbaipublicfiles.com/deit/",
+)
 _TIMEOUT = 5.0  # seconds in which a server must answer
 # One file of a group is enough: formats of the same content.
 _TOKENIZER = ("tokenizer.json", "vocab.txt", "spiece.model", "vocab.json")
@@ -38,18 +44,24 @@ class UrlFile:
     Attributes:
         key: the config key that needs it.
         origin: its URL.
-        stored: where it is kept; None: in torch's cache, as LAVIS does.
+        stored: where it is kept; None: in torch's cache.
+        by_lavis: LAVIS's code reads it from the cache, by the last part of the URL alone.
     """
 
     key: str
     origin: str
     stored: Path | None = None
+    by_lavis: bool = False
 
     @property
     def path(self) -> Path:
         if self.stored is not None:
             return self.stored
-        return Path(timm_hub.get_cache_dir()) / os.path.basename(urlsplit(self.origin).path)
+        name = Path(urlsplit(self.origin).path).name
+        if not self.by_lavis and not self.origin.startswith(_PUBLISHED):
+            # Files of many servers are called checkpoint.pth.
+            name = f"{hashlib.sha256(self.origin.encode()).hexdigest()[:12]}_{name}"
+        return Path(timm_hub.get_cache_dir()) / name
 
     @property
     def is_there(self) -> bool:

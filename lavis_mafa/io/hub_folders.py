@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lavis_mafa.io.files import is_number, write_json
+from lavis_mafa.io.files import is_number, require_regular, write_json
 from lavis_mafa.io.hub_names import BLIP, BLIP2, HubNames, State
 
 RECORD = "lavis_mafa.json"
@@ -124,7 +124,7 @@ def read_hub_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:
     if with_t5:  # its projection has the name of OPT's
         state = {name.replace("opt_proj.", "t5_proj.", 1): value for name, value in state.items()}
     known = folder / RECORD
-    record = _record(known.read_text("utf-8"), str(known)) if known.is_file() else {}
+    record = _record(_text(known), str(known)) if known.is_file() else {}
     temperature = record.pop("temp", None)
     if is_number(temperature) and not spoken:
         state["temp"] = torch.tensor(float(temperature))
@@ -178,6 +178,11 @@ def _weights(folder: Path) -> State:
 def _opened(path: str | os.PathLike[str], stack: ExitStack) -> Any:
     from safetensors import SafetensorError, safe_open
 
+    require_regular(path)
+    with open(path, "rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+    if header > _LARGEST_JSON:
+        raise ValueError(f"{path} cannot be loaded: its header of {header} bytes is no safetensors")
     try:
         return stack.enter_context(safe_open(str(path), framework="pt", device="cpu"))
     except (SafetensorError, OSError) as error:
@@ -187,11 +192,16 @@ def _opened(path: str | os.PathLike[str], stack: ExitStack) -> Any:
         ) from error
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _text(path: Path) -> str:
     if path.stat().st_size > _LARGEST_JSON:
         raise ValueError(f"{path} has {path.stat().st_size} bytes, expected a config")
+    return path.read_text("utf-8")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    text = _text(path)
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(content, dict):

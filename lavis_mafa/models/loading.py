@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from lavis_mafa.io.checkpoints import read_checkpoint
 from lavis_mafa.models.recorded_sizes import recorded_type_of
 from lavis_mafa.models.traits import shipped_config
-from lavis_mafa.models.weight_loading import config_of, fold_after_lavis
+from lavis_mafa.models.weight_loading import complete_lavis_loading, config_of
 
 
 def load_model(
@@ -65,7 +65,7 @@ def load_model(
     if not content and not model:
         try:
             built = lavis.models.load_model(name, model_type, is_eval, device, checkpoint)
-            fold_after_lavis(built, checkpoint)
+            complete_lavis_loading(built, checkpoint)
             return built
         except OSError:
             # Without a network a whole checkpoint serves instead of the published weights.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +16,9 @@ from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.config import ConfigError, load_config
+from lavis_mafa.io.checkpoints import find_config
 from lavis_mafa.models import AlbefMafa, Blip2Mafa, BlipMafa
-from lavis_mafa.models.weight_loading import init_momentum, registered_name
+from lavis_mafa.models.weight_loading import complete_lavis_loading, registered_name
 
 FAMILIES = {"albef": AlbefMafa, "blip": BlipMafa, "blip2": Blip2Mafa}
 
@@ -225,5 +227,47 @@ def test_lavis_queue_forgets_image_ids_of_other_data(tmp_path):
 
     torch.save({"model": {}}, tmp_path / "any.pth")
     model = Theirs()
-    init_momentum(model, str(tmp_path / "any.pth"))
+    complete_lavis_loading(model, str(tmp_path / "any.pth"))
     assert (model.idx_queue == -100).all()
+
+
+def test_only_missing_momentum_copies_start_from_the_encoders(tmp_path):
+    """A retrieval checkpoint has copies of all encoders, and of no language head."""
+    mafa = {"soft_labels": {"type": "momentum"}}
+    torch.manual_seed(4)
+    state = AlbefMafa.from_config(tiny_config(AlbefMafa, mafa=mafa, queue_size=8)).state_dict()
+    state = {key: value + 0.5 if "_m." in key else value for key, value in state.items()}
+    saved = {
+        key.replace("bert.", ""): value
+        for key, value in state.items()
+        if ".cls." not in key and "queue" not in key
+    }
+    torch.save({"model": saved}, tmp_path / "retrieval.pth")
+    given = {"load_pretrained": True, "pretrained": str(tmp_path / "retrieval.pth")}
+    model = AlbefMafa.from_config(tiny_config(AlbefMafa, mafa=mafa, queue_size=8, **given))
+    for key, value in model.state_dict().items():
+        if "_m.cls." in key and not key.endswith("decoder.weight"):  # that is the embeddings
+            assert torch.equal(value, model.state_dict()[key.replace("_m.", ".", 1)]), key
+        elif "_m." in key and "cls." not in key and "position_ids" not in key:
+            assert torch.equal(value, state[key]), key
+
+
+@pytest.mark.parametrize(
+    "changes, key",
+    [
+        ({"embed_dim": 32}, "model.embed_dim"),
+        ({"vit": {"patch_size": 16, "width": 64, "depth": 1, "heads": 4}}, "model.vit: width and"),
+        ({"tokenizer": "larger.txt"}, "model.tokenizer: another vocabulary"),
+    ],
+)
+def test_weights_of_other_sizes_name_the_config_key(tmp_path, tiny, changes, key):
+    words = Path(find_config("tiny_vocab.txt")).read_text() + "\n".join(f"a{n}" for n in range(400))
+    (tmp_path / "larger.txt").write_text(words)
+    changes = {
+        name: str(tmp_path / value) if name == "tokenizer" else value
+        for name, value in changes.items()
+    }
+    torch.save({"model": load_model("albef_mafa", "tiny").state_dict()}, tmp_path / "small.pth")
+    given = {"load_pretrained": True, "pretrained": str(tmp_path / "small.pth"), **changes}
+    with pytest.raises(ValueError, match=f"small.pth was saved by a model of other[^|]*{key}"):
+        AlbefMafa.from_config(tiny_config(AlbefMafa, **given))

@@ -23,8 +23,10 @@ from lavis_mafa.models.con_d.pair_reader import (
 from lavis_mafa.models.con_d.yes_no import NOT_LOADED
 from lavis_mafa.problems import ConfigView, Problem
 
-NAME, PACKAGE, LEAST = "cross_encoder", "sentence-transformers", (5, 4)
-INSTALL = 'pip install "sentence-transformers>=5.4"'
+# Older versions read images from 5.4 on, but import a module that lies in the model's folder in
+# spite of ``trust_remote_code=False``.
+NAME, PACKAGE, LEAST = "cross_encoder", "sentence-transformers", 6
+INSTALL = f'pip install "{PACKAGE}>={LEAST}"'
 PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 
 
@@ -80,8 +82,11 @@ class CrossEncoderDiscriminator(PairReader):
         """Load the cross-encoder of a ``model.mafa.con_d`` config; no code of it is run.
 
         Raises:
-            ValueError: if it cannot be loaded.
+            ValueError: if it cannot be loaded, or not without running code of its folder.
         """
+        problem = _problem_of_package()
+        if problem:
+            raise ValueError(f"{PLACE}.arch: {problem}")
         from sentence_transformers import CrossEncoder
 
         path = cfg["checkpoint"]
@@ -133,8 +138,9 @@ def _problem_of_package() -> str | None:
         found = version(PACKAGE)
     except PackageNotFoundError:
         return f"{NAME} needs the package {PACKAGE}, which is not installed; {INSTALL}"
-    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
-    if numbers < LEAST:
-        least = ".".join(map(str, LEAST))
-        return f"{NAME} needs {PACKAGE} >= {least} for images, this is {found}; {INSTALL}"
+    if int(found.split(".")[0]) < LEAST:
+        return (
+            f"{NAME} needs {PACKAGE} >= {LEAST}, this is {found}, which may run code that lies "
+            f"beside a model; {INSTALL}"
+        )
     return None
