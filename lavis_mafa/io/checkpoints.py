@@ -84,17 +84,7 @@ def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any
             or holds several models, pickled objects, which could run code when loaded, or weights
             that are no dense floating-point numbers of 16 to 64 bits.
     """
-    path = str(url_or_filename)
-    if is_url(path):
-        file = UrlFile("checkpoint", path)
-        try:
-            on_main_process(lambda: file.is_there or file.fetch())
-        except OSError as error:
-            raise OSError(
-                f"{path} is not in the cache and cannot be downloaded ({error}): give a local file "
-                "instead, or run once with a network"
-            ) from error
-        path = str(file.path)
+    path = local_file(url_or_filename)
     if not os.path.exists(path):
         raise FileNotFoundError(f"no checkpoint at {path} (seen from {os.getcwd()})")
     if os.path.isdir(path):
@@ -110,6 +100,28 @@ def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any
     if problem:
         raise ValueError(f"{path} cannot be loaded: {problem}")
     return checkpoint
+
+
+def local_file(url_or_filename: str) -> str:
+    """Return the path of a file, downloaded if it is a URL and not in the cache.
+
+    All ranks must call it.
+
+    Raises:
+        OSError: if it cannot be downloaded.
+    """
+    path = str(url_or_filename)
+    if not is_url(path):
+        return path
+    file = UrlFile("checkpoint", path)
+    try:
+        on_main_process(lambda: file.is_there or file.fetch())
+    except OSError as error:
+        raise OSError(
+            f"{path} is not in the cache and cannot be downloaded ({error}): give a local file "
+            "instead, or run once with a network"
+        ) from error
+    return str(file.path)
 
 
 def _read_torch_file(path: str, mapped: bool) -> dict[str, Any]:

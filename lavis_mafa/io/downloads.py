@@ -17,7 +17,7 @@ from lavis.common.utils import download_url
 from timm.models import hub as timm_hub
 from transformers.utils import cached_file
 
-TIMM = "timm/"  # begins the names of timm's models on the Hugging Face hub
+_TIMM = "timm/"  # begins the names of timm's models on the Hugging Face hub
 # Published weights keep the names that LAVIS and torch cache them under, to share their cache.
 _PUBLISHED = (
     "https://storage.googleapis.com/sfr-",
@@ -26,7 +26,7 @@ _PUBLISHED = (
 _TIMEOUT = 5.0  # seconds in which a server must answer
 # One file of a group is enough: formats of the same content.
 _TOKENIZER = ("tokenizer.json", "vocab.txt", "spiece.model", "vocab.json")
-WEIGHTS = tuple(
+_WEIGHTS = tuple(
     f"{stem}{ending}"
     for stem in ("model.safetensors", "pytorch_model.bin")
     for ending in ("", ".index.json")
@@ -114,7 +114,7 @@ class HubFiles:
         return hub()
 
     def _found(self) -> Path | None:
-        for name in WEIGHTS if self.weights else _TOKENIZER:
+        for name in _WEIGHTS if self.weights else _TOKENIZER:
             try:
                 found = cached_file(self.origin, name, local_files_only=True)
             except (OSError, ValueError):
@@ -155,7 +155,7 @@ def answers(server: str) -> bool:
 
 def is_timm_name(value: str) -> bool:
     """Return whether a value names a model of timm on the Hugging Face hub, and no file."""
-    return value.startswith(TIMM) and value.count("/") == 1 and not os.path.exists(value)
+    return value.startswith(_TIMM) and value.count("/") == 1 and not os.path.exists(value)
 
 
 def weights_on_hub(name: str, key: str) -> str:

@@ -23,12 +23,12 @@ from lavis_mafa.io.hub_names import BLIP, BLIP2, HubNames, State
 RECORD = "lavis_mafa.json"
 _HEADER = "lavis_mafa"  # the same in the header of a safetensors file
 VOCABULARY = "vocab.txt"
-CONFIG = "config.json"
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+_CONFIG = "config.json"
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _LARGEST_JSON = 2**24  # bytes; an index of a model with 100,000 weights is smaller
 _LARGE_VIT = 1024  # width of the image encoder of BLIP's model type `large`
 # By the ``model_type`` of transformers.
-NAMES: dict[str, HubNames] = {"blip": BLIP, "blip-2": BLIP2}
+_NAMES: dict[str, HubNames] = {"blip": BLIP, "blip-2": BLIP2}
 
 
 def vocabulary_in(origin: str) -> str | None:
@@ -102,14 +102,14 @@ def read_hub_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:
         ImportError: without safetensors.
     """
     folder = Path(folder)
-    if not (folder / CONFIG).is_file():
+    if not (folder / _CONFIG).is_file():
         raise FileNotFoundError(
-            f"no checkpoint at {folder}, a folder without {CONFIG}: expected a checkpoint file, or "
+            f"no checkpoint at {folder}, a folder without {_CONFIG}: expected a checkpoint, or "
             "a folder of Hugging Face transformers such as `lavis-mafa export --to hf` writes"
         )
-    config = _json(folder / CONFIG)
+    config = _json(folder / _CONFIG)
     kind = config.get("model_type")
-    names = NAMES.get(kind) if isinstance(kind, str) else None
+    names = _NAMES.get(kind) if isinstance(kind, str) else None
     if names is None:
         raise ValueError(
             f"{folder} holds a model of type {str(kind)[:40]!r}; those of BLIP (blip) and BLIP-2 "
@@ -151,21 +151,21 @@ def _sizes(config: dict[str, Any], kind: Any, spoken: bool, with_t5: bool) -> di
 
 
 def _weights(folder: Path) -> State:
-    files = [WEIGHTS]
-    if not (folder / WEIGHTS).is_file():
-        if not (folder / INDEX).is_file():
+    files = [_WEIGHTS]
+    if not (folder / _WEIGHTS).is_file():
+        if not (folder / _INDEX).is_file():
             raise ValueError(
-                f"{folder} has no {WEIGHTS}; other files of weights (.bin) are not read, because "
+                f"{folder} has no {_WEIGHTS}; other files of weights (.bin) are not read, because "
                 "they may run code. Save it again by save_pretrained(..., safe_serialization=True)"
             )
-        files = sorted(set(map(str, _of(_json(folder / INDEX), "weight_map").values())))
+        files = sorted(set(map(str, _of(_json(folder / _INDEX), "weight_map").values())))
         # A name with folders could lead anywhere.
         wrong = [
-            name for name in files if Path(name).name != name or not name.endswith(WEIGHTS[5:])
+            name for name in files if Path(name).name != name or not name.endswith(_WEIGHTS[5:])
         ]
         if wrong:
             raise ValueError(
-                f"{folder / INDEX} names {wrong[0][:80]!r}, expected a file in its folder"
+                f"{folder / _INDEX} names {wrong[0][:80]!r}, expected a file in its folder"
             )
     state: State = {}
     with ExitStack() as stack:

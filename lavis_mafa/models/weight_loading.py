@@ -56,7 +56,7 @@ _KEYS = (
     ("cls_head", "model.num_classes"),
 )
 _LAYER = re.compile(r"(.+\.(?:blocks|layer|resblocks))\.(\d+)\.")
-TOKEN_TYPES, POSITIONS = "token_type_embeddings.weight", "position_embeddings.weight"
+_TOKEN_TYPES, _POSITIONS = "token_type_embeddings.weight", "position_embeddings.weight"
 
 
 def config_of(
@@ -174,8 +174,8 @@ def fold_token_types(state: dict[str, Tensor], own: Container[str]) -> dict[str,
     """
     folded = dict(state)
     for key in state:
-        beside = key.removesuffix(TOKEN_TYPES) + POSITIONS
-        if not key.endswith(TOKEN_TYPES) or _own_name(key, own) in own or beside not in state:
+        beside = key.removesuffix(_TOKEN_TYPES) + _POSITIONS
+        if not key.endswith(_TOKEN_TYPES) or _own_name(key, own) in own or beside not in state:
             continue
         positions, types = state[beside], folded.pop(key)
         if types.ndim != 2 or not len(types) or types.shape[1:] != positions.shape[1:]:
@@ -233,7 +233,7 @@ def complete_lavis_loading(model: torch.nn.Module, checkpoint: str | None) -> No
         for name, value in own.items():
             # LAVIS's decoder of answers starts as a copy of the text encoder.
             key = keys.get(name) or keys.get(name.replace("text_decoder", "text_encoder", 1))
-            if key and name.endswith(POSITIONS) and torch.equal(value.cpu(), state[key]):
+            if key and name.endswith(_POSITIONS) and torch.equal(value.cpu(), state[key]):
                 value.copy_(folded[key])
         _say_dropped(model, [key for key in folded if _own_name(key, own) not in own], checkpoint)
     fill_momentum(model, own.keys() - named.keys())
@@ -245,8 +245,9 @@ def fill_momentum(model: torch.nn.Module, missing: Collection[str]) -> None:
     own, filled = dict(model.named_parameters()), []
     for name in own.keys() & set(missing):
         part, _, rest = name.partition(".")
-        if part.endswith("_m"):
-            own[name].data.copy_(own[f"{part.removesuffix('_m')}.{rest}"].data)
+        encoder = f"{part.removesuffix('_m')}.{rest}"
+        if part.endswith("_m") and encoder in own:
+            own[name].data.copy_(own[encoder].data)
             filled.append(name)
     if filled:
         logging.info(

@@ -13,10 +13,6 @@ from lavis_mafa.compat import versions
 from lavis_mafa.compat.versions import SUPPORTED, UnsupportedVersionError, check_versions
 
 
-def test_this_environment_is_supported():
-    check_versions()
-
-
 @pytest.mark.parametrize(
     "name, found, remedy",
     [

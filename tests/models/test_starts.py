@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from pathlib import Path
 
@@ -44,7 +43,7 @@ def test_con_d_does_not_change_the_random_start_of_the_model(tmp_path, family):
 
 
 @pytest.mark.parametrize("family", ["albef", "blip"])
-def test_momentum_encoders_start_equal_and_can_be_copied(toy_train, family):
+def test_momentum_encoders_start_equal(toy_train, family):
     cls = FAMILIES[family]
     cfg = tiny_config(cls, mafa={"soft_labels": {"type": "momentum"}}, queue_size=30)
     model = cls.from_config(cfg)
@@ -52,17 +51,8 @@ def test_momentum_encoders_start_equal_and_can_be_copied(toy_train, family):
         for weight, copied in zip(encoder.parameters(), momentum.parameters(), strict=True):
             assert torch.equal(weight, copied) and not copied.requires_grad
     samples = mini_batch(toy_train, range(6), epoch=3)
-    twin = copy.deepcopy(model)
     model(samples).loss.backward()
     assert all(p.grad is None for n, p in model.named_parameters() if "_m." in n)
-    # After loading a checkpoint without momentum encoders they are equal as well.
-    plain = cls.from_config(tiny_config(cls))
-    torch.manual_seed(1)
-    state = {key: torch.randn_like(v) * 0.05 for key, v in plain.named_parameters()}
-    model.load_state_dict(state, strict=False)
-    model._after_loading([key for key in model.state_dict() if "_m." in key])
-    assert torch.equal(model.text_proj_m.weight, state["text_proj.weight"])
-    assert not torch.equal(twin.text_proj_m.weight, state["text_proj.weight"])
 
 
 def test_momentum_settings_are_rejected_without_momentum_encoders(tiny, toy_train):
@@ -255,7 +245,6 @@ def test_only_missing_momentum_copies_start_from_the_encoders(tmp_path):
 @pytest.mark.parametrize(
     "changes, key",
     [
-        ({"embed_dim": 32}, "model.embed_dim"),
         ({"vit": {"patch_size": 16, "width": 64, "depth": 1, "heads": 4}}, "model.vit: width and"),
         ({"tokenizer": "larger.txt"}, "model.tokenizer: another vocabulary"),
     ],
