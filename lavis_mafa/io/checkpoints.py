@@ -115,7 +115,7 @@ def local_file(url_or_filename: str) -> str:
         return path
     file = UrlFile("checkpoint", path)
     try:
-        on_main_process(lambda: file.is_there or file.fetch())
+        on_main_process(file.fetch_if_missing)
     except OSError as error:
         raise OSError(
             f"{path} is not in the cache and cannot be downloaded ({error}): give a local file "

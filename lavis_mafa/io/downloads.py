@@ -72,6 +72,11 @@ class UrlFile:
         parts = urlsplit(self.origin)
         return f"{parts.scheme}://{parts.netloc}"
 
+    def fetch_if_missing(self) -> None:
+        """Download it unless it is there."""
+        if not self.is_there:
+            self.fetch()
+
     def fetch(self) -> None:
         """Download it; a partial file is never left under its name."""
         path = self.path

@@ -151,6 +151,11 @@ def shareable_model(model: Mapping[str, Any], arch: str) -> dict[str, Any]:
     return recorded_model({"config": {"model": {**kept, "arch": arch}}, "model": {}}, arch)
 
 
+def places_in(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the files, folders and names on a hub that a user's ``model`` config names."""
+    return {name: model[name] for name in sorted(_PLACES) if model.get(name)}
+
+
 def recorded_type_of(content: dict[str, Any], arch: str) -> str | None:
     """Return the model type that a checkpoint records; None if it is none of the model's.
 

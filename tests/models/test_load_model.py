@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import mini_batch, tiny_config
-from lavis.models.med import XBertEncoder
 from omegaconf import OmegaConf
 
 import lavis_mafa
@@ -188,32 +187,6 @@ def test_position_embeddings_of_another_image_size_are_interpolated(tmp_path, ti
         assert torch.allclose(loaded[POSITIONS][0, 1:, channel], expected)
     for key in LEARNT_WEIGHTS:
         assert torch.equal(loaded[key], state[key])
-
-
-def test_weights_of_a_lavis_retrieval_model_load(tmp_path, tiny):
-    """albef_retrieval: no MLM head, ``text_encoder.`` without ``bert.``, momentum and queues."""
-    other = other_tiny()
-    lavis_encoder = XBertEncoder(config=other.text_encoder.config, add_pooling_layer=False)
-    state = {f"text_encoder.{key}": value for key, value in lavis_encoder.state_dict().items()}
-    for key, value in other.state_dict().items():
-        if not key.startswith("text_encoder."):
-            state[key] = value
-    state |= {f"{k.split('.')[0]}_m.{k.split('.', 1)[1]}": -v for k, v in state.items() if "." in k}
-    state |= {"image_queue": torch.randn(64, 8), "queue_ptr": torch.zeros(1, dtype=torch.long)}
-    torch.save({"model": state}, tmp_path / "retrieval.pth")
-    before = {key: value.clone() for key, value in tiny.state_dict().items()}
-    incompatible = tiny.load_checkpoint(str(tmp_path / "retrieval.pth"))
-    loaded = tiny.state_dict()
-    assert incompatible.missing_keys
-    assert all(key.startswith("text_encoder.cls.") for key in incompatible.missing_keys)
-    head = "text_encoder.cls.predictions."
-    for key, value in loaded.items():
-        if key == head + "decoder.weight":
-            assert torch.equal(value, state["text_encoder.embeddings.word_embeddings.weight"])
-        elif key.startswith(head):
-            assert torch.equal(value, before[key]), key
-        else:
-            assert torch.equal(value, state[key.replace(".bert.", ".")]), key
 
 
 # Forward

@@ -147,17 +147,6 @@ def test_a_checkpoint_without_features_of_itc_is_refused(tmp_path, lost):
         build_negatives_encoder(chosen)
 
 
-def test_a_model_that_does_not_check_itself_is_checked(tmp_path):
-    state = other("blip2_mafa").state_dict()
-    path = tmp_path / "itc.pth"
-    torch.save({"model": {n: v for n, v in state.items() if "vision_proj" not in n}}, path)
-    chosen = {"arch": "blip2_mafa", "model_type": "tiny", "checkpoint": str(path)}
-    with pytest.raises(ValueError, match="(?s)to compare with.*vision_proj: 2.*projections of ITC"):
-        build_negatives_encoder({**chosen, "model": {"load_finetuned": False}})
-    torch.save({"model": state}, path)
-    assert build_negatives_encoder({**chosen, "model": {"load_finetuned": False}}) is not None
-
-
 def test_a_model_without_temperature_is_refused():
     model = other("blip_mafa")
     del model.temp
