@@ -62,7 +62,7 @@ REQUIREMENTS = [
 EXTRAS = {
     "wandb": ["wandb>=0.19.10"],
     "mlflow": ["mlflow>=2.16"],
-    "cross-encoder": ["sentence-transformers>=5.4"],
+    "cross-encoder": ["sentence-transformers>=6"],
     "docs": ["mkdocs-material>=9.7", "mkdocstrings-python>=2.0"],
 }
 EXTRAS["all"] = sorted({package for packages in EXTRAS.values() for package in packages})

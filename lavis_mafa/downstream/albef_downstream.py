@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import torch
 from lavis.models.med import XBertEncoder
 from torch import Tensor
 from transformers.models.bert.configuration_bert import BertConfig
@@ -17,6 +16,7 @@ from lavis_mafa.models.parts.tokenizers import build_tokenizer
 from lavis_mafa.models.parts.vit import build_vit
 from lavis_mafa.models.weight_loading import (
     check_origin,
+    fill_momentum,
     load_state,
     registered_name,
     require_weights,
@@ -144,11 +144,7 @@ class AlbefDownstream:
             state = self.convert_pretrained(state, origin)
         loaded = load_state(model, state, origin)
         require_weights(model, loaded.missing_keys, needed, origin, cure)
-        # Momentum copies that the checkpoint lacks start equal to the encoders.
-        with torch.no_grad():
-            for name, copy in model.named_parameters():
-                if "_m." in name and name in loaded.missing_keys:
-                    copy.copy_(model.get_parameter(name.replace("_m.", ".", 1)))
+        fill_momentum(model, loaded.missing_keys)
         return loaded
 
 

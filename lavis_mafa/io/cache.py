@@ -7,7 +7,7 @@ import logging
 import os
 import platform
 import shutil
-import tempfile
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,11 +30,11 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> None:
         return
     _make_folder(folder.parent)
     _remove_leftovers(folder.parent)
-    prefix = f"{folder.name}{_TEMPORARY}{platform.node()}-{os.getpid()}-"
-    temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
+    name = f"{folder.name}{_TEMPORARY}{platform.node()}-{os.getpid()}-{uuid.uuid4().hex}"
+    temporary = folder.with_name(name)
+    temporary.mkdir()  # not by `tempfile`, whose mode would lock out others who share the cache
     try:
         make(temporary)
-        temporary.chmod(0o755)  # mkdtemp's 0700 would lock out others who share the cache
         try:
             os.replace(temporary, folder)
         except OSError:

@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lavis.common.dist_utils import download_cached_file
 from lavis.common.utils import get_abs_path, is_url
 from torch import Tensor, nn
 
+from lavis_mafa.io.checkpoint_forms import unwrapped
 from lavis_mafa.io.checksums import can_be_mapped, damage_of, ends_as_zip, unpacks_to
+from lavis_mafa.io.downloads import UrlFile
+from lavis_mafa.io.files import require_regular
 from lavis_mafa.io.hub_folders import read_hub_folder, read_safetensors
+from lavis_mafa.io.processes import on_main_process
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 # Types of weights.
@@ -67,6 +70,8 @@ def read_config(path: str) -> dict[str, Any]:
 def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any]:
     """Load a checkpoint to the CPU, tensors and plain values only.
 
+    Files of other training tools are read as well, see `lavis_mafa.io.checkpoint_forms`.
+
     Args:
         url_or_filename: a file of ``torch.save`` or safetensors, its URL, or a folder of Hugging
             Face transformers, see `lavis_mafa.io.hub_folders`.
@@ -75,19 +80,11 @@ def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any
 
     Raises:
         FileNotFoundError: if the file does not exist.
-        ValueError: if the file is not a checkpoint, is damaged or altered, or holds pickled
-            objects, which could run code when loaded, or weights that are no dense floating-point
-            numbers of 16 to 64 bits.
+        ValueError: if the file is not a checkpoint, or a pipe or device; is damaged or altered;
+            or holds several models, pickled objects, which could run code when loaded, or weights
+            that are no dense floating-point numbers of 16 to 64 bits.
     """
-    path = str(url_or_filename)
-    if is_url(path):
-        try:
-            path = download_cached_file(path, check_hash=False, progress=True)
-        except OSError as error:
-            raise OSError(
-                f"{path} is not in the cache and cannot be downloaded ({error}): give a local file "
-                "instead, or run once with a network"
-            ) from error
+    path = local_file(url_or_filename)
     if not os.path.exists(path):
         raise FileNotFoundError(f"no checkpoint at {path} (seen from {os.getcwd()})")
     if os.path.isdir(path):
@@ -95,11 +92,36 @@ def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any
     elif path.endswith(".safetensors"):
         checkpoint = read_safetensors(path)
     else:
+        require_regular(path)
         checkpoint = _read_torch_file(path, mapped)
+    # Names of our runner are those of its model, whatever they begin with.
+    checkpoint = checkpoint if STATE_OF_RUN in checkpoint else unwrapped(checkpoint, path)
     problem = _problem_of_tensors(checkpoint.get("model", checkpoint))
     if problem:
         raise ValueError(f"{path} cannot be loaded: {problem}")
     return checkpoint
+
+
+def local_file(url_or_filename: str) -> str:
+    """Return the path of a file, downloaded if it is a URL and not in the cache.
+
+    All ranks must call it.
+
+    Raises:
+        OSError: if it cannot be downloaded.
+    """
+    path = str(url_or_filename)
+    if not is_url(path):
+        return path
+    file = UrlFile("checkpoint", path)
+    try:
+        on_main_process(file.fetch_if_missing)
+    except OSError as error:
+        raise OSError(
+            f"{path} is not in the cache and cannot be downloaded ({error}): give a local file "
+            "instead, or run once with a network"
+        ) from error
+    return str(file.path)
 
 
 def _read_torch_file(path: str, mapped: bool) -> dict[str, Any]:
@@ -161,6 +183,9 @@ def _problem_of_tensors(state: Any) -> str | None:
         if value.layout is not torch.strided:
             layout = str(value.layout).removeprefix("torch.")
             return f"{key} is a tensor of layout {layout}, expected a dense one (Tensor.to_dense())"
+        if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+            # A few bytes could stand for terabytes, which any computation would write out.
+            return f"{key} has numbers in the file once that it repeats. Save Tensor.contiguous()"
         whole = not (value.is_floating_point() or value.is_complex() or value.is_quantized)
         weight = str(key).endswith((".weight", ".bias"))
         if value.dtype not in _FLOATS and (weight or not whole):
@@ -226,11 +251,15 @@ def model_config(content: dict[str, Any]) -> dict[str, Any]:
 
 def problem_of_state(state: Any, origin: str) -> str | None:
     """Return a message if a checkpoint's content is not a state dict, else None."""
-    if isinstance(state, dict) and all(
-        isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()
-    ):
-        return None
-    return f"{origin} holds no state dict: expected names of weights with tensors"
+    if not isinstance(state, dict):
+        found = f"a {type(state).__name__}"
+    else:
+        wrong = (key for key, value in state.items() if not isinstance(value, Tensor))
+        other = next((key for key in state if not isinstance(key, str)), next(wrong, None))
+        if other is None:
+            return None
+        found = f"a {type(state[other]).__name__} as {str(other)[:80]!r}"
+    return f"{origin} holds no state dict, but {found}: expected names of weights with tensors"
 
 
 def not_resumable_message(origin: str) -> str:

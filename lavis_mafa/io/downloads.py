@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,16 @@ from lavis.common.utils import download_url
 from timm.models import hub as timm_hub
 from transformers.utils import cached_file
 
-TIMM = "timm/"  # begins the names of timm's models on the Hugging Face hub
+_TIMM = "timm/"  # begins the names of timm's models on the Hugging Face hub
+# Published weights keep the names that LAVIS and torch cache them under, to share their cache.
+_PUBLISHED = (
+    "https://storage.googleapis.com/sfr-",
+    "https://dl.fbaipublicfiles.com/deit/",
+)
 _TIMEOUT = 5.0  # seconds in which a server must answer
 # One file of a group is enough: formats of the same content.
 _TOKENIZER = ("tokenizer.json", "vocab.txt", "spiece.model", "vocab.json")
-WEIGHTS = tuple(
+_WEIGHTS = tuple(
     f"{stem}{ending}"
     for stem in ("model.safetensors", "pytorch_model.bin")
     for ending in ("", ".index.json")
@@ -38,18 +44,24 @@ class UrlFile:
     Attributes:
         key: the config key that needs it.
         origin: its URL.
-        stored: where it is kept; None: in torch's cache, as LAVIS does.
+        stored: where it is kept; None: in torch's cache.
+        by_lavis: LAVIS's code reads it from the cache, by the last part of the URL alone.
     """
 
     key: str
     origin: str
     stored: Path | None = None
+    by_lavis: bool = False
 
     @property
     def path(self) -> Path:
         if self.stored is not None:
             return self.stored
-        return Path(timm_hub.get_cache_dir()) / os.path.basename(urlsplit(self.origin).path)
+        name = Path(urlsplit(self.origin).path).name
+        if not self.by_lavis and not self.origin.startswith(_PUBLISHED):
+            # Files of many servers are called checkpoint.pth.
+            name = f"{hashlib.sha256(self.origin.encode()).hexdigest()[:12]}_{name}"
+        return Path(timm_hub.get_cache_dir()) / name
 
     @property
     def is_there(self) -> bool:
@@ -59,6 +71,11 @@ class UrlFile:
     def server(self) -> str:
         parts = urlsplit(self.origin)
         return f"{parts.scheme}://{parts.netloc}"
+
+    def fetch_if_missing(self) -> None:
+        """Download it unless it is there."""
+        if not self.is_there:
+            self.fetch()
 
     def fetch(self) -> None:
         """Download it; a partial file is never left under its name."""
@@ -102,7 +119,7 @@ class HubFiles:
         return hub()
 
     def _found(self) -> Path | None:
-        for name in WEIGHTS if self.weights else _TOKENIZER:
+        for name in _WEIGHTS if self.weights else _TOKENIZER:
             try:
                 found = cached_file(self.origin, name, local_files_only=True)
             except (OSError, ValueError):
@@ -143,7 +160,7 @@ def answers(server: str) -> bool:
 
 def is_timm_name(value: str) -> bool:
     """Return whether a value names a model of timm on the Hugging Face hub, and no file."""
-    return value.startswith(TIMM) and value.count("/") == 1 and not os.path.exists(value)
+    return value.startswith(_TIMM) and value.count("/") == 1 and not os.path.exists(value)
 
 
 def weights_on_hub(name: str, key: str) -> str:

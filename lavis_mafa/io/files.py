@@ -36,6 +36,16 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
 
 
+def require_regular(path: str | os.PathLike[str]) -> None:
+    """Refuse a named pipe or a device, at whose reading a process would wait or never end.
+
+    Raises:
+        ValueError: if ``path`` is one.
+    """
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        raise ValueError(f"{path} is a pipe, socket or device, expected a file. Copy it to a file")
+
+
 def _fsync_folder(folder: Path) -> None:
     """Flush a folder's entries to disk, so that a rename survives a power cut."""
     with suppress(OSError):  # some file systems cannot open or sync folders
@@ -114,6 +124,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     Raises:
         ValueError: naming the file, if it is not JSON.
     """
+    require_regular(path)
     with open(path, encoding="utf-8") as file:
         try:
             return json.load(file)

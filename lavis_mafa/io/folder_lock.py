@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 LOCK = "run.lock"
-RESULTS = "result"  # a subfolder that LAVIS makes for every run
+_RESULTS = "result"  # a subfolder that LAVIS makes for every run
 # A process that received a termination signal may still be saving when the next one starts.
 _WAIT_SECONDS = 5.0
 POLL_SECONDS = 0.1
@@ -92,8 +92,8 @@ def release_folders() -> None:
                 path.unlink()  # before the lock ends: afterwards it may be another process's
         file.close()
         with suppress(OSError):  # not empty, or removed already
-            if set(os.listdir(folder)) == {RESULTS}:
-                (folder / RESULTS).rmdir()
+            if set(os.listdir(folder)) == {_RESULTS}:
+                (folder / _RESULTS).rmdir()
             folder.rmdir()
 
 

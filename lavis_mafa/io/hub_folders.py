@@ -17,18 +17,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lavis_mafa.io.files import is_number, write_json
+from lavis_mafa.io.files import is_number, require_regular, write_json
 from lavis_mafa.io.hub_names import BLIP, BLIP2, HubNames, State
 
 RECORD = "lavis_mafa.json"
 _HEADER = "lavis_mafa"  # the same in the header of a safetensors file
 VOCABULARY = "vocab.txt"
-CONFIG = "config.json"
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+_CONFIG = "config.json"
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _LARGEST_JSON = 2**24  # bytes; an index of a model with 100,000 weights is smaller
 _LARGE_VIT = 1024  # width of the image encoder of BLIP's model type `large`
 # By the ``model_type`` of transformers.
-NAMES: dict[str, HubNames] = {"blip": BLIP, "blip-2": BLIP2}
+_NAMES: dict[str, HubNames] = {"blip": BLIP, "blip-2": BLIP2}
 
 
 def vocabulary_in(origin: str) -> str | None:
@@ -102,14 +102,14 @@ def read_hub_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:
         ImportError: without safetensors.
     """
     folder = Path(folder)
-    if not (folder / CONFIG).is_file():
+    if not (folder / _CONFIG).is_file():
         raise FileNotFoundError(
-            f"no checkpoint at {folder}, a folder without {CONFIG}: expected a checkpoint file, or "
+            f"no checkpoint at {folder}, a folder without {_CONFIG}: expected a checkpoint, or "
             "a folder of Hugging Face transformers such as `lavis-mafa export --to hf` writes"
         )
-    config = _json(folder / CONFIG)
+    config = _json(folder / _CONFIG)
     kind = config.get("model_type")
-    names = NAMES.get(kind) if isinstance(kind, str) else None
+    names = _NAMES.get(kind) if isinstance(kind, str) else None
     if names is None:
         raise ValueError(
             f"{folder} holds a model of type {str(kind)[:40]!r}; those of BLIP (blip) and BLIP-2 "
@@ -124,7 +124,7 @@ def read_hub_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:
     if with_t5:  # its projection has the name of OPT's
         state = {name.replace("opt_proj.", "t5_proj.", 1): value for name, value in state.items()}
     known = folder / RECORD
-    record = _record(known.read_text("utf-8"), str(known)) if known.is_file() else {}
+    record = _record(_text(known), str(known)) if known.is_file() else {}
     temperature = record.pop("temp", None)
     if is_number(temperature) and not spoken:
         state["temp"] = torch.tensor(float(temperature))
@@ -151,21 +151,21 @@ def _sizes(config: dict[str, Any], kind: Any, spoken: bool, with_t5: bool) -> di
 
 
 def _weights(folder: Path) -> State:
-    files = [WEIGHTS]
-    if not (folder / WEIGHTS).is_file():
-        if not (folder / INDEX).is_file():
+    files = [_WEIGHTS]
+    if not (folder / _WEIGHTS).is_file():
+        if not (folder / _INDEX).is_file():
             raise ValueError(
-                f"{folder} has no {WEIGHTS}; other files of weights (.bin) are not read, because "
+                f"{folder} has no {_WEIGHTS}; other files of weights (.bin) are not read, because "
                 "they may run code. Save it again by save_pretrained(..., safe_serialization=True)"
             )
-        files = sorted(set(map(str, _of(_json(folder / INDEX), "weight_map").values())))
+        files = sorted(set(map(str, _of(_json(folder / _INDEX), "weight_map").values())))
         # A name with folders could lead anywhere.
         wrong = [
-            name for name in files if Path(name).name != name or not name.endswith(WEIGHTS[5:])
+            name for name in files if Path(name).name != name or not name.endswith(_WEIGHTS[5:])
         ]
         if wrong:
             raise ValueError(
-                f"{folder / INDEX} names {wrong[0][:80]!r}, expected a file in its folder"
+                f"{folder / _INDEX} names {wrong[0][:80]!r}, expected a file in its folder"
             )
     state: State = {}
     with ExitStack() as stack:
@@ -178,6 +178,11 @@ def _weights(folder: Path) -> State:
 def _opened(path: str | os.PathLike[str], stack: ExitStack) -> Any:
     from safetensors import SafetensorError, safe_open
 
+    require_regular(path)
+    with open(path, "rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+    if header > _LARGEST_JSON:
+        raise ValueError(f"{path} cannot be loaded: its header of {header} bytes is no safetensors")
     try:
         return stack.enter_context(safe_open(str(path), framework="pt", device="cpu"))
     except (SafetensorError, OSError) as error:
@@ -187,11 +192,16 @@ def _opened(path: str | os.PathLike[str], stack: ExitStack) -> Any:
         ) from error
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _text(path: Path) -> str:
     if path.stat().st_size > _LARGEST_JSON:
         raise ValueError(f"{path} has {path.stat().st_size} bytes, expected a config")
+    return path.read_text("utf-8")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    text = _text(path)
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(content, dict):

@@ -10,9 +10,9 @@ from torch import Tensor
 State = dict[str, Tensor]
 Pairs = tuple[tuple[str, str], ...]
 
-Q_BIAS, V_BIAS, QKV_BIAS = ".attn.q_bias", ".attn.v_bias", ".attn.qkv.bias"
+_Q_BIAS, _V_BIAS, _QKV_BIAS = ".attn.q_bias", ".attn.v_bias", ".attn.qkv.bias"
 _POSITION_IDS = "position_ids"  # a constant that some versions save
-VIT: Pairs = (
+_VIT: Pairs = (
     ("visual_encoder.cls_token", "vision_model.embeddings.class_embedding"),
     ("visual_encoder.pos_embed", "vision_model.embeddings.position_embedding"),
     ("visual_encoder.patch_embed.proj.", "vision_model.embeddings.patch_embedding."),
@@ -78,13 +78,13 @@ class HubNames:
         renamed: State = {}
         unknown = []
         for name, value in state.items():
-            if name.startswith(dropped) or name.endswith((V_BIAS, _POSITION_IDS)):
+            if name.startswith(dropped) or name.endswith((_V_BIAS, _POSITION_IDS)):
                 continue
-            if name.endswith(Q_BIAS):
+            if name.endswith(_Q_BIAS):
                 # EVA's keys have no bias; Hugging Face keeps one vector for all three.
-                v_bias = state[name.replace(Q_BIAS, V_BIAS)]
+                v_bias = state[name.replace(_Q_BIAS, _V_BIAS)]
                 value = torch.cat([value, torch.zeros_like(value), v_bias])
-                name = name.replace(Q_BIAS, QKV_BIAS)
+                name = name.replace(_Q_BIAS, _QKV_BIAS)
             new = self.to_hub(name)
             if new is None:
                 unknown.append(name)
@@ -108,21 +108,21 @@ class HubNames:
             new = self.from_hub(name)
             if new is None or name.endswith(_POSITION_IDS):
                 continue
-            if not (self.splits_bias and new.endswith(QKV_BIAS)):
+            if not (self.splits_bias and new.endswith(_QKV_BIAS)):
                 renamed[new] = value
                 continue
             query, key, value_bias = value.chunk(3)
             if key.any():
                 raise ValueError(f"{name} gives keys a bias, which LAVIS's image encoder lacks")
-            renamed[new.replace(QKV_BIAS, Q_BIAS)] = query
-            renamed[new.replace(QKV_BIAS, V_BIAS)] = value_bias
+            renamed[new.replace(_QKV_BIAS, _Q_BIAS)] = query
+            renamed[new.replace(_QKV_BIAS, _V_BIAS)] = value_bias
         return renamed
 
 
 BLIP2 = HubNames(
     title="BLIP-2",
     prefixes=(
-        *VIT,
+        *_VIT,
         ("ln_vision.", "vision_model.post_layernorm."),
         ("query_tokens", "query_tokens"),
         ("Qformer.bert.embeddings.LayerNorm.", "qformer.layernorm."),
@@ -145,7 +145,7 @@ BLIP2 = HubNames(
 BLIP = HubNames(
     title="BLIP",
     prefixes=(
-        *VIT,
+        *_VIT,
         ("visual_encoder.norm.", "vision_model.post_layernorm."),
         ("text_encoder.", "text_encoder."),
         ("text_decoder.", "text_decoder."),

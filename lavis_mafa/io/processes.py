@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -101,14 +102,31 @@ def on_main_process(action: Callable[[], T]) -> T | None:
 def gather_objects(value: Any) -> list[Any] | None:
     """Gather every rank's ``value`` on rank 0, in rank order; all ranks must call it.
 
+    Values travel through the memory of the CPU, one rank after the other: `gather_object` would pad
+    each to the largest and, with NCCL, hold all of them in the memory of GPU 0.
+
     Returns:
         The values on rank 0, None on others.
     """
-    if get_world_size() == 1:
+    world = get_world_size()
+    if world == 1:
         return [value]
-    gathered: list[Any] | None = [None] * get_world_size() if get_rank() == 0 else None
-    dist.gather_object(value, gathered, dst=0)
+    group = _cpu_group(dist.get_backend())
+    if get_rank() != 0:
+        dist.send_object_list([value], dst=0, group=group)
+        return None
+    gathered = [value]
+    for rank in range(1, world):
+        one: list[Any] = [None]
+        dist.recv_object_list(one, src=rank, group=group)
+        gathered += one
     return gathered
+
+
+@functools.lru_cache
+def _cpu_group(backend: str) -> Any:
+    """Return a group of all ranks that exchanges CPU tensors; None: the default group does."""
+    return None if backend == "gloo" else dist.new_group(backend="gloo")
 
 
 def all_gather_objects(value: Any) -> list[Any]:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import yaml
 
+from lavis_mafa.io.files import require_regular
+
 MOST_NODES = 10_000  # keys and values with every alias written out; our largest file has 600
 
 
@@ -16,8 +18,10 @@ def check_yaml_file(path: str | os.PathLike[str]) -> None:
     Raises:
         OSError: if it cannot be read.
         UnicodeDecodeError: if it is not UTF-8.
+        ValueError: if it is a pipe or device.
         yaml.YAMLError: as `check_yaml`.
     """
+    require_regular(path)
     check_yaml(Path(path).read_text(encoding="utf-8"))
 
 

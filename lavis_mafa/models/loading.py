@@ -9,10 +9,10 @@ import lavis.models
 from lavis.common.registry import registry
 from omegaconf import OmegaConf
 
-from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.io.checkpoints import local_file, read_checkpoint
 from lavis_mafa.models.recorded_sizes import recorded_type_of
 from lavis_mafa.models.traits import shipped_config
-from lavis_mafa.models.weight_loading import config_of, fold_after_lavis
+from lavis_mafa.models.weight_loading import complete_lavis_loading, config_of
 
 
 def load_model(
@@ -50,6 +50,7 @@ def load_model(
     if model_cls is None:
         raise ValueError(f"no model named {name!r}; known: {', '.join(registry.list_models())}")
     types = list(model_cls.PRETRAINED_MODEL_CONFIG_DICT)
+    checkpoint = local_file(checkpoint) if checkpoint else None
     content = read_checkpoint(checkpoint) if checkpoint else {}
     recorded_type = recorded_type_of(content, name)
     model_type = model_type or recorded_type or types[0]
@@ -65,7 +66,7 @@ def load_model(
     if not content and not model:
         try:
             built = lavis.models.load_model(name, model_type, is_eval, device, checkpoint)
-            fold_after_lavis(built, checkpoint)
+            complete_lavis_loading(built, checkpoint)
             return built
         except OSError:
             # Without a network a whole checkpoint serves instead of the published weights.

@@ -35,6 +35,7 @@ from lavis_mafa.models.weight_loading import (
     MATCHING_PARTS,
     PROJECTION_PARTS,
     check_origin,
+    fill_momentum,
     load_state,
     registered_name,
     require_weights,
@@ -176,9 +177,10 @@ class MafaModel:
         return self.load_checkpoint(url_or_filename)
 
     def _after_loading(self, missing: list[str]) -> None:
-        """Copy the encoders to momentum encoders that the checkpoint lacks."""
-        if self.momentum_encoders is not None and any("_m." in name for name in missing):
-            self.momentum_encoders.copy_params()
+        """Complete what `load_state` has loaded; ``missing`` are weights that the file lacks."""
+        if self.momentum_encoders is not None:
+            model: Any = self
+            fill_momentum(model, missing)
 
     def load_and_share(self, cfg: Any, content: dict[str, Any] | None = None) -> Any:
         """Load the checkpoint of a ``model`` config, if it names one, and share a frozen image

@@ -20,24 +20,24 @@ from lavis_mafa.models.traits import same_model, shipped_config
 
 # Smallest and largest sizes that are used: beyond those of all published models, and a model of all
 # the highest ones still fits into 20 GB.
-SIZES = {
+_SIZES = {
     **{"image_size": (1, 2048), "embed_dim": (1, 2048), "queue_size": (0, 2**17)},
     **{"max_txt_len": (3, 2048), "num_query_token": (1, 1024), "cross_attention_freq": (1, 64)},
     **{"num_classes": (-1, 2**16), "hidden_size": (1, 4096), "memory_size": (1, 2**18)},
     **{"vit_ckpt_layer": (0, 64), "plain_epochs": (0, 2**16)},
 }
-VIT = {"patch_size": (1, 64), "width": (1, 2048), "depth": (1, 48), "heads": (1, 128)}
-RATES = {
+_VIT = {"patch_size": (1, 64), "width": (1, 2048), "depth": (1, 48), "heads": (1, 128)}
+_RATES = {
     **{"temp": (0, 100), "momentum": (0, 1), "alpha": (0, 1), "mlm_mask_prob": (0, 1)},
     **{"vit_drop_path_rate": (0, 0.99), "drop_path_rate": (0, 0.99), "margin": (0, 100)},
     **{"vit_layer_norm_epsilon": (-1, 1), "ramp_epochs": (0, 1000)},
 }
 MOST_PATCHES = 2**14  # each has a position embedding
 _MOST_OF_OTHERS = 2**12  # of numbers that only a user's own model has
-UNUSED = {"mafa", "pretrained", "finetuned", "load_pretrained", "load_finetuned"}
-FLAGS = {"negative_all_rank", "freeze_vit", "vit_grad_ckpt", "use_grad_checkpoint", "use_distill"}
-FLAGS |= {"apply_lemmatizer"}
-CHOICES: dict[str, tuple[str, ...]] = {
+_UNUSED = {"mafa", "pretrained", "finetuned", "load_pretrained", "load_finetuned"}
+_FLAGS = {"negative_all_rank", "freeze_vit", "vit_grad_ckpt", "use_grad_checkpoint", "use_distill"}
+_FLAGS |= {"apply_lemmatizer"}
+_CHOICES: dict[str, tuple[str, ...]] = {
     "vit_type": ("base", "large"),
     "vit_model": ("eva_clip_g", "clip_L"),
     "vit_precision": ("fp16", "fp32"),
@@ -45,8 +45,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 # Keys that name files, folders or names on a hub. Only values that a default YAML has, or files of
 # this package, are used.
-PLACES = {"tokenizer", "med_config_path", "q_former_config", "bert_config"}
-PLACES |= {"vit_weights", "bert_weights", "opt_model", "t5_model", "q_former_model"}
+_PLACES = {"tokenizer", "med_config_path", "q_former_config", "bert_config"}
+_PLACES |= {"vit_weights", "bert_weights", "opt_model", "t5_model", "q_former_model"}
 # Of these, starting weights that a checkpoint with the part of that prefix does not need.
 _STARTS = {
     "vit_weights": ("visual_encoder.",),
@@ -93,13 +93,13 @@ def recorded_model(
     weights = weights if isinstance(weights, dict) else {}
     shipped = shipped_config(model_cls, model_type).model
     for name, value in recorded.items():
-        if name in UNUSED or (
+        if name in _UNUSED or (
             name in given and name != "vit"
         ):  # of a ViT, single sizes may be given
             continue
         if name == "vit":
             found[name] = _vit(value, problems)
-        elif name in PLACES:
+        elif name in _PLACES:
             # A folder's own vocabulary is as good as its weights; see `read_hub_folder`.
             within = name == "tokenizer" and _is_same(value, vocabulary_in(origin))
             safe = within or _is_safe_place(name, value, model_cls)
@@ -112,14 +112,14 @@ def recorded_model(
                     f"model.{name} is {_short(value)}: paths, URLs and names in a checkpoint are "
                     f"not followed. If you trust it, set {name} yourself"
                 )
-        elif name in SIZES:
-            found[name] = _size(f"model.{name}", value, SIZES[name], problems)
-        elif name in RATES:
-            if is_number(value) and RATES[name][0] <= value <= RATES[name][1]:
+        elif name in _SIZES:
+            found[name] = _size(f"model.{name}", value, _SIZES[name], problems)
+        elif name in _RATES:
+            if is_number(value) and _RATES[name][0] <= value <= _RATES[name][1]:
                 found[name] = value
-        elif name in FLAGS and isinstance(value, bool):
+        elif name in _FLAGS and isinstance(value, bool):
             found[name] = value
-        elif name in CHOICES and isinstance(value, str) and value in CHOICES[name]:
+        elif name in _CHOICES and isinstance(value, str) and value in _CHOICES[name]:
             found[name] = value
         elif name == "prompt" and isinstance(value, str) and "${" not in value:
             found[name] = value
@@ -146,14 +146,14 @@ def shareable_model(model: Mapping[str, Any], arch: str) -> dict[str, Any]:
     kept = {
         name: value
         for name, value in model.items()
-        if name not in PLACES or _is_safe_place(name, value, model_cls)
+        if name not in _PLACES or _is_safe_place(name, value, model_cls)
     }
     return recorded_model({"config": {"model": {**kept, "arch": arch}}, "model": {}}, arch)
 
 
 def places_in(model: Mapping[str, Any]) -> dict[str, Any]:
     """Return the files, folders and names on a hub that a user's ``model`` config names."""
-    return {name: model[name] for name in sorted(PLACES) if model.get(name)}
+    return {name: model[name] for name in sorted(_PLACES) if model.get(name)}
 
 
 def recorded_type_of(content: dict[str, Any], arch: str) -> str | None:
@@ -202,8 +202,8 @@ def _vit(value: Any, problems: list[str]) -> dict[str, Any] | None:
         problems.append(f"model.vit is {_short(value)}, expected a mapping of sizes")
         return None
     found = {
-        name: _size(f"model.vit.{name}", value[name], VIT[name], problems)
-        for name in VIT
+        name: _size(f"model.vit.{name}", value[name], _VIT[name], problems)
+        for name in _VIT
         if name in value
     }
     if value.get("stem") in ("patch", "conv"):

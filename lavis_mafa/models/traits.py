@@ -60,7 +60,7 @@ class Traits:
     llm_key: str | None = None
 
 
-UNKNOWN = Traits()
+_UNKNOWN = Traits()
 _ALBEF, _BLIP, _BLIP2 = (
     Traits(family=family, can_judge=False, ranks_without_itm=False)
     for family in ("albef", "blip", "blip2")
@@ -112,11 +112,11 @@ def traits_of(model: Any) -> Traits:
     if isinstance(model, str):
         model = registry.get_model_class(model)
     if model is None:
-        return UNKNOWN
+        return _UNKNOWN
     cls = model if isinstance(model, type) else type(model)
     # By class, so that a name under which a user registers a subclass finds its parent's traits.
     table = {registry.get_model_class(name): traits for name, traits in _LAVIS_MODELS.items()}
-    traits = next((table[base] for base in cls.__mro__ if base in table), UNKNOWN)
+    traits = next((table[base] for base in cls.__mro__ if base in table), _UNKNOWN)
     declared = {field.name: getattr(cls, field.name, None) for field in fields(Traits)}
     # A class may use one of these names for a property or method of its own.
     plain: dict[str, Any] = {

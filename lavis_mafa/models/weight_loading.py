@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Collection, Container, Mapping
 from typing import Any
 
 import torch
 from lavis.common.registry import registry
+from lavis.common.utils import is_url
 from lavis.models import clip_vit
 from lavis.models.vit import interpolate_pos_embed
 from omegaconf import DictConfig, OmegaConf
@@ -22,6 +24,7 @@ from lavis_mafa.io.checkpoints import (
     vocabulary_of,
     weights_of,
 )
+from lavis_mafa.io.downloads import UrlFile
 from lavis_mafa.models.recorded_sizes import check_patches, recorded_model
 from lavis_mafa.models.traits import shipped_config, traits_of
 
@@ -36,7 +39,24 @@ MATCHING_PARTS = (
 )
 PROJECTION_PARTS = ("vision_proj.", "text_proj.")
 _LANGUAGE_HEADS = ("text_encoder.cls.", "Qformer.cls.")
-TOKEN_TYPES, POSITIONS = "token_type_embeddings.weight", "position_embeddings.weight"
+# Config keys that give the sizes of weights with such a part in their names; the first is named.
+_KEYS = (
+    ("word_embeddings", "model.tokenizer: another vocabulary"),
+    ("cls.predictions.bias", "model.tokenizer: another vocabulary"),
+    ("cls.predictions.decoder", "model.tokenizer: another vocabulary"),
+    ("pos_embed", "model.image_size"),
+    ("patch_embed", "model.vit.patch_size and width, or model.vit_type"),
+    ("visual_encoder", "model.vit: width and depth, or model.vit_type, vit_model"),
+    ("vision_proj", "model.embed_dim"),
+    ("text_proj", "model.embed_dim"),
+    ("query_tokens", "model.num_query_token"),
+    ("Qformer", "model.q_former_config"),
+    ("text_encoder", "model.med_config_path"),
+    ("text_decoder", "model.med_config_path"),
+    ("cls_head", "model.num_classes"),
+)
+_LAYER = re.compile(r"(.+\.(?:blocks|layer|resblocks))\.(\d+)\.")
+_TOKEN_TYPES, _POSITIONS = "token_type_embeddings.weight", "position_embeddings.weight"
 
 
 def config_of(
@@ -154,8 +174,8 @@ def fold_token_types(state: dict[str, Tensor], own: Container[str]) -> dict[str,
     """
     folded = dict(state)
     for key in state:
-        beside = key.removesuffix(TOKEN_TYPES) + POSITIONS
-        if not key.endswith(TOKEN_TYPES) or _own_name(key, own) in own or beside not in state:
+        beside = key.removesuffix(_TOKEN_TYPES) + _POSITIONS
+        if not key.endswith(_TOKEN_TYPES) or _own_name(key, own) in own or beside not in state:
             continue
         positions, types = state[beside], folded.pop(key)
         if types.ndim != 2 or not len(types) or types.shape[1:] != positions.shape[1:]:
@@ -168,27 +188,73 @@ def fold_token_types(state: dict[str, Tensor], own: Container[str]) -> dict[str,
     return folded
 
 
-def fold_after_lavis(model: torch.nn.Module, checkpoint: str | None) -> None:
-    """Fold token types into the positions of a model whose checkpoint LAVIS's code has loaded.
+def complete_lavis_loading(model: torch.nn.Module, checkpoint: str | None) -> None:
+    """Complete what LAVIS's code has loaded into a model of its own.
 
-    Models of this package do it while loading, see `load_state`. Only positions that still equal
-    those of the file change, so a second call has no effect. What the model lacks is logged.
+    LAVIS ignores names that do not match, knows no token types, and copies the encoders into the
+    momentum encoders before it loads. Models of this package need none of this, see `load_state`.
+    A second call has no effect.
+
+    Args:
+        checkpoint: the file or URL that was loaded; None: none.
+
+    Raises:
+        ValueError: as `load_state`, if LAVIS has loaded nothing of the file.
     """
-    if not checkpoint or traits_of(model).loads_with_our_loader:
+    traits = traits_of(model)
+    if not checkpoint or traits.loads_with_our_loader or not traits.pretrained_is_file:
         return
-    if traits_of(model).family != "albef":
-        return
+    if hasattr(model, "idx_queue"):
+        model.idx_queue.fill_(NO_IMAGE)  # type: ignore[operator]  # ids of other data
+    if traits.family not in ("albef", "blip", "blip2") and not hasattr(model, "copy_params"):
+        return  # a class of which nothing is known
+    if is_url(checkpoint):
+        checkpoint = str(UrlFile("checkpoint", checkpoint, by_lavis=True).path)
     state, own = weights_of(read_checkpoint(checkpoint, mapped=True)), model.state_dict()
     if problem_of_state(state, checkpoint):
         return  # LAVIS loaded the part that fits
-    folded = fold_token_types(state, own)
-    keys = {_own_name(key, own): key for key in state}
-    for name, value in own.items():
-        # LAVIS's decoder of answers starts as a copy of the text encoder.
-        key = keys.get(name) or keys.get(name.replace("text_decoder", "text_encoder", 1))
-        if key and name.endswith(POSITIONS) and torch.equal(value.cpu(), state[key]):
-            value.copy_(folded[key])
-    _say_dropped(model, [key for key in folded if _own_name(key, own) not in own], checkpoint)
+    named = {_own_name(key, own): value for key, value in state.items()}
+    # Of two axes and more: other weights are constants when a model is built.
+    common = [
+        name
+        for name, value in named.items()
+        if name in own
+        and value.is_floating_point()
+        and value.ndim > 1
+        and value.shape == own[name].shape
+    ]
+    as_lavis = any(torch.equal(own[one].cpu(), named[one].to(own[one].dtype)) for one in common)
+    if not as_lavis and (common or type(model).__module__.startswith("lavis.")):
+        if state:
+            load_state(model, state, checkpoint)  # of a form that LAVIS does not know
+    elif traits.family == "albef":
+        folded = fold_token_types(state, own)
+        keys = {_own_name(key, own): key for key in state}
+        for name, value in own.items():
+            # LAVIS's decoder of answers starts as a copy of the text encoder.
+            key = keys.get(name) or keys.get(name.replace("text_decoder", "text_encoder", 1))
+            if key and name.endswith(_POSITIONS) and torch.equal(value.cpu(), state[key]):
+                value.copy_(folded[key])
+        _say_dropped(model, [key for key in folded if _own_name(key, own) not in own], checkpoint)
+    fill_momentum(model, own.keys() - named.keys())
+
+
+def fill_momentum(model: torch.nn.Module, missing: Collection[str]) -> None:
+    """Copy the encoders into those weights of their momentum encoders that a checkpoint lacks."""
+    # Not by the state dict, which lists a tied head again: its copy was loaded as embeddings.
+    own, filled = dict(model.named_parameters()), []
+    for name in own.keys() & set(missing):
+        part, _, rest = name.partition(".")
+        encoder = f"{part.removesuffix('_m')}.{rest}"
+        if part.endswith("_m") and encoder in own:
+            own[name].data.copy_(own[encoder].data)
+            filled.append(name)
+    if filled:
+        logging.info(
+            "%d weights of momentum encoders are not in the checkpoint and start as copies of the "
+            "encoders, such as %s",
+            *(len(filled), min(filled)),
+        )
 
 
 def load_state(
@@ -223,9 +289,11 @@ def load_state(
             state.update({prefix + key: value for key, value in part.items()})
     wrong = [
         f"{key}: {tuple(value.shape)} in the file, {tuple(own[key].shape)} in the model"
+        f"{_key_of(key)}"
         for key, value in state.items()
         if key in own and value.shape != own[key].shape
     ]
+    wrong += _other_depths(state, own)
     if wrong:
         raise ValueError(
             f"{origin} was saved by a model of other sizes:\n  " + "\n  ".join(wrong[:10])
@@ -234,7 +302,11 @@ def load_state(
     if problem:
         raise ValueError(f"{origin} cannot be loaded: {problem}")
     if not own.keys() & state.keys():
-        raise ValueError(f"{origin} holds no weight of {type(model).__name__}")
+        begins = f" begin with {min(state)[:120]!r}, expected such as" if state else " are none:"
+        raise ValueError(
+            f"{origin} holds no weight of {type(model).__name__}: its names{begins} "
+            f"{min(own)!r}. Save its weights under these names, as {{'model': state_dict}}"
+        )
     result = model.load_state_dict(state, strict=False)
     logging.info("loaded %s", origin)
     missing = random_weights(model, result.missing_keys)
@@ -249,6 +321,25 @@ def load_state(
     if say_dropped:
         _say_dropped(model, result.unexpected_keys, origin)
     return result
+
+
+def _key_of(weight: str) -> str:
+    """Return the config key that gives a weight's size, for a message; "" if none is known."""
+    key = next((key for part, key in _KEYS if part in weight), "")
+    return key and f" ({key})"
+
+
+def _other_depths(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
+    """Describe each encoder whose number of layers differs between a file and the model."""
+    counts: list[dict[str, int]] = [{}, {}]
+    for names, count in zip((state, own), counts, strict=True):
+        for match in filter(None, map(_LAYER.match, names)):
+            count[match[1]] = max(count.get(match[1], 0), int(match[2]) + 1)
+    return [
+        f"{part}: {counts[0][part]} layers in the file, {number} in the model{_key_of(part)}"
+        for part, number in counts[1].items()
+        if counts[0].get(part, number) != number
+    ]
 
 
 def _say_dropped(model: Any, keys: Collection[str], origin: str) -> None:
@@ -313,30 +404,6 @@ def resize_positions(encoder: Any, state: dict[str, Tensor]) -> None:
         clip_vit.interpolate_pos_embed(encoder, state)
     elif state.get("pos_embed") is not None and state["pos_embed"].ndim == 3:
         state["pos_embed"] = interpolate_pos_embed(state["pos_embed"], encoder)
-
-
-def init_momentum(model: Any, checkpoint: str | None) -> bool:
-    """Copy the encoders into the momentum encoders if a checkpoint holds none.
-
-    LAVIS copies them when a model is built, before its checkpoint is loaded: with a checkpoint
-    without momentum encoders they would stay random. The image ids of the queue are reset.
-
-    Returns:
-        Whether they were copied.
-    """
-    if not checkpoint or not hasattr(model, "copy_params") or hasattr(model, "convert_pretrained"):
-        return False  # models with `convert_pretrained` do this themselves while loading
-    if hasattr(model, "idx_queue"):
-        model.idx_queue.fill_(NO_IMAGE)  # ids of other data could match ours
-    state = read_checkpoint(checkpoint)
-    # Pre-training models have BERT one level deeper than retrieval models.
-    saved = {key.replace("bert.", "") for key in state.get("model", state)}
-    names = [name.replace("bert.", "") for name, _ in model.named_parameters() if "_m." in name]
-    if all(name in saved for name in names):
-        return False
-    model.copy_params()
-    logging.info("%s holds no momentum encoders: they start as copies of the encoders", checkpoint)
-    return True
 
 
 def _own_name(key: str, own: Container[str]) -> str:

@@ -28,7 +28,7 @@ from lavis_mafa.io.folder_lock import release_folders
 from lavis_mafa.io.launcher import end_with_launcher, rank_in_environment, report_to_launcher
 from lavis_mafa.io.processes import LostContactError, MainProcessError, explain_lost_rank
 from lavis_mafa.models.con_d.self_check import PoorDiscriminatorError
-from lavis_mafa.models.weight_loading import fold_after_lavis, init_momentum
+from lavis_mafa.models.weight_loading import complete_lavis_loading
 from lavis_mafa.plugins import PluginError
 from lavis_mafa.runners.checkpoint_schedule import NotSavedError
 from lavis_mafa.runners.dry_run import dry_run
@@ -73,8 +73,7 @@ def build_model(cfg: Any, task: Any) -> Any:
     """Build the model of a config."""
     model = task.build_model(cfg)
     given = "finetuned" if cfg.model_cfg.get("load_finetuned", True) else "pretrained"
-    fold_after_lavis(model, cfg.model_cfg.get(given))
-    init_momentum(model, cfg.model_cfg.get(given))
+    complete_lavis_loading(model, cfg.model_cfg.get(given))
     return model
 
 

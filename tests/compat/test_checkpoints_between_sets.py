@@ -112,15 +112,6 @@ def test_outputs_are_those_of_the_set_that_wrote_the_checkpoint(name, arch):
         torch.testing.assert_close(value, expected[key], atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-def test_files_are_of_different_sets_and_tell_captions_apart(arch):
-    assert all(path_of(name, arch).stat().st_size < 200_000 for name in SETS)
-    contents = [torch.load(path_of(name, arch), weights_only=True) for name in SETS]
-    assert len({content["packages"] for content in contents}) == len(SETS)
-    for content in contents:
-        assert content["expected"]["similarities"].std(dim=1).max() > 100 * TOLERANCE
-
-
 if __name__ == "__main__":
     WRITTEN.mkdir(exist_ok=True)
     for one in ARCHS:

@@ -9,9 +9,8 @@ import pytest
 import torch
 from lavis.models import med
 from lavis.models.blip_models import blip
-from transformers import BertConfig, modeling_utils, pytorch_utils
+from transformers import BertConfig, modeling_utils
 
-from lavis_mafa.compat import adoption
 from lavis_mafa.compat.base_class import LavisPreTrainedModel
 from lavis_mafa.compat.names import PARALLEL, lent_names
 from lavis_mafa.models.parts.tokenizers import build_tokenizer
@@ -56,26 +55,6 @@ def test_lavis_is_imported_without_decord(monkeypatch):
         without.VideoReader("a.mp4")
 
 
-def test_nothing_is_lent_that_is_there():
-    def found():
-        return [vars(module).copy() for module in (modeling_utils, pytorch_utils)]
-
-    if not all(hasattr(modeling_utils, name) for name in NAMES):
-        pytest.skip("this version of transformers lacks them")
-    before = found()
-    with lent_names():
-        assert found() == before
-    assert found() == before
-
-
-def test_models_that_need_no_other_base_class_keep_theirs():
-    if not hasattr(modeling_utils.PreTrainedModel, "get_head_mask"):
-        pytest.skip("models need another base class in this version of transformers")
-    bases = med.BertPreTrainedModel.__bases__
-    adoption.adopt()
-    assert med.BertPreTrainedModel.__bases__ == bases
-
-
 @pytest.mark.parametrize("shape", [(2, 5), (2, 3, 5)])
 def test_inverted_mask_equals_that_of_transformers(model, shape):
     mask = torch.randint(2, shape)
@@ -95,12 +74,6 @@ def test_extended_mask_equals_that_of_transformers(is_decoder, shape, length):
     ours = LavisPreTrainedModel.get_extended_attention_mask(model, mask, (2, length))
     expected = theirs(model, mask, (2, length))
     assert torch.equal(ours, expected.expand_as(ours))
-
-
-def test_head_masks_are_none_for_each_layer(model):
-    assert LavisPreTrainedModel.get_head_mask(model, None, 3) == [None] * 3
-    with pytest.raises(NotImplementedError, match="head_mask"):
-        LavisPreTrainedModel.get_head_mask(model, torch.ones(2), 3)
 
 
 def test_output_embeddings_are_tied_to_input_embeddings(model):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
+from lavis_mafa.io.cache import make_once
 from lavis_mafa.io.files import atomic_write, plain, write_json, write_text
 
 
@@ -35,3 +37,27 @@ def test_json_has_no_nan_or_infinity(tmp_path):
     write_json(tmp_path / "a.json", "caf\udce9")
     assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == "caf\udce9"
     assert plain(1.5) == 1.5 and plain("nan") == "nan"
+
+
+def test_two_writers_of_one_file_do_not_meet(tmp_path):
+    path = tmp_path / "a.txt"
+    with atomic_write(path) as one:
+        one.write(b"one")
+        with atomic_write(path) as other:
+            other.write(b"two")
+        assert path.read_bytes() == b"two"
+    assert path.read_bytes() == b"one" and list(tmp_path.iterdir()) == [path]
+
+
+def test_published_files_and_folders_have_the_mode_of_the_umask(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write_text(tmp_path / "a.txt", "a")
+        make_once(tmp_path / "cache" / "one", lambda folder: write_text(folder / "b.txt", "b"))
+    finally:
+        os.umask(before)
+    modes = {
+        path.relative_to(tmp_path).as_posix(): path.stat().st_mode & 0o777
+        for path in tmp_path.rglob("*")
+    }
+    assert modes == {"a.txt": 0o640, "cache": 0o750, "cache/one": 0o750, "cache/one/b.txt": 0o640}

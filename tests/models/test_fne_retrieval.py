@@ -13,7 +13,6 @@ from conftest import mini_batch, tiny_config, toy_config
 from omegaconf import OmegaConf
 from torch.nn.parallel import DistributedDataParallel
 
-import lavis_mafa
 from lavis_mafa.algorithm.pair_memory import EMPTY
 from lavis_mafa.algorithm.posterior import PosteriorRule
 from lavis_mafa.config import ConfigError, load_config
@@ -263,11 +262,6 @@ def test_base_config_has_the_hyperparameters_of_fne():
         rule=PosteriorRule(prior=1e-4, margin=0.2, minimum=200, beginning="sampled"),
     )
     assert (cfg.image_size, cfg.vit_type, cfg.bert_weights) == (384, "base", "bert-base-uncased")
-
-
-def test_model_is_loaded_by_name():
-    model = lavis_mafa.load_model("fne_retrieval", "tiny", is_eval=True)
-    assert isinstance(model, FneRetrieval) and not model.training
 
 
 # Several ranks

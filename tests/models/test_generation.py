@@ -7,7 +7,7 @@ import torch
 from conftest import mini_batch
 
 from lavis_mafa import load_model
-from lavis_mafa.models.parts.beams import OneRowPerBeam, rows
+from lavis_mafa.models.parts.beams import OneRowPerBeam
 
 
 @pytest.fixture(params=["blip_mafa", "blip2_mafa"])
@@ -46,14 +46,6 @@ def test_caching_keys_and_values_does_not_change_captions(model, toy_train, num_
 def test_nucleus_sampling(model, toy_train):
     images = mini_batch(toy_train, range(3))["image"]
     assert len(model.generate({"image": images}, use_nucleus_sampling=True, max_length=12)) == 3
-
-
-def test_rows_are_repeated_for_every_beam():
-    images = torch.arange(3.0)[:, None]
-    repeated = images.repeat_interleave(3, dim=0)
-    assert torch.equal(rows(images, 9), repeated)
-    assert torch.equal(rows(repeated, 9), repeated)
-    assert torch.equal(rows(repeated.repeat_interleave(3, dim=0), 9), repeated)
 
 
 def test_fp16_image_encoder_is_used_in_fp32_on_cpu(toy_train):

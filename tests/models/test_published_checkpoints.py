@@ -24,7 +24,7 @@ from lavis_mafa.models import AlbefMafa
 from lavis_mafa.models.con_d.build import build_discriminator
 from lavis_mafa.models.families.albef import albef_mafa
 from lavis_mafa.models.parts.tokenizers import build_tokenizer
-from lavis_mafa.models.weight_loading import fold_after_lavis, fold_token_types
+from lavis_mafa.models.weight_loading import complete_lavis_loading, fold_token_types
 
 BERT = "text_encoder.bert."
 TYPES = "embeddings.token_type_embeddings.weight"
@@ -199,11 +199,28 @@ def test_models_that_lavis_loads_equal_bert_with_token_types(published, caplog):
     model = small_lavis()
     model.load_from_pretrained(published)
     with caplog.at_level(logging.WARNING):
-        fold_after_lavis(model, published)
+        complete_lavis_loading(model, published)
     assert "text_encoder.bert.cls" not in caplog.text and "text_encoder (" in caplog.text
     check(model, Reference(published))
-    fold_after_lavis(model, published)  # a second call changes nothing
+    complete_lavis_loading(model, published)  # a second call changes nothing
     check(model, Reference(published))
+
+
+def test_what_lavis_did_not_find_in_a_file_is_loaded(published, tmp_path):
+    """LAVIS's `load_checkpoint` ignores every name that does not match."""
+    content = torch.load(published, weights_only=True)
+    wrapped = {f"module.{key}": value for key, value in content["model"].items()}
+    torch.save({"state_dict": wrapped}, tmp_path / "wrapped.pth")
+    model = small_lavis()
+    model.load_state_dict({"state_dict": wrapped}, strict=False)
+    complete_lavis_loading(model, str(tmp_path / "wrapped.pth"))
+    check(model, Reference(published))
+    torch.save({"model": {"other.weight": torch.ones(2, 2)}}, tmp_path / "other.pth")
+    complete_lavis_loading(model, str(tmp_path / "other.pth"))  # of a class that is not LAVIS's
+    theirs = type("Theirs", (type(model),), {"__module__": "lavis.models.theirs"})
+    model.__class__ = theirs
+    with pytest.raises(ValueError, match="other.pth holds no weight of Theirs"):
+        complete_lavis_loading(model, str(tmp_path / "other.pth"))
 
 
 def test_exported_checkpoints_contain_the_token_types(published, tmp_path):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +15,9 @@ from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.config import ConfigError, load_config
+from lavis_mafa.io.checkpoints import find_config
 from lavis_mafa.models import AlbefMafa, Blip2Mafa, BlipMafa
-from lavis_mafa.models.weight_loading import init_momentum, registered_name
+from lavis_mafa.models.weight_loading import complete_lavis_loading, registered_name
 
 FAMILIES = {"albef": AlbefMafa, "blip": BlipMafa, "blip2": Blip2Mafa}
 
@@ -42,7 +43,7 @@ def test_con_d_does_not_change_the_random_start_of_the_model(tmp_path, family):
 
 
 @pytest.mark.parametrize("family", ["albef", "blip"])
-def test_momentum_encoders_start_equal_and_can_be_copied(toy_train, family):
+def test_momentum_encoders_start_equal(toy_train, family):
     cls = FAMILIES[family]
     cfg = tiny_config(cls, mafa={"soft_labels": {"type": "momentum"}}, queue_size=30)
     model = cls.from_config(cfg)
@@ -50,17 +51,8 @@ def test_momentum_encoders_start_equal_and_can_be_copied(toy_train, family):
         for weight, copied in zip(encoder.parameters(), momentum.parameters(), strict=True):
             assert torch.equal(weight, copied) and not copied.requires_grad
     samples = mini_batch(toy_train, range(6), epoch=3)
-    twin = copy.deepcopy(model)
     model(samples).loss.backward()
     assert all(p.grad is None for n, p in model.named_parameters() if "_m." in n)
-    # After loading a checkpoint without momentum encoders they are equal as well.
-    plain = cls.from_config(tiny_config(cls))
-    torch.manual_seed(1)
-    state = {key: torch.randn_like(v) * 0.05 for key, v in plain.named_parameters()}
-    model.load_state_dict(state, strict=False)
-    model._after_loading([key for key in model.state_dict() if "_m." in key])
-    assert torch.equal(model.text_proj_m.weight, state["text_proj.weight"])
-    assert not torch.equal(twin.text_proj_m.weight, state["text_proj.weight"])
 
 
 def test_momentum_settings_are_rejected_without_momentum_encoders(tiny, toy_train):
@@ -225,5 +217,46 @@ def test_lavis_queue_forgets_image_ids_of_other_data(tmp_path):
 
     torch.save({"model": {}}, tmp_path / "any.pth")
     model = Theirs()
-    init_momentum(model, str(tmp_path / "any.pth"))
+    complete_lavis_loading(model, str(tmp_path / "any.pth"))
     assert (model.idx_queue == -100).all()
+
+
+def test_only_missing_momentum_copies_start_from_the_encoders(tmp_path):
+    """A retrieval checkpoint has copies of all encoders, and of no language head."""
+    mafa = {"soft_labels": {"type": "momentum"}}
+    torch.manual_seed(4)
+    state = AlbefMafa.from_config(tiny_config(AlbefMafa, mafa=mafa, queue_size=8)).state_dict()
+    state = {key: value + 0.5 if "_m." in key else value for key, value in state.items()}
+    saved = {
+        key.replace("bert.", ""): value
+        for key, value in state.items()
+        if ".cls." not in key and "queue" not in key
+    }
+    torch.save({"model": saved}, tmp_path / "retrieval.pth")
+    given = {"load_pretrained": True, "pretrained": str(tmp_path / "retrieval.pth")}
+    model = AlbefMafa.from_config(tiny_config(AlbefMafa, mafa=mafa, queue_size=8, **given))
+    for key, value in model.state_dict().items():
+        if "_m.cls." in key and not key.endswith("decoder.weight"):  # that is the embeddings
+            assert torch.equal(value, model.state_dict()[key.replace("_m.", ".", 1)]), key
+        elif "_m." in key and "cls." not in key and "position_ids" not in key:
+            assert torch.equal(value, state[key]), key
+
+
+@pytest.mark.parametrize(
+    "changes, key",
+    [
+        ({"vit": {"patch_size": 16, "width": 64, "depth": 1, "heads": 4}}, "model.vit: width and"),
+        ({"tokenizer": "larger.txt"}, "model.tokenizer: another vocabulary"),
+    ],
+)
+def test_weights_of_other_sizes_name_the_config_key(tmp_path, tiny, changes, key):
+    words = Path(find_config("tiny_vocab.txt")).read_text() + "\n".join(f"a{n}" for n in range(400))
+    (tmp_path / "larger.txt").write_text(words)
+    changes = {
+        name: str(tmp_path / value) if name == "tokenizer" else value
+        for name, value in changes.items()
+    }
+    torch.save({"model": load_model("albef_mafa", "tiny").state_dict()}, tmp_path / "small.pth")
+    given = {"load_pretrained": True, "pretrained": str(tmp_path / "small.pth"), **changes}
+    with pytest.raises(ValueError, match=f"small.pth was saved by a model of other[^|]*{key}"):
+        AlbefMafa.from_config(tiny_config(AlbefMafa, **given))

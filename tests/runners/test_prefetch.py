@@ -125,8 +125,21 @@ def test_prefetch_downloads_what_is_missing(server, monkeypatch, capsys, tmp_pat
     assert main(["train", "--cfg-path", str(path), "--prefetch", "--options", *options]) == 0
     lines = capsys.readouterr().out
     assert lines.count("there ") == 2 and "MISSING" not in lines, lines
-    assert (tmp_path / "torch/hub/checkpoints/weights.pth").stat().st_size == 2500
+    (kept,) = (tmp_path / "torch/hub/checkpoints").glob("*_weights.pth")
+    assert kept.stat().st_size == 2500
     assert (tmp_path / "lavis/coco/train.json").is_file()
+
+
+def test_two_urls_with_one_file_name_are_two_files(server, tmp_path):
+    from lavis_mafa.io.checkpoints import read_checkpoint
+
+    folder, address = server
+    for name, value in (("one", 1.0), ("two", 2.0)):
+        (folder / name).mkdir()
+        torch.save({"model": {"a.weight": torch.tensor([value])}}, folder / name / "model.pth")
+    urls = [f"{address}/{name}/model.pth" for name in ("one", "two", "one")]
+    read = [float(read_checkpoint(url)["model"]["a.weight"]) for url in urls]
+    assert read == [1.0, 2.0, 1.0]
 
 
 def test_recorded_config_keeps_the_files_of_unused_splits():
@@ -148,7 +161,7 @@ def test_a_url_without_network_is_explained(monkeypatch):
     def fail(*_, **__):
         raise URLError("no route to host")
 
-    monkeypatch.setattr(checkpoints, "download_cached_file", fail)
+    monkeypatch.setattr("torch.hub.download_url_to_file", fail)
     with pytest.raises(OSError, match="is not in the cache and cannot be downloaded"):
         checkpoints.read_checkpoint("https://nowhere.invalid/weights.pth")
 

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from lavis_mafa.algorithm.discriminator import Discriminator
-from lavis_mafa.io.checkpoints import read_checkpoint, weights_of
+from lavis_mafa.io.checkpoints import local_file, read_checkpoint, weights_of
 from lavis_mafa.models.con_d import cross_encoder, yes_no  # noqa: F401  registers them
 from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS, ModelDiscriminator
 from lavis_mafa.models.con_d.frozen import FrozenModel
@@ -95,6 +95,8 @@ def build_frozen(cls: type[T], cfg: Mapping[str, Any], known: Mapping[str, Any] 
         raise ValueError(f"{cls.key}.arch: no model named {arch!r}; known: {', '.join(names)}")
     model_type = cfg.get("model_type")
     if checkpoint:
+        # LAVIS's models would look for a URL's file by the last part of its name alone.
+        checkpoint = local_file(checkpoint)
         content = read_checkpoint(checkpoint)
         check_origin(content, arch, None, checkpoint)
         model_cfg: Any = config_of(arch, model_type, checkpoint, content, given, known)

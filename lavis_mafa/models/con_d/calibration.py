@@ -14,8 +14,8 @@ from typing import Any
 
 from lavis_mafa.io.files import is_number, write_json
 
-KIND = "lavis_mafa calibration"
-VERSION = 1
+_KIND = "lavis_mafa calibration"
+_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class CalibratedThresholds:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file atomically."""
-        write_json(Path(path), {"kind": KIND, "version": VERSION, **asdict(self)})
+        write_json(Path(path), {"kind": _KIND, "version": _VERSION, **asdict(self)})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CalibratedThresholds:
@@ -83,7 +83,7 @@ class CalibratedThresholds:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
             raise ValueError(f"is not JSON: {error}") from error
-        head = {"kind": KIND, "version": VERSION}
+        head = {"kind": _KIND, "version": _VERSION}
         found = {key: content.get(key) for key in head} if isinstance(content, dict) else None
         if found != head:
             raise ValueError(

@@ -23,9 +23,11 @@ from lavis_mafa.models.con_d.pair_reader import (
 from lavis_mafa.models.con_d.yes_no import NOT_LOADED
 from lavis_mafa.problems import ConfigView, Problem
 
-NAME, PACKAGE, LEAST = "cross_encoder", "sentence-transformers", (5, 4)
-INSTALL = 'pip install "sentence-transformers>=5.4"'
-PROCESSORS = ("processor_config.json", "preprocessor_config.json")
+# Older versions read images from 5.4 on, but import a module that lies in the model's folder in
+# spite of ``trust_remote_code=False``.
+_NAME, _PACKAGE, _LEAST = "cross_encoder", "sentence-transformers", 6
+_INSTALL = f'pip install "{_PACKAGE}>={_LEAST}"'
+_PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class _CrossEncoderSettings:
     batch_size: int = option(16, "pairs in one forward pass", low=1)
 
 
-@DISCRIMINATORS.register(NAME, settings=_CrossEncoderSettings, source="lavis_mafa")
+@DISCRIMINATORS.register(_NAME, settings=_CrossEncoderSettings, source="lavis_mafa")
 class CrossEncoderDiscriminator(PairReader):
     """Any CrossEncoder of sentence-transformers that reads an image and a text.
 
@@ -80,8 +82,11 @@ class CrossEncoderDiscriminator(PairReader):
         """Load the cross-encoder of a ``model.mafa.con_d`` config; no code of it is run.
 
         Raises:
-            ValueError: if it cannot be loaded.
+            ValueError: if it cannot be loaded, or not without running code of its folder.
         """
+        problem = _problem_of_package()
+        if problem:
+            raise ValueError(f"{PLACE}.arch: {problem}")
         from sentence_transformers import CrossEncoder
 
         path = cfg["checkpoint"]
@@ -89,7 +94,7 @@ class CrossEncoderDiscriminator(PairReader):
             encoder = CrossEncoder(path, device="cpu", trust_remote_code=False)
         except NOT_LOADED as error:
             raise ValueError(
-                f"{PLACE}.checkpoint: {path} is no cross-encoder that {PACKAGE} can load "
+                f"{PLACE}.checkpoint: {path} is no cross-encoder that {_PACKAGE} can load "
                 f"({first_line(error)})"
             ) from error
         try:
@@ -100,15 +105,15 @@ class CrossEncoderDiscriminator(PairReader):
     @classmethod
     def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
         """Yield what is wrong with a config, without loading the model."""
-        yield from problems_of_reader(cfg, NAME)
+        yield from problems_of_reader(cfg, _NAME)
         if cfg.machine:
             problem = _problem_of_package()
             if problem:
                 yield Problem(f"{PLACE}.arch", problem)
         path = cfg[f"{PLACE}.checkpoint"]
         if path and os.path.isdir(path):
-            if not any(os.path.isfile(os.path.join(path, name)) for name in PROCESSORS):
-                why = f"{path} has no image processor ({' or '.join(PROCESSORS)})"
+            if not any(os.path.isfile(os.path.join(path, name)) for name in _PROCESSORS):
+                why = f"{path} has no image processor ({' or '.join(_PROCESSORS)})"
                 yield Problem(f"{PLACE}.checkpoint", f"{why}; name a multimodal cross-encoder")
 
     def probabilities(self, pairs: Sequence[Pair]) -> Tensor:
@@ -130,11 +135,12 @@ class CrossEncoderDiscriminator(PairReader):
 
 def _problem_of_package() -> str | None:
     try:
-        found = version(PACKAGE)
+        found = version(_PACKAGE)
     except PackageNotFoundError:
-        return f"{NAME} needs the package {PACKAGE}, which is not installed; {INSTALL}"
-    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
-    if numbers < LEAST:
-        least = ".".join(map(str, LEAST))
-        return f"{NAME} needs {PACKAGE} >= {least} for images, this is {found}; {INSTALL}"
+        return f"{_NAME} needs the package {_PACKAGE}, which is not installed; {_INSTALL}"
+    if int(found.split(".")[0]) < _LEAST:
+        return (
+            f"{_NAME} needs {_PACKAGE} >= {_LEAST}, this is {found}, which may run code that lies "
+            f"beside a model; {_INSTALL}"
+        )
     return None

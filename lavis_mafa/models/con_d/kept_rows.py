@@ -21,10 +21,10 @@ from lavis_mafa.io.files import atomic_write
 from lavis_mafa.io.identity import check_identity, digest, write_identity
 
 KEY = "model.mafa.con_d.keep_images"
-FLUSH_EVERY = 256  # mini-batches
-PAGE = 4096  # bytes; rows share no page, so that two machines never write to the same one
+_FLUSH_EVERY = 256  # mini-batches
+_PAGE = 4096  # bytes; rows share no page, so that two machines never write to the same one
 _CHECKSUM = 16  # bytes at the beginning of a file of flags
-GB = 1e9
+_GB = 1e9
 
 _Flags = npt.NDArray[np.bool_]
 
@@ -66,7 +66,7 @@ class KeptRows:
         self.folder, self.identity = folder, dict(identity)
         self.shape, self.dtype = shape, dtype
         self._bytes = math.prod(shape) * torch.empty(0, dtype=dtype).element_size()
-        self._stride = -(-self._bytes // PAGE) * PAGE
+        self._stride = -(-self._bytes // _PAGE) * _PAGE
         self._rows = folder / "rows.bin"
         self._machine = platform.node()
         self._own_flags = folder / f"there_rank{rank}@{self._machine}.bin"
@@ -85,9 +85,9 @@ class KeptRows:
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         free, needed = shutil.disk_usage(existing).free, (count - known) * self._stride
         self.summary = (
-            f"{KEY}: {count:,} images of {self._stride:,} bytes, {count * self._stride / GB:.2f} "
-            f"GB in total; {known:,} of them are in {folder}, {needed / GB:.2f} GB are to be "
-            f"written, {free / GB:.2f} GB are free"
+            f"{KEY}: {count:,} images of {self._stride:,} bytes, {count * self._stride / _GB:.2f} "
+            f"GB in total; {known:,} of them are in {folder}, {needed / _GB:.2f} GB are to be "
+            f"written, {free / _GB:.2f} GB are free"
         )
         if needed > free:
             raise ValueError(f"{self.summary}. Use a folder on a larger disk, or remove this key")
@@ -137,7 +137,7 @@ class KeptRows:
                 places ``(M,)`` in the mini-batch.
         """
         self._requests += 1
-        if self._requests % FLUSH_EVERY == 0:
+        if self._requests % _FLUSH_EVERY == 0:
             self.flush()
         device, ids = image_ids.device, image_ids.cpu().numpy()
         buffer = torch.empty(

@@ -26,13 +26,13 @@ from lavis_mafa.metrics.binary import area_under_roc
 from lavis_mafa.metrics.intervals import wilson
 from lavis_mafa.models.con_d.con_d_settings import ConDSettings
 
-WARN, REFUSE, SKIP = "warn", "refuse", "skip"  # values of ``self_check``
+_WARN, _REFUSE, SKIP = "warn", "refuse", "skip"  # values of ``self_check``
 # Chance is .5, and ITM heads reach .95 after a short training already. Not higher, since a perfect
 # Con-D reaches 1 - v / 2 where a share v of random pairs is valid.
 LEAST_AUC = 0.75
 # Of random to own pairs above the highest threshold. Nearly all own and nearly no random pairs are
 # valid, so this is about the rate of wrong labels in that of right ones.
-MOST_RANDOM = 1 / 3
+_MOST_RANDOM = 1 / 3
 # Of own pairs above the highest threshold. What matches must be above it to be found, so this is
 # about the share of the false negatives that it can find at best.
 LEAST_FOUND = 0.05
@@ -105,7 +105,7 @@ class SelfCheck:
         # The ends of the intervals: a single pair of few is no evidence.
         low, _ = wilson(random * len(self.random), len(self.random))
         _, most_own = wilson(own * len(self.own), len(self.own))
-        if low > own * MOST_RANDOM:
+        if low > own * _MOST_RANDOM:
             found.append(
                 f"{random:.1%} of random pairs are above {threshold:g}, more than a third of the "
                 f"{own:.1%} of own pairs"
@@ -162,22 +162,22 @@ class SelfCheck:
         """Log the figures on the main process, and warn or raise if the discriminator is poor.
 
         Args:
-            mode: `WARN` or `REFUSE`.
+            mode: `_WARN` or `_REFUSE`.
             key: by which the user sets it, for messages.
 
         Raises:
-            PoorDiscriminatorError: if something is wrong and ``mode`` is `REFUSE`; on all ranks.
+            PoorDiscriminatorError: if something is wrong and ``mode`` is `_REFUSE`; on all ranks.
         """
         if is_main_process():
             logging.info("%s", self.line)
         if not self.problems:
             return
-        if mode == REFUSE:
+        if mode == _REFUSE:
             raise PoorDiscriminatorError(
-                f"{self.warning}. To use it nevertheless, set {key} to {WARN}"
+                f"{self.warning}. To use it nevertheless, set {key} to {_WARN}"
             )
         if is_main_process():
-            logging.warning("%s. To stop in this case, set %s to %s", self.warning, key, REFUSE)
+            logging.warning("%s. To stop in this case, set %s to %s", self.warning, key, _REFUSE)
 
 
 def mode_of(cfg: Mapping[str, Any]) -> str:

@@ -24,8 +24,8 @@ from lavis_mafa.models.con_d.pair_reader import (
 )
 from lavis_mafa.problems import ConfigView, Problem
 
-NAME = "yes_no"
-CAPTION, QUESTION = "{caption}", "{question}"
+_NAME = "yes_no"
+_CAPTION, _QUESTION = "{caption}", "{question}"
 # What loading raises for a folder or name that is no such model.
 NOT_LOADED = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError)
 
@@ -48,7 +48,7 @@ class _YesNoSettings:
     batch_size: int = option(16, "pairs in one forward pass", low=1)
 
 
-@DISCRIMINATORS.register(NAME, settings=_YesNoSettings, source="lavis_mafa")
+@DISCRIMINATORS.register(_NAME, settings=_YesNoSettings, source="lavis_mafa")
 class YesNo(PairReader):
     """Any vision-language model of Hugging Face, asked whether the caption describes the picture.
 
@@ -101,21 +101,21 @@ class YesNo(PairReader):
     @classmethod
     def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
         """Yield what is wrong with a config; of a model in a folder, the processor is tried."""
-        yield from problems_of_reader(cfg, NAME)
+        yield from problems_of_reader(cfg, _NAME)
         problem = _problem_of_transformers()
         if problem:
             yield Problem(f"{PLACE}.arch", problem)
             return
         path = cfg[f"{PLACE}.checkpoint"]
         # One by one: wrong ones, such as an answer that YAML reads as a truth value, are left out.
-        given = {name: cfg[f"{PLACE}.{NAME}.{name}"] for name in options_of(_YesNoSettings)}
+        given = {name: cfg[f"{PLACE}.{_NAME}.{name}"] for name in options_of(_YesNoSettings)}
         own: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        if CAPTION not in own.get("question", CAPTION):
-            why = f"has no {CAPTION}, which stands for the caption; add it"
-            yield Problem(f"{PLACE}.{NAME}.question", why)
-        if "prompt" in own and QUESTION not in own["prompt"]:
-            why = f"has no {QUESTION}, which stands for the question; add it"
-            yield Problem(f"{PLACE}.{NAME}.prompt", why)
+        if _CAPTION not in own.get("question", _CAPTION):
+            why = f"has no {_CAPTION}, which stands for the caption; add it"
+            yield Problem(f"{PLACE}.{_NAME}.question", why)
+        if "prompt" in own and _QUESTION not in own["prompt"]:
+            why = f"has no {_QUESTION}, which stands for the question; add it"
+            yield Problem(f"{PLACE}.{_NAME}.prompt", why)
         if path and cfg.machine and os.path.isdir(path):
             try:
                 _check_processor(_load_processor(path), _YesNoSettings(**own))
@@ -124,9 +124,9 @@ class YesNo(PairReader):
 
     def _prompt_of(self, caption: str) -> str:
         """Return the text that the model reads, with its image token."""
-        question = self.settings.question.replace(CAPTION, caption)
+        question = self.settings.question.replace(_CAPTION, caption)
         if self.settings.prompt is not None:
-            return self.settings.prompt.replace(QUESTION, question)
+            return self.settings.prompt.replace(_QUESTION, question)
         content = [{"type": "image"}, {"type": "text", "text": question}]
         message = {"role": "user", "content": content}
         text: str = self.reader.apply_chat_template([message], add_generation_prompt=True)
@@ -185,7 +185,7 @@ def _check_processor(processor: Any, settings: _YesNoSettings) -> tuple[int, int
             what = f"{len(tokens)} tokens" if len(tokens) != 1 else "its token of unknown words"
             raise ValueError(
                 f"the model's tokenizer makes {what} of the answer {answer!r}; give a word that is "
-                f"a single token as {PLACE}.{NAME}.{name}"
+                f"a single token as {PLACE}.{_NAME}.{name}"
             )
         found.append(tokens[0])
     if found[0] == found[1]:
@@ -193,7 +193,7 @@ def _check_processor(processor: Any, settings: _YesNoSettings) -> tuple[int, int
     if settings.prompt is None and not getattr(processor, "chat_template", None):
         raise ValueError(
             "the model's processor has no chat template; give the whole prompt, with {question} "
-            f"and the model's image token, as {PLACE}.{NAME}.prompt"
+            f"and the model's image token, as {PLACE}.{_NAME}.prompt"
         )
     return found[0], found[1]
 
@@ -230,6 +230,6 @@ def _problem_of_transformers() -> str | None:
     if hasattr(transformers, "AutoModelForImageTextToText"):
         return None
     return (
-        f"{NAME} needs transformers >= 4.46, this is {transformers.__version__}; install the "
+        f"{_NAME} needs transformers >= 4.46, this is {transformers.__version__}; install the "
         "today or modern set of packages (README, Install)"
     )

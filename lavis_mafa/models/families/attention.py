@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lavis_mafa.algorithm.backbone import Images
 
 
-HIDDEN = -10000.0  # LAVIS adds this to the attention score of padding
+_HIDDEN = -10000.0  # LAVIS adds this to the attention score of padding
 
 
 class PairedImages:
@@ -216,7 +216,7 @@ def first_token_after(
         mask: ``(P, L)``, 0 for padding.
         looked_at: the images of the P pairs.
     """
-    added = (1.0 - mask[:, None, None].to(hidden.dtype)) * HIDDEN
+    added = (1.0 - mask[:, None, None].to(hidden.dtype)) * _HIDDEN
     *others, last = layers
     for layer in others:
         hidden = layer(hidden, added, encoder_hidden_states=looked_at, mode="fusion")[0]
@@ -254,7 +254,7 @@ def _attend(
 ) -> Tensor:
     rate = dropout.p if dropout.training else 0.0
     if mask is not None:
-        mask = mask.clamp(min=HIDDEN).to(query.dtype)  # finite in every type
+        mask = mask.clamp(min=_HIDDEN).to(query.dtype)  # finite in every type
     return F.scaled_dot_product_attention(query, key, value, mask, dropout_p=rate, scale=scale)
 
 

@@ -13,9 +13,9 @@ from lavis_mafa.algorithm.tokens import Captions, Tokens
 from lavis_mafa.models.families.family import tokenize
 
 # Batch sizes. Larger ones are slower on a CPU; those of a GPU are estimates.
-PAIRS = {"cpu": 64, "cuda": 512}
+_PAIRS = {"cpu": 64, "cuda": 512}
 IMAGES = {"cpu": 16, "cuda": 64}
-TEXTS = {"cpu": 64, "cuda": 256}
+_TEXTS = {"cpu": 64, "cuda": 256}
 HELD = 32  # images whose keys and values are in memory at once
 
 
@@ -59,7 +59,7 @@ class ManyPairs:
         ids, mask = tokenize(self.backbone.model, captions, max_length)
         lengths, order = mask.sum(dim=1).cpu().sort()
         embeds = features = None
-        size = _of_device(TEXTS, ids.device)
+        size = _of_device(_TEXTS, ids.device)
         for rows, longest in zip(torch.split(order, size), torch.split(lengths, size), strict=True):
             rows, length = rows.to(ids.device), int(longest[-1])
             part = self.backbone.encode_texts(
@@ -78,7 +78,7 @@ class ManyPairs:
     def match(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
         """Return ITM logits ``(P, 2)`` float32 on the texts' device; images may be on another."""
         device = texts.ids.device
-        size = self._pairs_per_pass or _of_device(PAIRS, device)
+        size = self._pairs_per_pass or _of_device(_PAIRS, device)
         image_of, text_of = image_of.cpu(), text_of.cpu()
         lengths = texts.mask.sum(dim=1).cpu()[text_of]
         logits = torch.empty(len(image_of), 2, device=device)

@@ -19,7 +19,7 @@ MAX_TOKENS = 35  # LAVIS's length for retrieval captions
 # What orders the best candidates: similarity plus ITM logit (LAVIS, BLIP), or the ITM logit alone
 # (ALBEF, GRIT-VLP, MAFA F).
 _RERANK_BY = ("sum", "itm")
-QUERIES = 1024  # queries whose candidates are searched at once
+_QUERIES = 1024  # queries whose candidates are searched at once
 # LAVIS's, below every similarity plus logit.
 UNRANKED = -100.0
 
@@ -77,8 +77,8 @@ def rerank(
     sim = backbone.similarity(images.features, texts.features).float()
     if k_test == 0:
         return sim.cpu().numpy(), sim.t().cpu().numpy()
-    sim_i2t, text_of = best_candidates(sim, k_test)
-    sim_t2i, image_of = best_candidates(sim.t(), k_test)
+    sim_i2t, text_of = _best_candidates(sim, k_test)
+    sim_t2i, image_of = _best_candidates(sim.t(), k_test)
     size = sim.shape
     del sim
     # Numbered image by image, so that the pairs of an image are adjacent.
@@ -130,7 +130,7 @@ def itm_scores(
         return matching.match(images, texts, image_of, text_of)[:, 1]
 
 
-def best_candidates(sim: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _best_candidates(sim: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return similarities and indices ``(Q, k)`` of the best candidates of Q queries, on the CPU.
 
     All ranks must call it; they get those of rank 0, because rounding may differ between ranks.
@@ -140,7 +140,7 @@ def best_candidates(sim: Tensor, k: int) -> tuple[Tensor, Tensor]:
         k: clipped to C.
     """
     k = min(k, sim.shape[1])
-    found = [part.topk(k, dim=1) for part in torch.split(sim, QUERIES)]
+    found = [part.topk(k, dim=1) for part in torch.split(sim, _QUERIES)]
     values, numbers = (torch.cat(parts) for parts in zip(*found, strict=True))
     if get_world_size() > 1:
         dist.broadcast(values, src=0)

@@ -31,7 +31,6 @@ from lavis_mafa.algorithm.discriminator import VIEW
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.config.con_d import check_con_d
 from lavis_mafa.datasets import TrainingSet
-from lavis_mafa.models.con_d import kept_rows
 from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
 from lavis_mafa.models.con_d.kept_images import kept_images
 from lavis_mafa.models.con_d.kept_rows import KeptRows
@@ -107,15 +106,6 @@ def test_close_flushes_and_later_rows_are_not_stored(tmp_path):
     first.kept.close()
     assert first.computed_ids(1, 2) == [1, 2]
     assert CacheClient(tmp_path).computed_ids(2, 1, 0) == [0]
-
-
-def test_rows_are_published_every_few_mini_batches(tmp_path, monkeypatch):
-    monkeypatch.setattr(kept_rows, "FLUSH_EVERY", 2)
-    first = CacheClient(tmp_path)
-    first.computed_ids(0)
-    assert CacheClient(tmp_path).computed_ids(0) == [0]
-    first.computed_ids(1)  # flushes the first row as well
-    assert CacheClient(tmp_path).computed_ids(0, 1) == [1]
 
 
 def test_flags_are_written_after_the_rows_are_on_disk(tmp_path, monkeypatch):
@@ -382,13 +372,6 @@ class WholeSubset(Subset):
         self.deterministic = deterministic
 
 
-def test_cache_is_disabled_by_default(toy_train):
-    cfg = OmegaConf.create({"mafa": {"con_d": {"keep_images": None}}})
-    model = namedtuple("model", "con_d")(con_d_from("albef_mafa"))
-    assert kept_images(cfg, model, toy_train, torch.device("cpu")) is None
-    assert kept_images(OmegaConf.create({}), model, toy_train, torch.device("cpu")) is None
-
-
 @pytest.mark.parametrize(
     ("con_d", "problem"),
     [
@@ -538,10 +521,3 @@ def test_dry_run_writes_no_cache(image_folder, tmp_path):
     lines = dry_run(build_small_runner(tmp_path / "run", image_folder, tmp_path / "kept"))
     assert any("keep_images: 12 images of 4,096 bytes" in line for line in lines)
     assert not (tmp_path / "kept").exists()
-
-
-def test_toy_world_can_be_cached(toy_train, tmp_path):
-    """Its images are rendered without a processor and without augmentation."""
-    kept = open_cache(con_d_from("albef_mafa"), toy_train, tmp_path)
-    assert kept.summary.startswith("model.mafa.con_d.keep_images: ") and kept.folder == tmp_path
-    assert "as the data make them" in kept.identity["view"]

@@ -147,42 +147,11 @@ def test_a_checkpoint_without_features_of_itc_is_refused(tmp_path, lost):
         build_negatives_encoder(chosen)
 
 
-def test_a_model_that_does_not_check_itself_is_checked(tmp_path):
-    state = other("blip2_mafa").state_dict()
-    path = tmp_path / "itc.pth"
-    torch.save({"model": {n: v for n, v in state.items() if "vision_proj" not in n}}, path)
-    chosen = {"arch": "blip2_mafa", "model_type": "tiny", "checkpoint": str(path)}
-    with pytest.raises(ValueError, match="(?s)to compare with.*vision_proj: 2.*projections of ITC"):
-        build_negatives_encoder({**chosen, "model": {"load_finetuned": False}})
-    torch.save({"model": state}, path)
-    assert build_negatives_encoder({**chosen, "model": {"load_finetuned": False}}) is not None
-
-
 def test_a_model_without_temperature_is_refused():
     model = other("blip_mafa")
     del model.temp
     with pytest.raises(TypeError, match="it has no temperature of ITC"):
         ModelNegativesEncoder(model)
-
-
-def test_a_frozen_equal_image_encoder_is_shared(tmp_path, samples):
-    cfg = config_of("blip2_mafa", freeze_vit=True, vit_precision="fp32")
-    torch.manual_seed(11)
-    model = FAMILIES["blip2_mafa"].from_config(cfg)
-    path = tmp_path / "itc.pth"
-    torch.save({"model": {**other("blip2_mafa").state_dict(), **encoder_weights(model)}}, path)
-    chosen = {"arch": "blip2_mafa", "model_type": "tiny", "checkpoint": str(path)}
-    encoder = build_negatives_encoder(chosen)
-    expected = encoder.compare(samples)
-    model.negatives_encoder = encoder
-    model.load_and_share(cfg)
-    assert encoder.shares_encoder and encoder.model.visual_encoder is model.visual_encoder
-    seen = model.backbone.encode_images(samples["image"]).seen
-    torch.testing.assert_close(encoder.compare(samples, seen=seen).i2t, expected.i2t)
-
-
-def encoder_weights(model):
-    return {n: v for n, v in model.state_dict().items() if n.startswith("visual_encoder.")}
 
 
 def test_views_and_tokens_of_the_frozen_encoder_are_loaded(toy, tmp_path):
@@ -240,15 +209,6 @@ def test_config_without_weights_or_features_is_refused(tmp_path):
     save_checkpoint(other("blip2_mafa"), blip2, config_of("blip2_mafa"))
     told = problems(tmp_path, arch="albef_mafa", model_type="tiny", checkpoint=blip2)
     assert f"{TRAIN}.checkpoint" in told and "of another family" in told
-
-
-def test_evaluation_needs_no_frozen_encoder(tmp_path):
-    options = [f"{TRAIN}.arch=albef_mafa", f"{TRAIN}.checkpoint=nowhere.pth"]
-    path = tmp_path / "model.pth"
-    torch.save({"model": build("albef_mafa").state_dict()}, path)
-    options += ["model.load_finetuned=True", f"model.finetuned={path}", "run.evaluate=True"]
-    cfg = load_config("projects/mafa/train/albef_toy.yaml", options)
-    assert cfg.model_cfg.mafa.negatives_encoder is None
 
 
 def test_downloads_of_the_frozen_encoder_are_listed():

@@ -329,6 +329,18 @@ def test_code_beside_a_model_is_never_run(tmp_path, vlm):
     assert not proof.exists()
 
 
+def test_code_beside_a_cross_encoder_is_never_run(tmp_path, encoder):
+    folder, proof = tmp_path / "code", tmp_path / "ran"
+    shutil.copytree(encoder, folder)
+    (folder / "evil.py").write_text(f"open({str(proof)!r}, 'w').close()\nclass Evil: pass\n")
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[1]["type"] = "evil.Evil"
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ValueError, match="cross-encoder"):
+        build_discriminator(config(str(folder), "cross_encoder"))
+    assert not proof.exists()
+
+
 def test_old_transformers_are_refused(tmp_path, vlm, monkeypatch):
     import transformers
 
@@ -355,10 +367,12 @@ def test_missing_sentence_transformers_is_refused(tmp_path, vlm, monkeypatch):
     def absent(name):
         raise cross_encoder.PackageNotFoundError(name)
 
-    for version, expected in ((absent, "is not installed"), (lambda _: "5.3.0", "this is 5.3.0")):
+    for version, expected in ((absent, "is not installed"), (lambda _: "5.4.1", "this is 5.4.1")):
         monkeypatch.setattr(cross_encoder, "version", version)
+        with pytest.raises(ValueError, match=expected):
+            cross_encoder.CrossEncoderDiscriminator.from_config({"checkpoint": vlm}, None)
         (one,) = problems(tmp_path, vlm, model__mafa__con_d__arch="cross_encoder")
-        assert expected in one and 'pip install "sentence-transformers>=5.4"' in one
+        assert expected in one and 'pip install "sentence-transformers>=6"' in one
 
 
 def test_cross_encoder_without_an_image_processor_is_refused(tmp_path, vlm, monkeypatch):
@@ -371,7 +385,7 @@ def test_cross_encoder_without_an_image_processor_is_refused(tmp_path, vlm, monk
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory, vlm):
     """A folder with a CrossEncoder: the tiny model, and the log-odds of Yes as its score."""
-    pytest.importorskip("sentence_transformers", minversion="5.4")
+    pytest.importorskip("sentence_transformers", minversion="6")
     from sentence_transformers import CrossEncoder
     from sentence_transformers.base.modules import Transformer
     from sentence_transformers.cross_encoder.modules import LogitScore

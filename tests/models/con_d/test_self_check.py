@@ -13,12 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from two_forks import answers_of_two
 
-from lavis_mafa.models.con_d.discriminators import ModelDiscriminator, Oracle
+from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
 from lavis_mafa.models.con_d.self_check import (
     PoorDiscriminatorError,
     SelfCheck,
     drawn_samples,
-    mode_of,
     on_all_ranks,
     random_partners,
     self_check,
@@ -211,16 +210,3 @@ def test_pairs_of_one_image_have_no_random_partner(toy_train):
     found = self_check(CHANCE, [samples], (0.5, 0.8), "mine")
     assert found.auc is None and not found.problems and "not possible" in found.line
     assert found.content()["above"] == [] and found.scalars() == {}
-
-
-def test_figures_by_name():
-    found = checked([0.9, 0.9], [0.1, 0.6])
-    assert found.scalars() == {
-        **{"auc": 1.0, "own_above_0.5": 1.0, "random_above_0.5": 0.5},
-        **{"own_above_0.8": 1.0, "random_above_0.8": 0.0},
-    }
-    assert found.content()["above"][0] == {"threshold": 0.5, "own": 1.0, "random": 0.5}
-
-
-def test_the_truth_needs_no_check_and_warning_is_the_default():
-    assert not Oracle.needs_self_check and mode_of({}) == "warn"

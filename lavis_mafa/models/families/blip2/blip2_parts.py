@@ -26,10 +26,10 @@ from lavis_mafa.models.parts.vit import begin_narrow
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.models.weight_loading import resize_positions
 
-PUBLISHED = "https://storage.googleapis.com/sfr-vision-language-research/LAVIS/models/BLIP2/"
+_PUBLISHED = "https://storage.googleapis.com/sfr-vision-language-research/LAVIS/models/BLIP2/"
 _VIT_WEIGHTS = {
-    "eva_clip_g": f"{PUBLISHED}eva_vit_g.pth",
-    "clip_L": f"{PUBLISHED}clip_vit_L.pth",
+    "eva_clip_g": f"{_PUBLISHED}eva_vit_g.pth",
+    "clip_L": f"{_PUBLISHED}clip_vit_L.pth",
 }
 PREFIX = "visual_encoder."
 # As in LAVIS, whose own function of this encoder downloads its weights.

@@ -35,12 +35,12 @@ from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of
 from lavis_mafa.models.parts.tokenizers import build_tokenizer, from_hub
 from lavis_mafa.models.parts.vit import DEIT, build_vit
 
-PARTS = ("visual_encoder", "text_encoder")
-NEGATIVES = ("posterior", "hardest")
-PLAIN = ("hardest", "random")
+_PARTS = ("visual_encoder", "text_encoder")
+_NEGATIVES = ("posterior", "hardest")
+_PLAIN = ("hardest", "random")
 
 
-RULE = PosteriorRule(beginning="sampled")  # as in FNE's code
+_RULE = PosteriorRule(beginning="sampled")  # as in FNE's code
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class FneSettings(Checked):
         "posterior",
         "how negatives are found: by the posterior, or the hardest of mini-batch and memory",
         source="FNE",
-        choices=NEGATIVES,
+        choices=_NEGATIVES,
     )
     plain_epochs: int = option(
         1,
@@ -70,11 +70,11 @@ class FneSettings(Checked):
         "hardest",
         "negatives of these epochs; random: for encoders that start with random weights",
         source="FNE",
-        choices=PLAIN,
+        choices=_PLAIN,
     )
     memory_size: int = option(8224, "pairs in the memory of momentum features", source="FNE", low=0)
     momentum: float = 0.995
-    rule: PosteriorRule = RULE
+    rule: PosteriorRule = _RULE
 
     @classmethod
     def from_config(cls, cfg: Any) -> FneSettings:
@@ -84,9 +84,9 @@ class FneSettings(Checked):
             ValueError: for a value out of its range, or an unknown key of ``model.posterior``.
         """
         given = dict(cfg.get("posterior") or {})
-        given["margin"] = float(cfg.get("margin", RULE.margin))
+        given["margin"] = float(cfg.get("margin", _RULE.margin))
         try:
-            rule = replace(RULE, **given)
+            rule = replace(_RULE, **given)
         except (TypeError, ValueError) as error:
             raise ValueError(f"model.posterior: {error}") from error
         names = {one.name for one in fields(cls)} - {"rule"}
@@ -98,7 +98,7 @@ class FneSettings(Checked):
 
 @dataclass(frozen=True)
 class _Posterior(PosteriorRule):
-    margin: float = RULE.margin  # no option: here it is ``model.margin``
+    margin: float = _RULE.margin  # no option: here it is ``model.margin``
 
 
 @dataclass(frozen=True)
@@ -106,10 +106,10 @@ class _FneOptions(FneSettings):
     """Config keys of ``model`` that only FNE reads."""
 
     margin: float = option(
-        RULE.margin, "of the triplet loss and of the cut-down", source="FNE", low=0
+        _RULE.margin, "of the triplet loss and of the cut-down", source="FNE", low=0
     )
     posterior: _Posterior = option(
-        _Posterior(beginning=RULE.beginning),
+        _Posterior(beginning=_RULE.beginning),
         "how the posterior that a negative is false is estimated",
         source="FNE",
     )
@@ -189,7 +189,7 @@ class FneRetrieval(MafaModel, BaseModel):
         self.fne = settings or FneSettings()
         self.backbone: Any = DualBackbone(self)
         self.copies = DualBackbone(self, "_m")
-        self.momentum_encoders = MovingCopies(self, PARTS, self.fne.momentum)
+        self.momentum_encoders = MovingCopies(self, _PARTS, self.fne.momentum)
         self.memory = PairMemory(self.fne.memory_size, width)
         self.picker = PosteriorPicker(self.fne.rule)
 
