@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -81,10 +82,14 @@ def train_encoder(
     return float(np.mean(right))
 
 
-def save_encoder(encoder: nn.Module, path: Path) -> None:
-    """Save an image encoder as a checkpoint that ``model.pretrained`` takes."""
+def save_encoder(encoder: nn.Module, path: Path, accuracy: float) -> None:
+    """Save an image encoder as a checkpoint that ``model.pretrained`` takes, and its accuracy next
+    to it as JSON."""
+    beside = path.with_suffix(".json")
+    beside.unlink(missing_ok=True)  # it describes the checkpoint that is replaced
     state = {f"{PREFIX}{key}": value for key, value in encoder.state_dict().items()}
     save_atomically({"model": state}, path)
+    write_json(beside, {"accuracy": accuracy})
 
 
 class _LabelledImages(Dataset[tuple[Tensor, int]]):
@@ -101,7 +106,8 @@ class _LabelledImages(Dataset[tuple[Tensor, int]]):
     def __init__(self, labels: Mapping[str, str], folder: str, processor: Any) -> None:
         self.paths = [os.path.join(folder, image) for image in labels]
         self.names = sorted(set(labels.values()))
-        self.numbers = [self.names.index(label) for label in labels.values()]
+        places = {name: place for place, name in enumerate(self.names)}
+        self.numbers = [places[label] for label in labels.values()]
         self.processor = processor
 
     def __len__(self) -> int:
@@ -180,7 +186,7 @@ def _start_from_labels(cfg: Any, labels: Mapping[str, str], args: argparse.Names
 
     batches = (batch for _ in range(args.epochs) for batch in loader)
     right = train_encoder(encoder, heads, batches, loss_of, steps, args.lr)
-    save_encoder(encoder, args.output)
+    save_encoder(encoder, args.output, right)
     return right
 
 
@@ -218,5 +224,10 @@ def run(args: argparse.Namespace) -> None:
         right = _start_from_labels(cfg, labels, args)
     except (OSError, ValueError) as error:
         args.error(str(error))
-    write_json(args.output.with_suffix(".json"), {"accuracy": right})
     print(f"predicts {100 * right:.0f} % of the labels; saved as {args.output}")
+
+
+if __name__ == "__main__":
+    from research.__main__ import main
+
+    sys.exit(main(["image-start", *sys.argv[1:]]))

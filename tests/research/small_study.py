@@ -104,4 +104,4 @@ def write_log(job, *records, done=True):
     lines = [json.dumps(record) + "\n" for record in records]
     (job.folder / "log.jsonl").write_text("".join(lines))
     if done:
-        (job.folder / "done").touch()
+        (job.folder / "done").write_text(job.key)

@@ -18,6 +18,7 @@ from research.studies.spread import (
     frame_of,
     gains_of,
 )
+from research.studies.study_tables import verdict
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=6))
@@ -53,8 +54,13 @@ def test_p_value_is_that_of_a_t_test(hundredths):
     assert Spread.of(values).p_value == pytest.approx(expected, abs=1e-6)
 
 
-def test_p_value_of_equal_figures_and_of_one():
-    assert Spread.of([1.0, 1.0]).p_value == 0.0 and Spread.of([0.0, 0.0]).p_value == 1.0
+@pytest.mark.parametrize("values", [[1.0, 1.0], [0.3 - 0.2, 0.2 - 0.1, 0.1], [0.0, 0.0], [7.5] * 9])
+def test_equal_differences_are_no_evidence(values):
+    """Equal differences, also but for rounding, say nothing of how differences vary."""
+    spread = Spread.of(values)
+    assert (spread.p_value, spread.interval, verdict(spread.interval)) == (1.0, None, "open")
+    rows = {"a": {"x": spread}, "b": {"x": Spread(1.0, 0.01, 3)}}
+    assert corrected_p_values(rows, "x")["b"] == pytest.approx(2 * rows["b"]["x"].p_value)
     assert math.isnan(Spread.of([1.0]).p_value)
 
 
@@ -98,7 +104,7 @@ def test_paired_interval_is_that_of_a_slow_loop(mine, theirs, lower):
         return
     mean = sum(gains) / len(gains)
     assert (found.n, found.mean) == (len(gains), pytest.approx(mean, abs=1e-9))
-    if len(gains) > 1:
+    if max(gains) - min(gains) > 1e-6:
         sd = math.sqrt(sum((gain - mean) ** 2 for gain in gains) / (len(gains) - 1))
         t = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447}[len(gains)]
         half = t * sd / math.sqrt(len(gains))
