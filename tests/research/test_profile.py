@@ -194,28 +194,26 @@ def checkpoint(tmp_path_factory, toy_train):
 
 
 OPTIONS = ("run.batch_size_train=16", "run.grit.search_space=48", "run.grit.queue_size=96")
-MORE = ("--mini-batches", 4, "--queue-size", 40, "--top", 3)
+MORE = ("--mini-batches", 4, "--queue-size", 40)
 
 
 def rows_of(folder):
     rows = json.loads((folder / "profile.json").read_text())["rows"]
-    return {(row["labels"], row["alpha"], row["sampling"]): row for row in rows}
+    return {(row["labels"], row["sampling"]): row for row in rows}
 
 
 def test_command_on_the_toy_world(tmp_path, checkpoint, capsys):
-    oracle = (*OPTIONS, "model.mafa.con_d.arch=oracle")
-    more = (*MORE, "--convert", "--alpha", "0.2", "0.5")
-    main(arguments("profile", tmp_path, checkpoint, *more, options=oracle))
+    main(arguments("profile", tmp_path, checkpoint, *MORE, options=OPTIONS))
     rows = rows_of(tmp_path)
-    assert "S-ITC" in capsys.readouterr().out and len(rows) == 2 * (1 + 3 * 2)
-    for key, row in rows.items():
+    assert "S-ITC" in capsys.readouterr().out and len(rows) == 2 * 4
+    for (kind, _), row in rows.items():
         assert row["anchors"] == 2 * 4 * 16
         assert sum(group["sum"] for group in row["groups"]) == pytest.approx(1.0, abs=1e-5)
-        assert len(row["groups"]) == (3 if key[0] == "momentum" else 2)
-    # A converted negative takes half of the first place.
-    first_place = {s: rows["one_hot", None, s]["mean_sorted"][0] for s in ("random", "grit")}
-    assert first_place["grit"] < 1.0 and first_place["random"] < 1.0
-    assert rows["smoothed", 0.2, "grit"]["groups"][0]["sum"] == pytest.approx(0.8 + 0.2 * 3 / 16)
+        assert len(row["groups"]) == (3 if kind == "momentum" else 2)
+    alpha = rows["smoothed", "grit"]["alpha"]
+    assert rows["one_hot", "grit"]["mean_sorted"][0] == pytest.approx(1.0)
+    top = rows["smoothed", "grit"]["groups"][0]["sum"]
+    assert top == pytest.approx(1 - alpha + alpha * 5 / 16)
     text = (tmp_path / "profile.md").read_text()
     assert "momentum distillation" in text and "0.9822" in text
 
@@ -232,26 +230,23 @@ def test_labels_use_the_momentum_encoders_of_the_checkpoint(tmp_path):
     }
     path = tmp_path / "with_copies.pth"
     torch.save({"model": {**model.state_dict(), **copies}}, path)
-    more = ("--labels", "momentum", *MORE)
     profiles = {}
     for kind in ("momentum", "smoothed"):
         chosen = (*OPTIONS, f"model.mafa.soft_labels.type={kind}")
-        main(arguments("profile", tmp_path / kind, path, *more, options=chosen))
-        profiles[kind] = rows_of(tmp_path / kind)["momentum", 0.4, "random"]["mean_sorted"]
+        main(arguments("profile", tmp_path / kind, path, *MORE, options=chosen))
+        profiles[kind] = rows_of(tmp_path / kind)["momentum", "random"]["mean_sorted"]
     assert profiles["momentum"] != pytest.approx(profiles["smoothed"], rel=1e-3)
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("more", "options", "message"),
     [
-        (("--top", "16"), "--top 16: expected"),
-        (("--alpha", "1.5"), "--alpha [1.5]: expected"),
-        (("--convert",), "--convert needs a Con-D"),
-        (("--batch-size", "500"), "do not fill a mini-batch"),
+        (("--mini-batches", "0"), (), "--mini-batches 0: expected"),
+        ((), ("run.batch_size_train=5",), "run.batch_size_train 5: expected more than 5"),
     ],
 )
-def test_invalid_arguments_are_rejected(tmp_path, caplog, more, message):
+def test_invalid_arguments_are_rejected(tmp_path, caplog, more, options, message):
     given_arguments = ["profile", "--cfg-path", CONFIG, "--output", str(tmp_path), *more]
     size = "datasets.toy_scenes.build_info.train_size=150"
-    assert main([*given_arguments, "--options", *OPTIONS, size]) == 1
+    assert main([*given_arguments, "--options", *OPTIONS, *options, size]) == 1
     assert message in caplog.text

@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import ROOT
 from PIL import Image
-from small_study import plan_for
+from small_study import plan_for, write_figures
 
 from research.picture_data import labels_of, main, verified_rows
 from research.picture_measures import KnownSplit, ceilings, itm_figures, measure
@@ -160,12 +160,8 @@ def test_table_of_hard_negatives_has_base_rate_and_lift(folder, tmp_path):
     """Rates are shown in percent; a lift is a ratio."""
     words = ["--set", f"data={folder}", "--output", tmp_path, "--seeds", 0, "--rows", "ecm"]
     plan = plan_for("ucm", *words)
-    job = plan.of["ECM"][0][""]
-    job.folder.mkdir(parents=True)
-    (job.folder / "done").touch()
     rates = {"con_d_precision": 0.75, "con_d_base_rate": 0.25, "con_d_lift": 3.0}
-    content = {"judges": [], "figures": {**rates, "con_d_recall": 0.5}}
-    (job.folder / "figures.json").write_text(json.dumps(content))
+    write_figures(plan, plan.of["ECM"][0][""], {**rates, "con_d_recall": 0.5})
     table = tables_of(results_of(plan)[0])[0]
     shown = dict(zip(table.columns, table.rows[0], strict=True))
     wanted = {
