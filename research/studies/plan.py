@@ -240,9 +240,9 @@ class _Maker:
         needs: dict[str, Job | str] = dict(earlier or {})
         needs |= {one: self.shared(one) for one in sorted(step.names - OWN - {*needs})}
         config = yaml_of(project_file(step.config)) if step.config else None
-        content = [step.script, config, step.options, sources_of(step.module), step.arguments]
-        versions = [__version__, torch.__version__, self.study.processes]
-        form = digest_of([step.config, step.module, with_contents(content), *versions])
+        files = with_contents([config, step.options]), with_contents(step.arguments, folders=True)
+        code = [step.script, step.module, sources_of(step.module), __version__, torch.__version__]
+        form = digest_of([step.config, *files, *code, self.study.processes])
         sources = {one: getattr(job, "key", with_contents(job)) for one, job in needs.items()}
         key = digest_of([form, self.seed, sources])
         place = f"{folder.name if folder else f'{name}-{key}'}/{self.seed}"

@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import json
 import os
+from functools import cache
 from glob import escape, glob
 from pathlib import Path
 from typing import Any
@@ -22,23 +23,33 @@ def digest_of(content: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
-def with_contents(value: Any) -> Any:
+def with_contents(value: Any, folders: bool = False) -> Any:
     """Return plain data with a digest of the content of every file that a text in them names.
 
-    A text names a file as a path, or as ``key=path``; a folder stands for the JSON files in it.
+    A text names a file as a path, or as ``key=path``.
+
+    Args:
+        folders: a folder stands for the JSON files in it; not where runs write into folders.
     """
     if isinstance(value, dict):
-        return {str(key): with_contents(item) for key, item in value.items()}
+        return {str(key): with_contents(item, folders) for key, item in value.items()}
     if isinstance(value, list):
-        return [with_contents(item) for item in value]
-    if not isinstance(value, str):
-        return value
-    path = os.path.join(ROOT, value.rpartition("=")[2])
-    digests = []
-    for one in [path] if os.path.isfile(path) else sorted(glob(f"{escape(path)}/*.json")):
-        with open(one, "rb") as file:
-            digests.append(hashlib.file_digest(file, "sha256").hexdigest())
-    return [value, *digests] if digests else value
+        return [with_contents(item, folders) for item in value]
+    name = value.rpartition("=")[2] if isinstance(value, str) else ""
+    path = os.path.join(ROOT, name)
+    files = [path] if os.path.isfile(path) else []
+    if name and folders:
+        files += sorted(glob(f"{escape(path)}/*.json"))
+    stats = [(one, os.stat(one)) for one in files]
+    found = [_digest_of_file(one, stat.st_mtime_ns, stat.st_size) for one, stat in stats]
+    return [value, *found] if found else value
+
+
+@cache
+def _digest_of_file(path: str, time: int, size: int) -> str:
+    """Return the digest of a file that was last changed at this time (ns)."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def yaml_of(path: Path) -> Any:

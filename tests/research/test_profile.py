@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import mini_batch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from small_world import CONFIG, arguments, save_model
 
 from lavis_mafa import load_model
@@ -131,34 +129,6 @@ def test_queued_pairs_of_one_image_are_negatives_with_same_image_negative():
     stream = random_stream(24, 8, 16, images=4)
     assert int((soft_labels("momentum", 0.0, stream, 2, "negative") > 0).sum()) == 16
     assert int((soft_labels("momentum", 0.0, stream, 2, "positive") > 0).sum()) > 40
-
-
-@given(
-    anchors=st.integers(1, 6),
-    size=st.integers(1, 12),
-    top=st.integers(1, 12),
-    middle=st.integers(1, 12),
-    seed=st.integers(0, 99),
-)
-@settings(max_examples=60, deadline=None)
-def test_group_sums_do_not_depend_on_the_order_of_candidates(anchors, size, top, middle, seed):
-    rng = torch.Generator().manual_seed(seed)
-    given_labels = torch.softmax(3 * torch.randn(anchors, size, generator=rng), dim=1)
-    bounds = (top, top + middle)
-    profile = profile_of(given_labels, bounds)
-    groups = profile.groups()
-    assert len(groups) == 1 + sum(b < size for b in bounds)
-    assert sum(mean for mean, _ in groups) == pytest.approx(1.0, abs=1e-5)
-    assert (profile.mean.diff() <= 1e-12).all()
-    shuffled = LabelProfile(size, bounds)
-    for row in given_labels:  # nor on how anchors are divided into mini-batches
-        shuffled.add(row[torch.randperm(size, generator=rng)][None])
-    for mine, theirs in zip(groups, shuffled.groups(), strict=True):
-        assert mine == pytest.approx(theirs, abs=1e-6)
-
-
-def test_profile_without_anchors_has_no_mean():
-    assert all(math.isnan(mean) for mean, _ in LabelProfile(6, (2,)).groups())
 
 
 def test_labels_equal_those_of_training(toy_train, tiny):

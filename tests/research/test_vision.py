@@ -9,25 +9,16 @@ import numpy as np
 import pytest
 import torch
 from own_pairs import own_arguments
-from small_world import CONFIG, SIZE, arguments, save_model
+from small_world import CONFIG, arguments, save_model
 
 from lavis_mafa import load_model
-from lavis_mafa.algorithm.backbone import Texts
 from lavis_mafa.algorithm.losses.language import IGNORED
 from lavis_mafa.metrics.intervals import ratio
-from lavis_mafa.models.families.family import begin_with, tokenize
+from lavis_mafa.models.families.family import tokenize
 from research.__main__ import main
-from research.token_prediction import (
-    COUNTS,
-    TokenPredictor,
-    mask_captions,
-    share_of,
-    without_image,
-)
-from research.vision import figures_of
+from research.vision import COUNTS, count_hits, figures_of, mask_captions, share_of, without_image
 
 RATES = [0.3, 0.8]
-LM = ["blip_mafa", "blip2_mafa"]
 
 
 def samples_of(toy_train, count=10):
@@ -35,66 +26,35 @@ def samples_of(toy_train, count=10):
     return batch["image"], batch["text_input"], batch["index"].numpy()
 
 
-def biased_model(name, captions):
+def biased_model(captions):
     """Return a random tiny model that favours words of the captions and depends on the image."""
     torch.manual_seed(0)
-    model = load_model(name, "tiny").eval()
+    model = load_model("albef_mafa", "tiny").eval()
     for part, weight in model.named_parameters():
         if "crossattention" in part and part.endswith(("value.weight", "dense.weight")):
             weight.data *= 30.0
-    head = TokenPredictor(model).head.predictions
     words = tokenize(model, captions, None).input_ids.unique()
-    head.bias.data[words] += 2.0
+    model.text_encoder.cls.predictions.bias.data[words] += 2.0
     return model
 
 
-def count(model, images, captions, numbers, rates, seed=0):
-    with torch.no_grad():
-        return TokenPredictor(model, seed).count(images, captions, numbers, rates)
+@torch.no_grad()
+def count(model, images, captions, numbers, seed=0):
+    return count_hits(model, images, captions, numbers, RATES, seed)
 
 
-@pytest.mark.parametrize("name", ["albef_mafa", *LM])
-def test_model_ignoring_images_predicts_the_same_with_and_without(toy_train, name):
+def test_model_ignoring_images_predicts_the_same_with_and_without(toy_train):
     samples = samples_of(toy_train, 40)
-    model = biased_model(name, samples[1])
-    rates = RATES if name == "albef_mafa" else [None]
-    with_vision = count(model, *samples, rates)
-    assert not torch.equal(with_vision[:, 1:3], with_vision[:, 3:]), (
-        "the predictions must depend on the image"
-    )
+    model = biased_model(samples[1])
+    with_vision = count(model, *samples)
+    assert not torch.equal(with_vision[:, 1:3], with_vision[:, 3:])
+    assert torch.equal(count(model, *samples), with_vision), "the hooks must be removed"
     for part, weight in model.named_parameters():
         if "crossattention.self.value" in part:
             weight.data.zero_()
-    blind = count(model, *samples, rates)
+    blind = count(model, *samples)
     assert torch.equal(blind[:, 1:3], blind[:, 3:]) and blind[:, 0].sum() > 0
-    assert torch.equal(blind[:, 3:], with_vision[:, 3:]), (
-        "without the image, vision must not matter"
-    )
-
-
-@pytest.mark.parametrize("name", ["albef_mafa", *LM])
-def test_without_image_removes_the_image_only_inside_the_context(toy_train, name):
-    images, captions, _ = samples_of(toy_train)
-    model = biased_model(name, captions)
-    reader = TokenPredictor(model)
-    tokens = tokenize(model, captions, None)
-    texts = Texts(tokens.input_ids, tokens.attention_mask)
-    visible = texts.mask.bool()
-
-    def logits(pictures):
-        with torch.no_grad():
-            return reader._logits(reader.backbone.encode_images(pictures), texts, visible)
-
-    with_image = logits(images), logits(images.flip(0))
-    with without_image(model):
-        without = logits(images), logits(images.flip(0))
-    assert torch.equal(*without) and not torch.equal(*with_image)
-    assert torch.equal(logits(images), with_image[0]), "the hooks must be removed"
-
-
-def test_model_without_cross_attention_is_rejected():
-    with pytest.raises(ValueError, match="no cross-attention"):
-        without_image(torch.nn.Linear(1, 1)).__enter__()
+    assert torch.equal(blind[:, 3:], with_vision[:, 3:]), "without the image it must not matter"
 
 
 def slow_counts(model, image, caption, number, rate, seed):
@@ -121,58 +81,17 @@ def slow_counts(model, image, caption, number, rate, seed):
 
 def test_counts_equal_slow_loop_for_any_batch(toy_train):
     images, captions, numbers = samples_of(toy_train, 12)
-    model = biased_model("albef_mafa", captions)
-    together = count(model, images, captions, numbers, RATES, seed=4)
+    model = biased_model(captions)
+    together = count(model, images, captions, numbers, seed=4)
     with torch.no_grad():
         for index in range(12):
             own = [part[index : index + 1] for part in (images, captions, numbers)]
-            assert torch.equal(count(model, *own, RATES, seed=4), together[:, :, [index]])
+            assert torch.equal(count(model, *own, seed=4), together[:, :, [index]])
             for row, rate in enumerate(RATES):
                 slow = slow_counts(model, *(part[0] for part in own), rate, seed=4)
                 assert together[row, :, index].tolist() == slow
     predicted, _, among_5, *_ = together.sum(dim=(0, 2)).tolist()
     assert 0 < among_5 < predicted
-
-
-@pytest.mark.parametrize("name", LM)
-def test_next_token_counts_equal_slow_loop(toy_train, name):
-    images, captions, numbers = samples_of(toy_train, 12)
-    model = biased_model(name, captions)
-    fast = count(model, images, captions, numbers, [None])[0]
-    backbone = model.backbone
-    for row in range(12):
-        tokens = tokenize(model, [captions[row]], None)
-        length = tokens.input_ids.shape[1]
-        with torch.no_grad():
-            encoded = backbone.encode_images(images[row][None])
-            better = []
-            for end in range(1, length):
-                # Later tokens are unknown: the caption is truncated before the predicted token.
-                scores = next_token(model, encoded, tokens.input_ids[:, :end])
-                better.append(int((scores > scores[tokens.input_ids[0, end]]).sum()))
-        hits = [sum(one < k for one in better) for k in (1, 5)]
-        assert fast[:3, row].tolist() == [len(better), *hits]
-    predicted, _, among_5, *_ = fast.sum(dim=1).tolist()
-    assert 0 < among_5 < predicted
-
-
-def next_token(model, encoded, ids):
-    """Return the logits ``(V,)`` of the token after ``(1, L)`` ids."""
-    ids = begin_with(ids, model.tokenizer.bos_token_id)
-    if hasattr(model, "text_decoder"):
-        output = model.text_decoder(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            encoder_hidden_states=encoded.embeds,
-            encoder_attention_mask=torch.ones(encoded.embeds.shape[:2]),
-        )
-        return output.logits[0, -1]
-    queries = model.query_tokens
-    mask = torch.ones(1, queries.shape[1] + ids.shape[1], dtype=torch.long)
-    output = model.Qformer.bert(
-        ids, attention_mask=mask, past_key_values=encoded.cache, return_dict=True, is_decoder=True
-    )
-    return model.Qformer.cls(output.last_hidden_state)[0, -1]
 
 
 def test_masks_depend_on_the_sample_and_grow_with_the_rate(tiny, toy_train):
@@ -255,20 +174,16 @@ def test_vision_command_skips_unreadable_photographs(tmp_path, photographs):
     assert rows[0] == rows[1], "unreadable samples must not be counted"
 
 
-def test_next_token_models_have_no_rates(tmp_path):
-    config = CONFIG.replace("albef_toy", "blip2_toy")
-    size = f"datasets.toy_scenes.build_info.train_size={SIZE}"
-    words = ["vision", "--cfg-path", config, "--output", str(tmp_path), "--samples", "20"]
-    assert main([*words, "--options", size]) == 0
-    assert list(rows_of(tmp_path)) == [None]
-
-
 @pytest.mark.parametrize(
-    ("more", "message"),
-    [(("--rates", "0.2", "1.5"), "--rates"), (("--samples", "0"), "--samples")],
+    ("config", "more", "message"),
+    [
+        (CONFIG, ("--rates", "0.2", "1.5"), "--rates"),
+        (CONFIG, ("--samples", "0"), "--samples"),
+        (CONFIG.replace("albef_toy", "blip_toy"), (), "blip_mafa has no masked language modelling"),
+    ],
 )
-def test_invalid_arguments_are_rejected(tmp_path, caplog, more, message):
-    assert main(["vision", "--cfg-path", CONFIG, "--output", str(tmp_path), *more]) == 1
+def test_invalid_arguments_are_rejected(tmp_path, caplog, config, more, message):
+    assert main(["vision", "--cfg-path", config, "--output", str(tmp_path), *more]) == 1
     assert message in caplog.text
 
 
