@@ -130,9 +130,11 @@ def content(results: Results) -> dict[str, Any]:
     }
     head = {"title": study.file.title, "source": study.file.source, "at": study.at}
     parameters = dict(study.file.parameters)
+    notes = {"notes": list(results.notes)} if results.notes else {}
     return {
         **results.origin,
         **head,
+        **notes,
         "columns": columns,
         "parameters": parameters,
         "rows": rows,

@@ -180,7 +180,8 @@ def recorded_results(study: Study, recorded: Mapping[Path, Any], command: str) -
     if len(contents) == 1:
         origin = {key: contents[0][key] for key in ("version", "torch", "date", "command")}
         folders = {name: row.get("folders", {}) for name, row in contents[0]["rows"].items()}
-        return Results(replace(study, columns=columns), frame, complete, origin, folders)
+        notes = contents[0].get("notes", [])
+        return Results(replace(study, columns=columns), frame, complete, origin, folders, notes)
     notes = [
         f"Seeds {', '.join(map(str, _seeds_of(content)))}: {path.name}, lavis_mafa "
         f"{content['version']}, torch {content['torch']}, {content['date']}."
