@@ -13,7 +13,6 @@ model.pretrained of a training run. Exit status: 0, or 2 for unusable arguments 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -30,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 from lavis_mafa.commands.arguments import RUN_CONFIG_HELP, add_options
 from lavis_mafa.config import load_config
 from lavis_mafa.datasets.image_reading import read_rgb
-from lavis_mafa.io.files import write_json
+from lavis_mafa.io.files import read_json, write_json
 from lavis_mafa.io.processes import progress
 from lavis_mafa.processors.augmentation import quick
 from lavis_mafa.runners.checkpoint import save_atomically
@@ -124,24 +123,18 @@ def read_labels(path: str | os.PathLike[str]) -> dict[str, str]:
         FileNotFoundError: if there is no such file.
         ValueError: if it has another form, or fewer than two different labels.
     """
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is no JSON file: {error}") from None
+    content = read_json(path)
     rows = list(content.items()) if isinstance(content, dict) else content
-    if not isinstance(rows, list):
-        raise ValueError(f"{path}: {EXPECTED}")
-    for place, row in enumerate(rows):
-        if not (
-            isinstance(row, (list, tuple))
-            and [type(one) for one in row] in ([str, str], [str, int])
-        ):
+    for place, row in enumerate(rows if isinstance(rows, list) else [rows]):
+        types = [type(one) for one in row] if isinstance(row, (list, tuple)) else []
+        if types not in ([str, str], [str, int]):
             raise ValueError(f"{path}: entry {place} is {row!r}; {EXPECTED}")
-    labels = {image: str(label) for image, label in rows}
-    if len(set(labels.values())) < 2:
-        raise ValueError(
-            f"{path}: {len(set(labels.values()))} different labels, expected 2 or more"
-        )
+    labels: dict[str, str] = {}
+    for image, label in rows:
+        if labels.setdefault(image, str(label)) != str(label):
+            raise ValueError(f"{path}: {image} has two labels, {labels[image]} and {label}")
+    if (count := len(set(labels.values()))) < 2:
+        raise ValueError(f"{path}: {count} different labels, expected 2 or more")
     return labels
 
 

@@ -228,20 +228,6 @@ def test_significant_differences_are_named():
     assert {tuple(row[-2:]) for row in difference().rows} == {("TR@1", None)}
 
 
-def test_outcome_without_claims_names_the_best_and_the_last_row():
-    values = {"GRIT-VLP": (10.0, 20.0), "ALBEF-base": (1.0, 3.0)}
-    figures = {
-        row: {seed: {"temperature": 9.0, "txt_r1": value} for seed, value in enumerate(own)}
-        for row, own in values.items()
-    }
-    rows = ("grit", "base")
-    assert outcome(results_with({}, *rows)) == "No run is complete yet."
-    said = "TR@1 is highest with 15.0 (GRIT-VLP) and lowest with 2.0 (ALBEF-base)."
-    assert outcome(results_with(figures, *rows)) == said
-    del figures["GRIT-VLP"]
-    assert outcome(results_with(figures, *rows)) == "TR@1: 2.0 (ALBEF-base)."
-
-
 def test_claims_hold_do_not_hold_or_are_open():
     gains = {"GRIT-VLP": [10.0, 20.0, 30.0], "ECM": [15.1, 25.0, 34.9], "ALBEF-base": [1, 50, 1]}
     figures = {
@@ -265,6 +251,7 @@ def test_claims_hold_do_not_hold_or_are_open():
         f"{verdicts.count('does not hold')} do not hold, and {verdicts.count('open')} are open."
     )
     assert verdict(None) == "open"
+    assert outcome(results_with({}, "grit")) == "No run is complete yet."
 
 
 # Measuring
@@ -432,9 +419,7 @@ def test_edited_files_are_another_run(tmp_path, fake_runs, edited, monkeypatch, 
 
 def test_list_and_dry_run_start_nothing(tmp_path, fake_runs, capsys):
     assert run_small_study(tmp_path, "--list") == 0
-    output = capsys.readouterr().out
-    assert "A title (Table 0)" in output and "  loss: loss" in output
-    assert f"  mined, M=256\n    model.mafa.con_d.arch=albef_mafa {''}" in output
+    assert "  mined, M=256\n    model.mafa.con_d.arch=albef_mafa" in capsys.readouterr().out
     assert run_small_study(tmp_path, "--dry-run", "--rows", "plain, M=128") == 0
     output = capsys.readouterr().out
     assert "plain, M=128, train, seed 3 (to do)\n  python " in output
