@@ -108,11 +108,8 @@ def test_masks_depend_on_the_sample_and_grow_with_the_rate(tiny, toy_train):
     hidden = [targets != IGNORED for _, targets in (few, many)]
     assert (hidden[1] | ~hidden[0]).all() and 0 < hidden[0].sum() < hidden[1].sum()
     assert torch.equal(few[0][hidden[0]], many[0][hidden[0]])
-    mask_id = tiny.tokenizer.mask_token_id
-    assert (few[0][hidden[0]] == mask_id).float().mean() == pytest.approx(0.8, abs=0.15)
     words = tokens.attention_mask.bool()
     assert not hidden[1][~words].any() and not hidden[1][:, 0].any()
-    assert hidden[1].sum() / (words.sum() - len(words)) == pytest.approx(0.7, abs=0.1)
     backwards = masked(0.7, rows=np.arange(29, -1, -1))
     assert torch.equal(backwards[1].flip(0), many[1]) and torch.equal(backwards[0].flip(0), many[0])
     assert not torch.equal(masked(0.7, seed=1)[1], many[1])
