@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -67,12 +67,20 @@ REMOVED_OPTIONS = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit status."""
+def main(
+    argv: Sequence[str] | None = None,
+    table: Mapping[str, tuple[str, str]] = COMMANDS,
+    program: str = "lavis-mafa",
+    description: str = "Pre-train vision-language models whose false negatives are detected.",
+) -> int:
+    """Run a command of a table such as `COMMANDS` and return its exit status."""
     end_with_launcher()
     try:
         with _ended_by_ctrl_c():
-            action = _prepare(argv)
+            given = list(sys.argv[1:] if argv is None else argv)
+            if table is COMMANDS:
+                _refuse_removed(given)
+            action = _prepare(given, table, program, description)
             from lavis_mafa.runners.session import exit_status
     except UnsupportedVersionError as error:
         print(f"lavis-mafa: {error}", file=sys.stderr)
@@ -118,23 +126,25 @@ def _end(number: int, frame: FrameType | None) -> None:
     os._exit(130)
 
 
-def _prepare(argv: Sequence[str] | None) -> Callable[[], int | None]:
-    """Parse the arguments and import the command; return what runs it."""
-    given = list(sys.argv[1:] if argv is None else argv)
+def _refuse_removed(given: Sequence[str]) -> None:
+    """Exit with what replaces a command or an option of an earlier version."""
     found = {old: REMOVED[old] for n in (1, 2) if (old := " ".join(given[:n])) in REMOVED}
     options = [word.partition("=")[0] for word in given]
     found |= {old: REMOVED_OPTIONS[old] for old in options if old in REMOVED_OPTIONS}
     for old, new in found.items():
         print(f"lavis-mafa: {old} was removed; use: {new}", file=sys.stderr)
         raise SystemExit(2)
-    parser = argparse.ArgumentParser(
-        prog="lavis-mafa",
-        description="Pre-train vision-language models whose false negatives are detected.",
-    )
+
+
+def _prepare(
+    given: Sequence[str], table: Mapping[str, tuple[str, str]], program: str, description: str
+) -> Callable[[], int | None]:
+    """Parse the arguments and import the command; return what runs it."""
+    parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen = run = None
-    for name, (module_name, text) in COMMANDS.items():
+    for name, (module_name, text) in table.items():
         command = commands.add_parser(name, help=text, description=text)
         if given[:1] == [name]:  # the other modules need not be imported
             module = importlib.import_module(module_name)

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     start = plan.jobs[f"image_start/{args.seed}"].checkpoint
     columns = plan.study.catalogue.values()
     scales = {key: column.scale for column in columns for key in column.keys}
-    systems = {row.run: measured(plan.of[row.name][args.seed][""]) for row in plan.study.rows}
+    systems = {row.run: measured(plan, plan.of[row.name][args.seed][""]) for row in plan.study.rows}
     summary = {
         **results.origin,
         "unit": "percent; areas under curves (auc) are from 0 to 1, and a lift is a ratio",

@@ -13,8 +13,8 @@ model.pretrained of a training run. Exit status: 0, or 2 for unusable arguments 
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 from lavis_mafa.commands.arguments import RUN_CONFIG_HELP, add_options
 from lavis_mafa.config import load_config
 from lavis_mafa.datasets.image_reading import read_rgb
-from lavis_mafa.io.files import write_json
+from lavis_mafa.io.files import read_json, write_json
 from lavis_mafa.io.processes import progress
 from lavis_mafa.processors.augmentation import quick
 from lavis_mafa.runners.checkpoint import save_atomically
@@ -81,10 +81,14 @@ def train_encoder(
     return float(np.mean(right))
 
 
-def save_encoder(encoder: nn.Module, path: Path) -> None:
-    """Save an image encoder as a checkpoint that ``model.pretrained`` takes."""
+def save_encoder(encoder: nn.Module, path: Path, accuracy: float) -> None:
+    """Save an image encoder as a checkpoint that ``model.pretrained`` takes, and its accuracy next
+    to it as JSON."""
+    beside = path.with_suffix(".json")
+    beside.unlink(missing_ok=True)  # it describes the checkpoint that is replaced
     state = {f"{PREFIX}{key}": value for key, value in encoder.state_dict().items()}
     save_atomically({"model": state}, path)
+    write_json(beside, {"accuracy": accuracy})
 
 
 class _LabelledImages(Dataset[tuple[Tensor, int]]):
@@ -101,7 +105,8 @@ class _LabelledImages(Dataset[tuple[Tensor, int]]):
     def __init__(self, labels: Mapping[str, str], folder: str, processor: Any) -> None:
         self.paths = [os.path.join(folder, image) for image in labels]
         self.names = sorted(set(labels.values()))
-        self.numbers = [self.names.index(label) for label in labels.values()]
+        places = {name: place for place, name in enumerate(self.names)}
+        self.numbers = [places[label] for label in labels.values()]
         self.processor = processor
 
     def __len__(self) -> int:
@@ -118,24 +123,18 @@ def read_labels(path: str | os.PathLike[str]) -> dict[str, str]:
         FileNotFoundError: if there is no such file.
         ValueError: if it has another form, or fewer than two different labels.
     """
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is no JSON file: {error}") from None
+    content = read_json(path)
     rows = list(content.items()) if isinstance(content, dict) else content
-    if not isinstance(rows, list):
-        raise ValueError(f"{path}: {EXPECTED}")
-    for place, row in enumerate(rows):
-        if not (
-            isinstance(row, (list, tuple))
-            and [type(one) for one in row] in ([str, str], [str, int])
-        ):
+    for place, row in enumerate(rows if isinstance(rows, list) else [rows]):
+        types = [type(one) for one in row] if isinstance(row, (list, tuple)) else []
+        if types not in ([str, str], [str, int]):
             raise ValueError(f"{path}: entry {place} is {row!r}; {EXPECTED}")
-    labels = {image: str(label) for image, label in rows}
-    if len(set(labels.values())) < 2:
-        raise ValueError(
-            f"{path}: {len(set(labels.values()))} different labels, expected 2 or more"
-        )
+    labels: dict[str, str] = {}
+    for image, label in rows:
+        if labels.setdefault(image, str(label)) != str(label):
+            raise ValueError(f"{path}: {image} has two labels, {labels[image]} and {label}")
+    if (count := len(set(labels.values()))) < 2:
+        raise ValueError(f"{path}: {count} different labels, expected 2 or more")
     return labels
 
 
@@ -180,7 +179,7 @@ def _start_from_labels(cfg: Any, labels: Mapping[str, str], args: argparse.Names
 
     batches = (batch for _ in range(args.epochs) for batch in loader)
     right = train_encoder(encoder, heads, batches, loss_of, steps, args.lr)
-    save_encoder(encoder, args.output)
+    save_encoder(encoder, args.output, right)
     return right
 
 
@@ -218,5 +217,10 @@ def run(args: argparse.Namespace) -> None:
         right = _start_from_labels(cfg, labels, args)
     except (OSError, ValueError) as error:
         args.error(str(error))
-    write_json(args.output.with_suffix(".json"), {"accuracy": right})
     print(f"predicts {100 * right:.0f} % of the labels; saved as {args.output}")
+
+
+if __name__ == "__main__":
+    from research.__main__ import main
+
+    sys.exit(main(["image-start", *sys.argv[1:]]))

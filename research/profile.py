@@ -8,7 +8,7 @@ few ranks, none is left for the false negatives of a grouped mini-batch.
 Samples are encoded once by a checkpoint and arranged in random or grouped mini-batches; nothing is
 trained. The momentum encoders are copies of the encoders unless the config trains momentum encoders
 (model.mafa.soft_labels.type=momentum) and the checkpoint contains them. The queue holds the samples
-of the previous mini-batches.
+of the previous mini-batches. Sizes and the weight of each kind of label are the config's.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.backbone import Backbone
 from lavis_mafa.algorithm.grit import grouped_plan
-from lavis_mafa.algorithm.mining import Judge, find_connections
-from lavis_mafa.algorithm.pickers import PICKERS, hardest
-from lavis_mafa.algorithm.scores import CON_D
+from lavis_mafa.algorithm.mining import MiningRule, find_connections
+from lavis_mafa.algorithm.pickers import hardest
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.commands.arguments import add_config_arguments, add_sampling_arguments
 from lavis_mafa.io.files import write_json, write_text
@@ -38,13 +36,11 @@ from lavis_mafa.mining.model_and_data import (
     data_source,
     load_model_and_data,
     log_on_main,
+    require_range,
 )
-from lavis_mafa.models.con_d.build import build_discriminator
-from lavis_mafa.models.con_d.discriminators import Oracle
 from lavis_mafa.models.families import backbone_of
 from lavis_mafa.pages.charts import Table
 from lavis_mafa.pages.tables import markdown_table
-from lavis_mafa.runners.loaders import to_device
 from research.label_profile import LabelProfile, Stream, labels_of
 
 NAMES = {
@@ -59,34 +55,17 @@ PAPER: list[list[Any]] = [
     ["consistency loss", "0.9822", "0.0178", None],
     ["momentum distillation", "0.6746", "0.0009", "0.3245"],
 ]
-KINDS = ("one_hot", "smoothed", "consistency", "momentum")
+TOP = 5  # ranks in the first group, as in the paper
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_config_arguments(parser)
-    parser.add_argument(
-        "--labels", nargs="+", choices=KINDS, default=list(KINDS), help="kinds of soft labels"
-    )
-    parser.add_argument(
-        "--alpha",
-        nargs="+",
-        type=float,
-        help="weight of the soft part of the labels (default: soft_labels.alpha, "
-        "soft_labels.weight or model.alpha of the config)",
-    )
     add_sampling_arguments(parser)
     parser.add_argument(
         "--mini-batches", type=int, default=50, help="number to measure (default: 50)"
     )
-    parser.add_argument("--batch-size", type=int, help="(default: run.batch_size_train)")
     parser.add_argument("--queue-size", type=int, help="of momentum (default: model.queue_size)")
-    parser.add_argument("--top", type=int, default=5, help="ranks in the first group (default: 5)")
-    parser.add_argument(
-        "--convert",
-        action="store_true",
-        help="let the config's Con-D convert false negatives, as in training",
-    )
     parser.add_argument("--output", required=True, type=Path, help="folder for the results")
 
 
@@ -97,20 +76,11 @@ def run(args: argparse.Namespace) -> None:
         ValueError: for arguments that are out of range or do not fit together, or a model without
             ITC and ITM.
     """
-    if args.mini_batches < 1 or (args.queue_size or 0) < 0:
-        raise ValueError(
-            f"--mini-batches {args.mini_batches} --queue-size {args.queue_size}: expected at least "
-            "1 and at least 0"
-        )
-    wrong = [a for a in args.alpha or [] if not 0.0 <= a <= 1.0]
-    if wrong:
-        raise ValueError(f"--alpha {wrong}: expected 0 to 1")
+    require_range(args, mini_batches=(1,), queue_size=(0,))
     loaded = load_model_and_data(args)
-    batch = args.batch_size or int(loaded.cfg.run_cfg.batch_size_train)
-    if not 1 <= args.top < batch:
-        raise ValueError(
-            f"--top {args.top}: expected at least 1 and below the mini-batch size of {batch}"
-        )
+    batch = int(loaded.cfg.run_cfg.batch_size_train)
+    if batch <= TOP:
+        raise ValueError(f"run.batch_size_train {batch}: expected more than {TOP}")
     with torch.inference_mode():
         found = measure(loaded, args, batch)
     _write(args, batch, found)
@@ -128,80 +98,58 @@ class Row:
 
 
 def measure(loaded: ModelAndData, args: argparse.Namespace, batch: int) -> list[Row]:
-    """Measure the requested profiles."""
-    model, device = loaded.model, loaded.device
+    """Measure the profiles of all kinds of labels in the chosen samplings."""
     try:
-        backbone = backbone_of(model)
+        backbone = backbone_of(loaded.model)
     except TypeError as error:
         raise ValueError(f"soft labels of ITC need ALBEF, BLIP or BLIP-2: {error}") from error
-    settings = getattr(model, "settings", StepSettings())
-    judge_of = _judges(loaded) if args.convert else None
-    streams = _streams(loaded, args, batch)
-    soft, model_cfg = settings.soft_labels, loaded.cfg.model_cfg
-    own = {
-        "smoothed": soft.alpha,
-        "consistency": soft.weight,
-        "momentum": float(model_cfg.get("alpha", 0.4)),
+    settings = getattr(loaded.model, "settings", StepSettings())
+    alphas = {
+        "one_hot": None,
+        "smoothed": settings.soft_labels.alpha,
+        "consistency": settings.soft_labels.weight,
+        "momentum": float(loaded.cfg.model_cfg.get("alpha", 0.4)),
     }
     rows = []
-    for sampling, stream in streams.items():
-        own_rows = []
-        for kind in dict.fromkeys(args.labels):
+    for sampling, stream in _streams(loaded, args, batch).items():
+        own = []
+        for kind, alpha in alphas.items():
             queue = stream.queue_size if kind == "momentum" else 0
-            alphas = [None] if kind == "one_hot" else dict.fromkeys(args.alpha or [own[kind]])
-            for alpha in alphas:
-                profile = LabelProfile(batch + queue, (args.top, batch))
-                own_rows.append(Row(kind, alpha, sampling, queue, profile))
+            profile = LabelProfile(batch + queue, (TOP, batch))
+            own.append(Row(kind, alpha, sampling, queue, profile))
         first = -(-stream.queue_size // batch)
         steps = range(first, min(len(stream.order) // batch, first + args.mini_batches))
-        judged = [stream.features.numbers[stream.mini_batch(s)] for s in steps]
-        judges = iter(judge_of(judged)) if judge_of else None
         for step in progress(steps, f"labels, {sampling}", unit=" mini-batches"):
-            judge = next(judges) if judges else None
-            _add(own_rows, step, stream, backbone, settings, judge, device)
-        rows += own_rows
+            for row in own:
+                _add(row, step, stream, backbone, settings, loaded.device)
+        rows += own
     return rows
 
 
 def _add(
-    rows: list[Row],
+    row: Row,
     step: int,
     stream: Stream,
     backbone: Backbone,
     settings: StepSettings,
-    judge: Judge | None,
     device: torch.device,
 ) -> None:
-    """Add a mini-batch to the profiles of its sampling."""
-    entry = PICKERS.entry(settings.negatives)
-    # A class may hold state of a training, of which the features know nothing.
-    picker = hardest if isinstance(entry.value, type) else settings.make(entry)
-    for momentum in (False, True):
-        selected = [row for row in rows if (row.kind == "momentum") == momentum]
-        if not selected:
-            continue
-        compared, positives = stream.compare(step, backbone, settings.same_image, momentum, device)
-        own = torch.arange(len(positives), device=device)
-        torch.manual_seed(step)  # a random picker draws the same for all kinds of labels
-        # A score of the model in training would differ from the one that made these features.
-        by_thresholds = replace(settings.connections, score=CON_D, rule="thresholds")
-        i2t, t2i, _ = find_connections(
-            compared.i2t[:, : len(own)],
-            compared.t2i[:, : len(own)],
-            *(positives, own, [picker, picker], by_thresholds, judge),
-        )
-        for row in selected:
-            row.profile.add(labels_of(row.kind, row.alpha or 0.0, compared, i2t, t2i, settings))
+    """Add a mini-batch to a profile."""
+    momentum = row.kind == "momentum"
+    compared, positives = stream.compare(step, backbone, settings.same_image, momentum, device)
+    own = torch.arange(len(positives), device=device)
+    sims = compared.i2t[:, : len(own)], compared.t2i[:, : len(own)]
+    pickers = [hardest, hardest]  # without a judge nothing is made of what they pick
+    i2t, t2i, _ = find_connections(*sims, positives, own, pickers, MiningRule(), None)
+    row.profile.add(labels_of(row.kind, row.alpha or 0.0, compared, i2t, t2i, settings))
 
 
 def _streams(loaded: ModelAndData, args: argparse.Namespace, batch: int) -> dict[str, Stream]:
     """Return a stream for each sampling; all use the same features."""
     grit, data = loaded.cfg.run_cfg.grit, loaded.data
     space = int(grit.search_space)
-    queue = 0
-    if "momentum" in args.labels:
-        given = args.queue_size
-        queue = int(loaded.cfg.model_cfg.get("queue_size", 57600) if given is None else given)
+    given = args.queue_size
+    queue = int(loaded.cfg.model_cfg.get("queue_size", 57600) if given is None else given)
     # Samples that fill the queue before the first measured mini-batch, and the mini-batches.
     needed = -(-queue // batch) * batch + args.mini_batches * batch
     if "grit" in args.sampling:
@@ -239,33 +187,9 @@ def _streams(loaded: ModelAndData, args: argparse.Namespace, batch: int) -> dict
     return streams
 
 
-def _judges(loaded: ModelAndData) -> Any:
-    """Return a function from mini-batches (sample numbers) to an iterator of their judges."""
-    mafa = loaded.cfg.model_cfg.get("mafa") or {}
-    con_d: Any = build_discriminator(mafa.get("con_d"), loaded.cfg.model_cfg)
-    if con_d is None:
-        raise ValueError("--convert needs a Con-D: set model.mafa.con_d in the config")
-    if isinstance(con_d, Oracle):
-        con_d.truth = loaded.data.truth
-    own_view = getattr(con_d, "wants_view", lambda model: False)(loaded.model)
-
-    def judges_of(batches: list[NDArray[Any]]) -> Any:
-        for batch in loaded.data.batches(batches, con_d.processor if own_view else None):
-            samples = to_device(batch, loaded.device)
-            yield lambda images, texts, samples=samples: con_d.judge(samples, images, texts)
-
-    return judges_of
-
-
 def _write(args: argparse.Namespace, batch: int, rows: list[Row]) -> None:
-    top = args.top
-    settings = {
-        **data_source(args),
-        "checkpoint": args.checkpoint,
-        "convert": args.convert,
-        "seed": args.seed,
-    }
-    columns = [f"top 1–{top}", f"{top + 1}–B", "queue"]
+    settings = data_source(args, checkpoint=args.checkpoint, seed=args.seed)
+    columns = [f"top 1–{TOP}", f"{TOP + 1}–B", "queue"]
     table = Table(
         f"Sums of the mean sorted labels, B = {batch}",
         ["labels", "alpha", "mini-batches", "Q", "anchors", *columns],

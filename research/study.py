@@ -27,7 +27,7 @@ from research.studies.results import (
     recorded_results,
     results_of,
 )
-from research.studies.run_jobs import exclusive, refuse_other_commands, run_all
+from research.studies.run_jobs import exclusive, run_all
 from research.studies.study_file import Study, StudyError, read_study
 from research.studies.study_tables import shown_options
 
@@ -174,7 +174,6 @@ def plan_of(args: argparse.Namespace, study: Study) -> Plan:
     for key, given in {**functions, "headline": file.headline}.items():
         if given:
             function_named(study, key, given)
-    refuse_other_commands(plan.jobs.values())
     return plan
 
 
@@ -230,6 +229,7 @@ def _command_of(args: argparse.Namespace, study: Study, seeds: Sequence[int]) ->
         "--at": [study.at] if study.at else [],
         "--recorded": args.recorded,
         "--seeds": seeds,
+        "--given": ["=".join(one) for one in args.given],
         "--rows": args.rows,
         "--columns": args.columns,
         "--set": ["=".join(one) for one in args.set],

@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lavis_mafa import load_model
-from lavis_mafa.io.files import write_json
 from lavis_mafa.toyworld import (
     BACKGROUNDS,
     COLOURS,
@@ -130,8 +129,7 @@ def main(argv: list[str] | None = None) -> int:
     torch.manual_seed(args.seed)
     encoder = load_model(args.arch, "tiny").visual_encoder
     right = _train(encoder, world, args.steps, args.attributes)
-    save_encoder(encoder, args.output)
-    write_json(args.output.with_suffix(".json"), {"accuracy": right})
+    save_encoder(encoder, args.output, right)
     print(f"predicts {100 * right:.0f} % of the attributes of objects; saved as {args.output}")
     return 0
 

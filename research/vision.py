@@ -2,68 +2,52 @@
 Figure 1).
 
 Captions are masked at several rates, with exactly the same tokens with and without the image. UoV@k
-is accuracy@k minus accuracy@k without the image. Without the image, every cross-attention outputs
-zero. For BLIP and BLIP-2 the accuracy of predicting each next token is measured, without masking.
+is accuracy@k minus accuracy@k without the image, where every cross-attention outputs zero. Hits are
+counted for each sample, so the result does not depend on the mini-batch size.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from lavis_mafa.commands.arguments import add_data_arguments
+from lavis_mafa.algorithm.losses.language import IGNORED, mask_tokens
+from lavis_mafa.commands.arguments import add_config_arguments
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.io.processes import progress
 from lavis_mafa.metrics.intervals import clustered, ratio
 from lavis_mafa.mining.model_and_data import ModelAndData, data_source, load_model_and_data
+from lavis_mafa.models.families import AlbefBackbone
+from lavis_mafa.models.families.family import tokenize
+from lavis_mafa.models.mafa_model import checkpoint_of
 from lavis_mafa.models.weight_loading import random_weights
 from lavis_mafa.pages.charts import Table
 from lavis_mafa.pages.tables import markdown_table
 from lavis_mafa.runners.loaders import to_device
-from research.token_prediction import COUNTS, TokenPredictor, share_of
 
-# Prefixes of the weights that predict tokens of captions.
-_LANGUAGE_PARTS = (
-    "visual_encoder.",
-    "text_encoder.",
-    "text_decoder.",
-    "Qformer.",
-    "ln_vision.",
-    "query_",
-)
-FIGURES = {
-    "uov_1": "UoV@1",
-    "accuracy_1": "accuracy@1",
-    "without_1": "accuracy@1 without the image",
-    "uov_5": "UoV@5",
-    "accuracy_5": "accuracy@5",
-    "without_5": "accuracy@5 without the image",
-}
+COUNTS = ("tokens", "hits_1", "hits_5", "hits_1_without", "hits_5_without")
+_CROSS_ATTENTION = ".crossattention.self"  # its name in LAVIS's BERT
+_READERS = ("visual_encoder.", "text_encoder.")  # prefixes of the weights that predict tokens
+Interval = Callable[[NDArray[Any], NDArray[Any]], tuple[float, float]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    add_data_arguments(parser)
-    parser.add_argument(
-        "--checkpoint",
-        nargs="+",
-        default=[],
-        metavar="[NAME=]PATH",
-        help="weights to compare, all of the architecture in the config (default: the weights "
-        "that the config names)",
-    )
+    add_config_arguments(parser)
     parser.add_argument(
         "--rates",
         nargs="+",
         type=float,
         default=[0.15, 0.35, 0.5, 0.75],
-        help="masking rates of MLM (default: 0.15 0.35 0.5 0.75)",
+        help="masking rates (default: 0.15 0.35 0.5 0.75)",
     )
     parser.add_argument(
         "--samples", type=int, default=5000, help="captions to draw at random (default: 5000)"
@@ -78,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
     """Measure, print and write ``vision.json`` and ``vision.md``.
 
     Raises:
-        ValueError: for rates out of range, or a model or checkpoint without a language head.
+        ValueError: for rates out of range, or a model or checkpoint without MLM.
     """
     wrong = [rate for rate in args.rates if not 0.0 < rate <= 1.0]
     if wrong or args.samples < 1:
@@ -86,95 +70,166 @@ def run(args: argparse.Namespace) -> None:
             f"--rates {wrong} --samples {args.samples}: expected rates above 0 and at most 1, and "
             "at least 1 sample"
         )
-    named = named_checkpoints(args.checkpoint)
-    first = next(iter(named.values()), None)
-    loaded = load_model_and_data(argparse.Namespace(**{**vars(args), "checkpoint": first}))
+    loaded = load_model_and_data(args)
+    _require_mlm(loaded)
     size = len(loaded.data)
     count = min(size, args.samples)
     numbers = np.sort(np.random.default_rng((args.seed, 4)).choice(size, count, replace=False))
-    predictor = TokenPredictor(loaded.model, args.seed)
-    rates = sorted(set(args.rates)) if predictor.masks else [None]
+    rates = sorted(set(args.rates))
+    counts = measure(loaded, numbers, rates, args.seed)
     images = loaded.data.image_ids[numbers]
-    rows, missing = [], None
-    for name in named or ["the config's"]:
-        if named:
-            lacking = _load_weights(loaded.model, named[name])
-            # What a checkpoint lacks would silently keep the weights of the one loaded before it.
-            if missing not in (None, lacking):
-                raise ValueError(
-                    f"{named[name]} and {first} contain different parts of the model: give "
-                    "checkpoints of the same kind"
-                )
-            missing = lacking
-        counts = measure(loaded, predictor, numbers, rates, name)
-        rows += [
-            {"model": name, "rate": rate, **figures_of(one, images)}
-            for rate, one in zip(rates, counts, strict=True)
-        ]
-    _write(args, rows, named)
+    rows = [
+        {"rate": rate, **figures_of(one, images)} for rate, one in zip(rates, counts, strict=True)
+    ]
+    source = data_source(args, checkpoint=args.checkpoint, samples=args.samples, seed=args.seed)
+    write_json(args.output / "vision.json", {**source, "rows": rows})
+    table = Table("Usage of vision, %", ["masked", "tokens"])
+    for k in (1, 5):
+        table.columns += [f"UoV@{k}", f"accuracy@{k}", f"accuracy@{k} w/o image"]
+    for row in rows:
+        figures = [_percent(figure) for figure in list(row.values())[2:]]
+        table.rows.append([f"{100 * row['rate']:g} %", row["tokens"], *figures])
+    text = markdown_table(table)
+    note = "In brackets 95 % intervals; the images are the independent draws."
+    write_text(args.output / "vision.md", f"# {table.title}\n\n{text}\n\n{note}\n")
+    print(text)
 
 
-def named_checkpoints(given: Sequence[str]) -> dict[str, str]:
-    """Return checkpoint paths by name, given as ``NAME=PATH`` or as a path.
-
-    A path without a name is named after its file, or after its folder if the file is called
-    ``checkpoint*``.
-
-    Raises:
-        ValueError: if two checkpoints have the same name.
-    """
-    named: dict[str, str] = {}
-    for text in given:
-        name, equals, path = text.partition("=")
-        if not equals or Path(text).exists():
-            path = text
-            stem = Path(text).stem
-            folder = Path(text).resolve().parent.name
-            name = folder if stem.startswith("checkpoint") else stem
-        if name in named:
-            raise ValueError(f"two checkpoints are called {name}: give --checkpoint NAME=PATH")
-        named[name] = path
-    return named
-
-
-def _load_weights(model: Any, path: str) -> frozenset[str]:
-    """Load a checkpoint into a model; return the names of the weights that it lacks.
-
-    Raises:
-        ValueError: if weights that predict tokens remain random.
-    """
-    missing = model.load_checkpoint(path).missing_keys
-    lost = [name for name in random_weights(model, missing) if name.startswith(_LANGUAGE_PARTS)]
+def _require_mlm(loaded: ModelAndData) -> None:
+    """Refuse a model without MLM, and a checkpoint that leaves weights random that it needs."""
+    backbone = getattr(loaded.model, "backbone", None)
+    if not isinstance(backbone, AlbefBackbone) or not hasattr(loaded.model.text_encoder, "cls"):
+        raise ValueError(
+            f"{loaded.cfg.model_cfg.arch} has no masked language modelling: use albef_mafa"
+        )
+    path = checkpoint_of(loaded.cfg.model_cfg)
+    missing = loaded.model.load_checkpoint(path).missing_keys if path else []
+    lost = [one for one in random_weights(loaded.model, missing) if one.startswith(_READERS)]
     if lost:
         raise ValueError(
             f"{path} lacks {len(lost)} weights that predict tokens, such as {lost[0]}: give a "
             "checkpoint of pre-training with the language loss"
         )
-    return frozenset(missing)
 
 
 def measure(
-    loaded: ModelAndData,
-    predictor: TokenPredictor,
-    numbers: NDArray[Any],
-    rates: Sequence[Any],
-    name: str,
+    loaded: ModelAndData, numbers: NDArray[Any], rates: Sequence[float], seed: int
 ) -> NDArray[Any]:
     """Return `COUNTS` ``(R, 5, S)`` of S samples at R rates; 0 if a sample cannot be read."""
     size = int(loaded.cfg.run_cfg.batch_size_eval)
     batches = [numbers[i : i + size] for i in range(0, len(numbers), size)]
     counts = torch.zeros(len(rates), len(COUNTS), len(numbers), dtype=torch.int64)
-    bar = progress(desc=name, total=len(numbers), unit=" samples")
+    bar = progress(desc="tokens", total=len(numbers), unit=" samples")
     for batch in loaded.data.batches(batches):
         index = np.asarray(batch["index"])
         samples = to_device(batch, loaded.device)
         with torch.inference_mode(), loaded.autocast():
-            found = predictor.count(samples["image"], samples["text_input"], index, rates)
+            given = samples["image"], samples["text_input"], index
+            found = count_hits(loaded.model, *given, rates, seed)
         readable = torch.tensor([not error for error in batch["load_error"]])
         counts[..., torch.from_numpy(np.searchsorted(numbers, index))] = found.cpu() * readable
         bar.update(len(index))
     bar.close()
     return counts.numpy()
+
+
+def count_hits(
+    model: Any,
+    images: Tensor,
+    captions: Sequence[str],
+    numbers: NDArray[Any],
+    rates: Sequence[float],
+    seed: int,
+) -> Tensor:
+    """Return `COUNTS` ``(R, 5, B)`` int64 of the samples of a mini-batch at R rates.
+
+    Args:
+        model: an ALBEF with its MLM head.
+        images: ``(B, 3, H, W)``.
+        numbers: ``(B,)``, sample numbers.
+        rates: masking rates, 0 to 1.
+        seed: of the masks.
+    """
+    tokens = tokenize(model, captions, None)
+    ids, mask = tokens.input_ids, tokens.attention_mask
+    embeds = model.backbone.encode_images(images).embeds
+    found = []
+    for rate in rates:
+        masked, targets = mask_captions(model, ids, mask, numbers, rate, seed)
+        given = model, embeds, masked.to(images.device), mask, targets.to(images.device)
+        seen = _hits(*given)
+        with without_image(model):
+            found.append(torch.cat([seen, _hits(*given)[1:]]))
+    return torch.stack(found)
+
+
+def _hits(model: Any, embeds: Tensor, ids: Tensor, mask: Tensor, targets: Tensor) -> Tensor:
+    """Count for each sample ``(3, B)`` the masked tokens, and the top-1 and the top-5 hits."""
+    predicted = targets != IGNORED
+    guesses = model.backbone._predict(ids, mask, embeds, predicted).topk(5, dim=1).indices
+    right = guesses == targets[predicted][:, None]
+    row = torch.nonzero(predicted)[:, 0]
+    counted = torch.zeros(3, len(targets), dtype=torch.int64, device=targets.device)
+    counted[0].index_add_(0, row, torch.ones_like(row))
+    counted[1].index_add_(0, row, right[:, 0].long())
+    counted[2].index_add_(0, row, right.any(dim=1).long())
+    return counted
+
+
+@contextmanager
+def without_image(model: torch.nn.Module) -> Iterator[None]:
+    """Hide the image from the text: the weighted sum of every cross-attention is replaced by 0.
+
+    This is attention to an empty set: the layer adds only the bias of its output projection.
+    """
+    hooks = [
+        part.register_forward_hook(_zero_attention)
+        for name, part in model.named_modules()
+        if name.endswith(_CROSS_ATTENTION)
+    ]
+    assert hooks, "an ALBEF has cross-attention"
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _zero_attention(part: Any, given: Any, output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Forward hook that replaces the output of attention, not its further return values."""
+    return torch.zeros_like(output[0]), *output[1:]
+
+
+def mask_captions(
+    model: Any, ids: Tensor, mask: Tensor, numbers: NDArray[Any], rate: float, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Mask captions as in training (80 % [MASK], 10 % random, 10 % unchanged).
+
+    Each sample has its own seed, so its mask does not depend on the mini-batch, and a token that is
+    masked at one rate is also masked at every higher rate.
+
+    Args:
+        ids, mask: ``(B, L)``.
+        numbers: ``(B,)``, sample numbers.
+
+    Returns:
+        ``(B, L)`` ids and targets on the CPU, targets `IGNORED` where no token is predicted.
+    """
+    tokenizer = model.tokenizer
+    masked, targets = ids.cpu().clone(), torch.full(ids.shape, IGNORED)
+    for row, number in enumerate(numbers):
+        length = int(mask[row].sum())
+        drawn = np.random.SeedSequence((seed, int(number))).generate_state(1, np.uint32)[0]
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(int(drawn))
+            masked[row, :length], targets[row, :length] = mask_tokens(
+                masked[row, :length],
+                rate,
+                mask_id=tokenizer.mask_token_id,
+                vocab_size=model.text_encoder.config.vocab_size,
+                special_ids=(tokenizer.cls_token_id, tokenizer.pad_token_id),
+            )
+    return masked, targets
 
 
 def figures_of(counts: NDArray[Any], clusters: NDArray[Any]) -> dict[str, Any]:
@@ -194,34 +249,27 @@ def figures_of(counts: NDArray[Any], clusters: NDArray[Any]) -> dict[str, Any]:
     return figures
 
 
-def _write(
-    args: argparse.Namespace,
-    rows: Sequence[Mapping[str, Any]],
-    named: Mapping[str, str],
-) -> None:
-    """Write the figures as JSON and Markdown, and print the table."""
-    settings = {
-        **data_source(args),
-        "checkpoints": dict(named),
-        "samples": args.samples,
-        "seed": args.seed,
-    }
-    write_json(args.output / "vision.json", {**settings, "rows": list(rows)})
-    columns = [title.replace("without the image", "w/o image") for title in FIGURES.values()]
-    table = Table("Usage of vision, %", ["model", "masked", "tokens", *columns])
-    table.note = "In brackets 95 % intervals; the images are the independent draws."
-    for row in rows:
-        cells = [_percent(row[key]) for key in FIGURES]
-        table.rows.append([row["model"], _rate(row["rate"]), row["tokens"], *cells])
-    text = markdown_table(table)
-    write_text(args.output / "vision.md", f"# {table.title}\n\n{text}\n\n{table.note}\n")
-    print(text)
+def share_of(
+    hits: NDArray[Any], counts: NDArray[Any], clusters: NDArray[Any], interval: Interval
+) -> dict[str, float]:
+    """Return ``hits.sum() / counts.sum()`` as ``share``, with its 95 % interval ``low``, ``high``.
+
+    All are NaN if the counts are 0.
+
+    Args:
+        hits, counts: ``(S,)`` for each sample.
+        clusters: ``(S,)`` int64, equal for samples that are not independent.
+        interval: from `lavis_mafa.metrics.intervals`: `clustered` for shares of 0 to 1, `ratio` for
+            values that may be negative.
+    """
+    total = counts.sum()
+    if not total:
+        return dict.fromkeys(("share", "low", "high"), float("nan"))
+    cluster = np.unique(clusters, return_inverse=True)[1].reshape(-1)
+    low, high = interval(*(np.bincount(cluster, weights=each) for each in (hits, counts)))
+    return {"share": float(hits.sum() / total), "low": low, "high": high}
 
 
-def _rate(rate: float | None) -> str:
-    return "next token" if rate is None else f"{100 * rate:g} %"
-
-
-def _percent(figure: Mapping[str, float]) -> str:
+def _percent(figure: dict[str, float]) -> str:
     share, low, high = (100 * figure[key] for key in ("share", "low", "high"))
     return f"{share:.1f} ({low:.1f} to {high:.1f})"

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 REPEATS = {"quick": 2, "cpu": 3, "gpu": 10}
-clock = time.perf_counter  # or time.process_time: seconds that this process had a core
 
 
 @dataclass(frozen=True)
@@ -103,11 +102,11 @@ def in_turn(
         order = names if turn % 2 == 0 else names[::-1]
         for name in order:
             _wait(device)
-            begin = clock()
+            begin = time.perf_counter()
             actions[name]()
             _wait(device)
             if turn >= 0:
-                times[name].append(clock() - begin)
+                times[name].append(time.perf_counter() - begin)
         progress(f"round {turn + 1} of {repeats}" if turn >= 0 else "warm-up")
     return times
 

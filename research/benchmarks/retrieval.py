@@ -27,7 +27,6 @@ from torch import Tensor
 
 from lavis_mafa.io.checkpoints import find_config
 from lavis_mafa.models import AlbefMafa
-from lavis_mafa.models.inference import rerank as ours_module
 from lavis_mafa.models.inference.rerank import UNRANKED, encode_split, itm_scores, rerank
 from research.benchmarks.harness import Row, Sizes, in_turn
 from research.benchmarks.reference_step import PlainAlbef
@@ -44,20 +43,17 @@ class _Job:
     Attributes:
         images: each has `CAPTIONS` captions.
         k: candidates of a query.
-        ours, lavis: each side does the work of the first of so many ranks.
+        lavis: LAVIS does the work of the first of so many ranks.
     """
 
     images: int
     k: int
-    ours: int = 1
     lavis: int = 1
 
     @property
-    def pairs_of_ours(self) -> float:
-        """The pairs requested by the share's queries; a pair requested in both directions counts
-        twice.
-        """
-        return self.k * self.images * (1 + CAPTIONS) / self.ours
+    def pairs(self) -> int:
+        """The pairs requested; one requested in both directions counts twice."""
+        return self.k * self.images * (1 + CAPTIONS)
 
     @property
     def pairs_of_lavis(self) -> int:
@@ -65,11 +61,7 @@ class _Job:
         return self.k * sum(share)
 
 
-_JOBS = {
-    "quick": _Job(12, 8),
-    "cpu": _Job(100, 64, ours=50, lavis=501),
-    "gpu": _Job(1000, 128, ours=5, lavis=5),
-}
+_JOBS = {"quick": _Job(12, 8), "cpu": _Job(100, 64, 501), "gpu": _Job(1000, 128, 5)}
 _WIDTH = {"cpu": 384, "gpu": 768}  # of both encoders; 12 layers, 64 a head
 
 
@@ -83,27 +75,25 @@ def rows(sizes: Sizes) -> Iterator[Row]:
             images, texts = encode_split(ours.backbone, loader)
             lavis.text_encoder.known = texts
 
-            def our_share() -> Any:
-                with _first_rank(job.ours):
-                    return rerank(ours.backbone, images, texts, job.k)
+            def our_side() -> Any:
+                return rerank(ours.backbone, images, texts, job.k)
 
             def lavis_share() -> Any:
                 return _lavis_scores_of(lavis, loader, job.k, job.lavis)
 
             _require_equal(ours.backbone, images, texts, lavis_share())
-            our_share()
-            actions = {"ours": our_share, "lavis": lavis_share}
+            actions = {"ours": our_side, "lavis": lavis_share}
             times = in_turn(actions, sizes.repeats, 0, sizes.device)
     per_pair = (
-        [1000 * seconds / job.pairs_of_ours for seconds in times["ours"]],
+        [1000 * seconds / job.pairs for seconds in times["ours"]],
         [1000 * seconds / job.pairs_of_lavis for seconds in times["lavis"]],
     )
     width = _WIDTH.get(sizes.name, "tiny")
     what = f"re-ranking {job.images} x {CAPTIONS}, k = {job.k}, width {width}: 1000 pairs asked for"
-    done = f"ours 1/{job.ours} of the pairs, LAVIS {job.pairs_of_lavis // job.k} of the queries; "
+    done = f"LAVIS {job.pairs_of_lavis // job.k} of the queries; "
     note = (
         "LAVIS's compute_sim_matrix of albef_retrieval, same weights, scores equal within "
-        f"{_SAME:g}; {done if job.ours > 1 else ''}captions of {CAPTION_WORDS[0]:g} words; "
+        f"{_SAME:g}; {done if job.lavis > 1 else ''}captions of {CAPTION_WORDS[0]:g} words; "
         "images and captions encoded before; fp32"
     )
     yield Row.of(what, note, *per_pair)
@@ -163,15 +153,6 @@ class _KnownTexts(XBertEncoder):
         part = self.known.embeds[self.place : self.place + count]
         self.place = (self.place + count) % len(self.known.embeds)
         return SimpleNamespace(last_hidden_state=part)
-
-
-@contextlib.contextmanager
-def _first_rank(ranks: int) -> Iterator[None]:
-    """Re-rank as rank 0 of ``ranks`` does, without waiting for the others."""
-    with mock.patch.multiple(
-        ours_module, get_world_size=lambda: ranks, get_rank=lambda: 0, dist=mock.Mock()
-    ):
-        yield
 
 
 def _require_equal(backbone: Any, images: Any, texts: Any, lavis: tuple[Any, Any]) -> None:

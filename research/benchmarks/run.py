@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import platform
 import sys
-import time
-import traceback
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -24,14 +21,13 @@ from lavis_mafa._version import __version__
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.pages.charts import Table
 from lavis_mafa.pages.tables import markdown_table
-from research.benchmarks import harness
 from research.benchmarks.harness import REPEATS, Row, Sizes, progress
 
 PARTS = {
     "steps": "training steps: MAFA against GRIT-VLP, the authors' order of work, and LAVIS",
     "memory": "peak memory of a step",
     "grouping": "grouping of mini-batches by similarity",
-    "growth": "how cost and memory grow with the data",
+    "growth": "how memory grows with the data",
     "retrieval": "retrieval with re-ranking, against LAVIS",
     "data": "images decoded and augmented, against LAVIS",
 }
@@ -48,49 +44,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size.add_argument("--quick", action="store_true", help="tiny sizes: does everything run?")
     parser.add_argument("--repeats", type=int, help="of every measurement")
     parser.add_argument("--batch", type=int, help="pairs in a mini-batch of training steps")
-    parser.add_argument("--threads", type=int, help="CPU threads; default: PyTorch's")
-    parser.add_argument(
-        "--cpu-time",
-        action="store_true",
-        help="count the seconds that this process had a core, and not those on the clock: steadier "
-        "where other programs run, but blind to what other processes do for it",
-    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write rows and machine as JSON")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Measure the chosen parts; return the exit status, 1 if a part failed."""
-    if any(given is not None and given < 1 for given in (args.repeats, args.batch, args.threads)):
-        args.error("--repeats, --batch and --threads must be at least 1")
-    if args.gpu and (args.cpu_time or not torch.cuda.is_available()):
-        args.error("--gpu needs a GPU that PyTorch sees, and time on the clock")
-    if args.threads:
-        torch.set_num_threads(args.threads)
-        os.environ["OMP_NUM_THREADS"] = str(args.threads)  # for processes started from here
+def run(args: argparse.Namespace) -> None:
+    """Measure the chosen parts, with as many threads as OMP_NUM_THREADS says."""
+    if any(given is not None and given < 1 for given in (args.repeats, args.batch)):
+        args.error("--repeats and --batch must be at least 1")
+    if args.gpu and not torch.cuda.is_available():
+        args.error("--gpu needs a GPU that PyTorch sees")
     name = "gpu" if args.gpu else "quick" if args.quick else "cpu"
     device = "cuda" if args.gpu else "cpu"
     sizes = Sizes(name, args.repeats or REPEATS[name], device, args.batch)
-    harness.clock = time.process_time if args.cpu_time else time.perf_counter
     rows: list[Row] = []
-    failed: dict[str, str] = {}
     for part in args.only or PARTS:
         progress(part)
-        try:
-            for row in importlib.import_module(f"research.benchmarks.{part}").rows(sizes):
-                rows.append(row)
-                print(" | ".join(_cells(rows[-1])[:-1]), flush=True)
-        except Exception as error:
-            failed[part] = f"{type(error).__name__}: {error}"
-            traceback.print_exc()
-            print(f"{part} FAILED: {failed[part]}", flush=True)
-        if args.out:
+        for row in importlib.import_module(f"research.benchmarks.{part}").rows(sizes):
+            rows.append(row)
+            print(" | ".join(_cells(row)[:-1]), flush=True)
+        if args.out:  # after every part, whatever becomes of the next
             content = {"sizes": asdict(sizes), "rows": [asdict(row) for row in rows]}
-            write_json(args.out, {**_machine(), **content, "failed": failed})
+            write_json(args.out, {**_machine(), **content})
     if args.markdown:
         table = Table("", HEAD, [[*_cells(row)] for row in rows])
         write_text(args.markdown, f"{markdown_table(table)}\n")
-    return 1 if failed else 0
 
 
 def _cells(row: Row) -> list[str]:

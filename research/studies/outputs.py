@@ -38,12 +38,14 @@ def write_all(results: Results, path: Path, page: Path) -> None:
     curves = _figure_of(results)
     picture = path.with_name(FIGURE if path.name == RESULTS else f"{path.stem}.svg")
     svg = curves_svg(curves)
+    # Everything is made before anything is written: an error leaves the old files, which agree.
+    text, figures = markdown(results, picture.name if svg is not None else ""), content(results)
+    write_json(path.with_suffix(".json"), figures)
+    write_text(path, text)
     if svg is None:
         picture.unlink(missing_ok=True)
     else:
         write_text(picture, svg)
-    write_text(path, markdown(results, picture.name if svg is not None else ""))
-    write_json(path.with_suffix(".json"), content(results))
     logged = [_log_curve(results, curve) for curve in study.file.curves] if plan else []
     write_report(
         page,
@@ -128,9 +130,11 @@ def content(results: Results) -> dict[str, Any]:
     }
     head = {"title": study.file.title, "source": study.file.source, "at": study.at}
     parameters = dict(study.file.parameters)
+    notes = {"notes": list(results.notes)} if results.notes else {}
     return {
         **results.origin,
         **head,
+        **notes,
         "columns": columns,
         "parameters": parameters,
         "rows": rows,

@@ -1,26 +1,34 @@
 """The runs of a study: what each does and needs, and the check of their configs.
 
-A stage's folder is named by a digest of all that its weights depend on: rows that are the same, in
-one study or in several with one output folder, are run once.
+A run's key is a digest of all that its weights depend on: options, the content of the files that it
+names, code, versions, seed, and the keys of the runs that it takes checkpoints from. Folders of
+stages are named by it: rows that are the same, in one study or in several with one output folder,
+are run once, and nothing of a run is used after one of these has changed.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
+import logging
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from lavis_mafa._version import __version__
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.io.project_files import project_file
+from research.studies.run_key import digest_of, sources_of, text_if_any, with_contents, yaml_of
 from research.studies.study_file import OWN, PLACEHOLDER, Row, Step, Study, StudyError, suggest
 
 RESUME = "run.resume_ckpt_path=auto"
-DONE = "done"
+DONE, COMMAND, FIGURES = "done", "command.txt", "figures.json"
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -34,7 +42,7 @@ class Job:
         needs: names of jobs that must be done before.
         script, config, options: of train.py or evaluate.py; "" and () of a module.
         writes: the checkpoint that it writes to its folder.
-        key: digest of all that it depends on except the seed.
+        key: digest of all that it depends on.
         form: digest of its config and options, whatever runs it takes checkpoints from.
     """
 
@@ -56,8 +64,19 @@ class Job:
 
     @property
     def done(self) -> bool:
-        """Return whether this run was completed in its folder."""
-        return (self.folder / DONE).is_file()
+        """Return whether this run, and not another one, was completed in its folder."""
+        return text_if_any(self.folder / DONE) == self.key
+
+    @property
+    def record(self) -> str:
+        """Return the content of `COMMAND`: the key and the command."""
+        return f"# {self.key}\n{self.shown_command}\n"
+
+    @property
+    def displaced(self) -> bool:
+        """Return whether its folder holds another run."""
+        found = text_if_any(self.folder / COMMAND)
+        return found is not None and found.partition("\n")[0] != f"# {self.key}"
 
     @property
     def shown_command(self) -> str:
@@ -78,6 +97,7 @@ class Plan:
         given: existing checkpoints that replace shared runs, by name.
         page: the folder of the page.
         command: reproduces the study.
+        measured_by: digest of the code of the measuring function.
     """
 
     study: Study
@@ -89,6 +109,7 @@ class Plan:
     of: dict[str, dict[int, dict[str, Job]]] = field(default_factory=dict)
     judges: dict[int, list[Job]] = field(default_factory=dict)
     given: dict[str, str] = field(default_factory=dict)
+    measured_by: str = ""
 
 
 def narrowed(
@@ -142,6 +163,9 @@ def make_plan(
 ) -> Plan:
     """Return the runs of all rows and seeds, and of what they need, the first seed's first."""
     plan = Plan(study, output, seeds, page or output, command)
+    if study.file.measure:
+        module = study.file.measure.function.partition(":")[0]
+        plan.measured_by = digest_of([sources_of(module), __version__])
     for seed in seeds:
         maker = _Maker(plan, seed)
         for row in study.rows:
@@ -211,19 +235,29 @@ class _Maker:
 
         Args:
             earlier: jobs of this row's stages; other placeholders stand for shared runs.
-            folder: where it writes; None: a folder named by its key.
+            folder: where it writes; None, or if another run is there: a folder named by its key.
         """
         needs: dict[str, Job | str] = dict(earlier or {})
         needs |= {one: self.shared(one) for one in sorted(step.names - OWN - {*needs})}
-        content = [step.script, step.config, step.options, step.module, step.arguments]
-        form = _hashed([*content, self.study.processes])
-        key = _hashed([form, {one: getattr(job, "key", job) for one, job in needs.items()}])
-        own = self.plan.output / "runs" / f"seed_{self.seed}" / f"{name}-{key}"
-        folder = folder or own
-        place = f"{folder.name}/{self.seed}"
+        config = yaml_of(project_file(step.config)) if step.config else None
+        files = with_contents([config, step.options]), with_contents(step.arguments, folders=True)
+        code = [step.script, step.module, sources_of(step.module), __version__, torch.__version__]
+        form = digest_of([step.config, *files, *code, self.study.processes])
+        sources = {one: getattr(job, "key", with_contents(job)) for one, job in needs.items()}
+        key = digest_of([form, self.seed, sources])
+        place = f"{folder.name if folder else f'{name}-{key}'}/{self.seed}"
         if place in self.plan.jobs:
             return self.plan.jobs[place]
         names = {one: str(getattr(job, "checkpoint", job)) for one, job in needs.items()}
+        own = self.plan.output / "runs" / f"seed_{self.seed}" / f"{name}-{key}"
+        if folder and Job(name, title, [], folder, key=key).displaced:
+            logger.warning(
+                "%s holds a run of other settings, files, code or versions (see its %s): this one "
+                "is in %s",
+                *(folder, COMMAND, own),
+            )
+            folder = own
+        folder = folder or own
         names |= {"seed": str(self.seed), "folder": str(folder)}
         job = Job(
             place,
@@ -261,10 +295,6 @@ def written(value: Any) -> str:
     """Return a value as a user types it after ``key=`` in options."""
     plain = value is None or isinstance(value, (list, dict, bool))
     return json.dumps(value) if plain else str(value)
-
-
-def _hashed(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def _with(step: Step, options: Mapping[str, Any]) -> Step:

@@ -20,11 +20,10 @@ from lavis_mafa._version import __version__
 from lavis_mafa.io.files import write_json
 from lavis_mafa.runners.con_d_check import RECORD
 from lavis_mafa.runners.run_log import mean_of, read_log
-from research.studies.plan import Job, Plan, shows_shared
+from research.studies.plan import FIGURES, Job, Plan, shows_shared
 from research.studies.spread import frame_of, spreads_of
 from research.studies.study_file import MEASURED, Column, Study, StudyError
 
-FIGURES = "figures.json"
 CHECK = ("name", "pairs", "auc", "above", "problems")  # of a self-check: `SelfCheck.content`
 
 ByRowAndSeed = Mapping[str, Mapping[int, Mapping[str, Any]]]
@@ -78,7 +77,7 @@ def results_of(plan: Plan) -> tuple[Results, list[str]]:
         }
         for seed, jobs in by_seed.items():
             own = {
-                column.name: _read_figure(jobs[column.stage], column)
+                column.name: _read_figure(plan, jobs[column.stage], column)
                 for column in plan.study.columns
                 if jobs[column.stage].done
             }
@@ -102,10 +101,10 @@ def results_of(plan: Plan) -> tuple[Results, list[str]]:
     return Results(plan.study, frame, checks, _origin(plan.command), folders, plan=plan), problems
 
 
-def _read_figure(job: Job, column: Column) -> float | None:
+def _read_figure(plan: Plan, job: Job, column: Column) -> float | None:
     """Return a column's figure of a run; of a log the last record counts (the run may resume)."""
     if column.kind == MEASURED:
-        last = measured(job)
+        last = measured(plan, job)
     else:
         records = read_log(job.folder, column.kind)
         if column.kind == "eval":
@@ -181,7 +180,8 @@ def recorded_results(study: Study, recorded: Mapping[Path, Any], command: str) -
     if len(contents) == 1:
         origin = {key: contents[0][key] for key in ("version", "torch", "date", "command")}
         folders = {name: row.get("folders", {}) for name, row in contents[0]["rows"].items()}
-        return Results(replace(study, columns=columns), frame, complete, origin, folders)
+        notes = contents[0].get("notes", [])
+        return Results(replace(study, columns=columns), frame, complete, origin, folders, notes)
     notes = [
         f"Seeds {', '.join(map(str, _seeds_of(content)))}: {path.name}, lavis_mafa "
         f"{content['version']}, torch {content['torch']}, {content['date']}."
@@ -221,7 +221,7 @@ def headline_of(plan: Plan) -> str:
     figures: dict[str, dict[str, Any]] = {}
     for row in study.rows:
         jobs = plan.of[row.name] if shows_shared(study, row) else {}
-        shown = frame_of({row.name: {seed: measured(jobs[seed][""]) for seed in jobs}})
+        shown = frame_of({row.name: {seed: measured(plan, jobs[seed][""]) for seed in jobs}})
         means = {key: one.mean for key, one in spreads_of(shown).get(row.name, {}).items()}
         if means:
             figures[row.run] = {**means, "name": row.name}
@@ -246,13 +246,14 @@ def measure_all(plan: Plan, complete: bool = True) -> None:
         found = {job.name: job for own in plan.of.values() for job in own[seed].values()}
         runs = [job for job in found.values() if job.done]
         judges = plan.judges[seed] or (runs if complete else list(found.values()))
-        todo = [job for job in runs if not measured(job, judges)]
+        todo = [job for job in runs if not measured(plan, job, judges)]
         if not todo or not all(judge.done for judge in judges):
             continue
         print(f"           measuring {'; '.join(job.title for job in todo)}", flush=True)
         with _quiet():
             for job, figures in function(todo, judges):
-                write_json(job.folder / FIGURES, {"judges": _names(judges), "figures": figures})
+                origin = {**_measured_of(plan, job), "judges": _names(judges)}
+                write_json(job.folder / FIGURES, {**origin, "figures": figures})
 
 
 @contextmanager
@@ -267,15 +268,21 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def measured(job: Job, judges: list[Job] | None = None) -> dict[str, Any]:
-    """Return what was measured of a run; {} if nothing was, or by other judges than these."""
+def measured(plan: Plan, job: Job, judges: list[Job] | None = None) -> dict[str, Any]:
+    """Return what was measured of a run; {} if nothing was, or by other code or other judges."""
     path = job.folder / FIGURES
     if not path.is_file():
         return {}
     content = json.loads(path.read_text(encoding="utf-8"))
-    same = judges is None or content["judges"] == _names(judges)
+    expected = {**_measured_of(plan, job), "judges": judges and _names(judges)}
+    same = all(content.get(key) == value for key, value in expected.items() if value is not None)
     figures: dict[str, Any] = content["figures"]
     return figures if same else {}
+
+
+def _measured_of(plan: Plan, job: Job) -> dict[str, str]:
+    """Return what the figures of a run depend on besides the judges."""
+    return {"run": job.key, "code": plan.measured_by}
 
 
 def _names(judges: list[Job]) -> list[str]:

@@ -7,32 +7,16 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from lavis_mafa.io.files import ROOT, write_text
 from lavis_mafa.runners.run_log import read_log
-from research.studies.plan import DONE, Job
+from research.studies.plan import COMMAND, DONE, FIGURES, Job
 
 POLL_SECONDS = 0.25
 PRINT_SECONDS = 15.0
-COMMAND = "command.txt"
-
-
-def refuse_other_commands(jobs: Iterable[Job]) -> None:
-    """Refuse folders that hold runs of other commands, before any run is resumed.
-
-    Raises:
-        ValueError: naming the first of them.
-    """
-    for job in jobs:
-        path = job.folder / COMMAND
-        if path.is_file() and path.read_text(encoding="utf-8") != f"{job.shown_command}\n":
-            raise ValueError(
-                f"{job.folder} holds a run of another command (see its {COMMAND}) than this one's: "
-                f"\n  {job.shown_command}\nWrite into another folder, or remove that one"
-            )
 
 
 @contextmanager
@@ -83,8 +67,9 @@ def run_all(
         while waiting or running:
             for name in list(waiting):
                 lost = jobs[name].needs & failed.keys()
-                if lost:
-                    failed[name] = f"it needs {', '.join(sorted(lost))}"
+                if lost or jobs[name].displaced:
+                    why = f"{jobs[name].folder} was taken by another command: rerun this one"
+                    failed[name] = f"it needs {', '.join(sorted(lost))}" if lost else why
                     waiting.remove(name)
                 elif jobs[name].needs <= done and len(running) < at_once:
                     say(f"begins: {jobs[name].title}")
@@ -99,7 +84,7 @@ def run_all(
                     failed[name] = _why(jobs[name])
                     say(f"FAILED: {jobs[name].title}")
                 else:
-                    (jobs[name].folder / DONE).touch()
+                    write_text(jobs[name].folder / DONE, jobs[name].key)
                     done.add(name)
                     finished += 1
             if time.time() - printed > PRINT_SECONDS and running:
@@ -119,7 +104,8 @@ def run_all(
 
 def _start(job: Job) -> subprocess.Popen[bytes]:
     job.folder.mkdir(parents=True, exist_ok=True)
-    write_text(job.folder / COMMAND, f"{job.shown_command}\n")
+    write_text(job.folder / COMMAND, job.record)
+    (job.folder / FIGURES).unlink(missing_ok=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
     with open(job.folder / "console.log", "wb") as console:
         return subprocess.Popen(

@@ -17,6 +17,7 @@ import pandas as pd
 from scipy import stats
 
 LEVEL = 0.05  # of significance, and 1 - LEVEL of intervals
+_ROUNDING = 1e-9  # a standard deviation of this size, relative to 1 or the mean, is rounding
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,19 @@ class Spread:
         return cls(statistics.fmean(known), sd, len(known))
 
     @property
+    def _varies(self) -> bool:
+        """Return whether figures differ by more than the rounding of their differences."""
+        return self.sd is not None and self.sd > _ROUNDING * max(1.0, abs(self.mean))
+
+    @property
     def interval(self) -> tuple[float, float] | None:
-        """Return the 95 % interval of the mean, for normally distributed figures; None for one."""
-        if self.sd is None:
+        """Return the 95 % interval of the mean, for normally distributed figures.
+
+        None for one figure or equal ones, which say nothing of how figures vary.
+        """
+        if not self._varies:
             return None
+        assert self.sd is not None
         half = _half_interval(self.n) * self.sd
         return self.mean - half, self.mean + half
 
@@ -49,12 +59,13 @@ class Spread:
     def p_value(self) -> float:
         """Return the probability of a mean at least as far from 0 if the true mean is 0.
 
-        It is that of a two-sided t-test; NaN for one figure.
+        It is that of a two-sided t-test; NaN for one figure, 1 for equal ones: without a spread
+        there is no evidence.
         """
         if self.sd is None:
             return math.nan
-        if self.sd == 0.0:
-            return float(self.mean == 0.0)
+        if not self._varies:
+            return 1.0
         distance = abs(self.mean) / self.sd * math.sqrt(self.n)
         return float(2.0 * stats.t.sf(distance, self.n - 1))
 
@@ -64,7 +75,7 @@ class Spread:
         return text if self.sd is None else f"{text} ± {self.sd:.{digits}f}"
 
     def interval_text(self, digits: int) -> str | None:
-        """Return the ends of `interval` with their signs; None for one figure."""
+        """Return the ends of `interval` with their signs; None if there is none."""
         if self.interval is None:
             return None
         low, high = self.interval

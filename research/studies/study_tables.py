@@ -140,24 +140,12 @@ def verdict(interval: tuple[float, float] | None) -> str:
 
 
 def outcome(results: Results) -> str:
-    """Return in words how many of the claims hold; without claims, the best and the last row.
-
-    The row is that of the first column whose best value is defined, else of the first column.
-    """
+    """Return in words how many of the claims hold."""
+    if results.figures.empty:
+        return "No run is complete yet."
     claims = [row[-1] for row in _claims(results).rows]
-    if claims:
-        found = [f"{claims.count(word)} {words}" for word, words in _VERDICTS.items()]
-        return f"Of {len(claims)} claims, {found[0]}, {found[1]}, and {found[2]}."
-    spreads = spreads_of(results.figures)
-    for column in sorted(results.study.columns, key=lambda one: not one.best):
-        means = {r: own[column.name].mean for r, own in spreads.items() if column.name in own}
-        if means:
-            ends = [max(means, key=means.__getitem__), min(means, key=means.__getitem__)]
-            texts = [f"{means[row]:.{column.digits}f} ({row})" for row in ends]
-            if len(means) == 1:
-                return f"{column.title}: {texts[0]}."
-            return f"{column.title} is highest with {texts[0]} and lowest with {texts[1]}."
-    return "No run is complete yet."
+    found = [f"{claims.count(word)} {words}" for word, words in _VERDICTS.items()]
+    return f"Of {len(claims)} claims, {found[0]}, {found[1]}, and {found[2]}." if claims else ""
 
 
 def _paper(study: Study) -> Table:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from small_study import config_of
+from small_study import config_of, write_figures, write_log
 
 from lavis_mafa.commands import demo as entry
 from research import demo, study
@@ -81,10 +81,7 @@ def test_every_run_after_stage_1_is_valid(tmp_path):
     assert all(plan.jobs[name].command == before.jobs[name].command for name in shared)
     for name, value in (("BLIP-2", 0.25), ("MAFA", 0.5)):
         job = plan.of[name][42]["vqa"]
-        job.folder.mkdir(parents=True)
-        record = {"kind": "eval", "split": "test", "acc": 100 * value}
-        (job.folder / "log.jsonl").write_text(json.dumps(record) + "\n")
-        (job.folder / "done").touch()
+        write_log(job, {"kind": "eval", "split": "test", "acc": 100 * value})
     vqa = tables_of(results_of(plan)[0], mark_best=True)[0]
     assert vqa.columns[:3] == ["row", "n", "all"] and vqa.highlight_best["all"] == "max"
     assert [row[:3] for row in vqa.rows[:2]] == [["BLIP-2", 1, 25.0], ["MAFA", 1, 50.0]]
@@ -97,9 +94,7 @@ def test_a_lift_is_not_scaled_to_percent(tmp_path, monkeypatch):
     args = demo_arguments("--output", str(tmp_path))
     plan = demo.plan_of(args, "demo.yaml")
     for row in plan.study.rows:
-        folder = plan.of[row.name][args.seed][""].folder
-        folder.mkdir()
-        (folder / "figures.json").write_text(json.dumps({"judges": [], "figures": figures}))
+        write_figures(plan, plan.of[row.name][args.seed][""], figures)
     start = plan.jobs[f"image_start/{args.seed}"].checkpoint.with_suffix(".json")
     start.parent.mkdir()
     start.write_text('{"accuracy": 0.5}')

@@ -69,6 +69,7 @@ def test_seeds_decide_the_start(pictures):
     "content, message",
     [
         ({"a.png": "x", "b.png": "x"}, "1 different labels, expected 2 or more"),
+        ([["a.png", "x"], ["a.png", "y"]], "a.png has two labels, x and y"),
         ([["a.png"]], r"entry 0 is \['a.png'\]; expected a JSON object"),
         ("a.png", "expected a JSON object"),
     ],

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import mini_batch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from small_world import CONFIG, arguments, save_model
 
 from lavis_mafa import load_model
@@ -133,34 +131,6 @@ def test_queued_pairs_of_one_image_are_negatives_with_same_image_negative():
     assert int((soft_labels("momentum", 0.0, stream, 2, "positive") > 0).sum()) > 40
 
 
-@given(
-    anchors=st.integers(1, 6),
-    size=st.integers(1, 12),
-    top=st.integers(1, 12),
-    middle=st.integers(1, 12),
-    seed=st.integers(0, 99),
-)
-@settings(max_examples=60, deadline=None)
-def test_group_sums_do_not_depend_on_the_order_of_candidates(anchors, size, top, middle, seed):
-    rng = torch.Generator().manual_seed(seed)
-    given_labels = torch.softmax(3 * torch.randn(anchors, size, generator=rng), dim=1)
-    bounds = (top, top + middle)
-    profile = profile_of(given_labels, bounds)
-    groups = profile.groups()
-    assert len(groups) == 1 + sum(b < size for b in bounds)
-    assert sum(mean for mean, _ in groups) == pytest.approx(1.0, abs=1e-5)
-    assert (profile.mean.diff() <= 1e-12).all()
-    shuffled = LabelProfile(size, bounds)
-    for row in given_labels:  # nor on how anchors are divided into mini-batches
-        shuffled.add(row[torch.randperm(size, generator=rng)][None])
-    for mine, theirs in zip(groups, shuffled.groups(), strict=True):
-        assert mine == pytest.approx(theirs, abs=1e-6)
-
-
-def test_profile_without_anchors_has_no_mean():
-    assert all(math.isnan(mean) for mean, _ in LabelProfile(6, (2,)).groups())
-
-
 def test_labels_equal_those_of_training(toy_train, tiny):
     """With converted hard negatives: the loss of a step is the cross-entropy with these labels."""
     count = 24
@@ -194,28 +164,26 @@ def checkpoint(tmp_path_factory, toy_train):
 
 
 OPTIONS = ("run.batch_size_train=16", "run.grit.search_space=48", "run.grit.queue_size=96")
-MORE = ("--mini-batches", 4, "--queue-size", 40, "--top", 3)
+MORE = ("--mini-batches", 4, "--queue-size", 40)
 
 
 def rows_of(folder):
     rows = json.loads((folder / "profile.json").read_text())["rows"]
-    return {(row["labels"], row["alpha"], row["sampling"]): row for row in rows}
+    return {(row["labels"], row["sampling"]): row for row in rows}
 
 
 def test_command_on_the_toy_world(tmp_path, checkpoint, capsys):
-    oracle = (*OPTIONS, "model.mafa.con_d.arch=oracle")
-    more = (*MORE, "--convert", "--alpha", "0.2", "0.5")
-    main(arguments("profile", tmp_path, checkpoint, *more, options=oracle))
+    main(arguments("profile", tmp_path, checkpoint, *MORE, options=OPTIONS))
     rows = rows_of(tmp_path)
-    assert "S-ITC" in capsys.readouterr().out and len(rows) == 2 * (1 + 3 * 2)
-    for key, row in rows.items():
+    assert "S-ITC" in capsys.readouterr().out and len(rows) == 2 * 4
+    for (kind, _), row in rows.items():
         assert row["anchors"] == 2 * 4 * 16
         assert sum(group["sum"] for group in row["groups"]) == pytest.approx(1.0, abs=1e-5)
-        assert len(row["groups"]) == (3 if key[0] == "momentum" else 2)
-    # A converted negative takes half of the first place.
-    first_place = {s: rows["one_hot", None, s]["mean_sorted"][0] for s in ("random", "grit")}
-    assert first_place["grit"] < 1.0 and first_place["random"] < 1.0
-    assert rows["smoothed", 0.2, "grit"]["groups"][0]["sum"] == pytest.approx(0.8 + 0.2 * 3 / 16)
+        assert len(row["groups"]) == (3 if kind == "momentum" else 2)
+    alpha = rows["smoothed", "grit"]["alpha"]
+    assert rows["one_hot", "grit"]["mean_sorted"][0] == pytest.approx(1.0)
+    top = rows["smoothed", "grit"]["groups"][0]["sum"]
+    assert top == pytest.approx(1 - alpha + alpha * 5 / 16)
     text = (tmp_path / "profile.md").read_text()
     assert "momentum distillation" in text and "0.9822" in text
 
@@ -232,26 +200,23 @@ def test_labels_use_the_momentum_encoders_of_the_checkpoint(tmp_path):
     }
     path = tmp_path / "with_copies.pth"
     torch.save({"model": {**model.state_dict(), **copies}}, path)
-    more = ("--labels", "momentum", *MORE)
     profiles = {}
     for kind in ("momentum", "smoothed"):
         chosen = (*OPTIONS, f"model.mafa.soft_labels.type={kind}")
-        main(arguments("profile", tmp_path / kind, path, *more, options=chosen))
-        profiles[kind] = rows_of(tmp_path / kind)["momentum", 0.4, "random"]["mean_sorted"]
+        main(arguments("profile", tmp_path / kind, path, *MORE, options=chosen))
+        profiles[kind] = rows_of(tmp_path / kind)["momentum", "random"]["mean_sorted"]
     assert profiles["momentum"] != pytest.approx(profiles["smoothed"], rel=1e-3)
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("more", "options", "message"),
     [
-        (("--top", "16"), "--top 16: expected"),
-        (("--alpha", "1.5"), "--alpha [1.5]: expected"),
-        (("--convert",), "--convert needs a Con-D"),
-        (("--batch-size", "500"), "do not fill a mini-batch"),
+        (("--mini-batches", "0"), (), "--mini-batches 0: expected"),
+        ((), ("run.batch_size_train=5",), "run.batch_size_train 5: expected more than 5"),
     ],
 )
-def test_invalid_arguments_are_rejected(tmp_path, caplog, more, message):
+def test_invalid_arguments_are_rejected(tmp_path, caplog, more, options, message):
     given_arguments = ["profile", "--cfg-path", CONFIG, "--output", str(tmp_path), *more]
     size = "datasets.toy_scenes.build_info.train_size=150"
-    assert main([*given_arguments, "--options", *OPTIONS, size]) == 1
+    assert main([*given_arguments, "--options", *OPTIONS, *options, size]) == 1
     assert message in caplog.text

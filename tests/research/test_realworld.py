@@ -19,8 +19,6 @@ from small_study import plan_for
 from research.picture_data import labels_of, main, verified_rows
 from research.picture_measures import KnownSplit, ceilings, itm_figures, measure
 from research.studies.plan import check
-from research.studies.results import results_of
-from research.studies.study_tables import tables_of
 
 UCM = Path(os.environ.get("LAVIS_MAFA_UCM", ROOT.parent / "shared" / "ucm-captions"))
 STUDIES = ROOT / "projects/mafa/studies"
@@ -154,27 +152,6 @@ def test_all_runs_of_the_studies_have_valid_configs(name, folder, tmp_path):
         assert "verified.jsonl" in uses["con_d"] and "con_d" in oracles and len(oracles) == 5
     else:
         assert not oracles and "image_start" not in uses
-
-
-def test_table_of_hard_negatives_has_base_rate_and_lift(folder, tmp_path):
-    """Rates are shown in percent; a lift is a ratio."""
-    words = ["--set", f"data={folder}", "--output", tmp_path, "--seeds", 0, "--rows", "ecm"]
-    plan = plan_for("ucm", *words)
-    job = plan.of["ECM"][0][""]
-    job.folder.mkdir(parents=True)
-    (job.folder / "done").touch()
-    rates = {"con_d_precision": 0.75, "con_d_base_rate": 0.25, "con_d_lift": 3.0}
-    content = {"judges": [], "figures": {**rates, "con_d_recall": 0.5}}
-    (job.folder / "figures.json").write_text(json.dumps(content))
-    table = tables_of(results_of(plan)[0])[0]
-    shown = dict(zip(table.columns, table.rows[0], strict=True))
-    wanted = {
-        "Con-D precision": "75.0",
-        "base rate": "25.0",
-        "lift": "3.00",
-        "Con-D recall": "50.0",
-    }
-    assert table.title.startswith("Hard negatives") and shown.items() >= wanted.items()
 
 
 @pytest.mark.research

@@ -13,7 +13,7 @@ from conftest import ROOT
 
 from research.studies import run_jobs
 from research.studies.plan import Job
-from research.studies.run_jobs import exclusive, refuse_other_commands, run_all
+from research.studies.run_jobs import exclusive, run_all
 
 COUNTS = """
 import json, os, sys, time
@@ -39,7 +39,7 @@ def counting_jobs(tmp_path, steps=4, pause=0.0, fails=False):
     made = {}
     for name, needs in (("a", []), ("b", ["a"]), ("c", ["b"])):
         command = [str(script), str(tmp_path / name), str(steps), str(pause)]
-        made[name] = Job(name, name, command, tmp_path / name, frozenset(needs))
+        made[name] = Job(name, name, command, tmp_path / name, frozenset(needs), key=f"{steps}")
     return made
 
 
@@ -83,7 +83,6 @@ def test_killed_study_is_resumed_by_the_same_command(tmp_path, capsys):
     before = len(log.read_text().splitlines())
     assert 2 <= before < 5
     with exclusive(tmp_path):
-        refuse_other_commands(jobs.values())
         run_all(jobs, 1)
     assert starts_of(tmp_path, "a") == ["0"], "finished: not run again"
     assert starts_of(tmp_path, "b") == ["0", str(before)], "interrupted: continues"
@@ -134,11 +133,11 @@ def test_other_runs_continue_if_one_fails(tmp_path):
     assert independent.done and not jobs["a"].done
 
 
-def test_folder_of_another_command_is_rejected(tmp_path):
+def test_folder_that_another_command_took_is_left_alone(tmp_path):
     run_all(counting_jobs(tmp_path), 1)
-    refuse_other_commands(counting_jobs(tmp_path).values())
-    with pytest.raises(ValueError, match="a holds a run of another command"):
-        refuse_other_commands(counting_jobs(tmp_path, steps=5).values())
+    others = counting_jobs(tmp_path, steps=5)
+    assert "a was taken by another command" in run_all(others, 1)["a"]
+    assert starts_of(tmp_path, "a") == ["0"] and not others["a"].done
 
 
 def test_folder_is_locked_by_one_command(tmp_path):
