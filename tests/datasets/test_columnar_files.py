@@ -459,3 +459,46 @@ def test_every_cut_is_noticed(tmp_path, name):
     (tmp_path / name).write_bytes(content[:-8])
     with pytest.raises(ValueError, match=rf"{name}.*damaged or cut short"):
         train_set(tmp_path, tmp_path / name)
+
+
+def test_stated_number_of_rows_is_required(tmp_path):
+    """The footer is altered, as by a writer that was killed."""
+    path = tmp_path / "a.parquet"
+    write_parquet(pa.table({"image": STORED, "caption": CAPTION}), path)
+    stated, other = columnar_files._opened, 4
+    with stated(path) as file:
+        assert file.rows == 3
+    content = path.read_bytes()
+    place = content.rindex(b"\x16\x06\x19")  # num_rows, then the list of row groups
+    path.write_bytes(content[: place + 1] + bytes([2 * other]) + content[place + 2 :])
+    (problem,) = problems_in(path)
+    assert problem == ("after 3 rows", f"expected the {other} rows that the file states", True)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "stream.arrow"])
+@pytest.mark.parametrize("column", ["image", "caption", "captions", "image_id"])
+def test_small_files_do_not_unpack_to_gigabytes(tmp_path, name, column):
+    rows = 1100
+    words = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), ["x" * 2**20])
+    offsets = pa.array(range(rows + 1), pa.int32())
+    columns = {"image": pa.array(["a.jpg"] * rows), "caption": pa.array(["a"] * rows)}
+    large = pa.ListArray.from_arrays(offsets, words) if column == "captions" else words
+    columns[column.removesuffix("s")] = large
+    if name == "a.parquet":
+        pq.write_table(pa.table(columns), tmp_path / name, compression="zstd")
+    else:
+        write_stream(pa.table(columns), tmp_path / name, rows, compression="zstd")
+    assert (tmp_path / name).stat().st_size < 10_000
+    before = pa.total_allocated_bytes()
+    (problem,) = problems_in(tmp_path / name)
+    assert problem.fatal and "texts of 1073741824 bytes, allowed are 134217728" in problem.message
+    assert pa.total_allocated_bytes() - before < 2**26
+
+
+def test_texts_without_dictionary_are_read_after_those_with_one(tmp_path):
+    captions = [f"a caption {k}" for k in range(3000)]
+    table = pa.table({"image": STORED.take([k % 3 for k in range(3000)]), "caption": captions})
+    encoding = {"caption": "DELTA_BYTE_ARRAY", "image": "PLAIN"}
+    options = {"use_dictionary": False, "column_encoding": encoding}
+    pq.write_table(table, tmp_path / "a.parquet", **options)
+    assert [row.captions for row in read_rows(tmp_path / "a.parquet")] == [[c] for c in captions]
