@@ -286,7 +286,9 @@ def _delimited(path: Path, delimiter: str, columns: Any) -> Iterator[_Raw]:
                 return
             except csv.Error as error:
                 cells, why = [], f"expected a row of quoted or plain cells: {error}"
-            if why or (
+            if why and len(taken) == 1 and not taken[0].endswith(("\r", "\n")):
+                pass  # the file is cut short in this cell
+            elif why or (
                 len(taken) > 1
                 and (len(cells) != len(header) or _are_rows(taken, delimiter, image, len(header)))
             ):
@@ -300,7 +302,7 @@ def _delimited(path: Path, delimiter: str, columns: Any) -> Iterator[_Raw]:
                     cells = next(csv.reader(taken, **{**options, "skipinitialspace": True}))
             number += len(taken)
             taken.clear()
-            if not cells:
+            if not cells and not why:
                 continue
             if not header:
                 header = [name.strip() for name in cells]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -14,18 +13,10 @@ CAPTION_KEYS = ("caption", "text", "title", "captions", "sentence", "sentences",
 _IMAGE_ID_KEY = "image_id"
 LISTED_PROBLEMS = 20
 MAX_UNUSABLE = 0.01  # default of the share of records that may be left out
-# Beginnings of addresses, and of JPEG, PNG, WebP and GIF files in base64.
-_NO_PATHS = (
-    "http://",
-    "https://",
-    "s3://",
-    "gs://",
-    "data:image/",
-    "/9j/4",
-    "iVBORw0KGgo",
-    "UklGR",
-    "R0lGOD",
-)
+# Beginnings of JPEG, PNG, WebP and GIF files in base64; the shortest that are an image's are longer
+# than this.
+_BASE64 = ("data:image/", "/9j/", "iVBORw0KGgo", "UklGR", "R0lGOD")
+_SHORTEST_BASE64 = 80
 KARPATHY = (
     "this is Karpathy's format (dataset_coco.json, dataset_flickr30k.json), whose file has all "
     "splits; write a file for each 'split', with a record for each image: 'image', its 'filepath' "
@@ -207,13 +198,12 @@ class PairColumns:
 
         stored = image if isinstance(image, StoredImage) else None
         name = stored.name if stored else image
-        if not isinstance(name, str) or not name.strip() or name.startswith(_NO_PATHS):
+        if not isinstance(name, str) or not name.strip():
             why = f"expected the path of an image, got {short(name)}"
-            if isinstance(name, str) and name.strip():
-                web = re.match(r"\w+://", name)
-                hint = "nothing is downloaded" if web else "that is an image in base64"
-                why = f"{why}; {hint}: store image files and give their paths, or use parquet"
             return Problem(where, f"{image_key!r}: {why}")
+        if len(name) > _SHORTEST_BASE64 and name.startswith(_BASE64):
+            why = f"got an image in base64, {short(name)}: store image files, or bytes in parquet"
+            return Problem(where, f"{image_key!r}: expected the path of an image, {why}")
         if not isinstance(captions, list):
             captions = [captions]
         captions = ["" if caption is None else caption for caption in captions] or [""]

@@ -64,6 +64,9 @@ _HINTS = {
     "image_id": _OF_IDS,
     "group_id": _OF_IDS,
 }
+# pyarrow makes no dictionary of texts that are stored as differences of each other, and of lists
+# that are stored partly in one.
+_NO_DICTIONARY = ("DictAccumulator", "Nested data conversions")
 # pyarrow reports damaged files by its own classes, by OSError and by those of Python's decoders.
 _DAMAGE = (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError)
 
@@ -231,7 +234,8 @@ def _parquet_batches(
     def batches(rows: int, in_dictionary: list[str]) -> Iterator[pa.RecordBatch]:
         options = {"read_dictionary": in_dictionary, "pre_buffer": False}
         with pq.ParquetFile(path, buffer_size=_PAGE_BYTES, **options) as opened:
-            yield from opened.iter_batches(rows, columns=names, use_threads=False)
+            for group in range(opened.num_row_groups):  # each has its own dictionaries
+                yield from opened.iter_batches(rows, [group], columns=names, use_threads=False)
 
     done = 0
     try:
@@ -240,9 +244,8 @@ def _parquet_batches(
             done += batch.num_rows
             yield batch
     except OSError as error:
-        if "DictAccumulator" not in str(error):
+        if not any(one in str(error) for one in _NO_DICTIONARY):
             raise
-        # Of texts that are stored as differences of each other pyarrow makes no dictionary.
         for batch in batches(min(rows, _FEW_ROWS), []):
             known = min(done, batch.num_rows)
             done -= known
