@@ -597,7 +597,9 @@ def test_wrong_annotations_stop_a_run_before_its_model_is_built(tmp_path, pictur
     rows, names, questions, annotations = vqa_files(pictures)
     annotations["annotations"][2]["answers"] = []
     files = {"val": (rows, names, questions, annotations)}
-    with pytest.raises(ValueError, match=r"val_3\.json cannot .*annotation 2 \(question 23\)"):
+    with pytest.raises(
+        ValueError, match=r"val_3\.json cannot be used:\s+annotation 2 \(question 23\)"
+    ):
         set_up_task(MafaVQATask, VQA_RUN, tmp_path, coco_vqa=files)
     coco_file(tmp_path / "gt.json", {1: [{"a": 1}]})
     run = {**CAPTION_RUN, "annotation_file": {"val": str(tmp_path / "gt.json")}}
