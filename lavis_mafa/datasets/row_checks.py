@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -137,6 +137,20 @@ class Ids:
                 f"{value!r} is the id of {short(first_owner)} as well; give each an id of its own"
             )
         return None
+
+
+def by_id(items: Iterable[tuple[Any, Any]]) -> dict[Id, Any]:
+    """Return what belongs to every id, by `as_id`.
+
+    Raises:
+        ValueError: if different ids are the same number.
+    """
+    ids, found = Ids(), {}
+    for one, value in items:
+        if wrong := ids.add(one):
+            raise ValueError(f"id {wrong}")
+        found[as_id(one)] = value
+    return found
 
 
 def _listed(value: Any) -> list[Any]:
@@ -291,7 +305,7 @@ def _check(dataset: Any, files: Sequence[tuple[str, Any]], allowed: float) -> No
     if forms is None:
         return
     places = list(_places(dataset.annotation, files))
-    names = names_of(dict.fromkeys(file for file, _ in places)) or names_of(f for f, _ in files)
+    names = names_of(dict.fromkeys(file for file, _ in places)) or names_of([f for f, _ in files])
     if not dataset.annotation:
         raise ValueError(f"{names or type(dataset).__name__} has no rows; expected at least one")
     read = _Rows(dataset, *forms)

@@ -12,7 +12,16 @@ from typing import Any
 from lavis.common.vqa_tools.vqa_eval import VQAEval
 
 from lavis_mafa.datasets.annotation_rows import Refusals
-from lavis_mafa.datasets.row_checks import Id, Ids, answers_of, as_id, id_of, text_of, texts_of
+from lavis_mafa.datasets.row_checks import (
+    Id,
+    Ids,
+    answers_of,
+    as_id,
+    by_id,
+    id_of,
+    text_of,
+    texts_of,
+)
 from lavis_mafa.io.files import read_json
 
 logger = logging.getLogger(__name__)
@@ -94,9 +103,9 @@ def accuracy_by_annotators(
         truth: see `read_questions`.
 
     Raises:
-        ValueError: if there is no such question.
+        ValueError: if there is no such question, or different ids of questions are one number.
     """
-    given = {as_id(question): answer for question, answer in answers.items()}
+    given = by_id(answers.items())
     earned: dict[str, list[float]] = defaultdict(list)
     for question in _shared(given, truth):
         score = _official(normalise(given[question]), truth[question].answers)

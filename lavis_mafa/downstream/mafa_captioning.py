@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from lavis.common.dist_utils import is_main_process
@@ -13,7 +14,7 @@ from lavis.datasets.datasets.coco_caption_datasets import COCOCapEvalDataset
 from lavis.tasks.captioning import CaptionTask
 from torchvision.datasets.utils import download_url
 
-from lavis_mafa.datasets.row_checks import Id, Ids, as_id, references_of
+from lavis_mafa.datasets.row_checks import Id, Ids, as_id, by_id, references_of
 from lavis_mafa.downstream import task_records as results
 from lavis_mafa.downstream.caption_metrics import (
     References,
@@ -64,6 +65,7 @@ class MafaCaptionTask(results.InBatches, CaptionTask):
         self._built: Mapping[str, Mapping[str, Any]] = {}
         self._finder: _Finder | None = None
         self._prompt_checked = False
+        self._ids = Ids()
 
     @classmethod
     def setup_task(cls, cfg: Any) -> MafaCaptionTask:
@@ -93,9 +95,10 @@ class MafaCaptionTask(results.InBatches, CaptionTask):
         """Build the data sets and check ``run.annotation_file``, before there is a model."""
         self._built = super().build_datasets(cfg)
         splits = {(name, split) for name, parts in self._built.items() for split in parts}
-        paths = {self._file_of(*one) for one in splits if one[1] != "train"} - {None}
-        for path in sorted(paths) if self.report_metric else ():
-            on_main_process(lambda path=path: read_references(path))
+        files = (self._file_of(name, split) for name, split in splits if split != "train")
+        # All ranks in the same order.
+        for path in sorted(filter(None, files)) if self.report_metric else ():
+            on_main_process(partial(read_references, path))
         return self._built
 
     def _file_of(self, name: str, split: str) -> str | None:
@@ -113,6 +116,7 @@ class MafaCaptionTask(results.InBatches, CaptionTask):
             FileNotFoundError: if ``run.annotation_file`` does not exist.
         """
         super().before_evaluation(model=model, dataset=dataset, **kwargs)
+        self._ids = Ids()
         for name in self.options:
             results.require_argument(model, "generate", name, name)
         if not self.report_metric:
@@ -125,9 +129,12 @@ class MafaCaptionTask(results.InBatches, CaptionTask):
         """Caption a mini-batch.
 
         Raises:
-            ValueError: if samples have neither ``image_id`` nor ``index``.
+            ValueError: if samples have neither ``image_id`` nor ``index``, or different ids are the
+                same number.
         """
         ids = results.required_column(samples, *_ID_KEYS)
+        if wrong := next(filter(None, map(self._ids.add, ids)), None):
+            raise ValueError(f"image id {wrong}")
         places = results.column(samples, "instance_id", "index") or [None] * len(ids)
         # Some of LAVIS's models ignore samples["prompt"], which shows only when they run.
         given = _RecordingDict(samples, prompt=self.prompt) if self.prompt else samples
@@ -232,14 +239,9 @@ def _with_captions(items: Iterable[tuple[Any, Any]]) -> dict[Id, list[str]]:
     Raises:
         ValueError: if different ids are one number, or a caption is no text.
     """
-    ids, captions = Ids(), {}
-    for image, given in items:
-        wrong = ids.add(image)
-        if wrong:
-            raise ValueError(f"references: image id {wrong}")
-        if found := references_of(list(given) if isinstance(given, tuple) else given):
-            captions[as_id(image)] = found
-    return captions
+    given = ((i, list(own) if isinstance(own, tuple) else own) for i, own in items)
+    captions = {image: references_of(own) for image, own in by_id(given).items()}
+    return {image: own for image, own in captions.items() if own}
 
 
 def _from_annotation(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from lavis.common.dist_utils import is_main_process
@@ -89,7 +90,7 @@ class MafaVQATask(results.InBatches, VQATask):
         datasets = super().build_datasets(cfg)
         for splits in datasets.values():
             for built in (one for split, one in splits.items() if split != "train"):
-                on_main_process(lambda built=built: self._annotations_of(built))
+                on_main_process(partial(self._annotations_of, built))
         return datasets
 
     def before_evaluation(self, model: Any, dataset: Any, **kwargs: Any) -> None:

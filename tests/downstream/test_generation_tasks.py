@@ -608,6 +608,21 @@ def test_wrong_annotations_stop_a_run_before_its_model_is_built(tmp_path, pictur
         set_up_task(MafaCaptionTask, run, tmp_path, coco_caption=files)
 
 
+def test_different_ids_that_are_one_number_are_refused():
+    class Colliding(WithReferences):
+        def __getitem__(self, index):
+            return {**super().__getitem__(index), "image_id": "0" * index + "7"}
+
+    task, _ = set_up_task(MafaCaptionTask, CAPTION_RUN)
+    with pytest.raises(
+        ValueError, match="image id '07' and '7', which occurs before, are the same"
+    ):
+        evaluate(task, Colliding())
+    truth = {7: answering.Annotation(["red"])}
+    with pytest.raises(ValueError, match="id '07' and '7', which occurs before, are the same"):
+        answering.accuracy_by_annotators({"7": "red", "07": "red"}, truth)
+
+
 def test_questions_that_share_an_id_are_counted(caplog):
     class Twice(WithAnswers):
         def __getitem__(self, index):
