@@ -123,9 +123,13 @@ class GroundingTrain(BaseDataset):
         """Return the path of an expression's image."""
         return os.path.join(self.vis_root, self.annotation[index]["image"])
 
+    def caption(self, index: int) -> str:
+        """Return an expression, unprocessed."""
+        return str(self.annotation[index]["text"])
+
     def show(self, index: int) -> tuple[Image.Image, str]:
         """Return the unprocessed image (RGB) and the expression."""
-        return read_rgb(self.path(index)), self.annotation[index]["text"]
+        return read_rgb(self.path(index)), self.caption(index)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         picture, text = self.show(index)
