@@ -42,11 +42,17 @@ _RankState = dict[str, Any]  # plain data that each rank has for itself
 
 @dataclass(frozen=True)
 class BestFigure:
-    """The best ``agg_metrics`` of validation so far, with its epoch and split; None: not yet."""
+    """The best ``agg_metrics`` of validation so far, with its epoch and split; None: not yet.
+
+    Attributes:
+        weights: `weights_digest` of what the epoch had trained, by which the file that holds them
+            is recognized; None in checkpoints of earlier versions.
+    """
 
     value: float | None = None
     epoch: int | None = None
     split: str | None = None
+    weights: str | None = field(default=None, compare=False)
 
 
 @dataclass
@@ -108,10 +114,22 @@ class RunState:
 
         All ranks must call it; ranks other than 0 get None. LAVIS's keys hold what LAVIS saves
         under them, ``run`` holds the rest.
+
+        Raises:
+            OSError: on rank 0, if storage fails on any rank.
         """
-        ranks = gather_objects(self._own_part())
-        if ranks is None:
+        own, problem = None, None
+        try:
+            own = self._own_part()
+        except OSError as error:  # raised at once, it would leave the other ranks waiting
+            problem = error
+        parts = gather_objects((own, problem and f"rank {self.rank}: {problem}"))
+        if parts is None:
             return None
+        for _, failed in parts:
+            if failed:
+                raise OSError(failed)
+        ranks = [own for own, _ in parts]
         progress = self.progress
         return {
             "model": trained_state(self.model),
