@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import types
 
@@ -38,6 +39,7 @@ PARQUET, _ARROW = ".parquet", ".arrow"
 COLUMNAR_SUFFIXES = (PARQUET, _ARROW)
 BATCH_BYTES = 2**25  # of a batch of parquet rows with images, unless a single row has more
 _TEXT_ROWS = 1024  # in a batch of parquet rows without images
+_MOST_TEXT = 2**28  # bytes of texts that a batch repeats by a dictionary or by views
 _PAGE_BYTES = 2**20  # read at a time: a column of a row group may be larger than the memory
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 _IPC_FILE = b"ARROW1"
@@ -195,7 +197,14 @@ class _File(NamedTuple):
 @contextmanager
 def _opened(path: Path) -> Iterator[_File]:
     if path.suffix.lower() == PARQUET:
-        with pq.ParquetFile(path, buffer_size=_PAGE_BYTES, pre_buffer=False) as file:
+        with pq.ParquetFile(path) as file:
+            columns = map(file.schema.column, range(len(file.schema)))
+            # Texts stay dictionaries: their size is checked before they are written out.
+            texts = [one.path for one in columns if one.physical_type == "BYTE_ARRAY"]
+            texts = [one for one in texts if _kind_at(file.schema_arrow, one) in (TEXT, _TEXTS)]
+        with pq.ParquetFile(
+            path, read_dictionary=texts, buffer_size=_PAGE_BYTES, pre_buffer=False
+        ) as file:
             batches = partial(_parquet_batches, file)
             yield _File(file.schema_arrow, file.metadata.num_rows, None, batches)
         return
@@ -300,6 +309,12 @@ def _is_view(kind: pa.DataType, of: str) -> bool:
     return check is not None and bool(check(kind))
 
 
+def _kind_at(schema: pa.Schema, path: str) -> str:
+    """Return what the column of a parquet leaf holds; "" if its name is not unique."""
+    place = schema.get_field_index(path.split(".")[0])
+    return "" if place < 0 else _kind(schema.field(place).type)
+
+
 def _agree(one: list[UsedColumn], other: list[UsedColumn]) -> bool:
     """Return whether two files can be read as one: with the same names, and both with or both
     without the images. All kinds of captions, and all of ids, mean the same."""
@@ -397,16 +412,45 @@ def _decoded(value: Any) -> Any:
     return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
 
 
+def _repeats(kind: pa.DataType) -> bool:
+    """Return whether values of a type may share their bytes: a dictionary's, or views."""
+    return types.is_dictionary(kind) or _is_view(kind, "string") or _is_view(kind, "binary")
+
+
+def _require_moderate(size: int | None) -> None:
+    """Refuse texts that would take gigabytes, although few bytes of them are in the file."""
+    if size is not None and size > _MOST_TEXT:
+        raise ValueError(
+            f"the texts of these rows are {size} bytes, repeated from fewer; expected at most "
+            f"{_MOST_TEXT}"
+        )
+
+
 def _checked(column: pa.Array) -> pa.Array:
     """Return a column whose offsets and indices have been checked, with texts as bytes: pyarrow's
     check of texts would stop at the first that is not UTF-8, and would not say where it is."""
     kind = column.type
     if types.is_dictionary(kind):
         words = _checked(column.dictionary)
-        column = pa.DictionaryArray.from_arrays(column.indices, words).dictionary_decode()
+        column = pa.DictionaryArray.from_arrays(column.indices, words)
+        if types.is_large_binary(words.type):
+            _require_moderate(pc.sum(pc.binary_length(words).take(column.indices)).as_py())
+        column = column.dictionary_decode()
+    elif _kind(kind) == _TEXTS and _repeats(kind.value_type):
+        if types.is_fixed_size_list(kind):
+            column = column.cast(pa.large_list(kind.value_type))
+        ends = np.asarray(column.offsets.to_numpy(), np.int64)
+        if (np.diff(ends, prepend=0) < 0).any() or ends[-1] > len(column.values):
+            raise ValueError("its lists end before they begin, or behind the texts")
+        inner = _checked(column.values[ends[0] : ends[-1]])
+        ends = pa.array(ends - ends[0])
+        column = pa.LargeListArray.from_arrays(ends, inner, mask=column.is_null())
     else:
         # A view is checked in full before it is cast, since that follows it.
-        column.validate(full=_is_view(kind, "string") or _is_view(kind, "binary"))
+        column.validate(full=_repeats(kind))
+        if _repeats(kind):
+            lengths = np.frombuffer(column.buffers()[1], np.int32)[4 * column.offset :: 4]
+            _require_moderate(int(lengths[: len(column)].sum(dtype=np.int64)))
         if _is_text(kind):
             column = column.cast(pa.large_binary())
         elif _kind(kind) == _TEXTS:

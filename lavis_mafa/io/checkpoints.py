@@ -148,7 +148,9 @@ def _read_torch_file(path: str, mapped: bool) -> dict[str, Any]:
     except Exception as error:
         with open(path, "rb") as file:
             head = file.read(60)
-        if len(head) > 3 and not head.startswith((b"PK", b"\x80")):  # no zip, and no pickle of older versions
+        if len(head) > 3 and not head.startswith(
+            (b"PK", b"\x80")
+        ):  # no zip, and no pickle of older versions
             raise ValueError(_not_by_torch(path, head)) from error
         # torch says "unsupported" of objects that it refuses as unsafe, and of nothing else.
         if "unsupported" not in str(error).lower() and not ends_as_zip(path):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
+import torch
 from conftest import ROOT
 from PIL import Image
 from small_world import call, con_d
 
+from lavis_mafa.io.checkpoints import CONFIGS
 from lavis_mafa.mining.judged_pairs import UNKNOWN, Judged
 
 IMAGES = 30
@@ -24,13 +27,19 @@ def mined(tmp_path_factory, photographs, models):
     images = list(dict.fromkeys(pair["image"] for pair in pairs))[:IMAGES]
     used_pairs = [pair for pair in pairs if pair["image"] in images]
     (folder / "train.json").write_text(json.dumps(used_pairs))
+    # Con-D is of a run with the same tokenizer, a file that its checkpoint names.
+    words, own = folder / "vocab.txt", folder / "own.pth"
+    shutil.copy(CONFIGS / "models" / "tiny_vocab.txt", words)
+    recorded = {"arch": "albef_mafa", "model_type": "tiny", "tokenizer": str(words)}
+    state = torch.load(models[1], weights_only=True)["model"]
+    torch.save({"model": state, "config": {"model": recorded}}, own)
     call(
         *("mine", "--cfg-path", ROOT / "projects/mafa/train/albef_own_data.yaml"),
-        *("--checkpoint", models[0], "--output", out, "--con-d", *con_d("a", models[1])),
+        *("--checkpoint", models[0], "--output", out, "--con-d", *con_d("a", own)),
         *("--threshold", 0.6, "--options"),
         f"{INFO}.annotations.train.storage={folder / 'train.json'}",
         *(f"{INFO}.images.storage={photographs}", f"{INFO}.cache_dir={folder}"),
-        *("model.model_type=tiny", "model.tokenizer=tiny_vocab.txt", "model.image_size=32"),
+        *("model.model_type=tiny", f"model.tokenizer={words}", "model.image_size=32"),
         *("run.device=cpu", "run.amp=False", "run.num_workers=1", "run.batch_size_train=16"),
         *("run.batch_size_eval=32", "run.grit.queue_size=150", "run.grit.search_space=64"),
     )
