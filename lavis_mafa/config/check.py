@@ -163,7 +163,7 @@ def validated(
             where = one["loc"]
             path = ".".join(str(part) for part in where if isinstance(part, str))
             _remove(kept, where)
-            known = _key_at(report.keys, where)
+            known = key_at(report.keys, where)
             value = _value_at(given, where)
             if known is None or one["type"] in ("extra_forbidden", "invalid_key"):
                 report.unknown(".".join(map(str, where)))
@@ -183,7 +183,8 @@ def _remove(config: Any, where: Sequence[Any]) -> None:
         config = config.get(name, {})
 
 
-def _key_at(keys: Keys, where: Sequence[Any]) -> FieldInfo | None:
+def key_at(keys: Keys, where: Sequence[Any]) -> FieldInfo | None:
+    """Return the key at a path, or that of the items of a list or mapping; None if unknown."""
     found = None
     for name in where:
         inner = None if found is None else kind_of(found)

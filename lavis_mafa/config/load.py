@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,14 @@ from lavis.common.config import Config
 from lavis.common.registry import registry
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from pydantic.fields import FieldInfo
 
-from lavis_mafa.config.check import Report, check_together, validated
+from lavis_mafa.config.check import Report, check_together, key_at, validated
 from lavis_mafa.config.con_d import check_frozen
 from lavis_mafa.config.config_of_run import is_run, recorded_config
 from lavis_mafa.config.data import check_data
 from lavis_mafa.config.defaults import merge
-from lavis_mafa.config.key import Keys
+from lavis_mafa.config.key import Keys, kind_of
 from lavis_mafa.config.registered import FILE, datasets_key, model_key, names_of, run_key
 from lavis_mafa.config.run import check_run
 from lavis_mafa.config.thresholds import take_thresholds
@@ -60,10 +62,13 @@ class MafaConfig(Config):
         self.args = args
         self.notes: list[str] = []
         problems: list[str] = []
-        user = _read(str(args.cfg_path), getattr(args, "options", None), problems)
+        options = list(getattr(args, "options", None) or [])
+        user = _read(str(args.cfg_path), options, problems)
         if user is None:
             raise ConfigError(str(args.cfg_path), problems)
         _load_plugins(user, problems)
+        if options:  # again, as the keys of plugins, models and data sets say which are texts
+            user = _read(str(args.cfg_path), options, [], keys_for(user, Report(FILE))[1])
         config, found, self.notes = complete(user, machine)
         if problems or found:
             raise ConfigError(str(args.cfg_path), [*problems, *found])
@@ -131,9 +136,9 @@ def _load_plugins(user: Any, problems: list[str]) -> None:
         problems.append(f"run.plugins: {error}")
 
 
-def _read(cfg_path: str, options: Sequence[str] | None, problems: list[str]) -> Any:
+def _read(cfg_path: str, options: list[str], problems: list[str], keys: Keys = FILE) -> Any:
     """Merge file and options into plain data; return None if they cannot be read."""
-    chosen = _read_options(list(options or []), problems)
+    chosen = _read_options(options, problems, keys)
     try:
         if is_run(cfg_path):
             return merge(recorded_config(cfg_path), OmegaConf.to_container(chosen, resolve=True))
@@ -155,28 +160,82 @@ def _read(cfg_path: str, options: Sequence[str] | None, problems: list[str]) -> 
     return None
 
 
-def _read_options(options: list[str], problems: list[str]) -> DictConfig:
-    """Parse options ``key=value``, or LAVIS's older ``key value``."""
+def _read_options(
+    options: Sequence[str], problems: list[str], keys: Keys = FILE, flag: str = "--options"
+) -> DictConfig:
+    """Parse options ``key=value``, or LAVIS's older ``key value``; see `_value_of`.
+
+    Args:
+        problems: to which those of the options are added.
+        keys: of the config.
+        flag: the argument that they are given by, for messages.
+    """
     merged = OmegaConf.create()
     rest = iter(options)
     for option in rest:
-        if "=" not in option:
+        key, equals, text = option.partition("=")
+        if not equals:
             value = next(rest, None)
             if value is None:
-                problems.append(f"--options: {option!r} has no value; write key=value")
+                problems.append(f"{flag}: {option!r} has no value; write key=value")
                 break
-            option = f"{option}={value}"
-        key = option.partition("=")[0]
-        if not all(key.split(".")):
-            problems.append(f"--options: {option!r} is not of the form key=value")
+            text = value
+        path = key.split(".")
+        if not all(path):
+            problems.append(f"{flag}: {option!r} is not of the form key=value")
             continue
+        nested = _value_of(text, key_at(keys, path))
+        for name in reversed(path):
+            nested = {name: nested}
         try:
-            check_yaml(option.partition("=")[2])
             # One by one, so that a bad option does not hide what is wrong with the others.
-            merged.merge_with(OmegaConf.from_dotlist([option]))
-        except (yaml.YAMLError, OmegaConfBaseException) as error:
+            merged.merge_with(OmegaConf.create(nested))
+        except OmegaConfBaseException as error:
             problems.append(f"{key}: {option!r} cannot be read ({_one_line(error)})")
     return merged
+
+
+def plain_options(options: Sequence[str], keys: Keys, flag: str = "--options") -> dict[str, Any]:
+    """Parse options of other keys than those of a config, as `_read_options` does.
+
+    Raises:
+        ValueError: with all problems.
+    """
+    problems: list[str] = []
+    found: Any = OmegaConf.to_container(_read_options(options, problems, keys, flag), resolve=True)
+    if problems:
+        raise ValueError("\n".join(problems))
+    return dict(found)
+
+
+def _value_of(text: str, key: FieldInfo | None) -> Any:
+    """Return the value of an option: its text as it was typed, unless it means something else.
+
+    YAML would drop what follows " #", and blanks at the end. A number, True, False, null, and a
+    list or mapping in brackets are read as YAML where the key does not take a text. Quotation marks
+    around a whole text are removed.
+
+    Args:
+        key: that the option sets; None if it is unknown.
+    """
+    try:
+        check_yaml(text)
+        value = OmegaConf.to_container(OmegaConf.from_dotlist([f"x={text}"]))["x"]  # type: ignore
+    except (yaml.YAMLError, OmegaConfBaseException):
+        return text
+    kind = "any" if key is None else kind_of(key).name
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return value if text[:1] in "'\"" and text.strip()[-1] == text[0] else text
+    if kind == "str" or (kind == "strs" and not isinstance(value, list)):
+        return text
+    if isinstance(value, list | dict):
+        return value if text.lstrip()[0] in "[{" else text
+    if isinstance(value, bool) and kind != "bool":
+        return value if text.strip().lower() in ("true", "false") else text
+    # To YAML, 0123 is octal and 12:30 is of base 60.
+    return text if re.search(r"^[-+]?0\d|[_:]", text.strip()) else value
 
 
 def _one_line(error: Exception) -> str:

@@ -23,11 +23,13 @@ from lavis.models.base_model import SharedQueueMixin
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.config.data import used_splits
 from lavis_mafa.datasets.local_files import read_in_place, reads_as_lavis
+from lavis_mafa.io.checkpoints import local_file
 from lavis_mafa.io.downloads import OfflineError
 from lavis_mafa.io.folder_lock import release_folders
 from lavis_mafa.io.launcher import end_with_launcher, rank_in_environment, report_to_launcher
 from lavis_mafa.io.processes import LostContactError, MainProcessError, explain_lost_rank
 from lavis_mafa.models.con_d.self_check import PoorDiscriminatorError
+from lavis_mafa.models.traits import traits_of
 from lavis_mafa.models.weight_loading import complete_lavis_loading
 from lavis_mafa.plugins import PluginError
 from lavis_mafa.runners.checkpoint_schedule import NotSavedError
@@ -71,9 +73,16 @@ def build_data(cfg: Any, splits: Collection[str] | None = None) -> tuple[Any, An
 
 def build_model(cfg: Any, task: Any) -> Any:
     """Build the model of a config."""
+    key = "finetuned" if cfg.model_cfg.get("load_finetuned", True) else "pretrained"
+    given, traits = cfg.model_cfg.get(key), traits_of(cfg.model_cfg.arch)
+    if traits.loads_with_our_loader or not traits.pretrained_is_file or not given:
+        return task.build_model(cfg)
+    # LAVIS would look for the file of a URL by the last part of the URL alone.
+    path = local_file(given)
+    cfg.model_cfg[key] = path
     model = task.build_model(cfg)
-    given = "finetuned" if cfg.model_cfg.get("load_finetuned", True) else "pretrained"
-    complete_lavis_loading(model, cfg.model_cfg.get(given))
+    cfg.model_cfg[key] = given  # which the run records
+    complete_lavis_loading(model, path)
     return model
 
 

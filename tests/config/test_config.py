@@ -17,6 +17,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lavis.common.registry import registry
+from omegaconf import OmegaConf
 
 import lavis_mafa  # noqa: F401  registers models, tasks, runners and builders
 from lavis_mafa.algorithm.settings import StepSettings
@@ -28,7 +29,7 @@ from lavis_mafa.config import (
 )
 from lavis_mafa.config.check import Report
 from lavis_mafa.config.key import known_keys, option_of, section_of, with_keys
-from lavis_mafa.config.load import complete
+from lavis_mafa.config.load import _read_options, complete, keys_for
 from lavis_mafa.config.registered import DATASET, FILE, MODEL, OURS, PARTS
 
 GOOD: dict[str, Any] = {
@@ -271,16 +272,82 @@ def test_options_override_the_file(save):
         (["model.model_type=huge"], "model.model_type: 'huge' is not a type of AlbefMafa"),
         (["run.seed=7", "run.amp"], "'run.amp' has no value"),
         (["run.seed", "7", "run.amp"], "'run.amp' has no value"),
-        (["run.seed=[7"], "run.seed: 'run.seed=[7' cannot be read"),
+        (["run.seed=[7"], "run.seed: '[7' is not a whole number"),
+        (["run.job_id=${"], "run.job_id: 'run.job_id=${' cannot be read"),
         (["=7"], "'=7' is not of the form key=value"),
         (["run.seed.x=7"], "run.seed: {'x': 7} is not a whole number >= 0"),
-        (["run.train_splits.x=7"], "run.train_splits: {'x': 7} is not a list"),
+        (["run.train_splits.x=7"], "run.train_splits: {'x': '7'} is not a list"),
     ],
 )
 def test_invalid_options_are_rejected(save, options, message):
     with pytest.raises(ConfigError) as caught:
         load_config(save(GOOD), options)
     assert message in str(caught.value)
+
+
+TEXT = [
+    *("Question: {} Short answer:", "a photo of ", "/data/set #1/train.json", "[new]/train.json"),
+    *(
+        "{a,b}.tar",
+        "{00000..00331}.tar",
+        "C:\\data",
+        "~/x",
+        "*.json",
+        "@x",
+        "%x",
+        "!x",
+        "- x",
+        "? x",
+    ),
+    *("&a b", "a: b", "a, b", "no", "True", "12:30", "0123", "20240101", "2024-01-01", "1_000"),
+    *("1e5", "it's", "'a' and 'b'", "| a", "> a"),
+]
+
+
+@pytest.mark.parametrize("text", TEXT)
+def test_an_option_of_a_text_is_what_was_typed(text):
+    """Also where only the data set's own class knows that its key takes a text."""
+    config = put(GOOD, "datasets.image_text_json", {})
+    keys = keys_for(config, Report(FILE))[1]
+    info = "datasets.image_text_json.build_info"
+    paths = ("run.prompt", f"{info}.caption_key", f"{info}.annotations.train.storage")
+    found = _read_options([f"{path}={text}" for path in paths], [], keys)
+    assert [OmegaConf.select(found, path) for path in paths] == [text] * 3
+
+
+def test_options_are_read_by_the_keys_of_the_config(save):
+    info = "datasets.image_text_json.build_info"
+    given = [f"{info}.group_id_key=0123", f"{info}.annotations.train.storage=a #1.json"]
+    size = "datasets.image_text_json.vis_processor.{}.image_size=32"
+    given += [size.format("train"), size.format("eval")]
+    cfg = load_config(save(GOOD), given, machine=False)
+    found = cfg.datasets_cfg.image_text_json.build_info
+    assert (found.group_id_key, found.annotations.train.storage) == ("0123", "a #1.json")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("run.prompt='Question: {} Answer: '", "Question: {} Answer: "),
+        ('run.prompt="it\'s"', "it's"),
+        ("run.job_id=''", ""),
+        ("run.job_id=null", None),
+        ("run.job_id=", None),
+        ("run.init_lr=1e-4", 1e-4),
+        ("run.init_lr=.5", 0.5),
+        ("run.seed= 7 ", 7),
+        ("run.seed=0123", 123),
+        ("run.amp=yes", True),
+        ("run.valid_splits=[val, 'test']", ["val", "test"]),
+        ("run.annotation_file={val: /a b.json}", {"val": "/a b.json"}),
+    ],
+)
+def test_an_option_of_another_kind_is_read_as_yaml(option, value):
+    config = put(GOOD, "run.amp_dtype", "bf16")
+    config["run"] |= OmegaConf.to_container(_read_options([option], []))["run"]
+    completed, found, _ = complete(config, machine=False)
+    read = completed["run"][option.partition("=")[0].removeprefix("run.")]
+    assert found == [] and read == value and type(read) is type(value)
 
 
 def test_options_choose_the_default_yaml(save):
