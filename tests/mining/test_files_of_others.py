@@ -29,6 +29,7 @@ from lavis_mafa.mining.corpus import Corpus
 from lavis_mafa.mining.features import make_features
 from lavis_mafa.mining.judged_pairs import UNKNOWN, Judged
 from lavis_mafa.mining.judging import build_judges, discriminators_of
+from lavis_mafa.mining.model_and_data import options_of
 from lavis_mafa.mining.run_records import read_run
 from lavis_mafa.pages.charts import Table
 from lavis_mafa.pages.tables import markdown_table, one_line
@@ -240,7 +241,7 @@ def test_tokenizer_of_the_own_config_is_accepted_for_con_d(tmp_path):
     args.options = ["model.model_type=tiny", f"model.tokenizer={words}", *data]
     found = discriminators_of(args)
     assert found["own"]["checkpoint"] == str(tmp_path / "own.pth")
-    command: Any = SimpleNamespace(cfg=load_config(CONFIG, args.options, machine=False))
+    command: Any = SimpleNamespace(cfg=load_config(CONFIG, options_of(args), machine=False))
     assert build_judges(command, found)["own"].model.training is False
     args.options[1] = "model.tokenizer=tiny_vocab.txt"
     with pytest.raises(ValueError, match="If you trust it, set tokenizer yourself"):
