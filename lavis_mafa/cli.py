@@ -61,6 +61,7 @@ REMOVED_OPTIONS = {
     "--index": "the exact search, which needs no option",
     "--judgements": "--options datasets.NAME.build_info.truth=FILE with count or advise",
     "--min-count": "check-data --vocab without it: words that occur twice are kept",
+    "--no-check": "nothing: an export no longer loads its folder again",
     "--per-shard": "--output NAME.parquet, which has the images inside",
     "--probes": "the exact search, which needs no option",
     "--shards": "--output NAME.parquet, which has the images inside",

@@ -320,7 +320,7 @@ def _write_results(
         "counts": [asdict(count) for count in counts],
     }
     write_json(args.output / "counts.json", content)
-    table = count_table(counts, corrections)
+    table = _count_table(counts, corrections)
     notes = [*_notes(args, loaded, features, counts, corrections), *more_notes]
     known = int((judged.truth != UNKNOWN).sum())
     if 0 < known < len(judged):
@@ -348,7 +348,7 @@ def _write_results(
     print(f"written: {args.output / 'counts.json'}, counts.md, {FILE}, {page.name}")
 
 
-def count_table(counts: Sequence[Count], corrections: Sequence[Correction] = ()) -> Table:
+def _count_table(counts: Sequence[Count], corrections: Sequence[Correction] = ()) -> Table:
     """Return a table like MAFA's Tables 1 and 9, with a row for each judge and sampling."""
     columns = ["judge", "sampling", "B", "M"]
     for side in _ANCHORS:

@@ -110,7 +110,7 @@ def mine_connections(args: argparse.Namespace) -> None:
     if not is_main_process():
         return
     judged.save(args.output / FILE)
-    mined, counts = select_pairs(judged, loaded.data, high, args.limit)
+    mined, counts = _select_pairs(judged, loaded.data, high, args.limit)
     if not len(mined):
         logging.warning(
             "no pair is above the threshold of %g (the highest probability is %.3f), so there are "
@@ -133,7 +133,7 @@ def _refuse_mini_batches(args: argparse.Namespace) -> None:
         raise ValueError(f"--search-space {ALL} has no mini-batches: leave out {', '.join(wrong)}")
 
 
-def select_pairs(
+def _select_pairs(
     judged: Judged, data: Corpus, threshold: float, limit: int | None = None
 ) -> tuple[Judged, dict[str, int]]:
     """Select the pairs with a probability above ``threshold`` by the first discriminator.
@@ -193,7 +193,7 @@ def _write_all(
     """Write all files and print a summary.
 
     Args:
-        mined, counts: see `select_pairs`.
+        mined, counts: see `_select_pairs`.
         pairs_file: parquet file for the new pairs; None: all pairs are written as JSON.
         notes: further ones of the page.
     """

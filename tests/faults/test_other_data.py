@@ -105,9 +105,9 @@ def test_images_kept_for_other_data_are_refused(tmp_path, injected):
     other = [
         row if k in compared else {**row, "image": f"other{k}.png"} for k, row in enumerate(rows)
     ]
-    identities = [of_con_d.identity_of_data(train_set(tmp_path, one)) for one in (rows, other)]
+    identities = [of_con_d._identity_of_data(train_set(tmp_path, one)) for one in (rows, other)]
     assert identities[0] != identities[1]
-    assert identities[0] == of_con_d.identity_of_data(train_set(tmp_path, rows))
+    assert identities[0] == of_con_d._identity_of_data(train_set(tmp_path, rows))
     injected("kept images of other data", 1)
 
 

@@ -378,10 +378,10 @@ def test_mlflow_takes_any_name_and_value(tmp_path, monkeypatch):
     pytest.importorskip("mlflow")
     from mlflow.tracking import MlflowClient
 
-    from lavis_mafa.loggers.mlflow import MlflowLogger, MlflowSettings
+    from lavis_mafa.loggers.mlflow import _MlflowLogger, _MlflowSettings
 
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    logger = MlflowLogger(MlflowSettings(tracking_uri=tmp_path.as_uri()))
+    logger = _MlflowLogger(_MlflowSettings(tracking_uri=tmp_path.as_uri()))
     loggers = GuardedLoggers(tmp_path, {"mlflow": logger})
     config = {"run": {f"k{n}": "x" * 1000 for n in range(150)}, "odd key!": None}
     loggers.begin(config, resumed=False, first_step=1)

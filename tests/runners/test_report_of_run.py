@@ -14,7 +14,7 @@ from runs import records, run_here
 
 from lavis_mafa import load_model
 from lavis_mafa.cli import main
-from lavis_mafa.loggers.tensorboard import TensorBoardLogger
+from lavis_mafa.loggers.tensorboard import _TensorBoardLogger
 from lavis_mafa.pages.charts import format_number
 from lavis_mafa.runners import connection_pictures as pictures
 from lavis_mafa.runners.run_log import RunLog
@@ -196,7 +196,7 @@ class RecordingLog(RunLog):
     """Records what would be sent to TensorBoard."""
 
     def __init__(self, folder, active=True):
-        board = TensorBoardLogger()
+        board = _TensorBoardLogger()
         super().__init__(folder, active, {"tensorboard": board})
         self.sent = []
         board._write = lambda method, *args, **kwargs: self.sent.append((method, args))
