@@ -39,7 +39,8 @@ PARQUET, _ARROW = ".parquet", ".arrow"
 COLUMNAR_SUFFIXES = (PARQUET, _ARROW)
 BATCH_BYTES = 2**25  # of a batch of parquet rows with images, unless a single row has more
 _TEXT_ROWS = 1024  # in a batch of parquet rows without images
-_MOST_TEXT = 2**28  # bytes of texts that a batch repeats by a dictionary or by views
+_MOST_TEXT = 2**27  # bytes of a batch's texts, where these are repeated or lists
+_LONG_TEXT = 2**9  # bytes of a text on average, up to which larger batches are read
 _PAGE_BYTES = 2**20  # read at a time: a column of a row group may be larger than the memory
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 _IPC_FILE = b"ARROW1"
@@ -197,11 +198,12 @@ class _File(NamedTuple):
 @contextmanager
 def _opened(path: Path) -> Iterator[_File]:
     if path.suffix.lower() == PARQUET:
-        with pq.ParquetFile(path) as file:
-            columns = map(file.schema.column, range(len(file.schema)))
-            # Texts stay dictionaries: their size is checked before they are written out.
-            texts = [one.path for one in columns if one.physical_type == "BYTE_ARRAY"]
-            texts = [one for one in texts if _kind_at(file.schema_arrow, one) in (TEXT, _TEXTS)]
+        # Texts stay dictionaries, so that their size is checked before they are written out.
+        # In lists pyarrow cannot read them as such.
+        schema = pq.read_schema(path)
+        texts = [
+            name for name, kind in zip(schema.names, schema.types, strict=True) if _is_text(kind)
+        ]
         with pq.ParquetFile(
             path, read_dictionary=texts, buffer_size=_PAGE_BYTES, pre_buffer=False
         ) as file:
@@ -222,13 +224,14 @@ def _parquet_batches(
     file: pq.ParquetFile, names: list[str], images: bool
 ) -> Iterator[pa.RecordBatch]:
     rows = _TEXT_ROWS
-    if images:
+    if images or any(_kind(file.schema_arrow.field(name).type) == _TEXTS for name in names):
         # In a dictionary a megabyte may be thousands of rows of a megabyte each, so that every row
         # may be as large as its whole group. Nothing more is asked of the metadata of columns: of
         # damaged ones pyarrow aborts the process.
         groups = map(file.metadata.row_group, range(file.num_row_groups))
         largest = max((group.total_byte_size for group in groups), default=1)
-        rows = min(_TEXT_ROWS, max(1, BATCH_BYTES // max(1, largest)))
+        bound = BATCH_BYTES if images else _MOST_TEXT
+        rows = min(_TEXT_ROWS, max(1, bound // max(1, largest)))
     yield from file.iter_batches(rows, columns=names, use_threads=False)
 
 
@@ -307,12 +310,6 @@ def _is_text(kind: pa.DataType) -> bool:
 def _is_view(kind: pa.DataType, of: str) -> bool:
     check = getattr(types, f"is_{of}_view", None)  # since pyarrow 16
     return check is not None and bool(check(kind))
-
-
-def _kind_at(schema: pa.Schema, path: str) -> str:
-    """Return what the column of a parquet leaf holds; "" if its name is not unique."""
-    place = schema.get_field_index(path.split(".")[0])
-    return "" if place < 0 else _kind(schema.field(place).type)
 
 
 def _agree(one: list[UsedColumn], other: list[UsedColumn]) -> bool:
@@ -417,12 +414,12 @@ def _repeats(kind: pa.DataType) -> bool:
     return types.is_dictionary(kind) or _is_view(kind, "string") or _is_view(kind, "binary")
 
 
-def _require_moderate(size: int | None) -> None:
+def _require_moderate(size: int, rows: int) -> None:
     """Refuse texts that would take gigabytes, although few bytes of them are in the file."""
-    if size is not None and size > _MOST_TEXT:
+    most = max(_MOST_TEXT, _LONG_TEXT * rows)
+    if size > most:
         raise ValueError(
-            f"the texts of these rows are {size} bytes, repeated from fewer; expected at most "
-            f"{_MOST_TEXT}"
+            f"the texts of these rows are {size} bytes, repeated from fewer; expected up to {most}"
         )
 
 
@@ -434,7 +431,8 @@ def _checked(column: pa.Array) -> pa.Array:
         words = _checked(column.dictionary)
         column = pa.DictionaryArray.from_arrays(column.indices, words)
         if types.is_large_binary(words.type):
-            _require_moderate(pc.sum(pc.binary_length(words).take(column.indices)).as_py())
+            size = pc.sum(pc.binary_length(words).take(column.indices)).as_py()
+            _require_moderate(size or 0, len(column))
         column = column.dictionary_decode()
     elif _kind(kind) == _TEXTS and _repeats(kind.value_type):
         if types.is_fixed_size_list(kind):
@@ -450,7 +448,7 @@ def _checked(column: pa.Array) -> pa.Array:
         column.validate(full=_repeats(kind))
         if _repeats(kind):
             lengths = np.frombuffer(column.buffers()[1], np.int32)[4 * column.offset :: 4]
-            _require_moderate(int(lengths[: len(column)].sum(dtype=np.int64)))
+            _require_moderate(int(lengths[: len(column)].sum(dtype=np.int64)), len(column))
         if _is_text(kind):
             column = column.cast(pa.large_binary())
         elif _kind(kind) == _TEXTS:

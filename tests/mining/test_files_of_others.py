@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import io
 import json
 import os
 import shutil
+import struct
 import zipfile
 from types import SimpleNamespace
 from typing import Any
@@ -111,7 +113,9 @@ def judged_pairs(**changes):
     ],
 )
 def test_judged_pairs_out_of_range_are_refused(tmp_path, changes, message):
-    assert len(Judged.load(judged_pairs().save(tmp_path / "good.npz"))) == 4
+    good = Judged.load(judged_pairs().save(tmp_path / "good.npz"))
+    numbers = struct.pack("<8q", *range(4), *range(1, 5))  # what labels identify the file by
+    assert len(good) == 4 and good.digest == hashlib.sha256(numbers).hexdigest()
     path = judged_pairs(**changes).save(tmp_path / "judged.npz")
     with pytest.raises(ValueError, match=f"judged.npz is not a file of judged pairs: .*{message}"):
         Judged.load(path)
