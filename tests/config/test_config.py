@@ -327,6 +327,7 @@ def test_an_option_of_a_text_is_what_was_typed(text):
 def test_options_are_read_by_the_keys_of_the_config(save):
     info = "datasets.image_text_json.build_info"
     given = [f"{info}.group_id_key=0123", f"{info}.annotations.train.storage=a #1.json"]
+    given.append(f"{info}.images.storage=images")
     size = "datasets.image_text_json.vis_processor.{}.image_size=32"
     given += [size.format("train"), size.format("eval")]
     cfg = load_config(save(GOOD), given, machine=False)

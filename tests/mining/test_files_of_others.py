@@ -239,7 +239,7 @@ def test_tokenizer_of_the_own_config_is_accepted_for_con_d(tmp_path):
     state = load_model("albef_mafa", "tiny").state_dict()
     torch.save({"model": state, "config": {"model": recorded}}, tmp_path / "own.pth")
     con_d = ["own.arch=albef_mafa", "own.model_type=tiny", f"own.checkpoint={tmp_path / 'own.pth'}"]
-    args = argparse.Namespace(cfg_path=CONFIG, checkpoint=None, con_d=con_d)
+    args = argparse.Namespace(cfg_path=CONFIG, checkpoint=None, con_d=con_d, output=tmp_path)
     info = "datasets.image_text_json.build_info"
     data = [f"{info}.annotations.train.storage=rows.json", f"{info}.images.storage=images"]
     args.options = ["model.model_type=tiny", f"model.tokenizer={words}", *data]
