@@ -129,8 +129,17 @@ WRONG = [
     ("datasets.toy_scenes.type", "dens", "did you mean dense?"),
     ("datasets.toy_scenes.vis_processor.train", {"image_size": 9}, "name: missing"),
     ("datasets.toy_scenes.vis_processor.train.name", "blip_image_trian", "blip_image_train?"),
+    *(
+        (
+            f"datasets.toy_scenes.vis_processor.{part}",
+            {"name": f"blip_image_{part}", "image_size": 48},
+            "image_size: 48 differs from model.image_size 32",
+        )
+        for part in ("train", "eval")
+    ),
     ("datasets.toy_scenes.vis_processor.tain", {}, "vis_processor.train?"),
     ("datasets.toy_scenes", 3, "is not a mapping"),
+    ("run.test_splits", ["test", "test"], "[1]: 'test' is named twice"),
     ("datasets", {}, "is empty"),
     ("datasets", DELETE, "missing"),
     ("model", DELETE, "missing"),
