@@ -35,6 +35,7 @@ from lavis_mafa.config.thresholds import take_thresholds
 from lavis_mafa.config.weights import check_weight_files
 from lavis_mafa.io.project_files import PROJECTS, near_names, project_file
 from lavis_mafa.io.yaml_files import check_yaml, check_yaml_file
+from lavis_mafa.loggers.redact import redact
 from lavis_mafa.models.con_d.frozen import FROZEN_MODELS
 from lavis_mafa.plugins import PluginError, load_plugins
 from lavis_mafa.problems import ConfigError
@@ -125,8 +126,8 @@ def load_config(
 
 
 def format_config(cfg: Config) -> str:
-    """Return the whole config as YAML, ``run`` first."""
-    plain = cfg.to_dict()
+    """Return the whole config as YAML, ``run`` first, without secrets."""
+    plain = redact(cfg.to_dict())
     parts = {name: plain[name] for name in ("run", "model", "datasets")}
     return OmegaConf.to_yaml(OmegaConf.create(parts))
 
@@ -175,7 +176,8 @@ def _read(
     """
     problems: list[str] = []
     chosen = OmegaConf.to_container(_read_options(options, problems, keys))
-    recorded, foreign = {}, False  # options that a file names, and whether it is not trusted
+    recorded: Any = {}
+    foreign = False  # whether there are recorded options, of a file that is not trusted
     if named is not None:
         recorded = OmegaConf.to_container(_read_options(named.options, problems, keys))
         foreign = bool(recorded) and not is_trusted(named.file)

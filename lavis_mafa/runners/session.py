@@ -28,6 +28,7 @@ from lavis_mafa.io.downloads import OfflineError
 from lavis_mafa.io.folder_lock import release_folders
 from lavis_mafa.io.launcher import end_with_launcher, rank_in_environment, report_to_launcher
 from lavis_mafa.io.processes import LostContactError, MainProcessError, explain_lost_rank
+from lavis_mafa.loggers.redact import redact
 from lavis_mafa.models.con_d.self_check import PoorDiscriminatorError
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.models.weight_loading import complete_lavis_loading
@@ -204,7 +205,7 @@ def check_only(cfg_path: str, options: Sequence[str] = (), evaluate: bool = Fals
     finally:
         release_folders()
     if is_main_process():
-        print("\n".join(["dry run: nothing is trained", *lines]))
+        print("\n".join(["dry run: nothing is trained", *redact(lines)]))
 
 
 def fetch_only(cfg_path: str, options: Sequence[str] = (), evaluate: bool = False) -> None:
@@ -212,7 +213,7 @@ def fetch_only(cfg_path: str, options: Sequence[str] = (), evaluate: bool = Fals
     # The machine that fetches need not be the one that trains: its files and GPUs do not count.
     given = [*options, "run.evaluate=True"] if evaluate else list(options)
     cfg = load_config(cfg_path, given, machine=False)
-    print("\n".join(prefetch(cfg)))
+    print("\n".join(redact(prefetch(cfg))))
 
 
 def _find_annotations(cfg: Any) -> None:
