@@ -590,6 +590,11 @@ def test_keys_of_this_package_need_a_model_of_this_package():
         ("run.runner", "runner_iter", "run.max_iters: missing"),
         ("datasets.coco_caption.text_processor.train.max_word", 9, "train.max_words?"),
         ("datasets.coco_caption.vis_processor.train.image_size", "big", "is not a whole number"),
+        (
+            "datasets.coco_caption.vis_processor.train",
+            None,
+            "vis_processor.train: missing; the run",
+        ),
         ("datasets.coco_caption.build_info.annotations.tarin", {}, "build_info.annotations.train?"),
         ("datasets.coco_caption.build_info.annotations.val.storage", 3, "is not a string"),
     ],
