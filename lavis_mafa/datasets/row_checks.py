@@ -3,7 +3,7 @@
 LAVIS takes whatever a row holds: a caption that is a string where a list is expected becomes a list
 of its letters. Here a value that has one obvious meaning is read as that: a string in place of a
 list of one, a number in place of its text. Everything else is refused while a split is built, when
-there is no model yet. Only rows of image-caption training sets are kept, up to
+there is no model yet. Only rows of training sets of captions and questions are kept, up to
 ``run.max_unreadable``, and count as samples that cannot be read.
 """
 
@@ -41,6 +41,7 @@ from lavis.datasets.datasets.snli_ve_datasets import SNLIVisualEntialmentDataset
 from lavis.datasets.datasets.vg_vqa_datasets import VGVQADataset
 from lavis.datasets.datasets.video_caption_datasets import VideoCaptionDataset
 from lavis.datasets.datasets.video_vqa_datasets import VideoQADataset
+from lavis.datasets.datasets.vqa_datasets import VQADataset
 
 from lavis_mafa.datasets.annotation_rows import Refusals, short
 from lavis_mafa.io.files import is_number, names_of, read_json
@@ -81,11 +82,12 @@ def texts_of(value: Any) -> list[str]:
 def answers_of(value: Any) -> list[str]:
     """Return the answers of all annotators, or a single one: texts, or mappings with ``answer``.
 
+    One of several annotators may have left his answer blank.
+
     Raises:
-        ValueError: if there is none, or one of them is no text.
+        ValueError: if all are blank, there is none, or one of them is no text.
     """
-    given = [one.get("answer") if isinstance(one, Mapping) else one for one in _listed(value)]
-    return texts_of(given)
+    return _some(one.get("answer") if isinstance(one, Mapping) else one for one in _listed(value))
 
 
 def references_of(value: Any) -> list[str]:
@@ -157,8 +159,20 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
+def _some(values: Iterable[Any]) -> list[str]:
+    """Return answers, some of which may be blank."""
+    found = [one if _is_blank(one) else text_of(one) for one in values]
+    if all(map(_is_blank, found)):
+        raise ValueError(f"expected an answer or a list of answers, got {short(found)}")
+    return found
+
+
+def _is_blank(value: Any) -> bool:
+    return isinstance(value, str) and not value.strip()
+
+
 def _is_none(value: Any) -> bool:
-    return value is None or value != value or (isinstance(value, str) and not value.strip())
+    return value is None or value != value or _is_blank(value)
 
 
 def _alike(value: Any) -> Any:
@@ -259,8 +273,8 @@ def checked_rows(allowed: float = 0.0) -> Iterator[None]:
     """Check the rows of every data set of LAVIS that is built inside this context.
 
     Args:
-        allowed: share of the rows of an image-caption training set that may be unusable. They get
-            the key `UNREADABLE_ROW`.
+        allowed: share of the rows of a training set of captions or questions that may be unusable.
+            They get the key `UNREADABLE_ROW`.
     """
     add_ids = BaseDataset._add_instance_ids
     files: list[tuple[str, Any]] = []  # of the data set that is being built, with their content
@@ -322,7 +336,7 @@ def _check(dataset: Any, files: Sequence[tuple[str, Any]], allowed: float) -> No
                 key: f"{key} of row {number} of {file}" for key in ("image", "video", "image_id")
             }
             rows.append({**own, "caption": "", UNREADABLE_ROW: unusable[-1]})
-    lenient = isinstance(dataset, _PAIRS) and len(unusable) <= allowed * len(rows)
+    lenient = isinstance(dataset, (*_PAIRS, VQADataset)) and len(unusable) <= allowed * len(rows)
     if unusable and not lenient:
         refused = Refusals()
         refused.add(*unusable)
@@ -337,7 +351,7 @@ def _check(dataset: Any, files: Sequence[tuple[str, Any]], allowed: float) -> No
     dataset.annotation = _by_image(rows, names) if read.one_row else rows
     if getattr(dataset, "answer_list", None) is not None:
         try:
-            dataset.answer_list = texts_of(dataset.answer_list)
+            dataset.answer_list = _some(_listed(dataset.answer_list))
         except ValueError as error:
             raise ValueError(f"{files[-1][0]} is no list of candidate answers: {error}") from error
 
