@@ -61,7 +61,8 @@ def text_of(value: Any) -> str:
         ValueError: if it is blank, holds half of a surrogate pair, or is anything else.
     """
     if isinstance(value, str) and value.strip():
-        value.encode("utf-8")  # raises a ValueError for half of a surrogate pair
+        if not value.isascii():
+            value.encode("utf-8")  # raises a ValueError for half of a surrogate pair
         return value
     if is_number(value):
         return str(int(value) if value == int(value) else value)
@@ -318,14 +319,14 @@ def _check(dataset: Any, files: Sequence[tuple[str, Any]], allowed: float) -> No
     forms = _of_class(_FORMS, type(dataset))
     if forms is None:
         return
-    places = list(_places(dataset.annotation, files))
-    names = names_of(dict.fromkeys(file for file, _ in places)) or names_of([f for f, _ in files])
-    if not dataset.annotation:
-        raise ValueError(f"{names or type(dataset).__name__} has no rows; expected at least one")
     read = _Rows(dataset, *forms)
     rows: list[dict[str, Any]] = []
     unusable: list[str] = []
-    for (file, number), row in zip(places, dataset.annotation, strict=True):
+    used: dict[str, None] = {}
+    for (file, number), row in zip(
+        _places(dataset.annotation, files), dataset.annotation, strict=True
+    ):
+        used[file] = None
         try:
             rows += read(row)
         except ValueError as error:
@@ -336,6 +337,9 @@ def _check(dataset: Any, files: Sequence[tuple[str, Any]], allowed: float) -> No
                 key: f"{key} of row {number} of {file}" for key in ("image", "video", "image_id")
             }
             rows.append({**own, "caption": "", UNREADABLE_ROW: unusable[-1]})
+    names = names_of(used or [file for file, _ in files])
+    if not rows:
+        raise ValueError(f"{names or type(dataset).__name__} has no rows; expected at least one")
     lenient = isinstance(dataset, (*_PAIRS, VQADataset)) and len(unusable) <= allowed * len(rows)
     if unusable and not lenient:
         refused = Refusals()
@@ -457,7 +461,9 @@ class _Rows:
             return [row]
         if row.get("image_id") is None and "image" in row:
             row["image_id"] = row["image"]
-        return [{**row, "caption": one} for one in row["caption"]]
+        captions = row["caption"]
+        row["caption"] = captions[0]
+        return [row, *({**row, "caption": one} for one in captions[1:])]
 
     def _check_ids(self, row: Mapping[str, Any]) -> None:
         wrong = None
