@@ -79,7 +79,10 @@ def test_lock_tells_that_another_process_has_held_the_folder(tmp_path, holder):
     assert lock_folder(tmp_path / "job", wait=60)
     assert not lock_folder(tmp_path / "job")  # held by this process
     shutil.rmtree(tmp_path / "job")
-    assert not lock_folder(tmp_path / "job") and (tmp_path / "job" / LOCK).is_file()
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / LOCK).touch()  # as another process would, for which it is free
+    assert not lock_folder(tmp_path / "job")
+    assert json.loads((tmp_path / "job" / LOCK).read_text())["pid"] == os.getpid()
     release_folders()
     assert not (tmp_path / "job").exists()
 
