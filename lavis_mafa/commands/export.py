@@ -14,6 +14,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from lavis_mafa.commands.arguments import add_trust_argument
+
 SAFETENSORS = "safetensors"
 
 
@@ -41,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     hf.add_argument("--license", help="for the model card, such as bsd-3-clause; default: unknown")
     hf.add_argument("--push", metavar="USER/NAME", help="upload the folder to this repository")
     hf.add_argument("--private", action="store_true", help="make a new repository private")
+    add_trust_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ from lavis_mafa.mining.hard_negatives import HardNegatives, Sampling, hard_negat
 from lavis_mafa.mining.judge_check import check_judges
 from lavis_mafa.mining.judged_pairs import FILE, INVALID, UNKNOWN, Judged
 from lavis_mafa.mining.judged_report import report_of_judged
-from lavis_mafa.mining.judging import TRUTH, build_judge, discriminators_of, judge_all
+from lavis_mafa.mining.judging import TRUTH, build_judges, discriminators_of, judge_all
 from lavis_mafa.mining.model_and_data import (
     ModelAndData,
     data_source,
@@ -100,7 +100,7 @@ def count_false_negatives(
     everything = [*wanted, *([] if whole is None else [whole])]
     _refuse_to_drop_counts(args.output, everything, judge_names)
     # Built first: a missing checkpoint is reported before hours are spent on features.
-    judges = {name: build_judge(con_d, loaded.cfg.model_cfg) for name, con_d in con_ds.items()}
+    judges = build_judges(loaded, con_ds)
     checks = check_judges(loaded, judges, con_ds, (args.threshold,), args)
     numbers = _sample_of(len(loaded.data), args.sample, everything, args.seed)
     features = make_features(loaded, numbers, args.output / "features")

@@ -95,6 +95,13 @@ def build_judge(con_d: Mapping[str, Any], known: Mapping[str, Any]) -> _AnyJudge
     return judge
 
 
+def build_judges(
+    loaded: ModelAndData, con_ds: Mapping[str, Mapping[str, Any]]
+) -> dict[str, _AnyJudge]:
+    """Build the discriminators of a command by name, see `build_judge`."""
+    return {name: build_judge(con_d, loaded.cfg.model_cfg) for name, con_d in con_ds.items()}
+
+
 def judge_all(
     loaded: ModelAndData,
     features: Features,

@@ -25,7 +25,7 @@ from lavis_mafa.mining.hard_negatives import Sampling, hard_negatives_of
 from lavis_mafa.mining.judge_check import check_judges
 from lavis_mafa.mining.judged_pairs import FILE, UNKNOWN, VALID, Judged
 from lavis_mafa.mining.judged_report import report_of_judged
-from lavis_mafa.mining.judging import build_judge, discriminators_of, judge_all
+from lavis_mafa.mining.judging import build_judges, discriminators_of, judge_all
 from lavis_mafa.mining.model_and_data import (
     data_source,
     load_model_and_data,
@@ -83,7 +83,7 @@ def mine_connections(args: argparse.Namespace) -> None:
         space if args.sampling == "grit" else None,
     )
     # Built first: a missing checkpoint is reported before hours are spent on features.
-    judges = {name: build_judge(con_d, loaded.cfg.model_cfg) for name, con_d in con_ds.items()}
+    judges = build_judges(loaded, con_ds)
     checks = check_judges(loaded, judges, con_ds, (min(rule.low, high), high), args)
     features = make_features(loaded, np.arange(len(loaded.data)), args.output / "features")
     top_k = args.top_k or rule.top_k

@@ -208,6 +208,19 @@ def test_counts_equal_judging_in_the_mini_batches(counted, models, tmp_path):
     assert 10 < hits[True] < len(order) - 10
 
 
+def test_a_count_by_threshold_and_missing_verdicts():
+    """Above is strict, pairs without a verdict do not count, and K neighbours are K pairs."""
+    probability = np.array([0.5, 0.75, np.nan, 0.25], np.float32)
+    image, text, sides = np.arange(4), np.arange(4) + 4, np.ones(4, bool)
+    judged = Judged(image, text, sides, ~sides, {"a": probability}, np.full(4, -1, np.int8))
+    picked = counting.HardNegatives(image, text, sides, np.zeros(4, np.int64))
+    for sampling, estimated in ((Sampling("random", 4), 4), (Sampling("all", None, None, 3), 12)):
+        of_images, of_texts = counting._count_one(sampling, picked, judged, 0.5, 12)
+        found = of_images.found, of_images.judged, of_images.share, of_images.estimated
+        assert found == (1, 3, 1 / 3, estimated)
+        assert (of_texts.found, of_texts.judged) == (0, 0)
+
+
 def test_mini_batches_have_the_hardness_of_the_config(models, tmp_path):
     opened = open_model(models[0])
     features = make_features(opened, np.arange(SIZE), tmp_path)
@@ -306,7 +319,7 @@ def test_sample_is_a_subset_of_the_data(models, tmp_path, caplog):
     for count in counts["counts"]:
         assert count["judged"] == 60 - 60 % count["batch_size"]
         assert count["estimated"] == round(count["share"] * SIZE)
-    too_few = arguments("count", tmp_path / "few", models[0], "--sample", 20, *LISTS)
+    too_few = arguments("count", tmp_path / "few", models[0], "--sample", 47, *LISTS)
     assert main(too_few) == 1
     assert "smaller than the search space" in caplog.text
 

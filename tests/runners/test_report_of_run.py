@@ -129,7 +129,7 @@ def test_gallery_shows_the_data_of_the_run(run):
     data, _ = page_of(run / "job", "--connections", "10")
     logged = [json.loads(line) for line in open(run / "job" / "connections.jsonl")]
     assert len(data["cards"]) == 10 < len(logged)
-    train = recorded_data(records(run, "config")[-1]["config"])
+    train = recorded_data(run / "job")
     for card in data["cards"]:
         assert [train.show(card[side][2])[1] for side in ("anchor", "mined")] == [
             card["anchor"][1],
