@@ -22,11 +22,16 @@ _HASHED_PER_TENSOR = 4096  # elements of each weight tensor that `fingerprint` h
 
 def fingerprint(model: torch.nn.Module) -> str:
     """Return a short identity of a model's weights; equal weights give equal identities."""
-    return f"{type(model).__name__} {digest(*_sampled_weights(model))}"
+    return f"{type(model).__name__} {weights_digest(model.state_dict())}"
 
 
-def _sampled_weights(model: torch.nn.Module) -> Iterator[npt.NDArray[Any]]:
-    for name, value in model.state_dict().items():
+def weights_digest(state: Mapping[str, torch.Tensor]) -> str:
+    """Return a short hash of a state dict; equal weights give equal hashes."""
+    return digest(*_sampled_weights(state))
+
+
+def _sampled_weights(state: Mapping[str, torch.Tensor]) -> Iterator[npt.NDArray[Any]]:
+    for name, value in state.items():
         yield np.frombuffer(name.encode(), np.uint8)
         # Every k-th element only: hashing all of a billion weights would take seconds to minutes,
         # and training or loading another checkpoint changes practically all of them.

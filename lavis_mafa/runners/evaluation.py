@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 from lavis_mafa.io.checkpoints import read_checkpoint
-from lavis_mafa.runners.checkpoint import BEST, load_trained_state
+from lavis_mafa.io.files import STORAGE_ERRORS, lost_writes
+from lavis_mafa.io.identity import weights_digest
+from lavis_mafa.runners.checkpoint import BEST, load_trained_state, trained_state
 from lavis_mafa.runners.lavis_runner import AnyDeviceRunner
 from lavis_mafa.runners.loaders import Loaders, evaluation_sets
 from lavis_mafa.runners.run_log import RunLog
@@ -40,7 +42,9 @@ class EvaluatingRunner(AnyDeviceRunner):
     def evaluate(self, cur_epoch: Any = "best", skip_reload: bool = False) -> dict[str, Any]:
         """Evaluate the test splits, with the best checkpoint's weights if there is one."""
         best = self.output_dir / BEST
-        if not skip_reload and cur_epoch == "best" and best.is_file():
+        # By the state rather than by the file, which ranks may not see at the same time.
+        has_best = self.progress.best.value is not None
+        if not skip_reload and cur_epoch == "best" and has_best:
             load_trained_state(self._model, read_checkpoint(str(best))["model"], str(best))
         return {
             split: self.eval_epoch(split, cur_epoch, skip_reload=True)
@@ -55,13 +59,18 @@ class EvaluatingRunner(AnyDeviceRunner):
         """
         best = None
         for place, split in enumerate(matching_splits(self.eval_sets, self.valid_splits)):
-            figures = self.eval_epoch(split, epoch, skip_reload=True)
+            figures = None
+            # LAVIS's own tasks write results themselves; other ranks would wait for one that fails.
+            may_fail = STORAGE_ERRORS if self.world_size == 1 else ()
+            with lost_writes.allow(f"evaluation of {split} after epoch {epoch}", may_fail):
+                figures = self.eval_epoch(split, epoch, skip_reload=True)
             if isinstance(figures, dict) and place == 0:
                 value, before = figures.get("agg_metrics"), self.progress.best.value
                 if value is None:
                     logging.warning("%s gives no agg_metrics: no best checkpoint is saved", split)
                 elif not np.isnan(value) and (before is None or value > before):
-                    best = BestFigure(float(value), epoch, split)
+                    weights = weights_digest(trained_state(self._model))
+                    best = BestFigure(float(value), epoch, split, weights)
         return best
 
     @torch.no_grad()

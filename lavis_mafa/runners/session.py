@@ -23,11 +23,15 @@ from lavis.models.base_model import SharedQueueMixin
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.config.data import used_splits
 from lavis_mafa.datasets.local_files import read_in_place, reads_as_lavis
+from lavis_mafa.datasets.row_checks import checked_rows, require_answer_files
+from lavis_mafa.io.checkpoints import local_file
 from lavis_mafa.io.downloads import OfflineError
 from lavis_mafa.io.folder_lock import release_folders
 from lavis_mafa.io.launcher import end_with_launcher, rank_in_environment, report_to_launcher
 from lavis_mafa.io.processes import LostContactError, MainProcessError, explain_lost_rank
+from lavis_mafa.loggers.redact import redact
 from lavis_mafa.models.con_d.self_check import PoorDiscriminatorError
+from lavis_mafa.models.traits import traits_of
 from lavis_mafa.models.weight_loading import complete_lavis_loading
 from lavis_mafa.plugins import PluginError
 from lavis_mafa.runners.checkpoint_schedule import NotSavedError
@@ -63,7 +67,8 @@ def build_data(cfg: Any, splits: Collection[str] | None = None) -> tuple[Any, An
     task = tasks.setup_task(cfg)
     with only_splits(cfg, used_splits(cfg.run_cfg.get) if splits is None else set(splits)):
         _find_annotations(cfg)
-        datasets = task.build_datasets(cfg)
+        with checked_rows(float(cfg.run_cfg.get("max_unreadable", 0.0))):
+            datasets = task.build_datasets(cfg)
     if splits is None or "train" in splits:  # else there are no training pairs
         _check_size(cfg, datasets)
     return task, datasets
@@ -71,9 +76,16 @@ def build_data(cfg: Any, splits: Collection[str] | None = None) -> tuple[Any, An
 
 def build_model(cfg: Any, task: Any) -> Any:
     """Build the model of a config."""
+    key = "finetuned" if cfg.model_cfg.get("load_finetuned", True) else "pretrained"
+    given, traits = cfg.model_cfg.get(key), traits_of(cfg.model_cfg.arch)
+    if traits.loads_with_our_loader or not traits.pretrained_is_file or not given:
+        return task.build_model(cfg)
+    # LAVIS would look for the file of a URL by the last part of the URL alone.
+    path = local_file(given)
+    cfg.model_cfg[key] = path
     model = task.build_model(cfg)
-    given = "finetuned" if cfg.model_cfg.get("load_finetuned", True) else "pretrained"
-    complete_lavis_loading(model, cfg.model_cfg.get(given))
+    cfg.model_cfg[key] = given  # which the run records
+    complete_lavis_loading(model, path)
     return model
 
 
@@ -195,7 +207,7 @@ def check_only(cfg_path: str, options: Sequence[str] = (), evaluate: bool = Fals
     finally:
         release_folders()
     if is_main_process():
-        print("\n".join(["dry run: nothing is trained", *lines]))
+        print("\n".join(["dry run: nothing is trained", *redact(lines)]))
 
 
 def fetch_only(cfg_path: str, options: Sequence[str] = (), evaluate: bool = False) -> None:
@@ -203,13 +215,15 @@ def fetch_only(cfg_path: str, options: Sequence[str] = (), evaluate: bool = Fals
     # The machine that fetches need not be the one that trains: its files and GPUs do not count.
     given = [*options, "run.evaluate=True"] if evaluate else list(options)
     cfg = load_config(cfg_path, given, machine=False)
-    print("\n".join(prefetch(cfg)))
+    print("\n".join(redact(prefetch(cfg))))
 
 
 def _find_annotations(cfg: Any) -> None:
     """Let LAVIS's builders read local annotation files in place."""
     for name, dataset in cfg.datasets_cfg.items():
-        if reads_as_lavis(registry.get_builder_class(name)):
+        builder = registry.get_builder_class(name)
+        if reads_as_lavis(builder):
+            require_answer_files(name, builder, dataset.build_info.get("annotations"))
             read_in_place(dataset.build_info.get("annotations"))
 
 
