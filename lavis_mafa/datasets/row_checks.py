@@ -263,7 +263,7 @@ def require_answer_files(name: str, builder: Any, annotations: Mapping[str, Any]
             files = "questions with their images, then the list of candidate answers"
             files += ", then VQA's questions and annotations" if 4 in counts else ""
             raise ValueError(
-                f"datasets.{name}.build_info.annotations.{split}.storage has {len(given)} files, "
+                f"datasets.{name}.build_info.annotations.{split}.storage names {len(given)} file(s), "
                 f"expected {' or '.join(map(str, counts))}: {files}. Join several files of "
                 "questions into one"
             )
