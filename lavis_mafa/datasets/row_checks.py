@@ -262,9 +262,10 @@ def require_answer_files(name: str, builder: Any, annotations: Mapping[str, Any]
         if counts and given and len(given) not in counts:
             files = "questions with their images, then the list of candidate answers"
             files += ", then VQA's questions and annotations" if 4 in counts else ""
+            key = f"datasets.{name}.build_info.annotations.{split}.storage"
             raise ValueError(
-                f"datasets.{name}.build_info.annotations.{split}.storage names {len(given)} file(s), "
-                f"expected {' or '.join(map(str, counts))}: {files}. Join several files of "
+                f"{key} names {len(given)} file(s), expected {' or '.join(map(str, counts))}: "
+                f"{files}. Join several files of "
                 "questions into one"
             )
 
