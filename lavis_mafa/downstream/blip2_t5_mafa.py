@@ -113,7 +113,7 @@ class Blip2T5Mafa(Blip2Llm, Blip2T5):
             without = [caption.removeprefix(self.prompt).strip() for caption in captions]
             return [self.prompt] * len(captions), without
         places = torch.rand(len(captions)).tolist()
-        pairs = [split_caption(text, place) for text, place in zip(captions, places, strict=True)]
+        pairs = [_split_caption(text, place) for text, place in zip(captions, places, strict=True)]
         return [prefix for prefix, _ in pairs], [suffix for _, suffix in pairs]
 
     # Tasks inspect the signatures, so these must stay LAVIS's.
@@ -139,7 +139,7 @@ def _load_t5(name: str, **options: Any) -> _CachedT5:
     return model
 
 
-def split_caption(caption: str, place: float) -> tuple[str, str]:
+def _split_caption(caption: str, place: float) -> tuple[str, str]:
     """Split a caption into prefix and suffix, of at least one word each.
 
     All cuts between words are equally likely if ``place`` is uniform in [0, 1). A caption of one

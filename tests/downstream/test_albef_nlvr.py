@@ -114,11 +114,6 @@ def test_captions_of_one_image_are_not_assigned_to_each_other(toy_train, monkeyp
     assert [ids.tolist() for ids in seen] == [[4, 4, 9, 4], [0, 1, 2, 3]]
 
 
-def test_mini_batch_of_one_is_rejected(toy_train):
-    with pytest.raises(ValueError, match="two different images in a mini-batch, got 1"):
-        build(AlbefNlvrPretrainMafa)(mini_batch(toy_train, [3]))
-
-
 def test_unknown_negatives_are_rejected():
     with pytest.raises(ValueError, match="ta_negatives must be .*similar.*random, got 'hard'"):
         build(AlbefNlvrPretrainMafa, ta_negatives="hard")
