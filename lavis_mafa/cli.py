@@ -61,6 +61,7 @@ REMOVED_OPTIONS = {
     "--index": "the exact search, which needs no option",
     "--judgements": "--options datasets.NAME.build_info.truth=FILE with count or advise",
     "--min-count": "check-data --vocab without it: words that occur twice are kept",
+    "--no-check": "nothing: an export no longer loads its folder again",
     "--per-shard": "--output NAME.parquet, which has the images inside",
     "--probes": "the exact search, which needs no option",
     "--shards": "--output NAME.parquet, which has the images inside",
@@ -166,12 +167,13 @@ def _prepare(
     # LAVIS's dependencies warn about each other at every start.
     warnings.filterwarnings("ignore", category=FutureWarning)
     from lavis_mafa.commands.arguments import take_run
+    from lavis_mafa.config.config_of_run import trusting
     from lavis_mafa.plugins import load_plugins
 
     def action() -> int | None:
-        take_run(args)
-        load_plugins(args.plugin)
-        with _ended_by_closed_output():
+        with trusting(getattr(args, "trust", ())), _ended_by_closed_output():
+            take_run(args)
+            load_plugins(args.plugin)
             status: int | None = run(args)
         return status
 

@@ -164,10 +164,10 @@ def validated(
             path = ".".join(str(part) for part in where if isinstance(part, str))
             _remove(kept, where)
             known = key_at(report.keys, where)
-            value = _value_at(given, where)
+            value = value_at(given, where)
             if known is None or one["type"] in ("extra_forbidden", "invalid_key"):
                 report.unknown(".".join(map(str, where)))
-            elif not _is_same(value, _value_at(shipped, where)):
+            elif not _is_same(value, value_at(shipped, where)):
                 path += "".join(f"[{part}]" for part in where if isinstance(part, int))
                 report.add(path, _message(one["type"], value, known))
         found = model.model_validate(kept, context=report)
@@ -195,7 +195,7 @@ def key_at(keys: Keys, where: Sequence[Any]) -> FieldInfo | None:
     return found
 
 
-def _value_at(config: Any, where: Sequence[Any]) -> Any:
+def value_at(config: Any, where: Sequence[Any]) -> Any:
     """Return a value of a config; `UNSET` if there is none."""
     for name in where:
         try:

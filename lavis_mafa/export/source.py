@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from lavis_mafa.config.check import suggest
+from lavis_mafa.config.config_of_run import is_trusted
 from lavis_mafa.config.defaults import default_yaml
 from lavis_mafa.config.load import plain_options
 from lavis_mafa.config.registered import MODEL, OURS, PARTS
@@ -92,7 +93,9 @@ def _model_config(
     if wrong:
         raise ValueError(f"--options {' '.join(wrong)}: expected KEY=VALUE")
     given = plain_options(options, {**MODEL, **OURS, **PARTS})
-    cfg = config_of(arch, str(model_type), checkpoint, content, given)
+    # Paths that the checkpoint records are followed only if the user trusts its folder.
+    trusted = recorded if is_trusted(checkpoint) else None
+    cfg = config_of(arch, str(model_type), checkpoint, content, given, trusted)
     keys = set(map(str, recorded)).union(*(default_yaml(model_cls, one)["model"] for one in known))
     unread = [option for option in options if option.partition("=")[0].split(".")[0] not in keys]
     if unread:

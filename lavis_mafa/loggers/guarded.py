@@ -142,7 +142,7 @@ class GuardedLoggers:
             logging.warning(
                 "the logger %s fails and is switched off until the next epoch (training is not "
                 "affected; without it: remove it from %s): %s: %s",
-                *(name, KEY, type(error).__name__, " ".join(str(error).split())[:500]),
+                *(name, KEY, type(error).__name__, redact(" ".join(str(error).split()))[:500]),
             )
             self._off.add(name)
             self._open.discard(name)

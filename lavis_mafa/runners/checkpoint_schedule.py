@@ -105,8 +105,10 @@ class CheckpointSchedule:
             content = self.state.to_plain(epoch, step)
         except OSError as error:
             return f"{type(error).__name__}: {error}"
+        if content is None:
+            return None
         try:
-            for name in names if content is not None else ():
+            for name in names:
                 ckpt.save_atomically(content, self.folder / name)
                 self.state.log.write("checkpoint", file=name, epoch=epoch, step=step)
         # PyTorch's zip writer raises RuntimeError where a file would raise OSError.
@@ -216,8 +218,8 @@ class CheckpointSchedule:
         # A run that was killed before it recorded this very best evaluates the same weights again.
         weights = weights_digest(ckpt.trained_state(self.state.model))
         if own.exists() and _best_in(own).weights != weights:
-            names = (f"discarded_best_{number}.pth" for number in itertools.count(1))
-            kept = next(path for path in map(self.folder.joinpath, names) if not path.exists())
+            free = (self.folder / f"discarded_best_{number}.pth" for number in itertools.count(1))
+            kept = next(path for path in free if not path.exists())
             os.replace(own, kept)
             logging.warning(
                 "%s is not of the epochs that this run continues: renamed to %s", own, kept.name

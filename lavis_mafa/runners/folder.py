@@ -22,6 +22,7 @@ from lavis_mafa.io.checksums import is_intact
 from lavis_mafa.io.files import write_json
 from lavis_mafa.io.folder_lock import FolderInUseError, lock_folder, release_folders
 from lavis_mafa.io.processes import any_rank, on_main_process
+from lavis_mafa.loggers.redact import redact
 from lavis_mafa.runners.checkpoint import EVERY, LAST
 
 _LAUNCH = "launch.json"  # which launch started or resumed the run in a folder
@@ -156,7 +157,7 @@ def launch_identity(cfg: Any) -> dict[str, str] | None:
         return None
     config = cfg.to_dict()
     config["run"] = {k: v for k, v in config["run"].items() if k not in _PER_PROCESS_KEYS}
-    text = json.dumps(config, sort_keys=True, default=str)
+    text = json.dumps(redact(config), sort_keys=True, default=str)
     return {"launch": launch, "config": hashlib.sha256(text.encode()).hexdigest()}
 
 

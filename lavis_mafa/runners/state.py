@@ -24,6 +24,7 @@ from lavis_mafa.io.checkpoints import (
 )
 from lavis_mafa.io.processes import gather_objects, on_main_process
 from lavis_mafa.io.random_streams import random_states, set_random_states
+from lavis_mafa.loggers.redact import redact
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.runners.checkpoint import (
     FORMAT,
@@ -135,7 +136,7 @@ class RunState:
             "model": trained_state(self.model),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict() if self.scaler else None,
-            "config": self.config,
+            "config": redact(self.config),
             "vocabulary": vocabulary_of(getattr(self.model, "tokenizer", None)),
             "family": traits_of(self.model).family,
             STATE_OF_RUN: run_state_of(self.model),
@@ -193,7 +194,8 @@ class RunState:
             )
         ranks = run["ranks"]
         sizes = len(ranks), self.world_size
-        check_same_settings(content["config"], self.config, origin, sizes)
+        # Both without secrets: what a checkpoint does not record cannot have changed.
+        check_same_settings(redact(content["config"]), redact(self.config), origin, sizes)
         on_main_process(lambda: check_same_data(run["data"], asdict(self._data), origin))
         load_trained_state(self.model, content["model"], origin)
         self._load_optimizer(content["optimizer"])

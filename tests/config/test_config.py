@@ -129,8 +129,17 @@ WRONG = [
     ("datasets.toy_scenes.type", "dens", "did you mean dense?"),
     ("datasets.toy_scenes.vis_processor.train", {"image_size": 9}, "name: missing"),
     ("datasets.toy_scenes.vis_processor.train.name", "blip_image_trian", "blip_image_train?"),
+    *(
+        (
+            f"datasets.toy_scenes.vis_processor.{part}",
+            {"name": f"blip_image_{part}", "image_size": 48},
+            "image_size: 48 differs from model.image_size 32",
+        )
+        for part in ("train", "eval")
+    ),
     ("datasets.toy_scenes.vis_processor.tain", {}, "vis_processor.train?"),
     ("datasets.toy_scenes", 3, "is not a mapping"),
+    ("run.test_splits", ["test", "test"], "[1]: 'test' is named twice"),
     ("datasets", {}, "is empty"),
     ("datasets", DELETE, "missing"),
     ("model", DELETE, "missing"),
@@ -318,6 +327,7 @@ def test_an_option_of_a_text_is_what_was_typed(text):
 def test_options_are_read_by_the_keys_of_the_config(save):
     info = "datasets.image_text_json.build_info"
     given = [f"{info}.group_id_key=0123", f"{info}.annotations.train.storage=a #1.json"]
+    given.append(f"{info}.images.storage=images")
     size = "datasets.image_text_json.vis_processor.{}.image_size=32"
     given += [size.format("train"), size.format("eval")]
     cfg = load_config(save(GOOD), given, machine=False)

@@ -67,6 +67,7 @@ def test_random_states_are_restored():
 def test_resuming_with_other_settings_is_rejected(uninterrupted, tmp_path):
     changes = {"run__batch_size_train": 4, "run__grit__search_space": 8}
     changes |= {"run__grit__hardness": 0.9, "run__accum_grad_iters": 2}
+    changes |= {"run__seed": 7, "run__amp": True, "run__amp_dtype": "bf16"}
     path = uninterrupted / "job" / "checkpoint_last.pth"
     with pytest.raises(ValueError) as refused:
         run_here(tmp_path, run__resume_ckpt_path=path, **changes)
@@ -75,6 +76,9 @@ def test_resuming_with_other_settings_is_rejected(uninterrupted, tmp_path):
         "run.grit.search_space: 16 before, 8 now",
         "run.grit.hardness: 1.0 before, 0.9 now",
         "run.accum_grad_iters: ",
+        "run.seed: 42 before, 7 now",
+        "run.amp: False before, True now",
+        "run.amp_dtype: fp16 before, bf16 now",
     ):
         assert message in str(refused.value)
 
