@@ -77,7 +77,7 @@ class Blip2OptMafa(Blip2Llm, Blip2OPT):
 
     def _tokens(self, texts: Sequence[str], side: str, **options: Any) -> Any:
         self.opt_tokenizer.padding_side = side
-        return self.encode_texts(texts, **options)
+        return self._encode(texts, **options)
 
     def forward(self, samples: dict[str, Any]) -> dict[str, Tensor]:
         """Language modelling of captions after their image (BLIP-2 3.2).

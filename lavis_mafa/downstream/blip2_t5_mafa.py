@@ -86,7 +86,7 @@ class Blip2T5Mafa(Blip2Llm, Blip2T5):
         else:
             read, written = self._read_and_write(samples["text_input"])
         cut = {"truncation": True, "max_length": self.max_txt_len}
-        source, target = (self.encode_texts(texts, **cut) for texts in (read, written))
+        source, target = (self._encode(texts, **cut) for texts in (read, written))
         embeds = self.t5_model.get_input_embeddings()(source.input_ids)
         with self.llm_autocast():
             output = self.t5_model(

@@ -73,7 +73,7 @@ def heat_maps(
             mask = mask * ((places > 0) & (places < lengths - 1))
         counted = mask.sum(dim=1).clamp(min=1)
         maps = torch.einsum("bls,bl->bs", maps, mask.float()) / counted[:, None]
-        return maps.reshape(len(maps), *_grid(model, images, maps.shape[1]))
+        return maps.reshape(len(maps), *_grid(model, images))
 
 
 def _cross_layers(model: Any) -> list[int]:
@@ -135,13 +135,7 @@ def _recorded(attention: Any) -> Iterator[list[Tensor]]:
         hook.remove()
 
 
-def _grid(model: Any, images: Tensor, patches: int) -> tuple[int, int]:
+def _grid(model: Any, images: Tensor) -> tuple[int, int]:
     """Return the numbers of rows and columns of the image encoder's patches."""
     height, width = model.visual_encoder.patch_embed.patch_size
-    rows, columns = images.shape[-2] // height, images.shape[-1] // width
-    if rows * columns != patches:
-        raise ValueError(
-            f"images of {tuple(images.shape[-2:])} pixels in patches of {height} x {width} make "
-            f"{rows} x {columns} patches, but the image encoder gives {patches}"
-        )
-    return rows, columns
+    return images.shape[-2] // height, images.shape[-1] // width

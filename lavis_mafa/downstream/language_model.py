@@ -160,7 +160,7 @@ class Blip2Llm(Blip2Parts, Blip2Base):
     def language_model(self) -> Any:
         return getattr(self, self.llm_key)
 
-    def encode_texts(self, texts: Sequence[str], **options: Any) -> Any:
+    def _encode(self, texts: Sequence[str], **options: Any) -> Any:
         """Return the language model's tokens of B texts, padded to the longest."""
         tokenizer, more = getattr(self, self.llm_tokenizer), {"return_tensors": "pt", **options}
         return tokenizer(list(texts), padding="longest", **more).to(self.device)
