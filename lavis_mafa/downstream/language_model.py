@@ -20,12 +20,7 @@ from lavis_mafa.models.families.blip2.blip2_parts import SIZES, Blip2Parts, Part
 from lavis_mafa.models.families.family import all_visible
 from lavis_mafa.models.mafa_model import checkpoint_of
 from lavis_mafa.models.parts.tokenizers import from_hub
-from lavis_mafa.models.weight_loading import (
-    check_origin,
-    load_state,
-    registered_name,
-    require_weights,
-)
+from lavis_mafa.models.weight_loading import check_origin, load_state, registered_name
 from lavis_mafa.problems import ConfigView, Problem
 
 
@@ -224,28 +219,37 @@ class Blip2Llm(Blip2Parts, Blip2Base):
 
         Raises:
             FileNotFoundError: if the file does not exist.
-            ValueError: naming missing weights, if it is no such checkpoint or of other sizes.
+            ValueError: listing the missing weights, if it is no such checkpoint or of other sizes.
         """
         origin = str(url_or_filename)
         content = read_checkpoint(origin)
         check_origin(content, registered_name(type(self)), None, origin)
         state = content.get("model", content)
-        in_file = {str(key).partition(".")[0] for key in state}
+        keys = [str(key) for key in state] if isinstance(state, dict) else []
+        in_file = {key.partition(".")[0] for key in keys}
         optional = {"visual_encoder"} if stage_2 else {"visual_encoder", self.llm_proj}
         model: Any = self
         wanted: Any = nn.Module()
         wanted.query_tokens = self.query_tokens
-        wanted.random_parts = ("",)  # frozen parts are loaded from the file as well
         for name, child in model.named_children():
             if name != self.llm_key and (name in in_file or name not in optional):
                 wanted.add_module(name, child)
+        # Constants that transformers saves in some versions only.
+        needed = [key for key in wanted.state_dict() if "position_ids" not in key]
+        missing = sorted(set(needed).difference(keys))
+        if missing:
+            hint = ""
+            if stage_2 and all(name.startswith(f"{self.llm_proj}.") for name in missing):
+                hint = (
+                    "\nIt is of stage 1: to start stage 2 from it, set model.pretrained to it, "
+                    "model.load_pretrained: True and model.load_finetuned: False"
+                )
+            raise ValueError(
+                f"{origin} is no checkpoint of BLIP-2's stage {'2' if stage_2 else '1 or 2'} that "
+                f"{type(self).__name__} can load: it lacks {len(missing)} of {len(needed)} "
+                f"weights:\n  " + "\n  ".join([*missing[:10], *["..."][: len(missing) > 10]]) + hint
+            )
         result = load_state(wanted, state, origin)
-        kind = f"{origin}, as a checkpoint of BLIP-2's stage {'2' if stage_2 else '1 or 2'},"
-        cure = (
-            "Name one of stage 1 as model.pretrained, with model.load_pretrained: True and "
-            "model.load_finetuned: False, and one of stage 2 as model.finetuned"
-        )
-        require_weights(wanted, result.missing_keys, ("",), kind, cure)
         if self.llm_proj not in in_file:
             logging.info("%s is of stage 1: %s starts from random weights", origin, self.llm_proj)
         if "visual_encoder" in in_file:
