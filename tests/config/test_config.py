@@ -379,6 +379,21 @@ def test_options_choose_the_default_yaml(save):
     assert more.datasets_cfg.flickr30k.build_info.images.storage == "flickr30k/images"
 
 
+@pytest.mark.parametrize("name", ["con_d", "negatives_encoder"])
+def test_an_evaluation_needs_no_checkpoint_of_a_frozen_model(name):
+    """Only training uses them: the same config trains with them, and evaluates where they lack."""
+    frozen = {"arch": "albef_mafa", "model_type": "tiny", "checkpoint": "nowhere.pth"}
+    config = put(GOOD, f"model.mafa.{name}", frozen)
+    assert problems(config) == [
+        f"model.mafa.{name}.checkpoint: no such file, folder or URL: 'nowhere.pth'"
+    ]
+    config = put(put(config, "run.evaluate", True), "run.test_splits", ["test"])
+    config = put(put(config, "run.task", "mafa_retrieval"), "run.k_test", 2)
+    config = put(config, "model.load_pretrained", True)
+    completed, found, _ = complete(config)
+    assert found == [] and completed["model"]["mafa"][name] is None
+
+
 def test_number_strings_become_numbers(save, caplog):
     config = put(put(GOOD, "run.init_lr", "1e-4"), "run.warmup_steps", "2e3")
     with caplog.at_level(logging.WARNING):
@@ -513,10 +528,16 @@ def test_annotation_files_of_own_data_are_checked(tmp_path, monkeypatch):
     config = put(GOOD, "datasets", {"image_text_json": own})
     (tmp_path / "a.json").touch()
     where = "datasets.image_text_json.build_info"
+    start = f"relative paths start at the working directory, {tmp_path}"
     assert problems(config) == [
-        f"{where}.annotations.train.storage: no such file: 'b.json'",
-        f"{where}.images.storage: no such folder: 'i'",
+        f"{where}.annotations.train.storage: no such file: 'b.json', which is "
+        f"{tmp_path / 'b.json'}: {start}",
+        f"{where}.images.storage: no such folder: 'i', which is {tmp_path / 'i'}: {start}",
     ]
+    (line,) = problems_at(
+        problems(put(config, f"{where}.images.storage", "/i")), f"{where}.images.storage"
+    )
+    assert line == f"{where}.images.storage: no such folder: '/i'"
     (tmp_path / "b.json").touch()
     (tmp_path / "i").mkdir()
     assert problems(config) == []
@@ -532,7 +553,11 @@ def test_files_of_lavis_builders_are_searched_in_its_cache(tmp_path, monkeypatch
     monkeypatch.setitem(registry.mapping["paths"], "cache_root", str(tmp_path))
     info = "datasets.coco_caption.build_info"
     config = LAVIS_PRETRAIN
-    assert problems(config) == [f"{info}.images.storage: no such folder: 'coco/images/'"]
+    start = f"relative paths start at the cache of LAVIS, {tmp_path}"
+    assert problems(config) == [
+        f"{info}.images.storage: no such folder: 'coco/images/', which is "
+        f"{tmp_path / 'coco/images'}: {start}"
+    ]
     (tmp_path / "coco" / "images").mkdir(parents=True)
     assert problems(config) == []
     with_url = put(
@@ -540,7 +565,7 @@ def test_files_of_lavis_builders_are_searched_in_its_cache(tmp_path, monkeypatch
     )
     assert problems(with_url) == [
         f"{info}.annotations.train.storage: no such file: neither url 'nowhere.json' nor storage "
-        "'c/t.json'"
+        f"'c/t.json', which is {tmp_path / 'c/t.json'}: {start}"
     ]
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "t.json").touch()
@@ -565,6 +590,11 @@ def test_keys_of_this_package_need_a_model_of_this_package():
         ("run.runner", "runner_iter", "run.max_iters: missing"),
         ("datasets.coco_caption.text_processor.train.max_word", 9, "train.max_words?"),
         ("datasets.coco_caption.vis_processor.train.image_size", "big", "is not a whole number"),
+        (
+            "datasets.coco_caption.vis_processor.train",
+            None,
+            "vis_processor.train: missing; the run",
+        ),
         ("datasets.coco_caption.build_info.annotations.tarin", {}, "build_info.annotations.train?"),
         ("datasets.coco_caption.build_info.annotations.val.storage", 3, "is not a string"),
     ],
