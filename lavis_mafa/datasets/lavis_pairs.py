@@ -37,11 +37,11 @@ def read_sample(dataset: Any, index: int) -> dict[str, Any]:
         OSError: see `read_rgb`.
         Others: those of ``dataset[index]`` for any other data set.
     """
+    row = (getattr(dataset, "annotation", None) or {index: {}})[index]
+    if isinstance(row, dict) and UNREADABLE_ROW in row:
+        raise ValueError(row[UNREADABLE_ROW])
     if not read_here(dataset):
         return dataset[index]
-    row = dataset.annotation[index]
-    if UNREADABLE_ROW in row:
-        raise ValueError(row[UNREADABLE_ROW])
     for key in ("image", "caption"):
         if not isinstance(row.get(key), str):
             raise ValueError(f"row {index}: expected text as {key!r}, got {row.get(key)!r:.60}")

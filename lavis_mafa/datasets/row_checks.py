@@ -3,7 +3,7 @@
 LAVIS takes whatever a row holds: a caption that is a string where a list is expected becomes a list
 of its letters. Here a value that has one obvious meaning is read as that: a string in place of a
 list of one, a number in place of its text. Everything else is refused while a split is built, when
-there is no model yet. Only rows of image-caption training sets are kept, up to
+there is no model yet. Only rows of training sets of captions and questions are kept, up to
 ``run.max_unreadable``, and count as samples that cannot be read.
 """
 
@@ -41,6 +41,7 @@ from lavis.datasets.datasets.snli_ve_datasets import SNLIVisualEntialmentDataset
 from lavis.datasets.datasets.vg_vqa_datasets import VGVQADataset
 from lavis.datasets.datasets.video_caption_datasets import VideoCaptionDataset
 from lavis.datasets.datasets.video_vqa_datasets import VideoQADataset
+from lavis.datasets.datasets.vqa_datasets import VQADataset
 
 from lavis_mafa.datasets.annotation_rows import Refusals, short
 from lavis_mafa.io.files import is_number, names_of, read_json
@@ -60,7 +61,8 @@ def text_of(value: Any) -> str:
         ValueError: if it is blank, holds half of a surrogate pair, or is anything else.
     """
     if isinstance(value, str) and value.strip():
-        value.encode("utf-8")  # raises a ValueError for half of a surrogate pair
+        if not value.isascii():
+            value.encode("utf-8")  # raises a ValueError for half of a surrogate pair
         return value
     if is_number(value):
         return str(int(value) if value == int(value) else value)
@@ -81,11 +83,12 @@ def texts_of(value: Any) -> list[str]:
 def answers_of(value: Any) -> list[str]:
     """Return the answers of all annotators, or a single one: texts, or mappings with ``answer``.
 
+    One of several annotators may have left his answer blank.
+
     Raises:
-        ValueError: if there is none, or one of them is no text.
+        ValueError: if all are blank, there is none, or one of them is no text.
     """
-    given = [one.get("answer") if isinstance(one, Mapping) else one for one in _listed(value)]
-    return texts_of(given)
+    return _some(one.get("answer") if isinstance(one, Mapping) else one for one in _listed(value))
 
 
 def references_of(value: Any) -> list[str]:
@@ -157,8 +160,20 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
+def _some(values: Iterable[Any]) -> list[str]:
+    """Return answers, some of which may be blank."""
+    found = [one if _is_blank(one) else text_of(one) for one in values]
+    if all(map(_is_blank, found)):
+        raise ValueError(f"expected an answer or a list of answers, got {short(found)}")
+    return found
+
+
+def _is_blank(value: Any) -> bool:
+    return isinstance(value, str) and not value.strip()
+
+
 def _is_none(value: Any) -> bool:
-    return value is None or value != value or (isinstance(value, str) and not value.strip())
+    return value is None or value != value or _is_blank(value)
 
 
 def _alike(value: Any) -> Any:
@@ -247,9 +262,10 @@ def require_answer_files(name: str, builder: Any, annotations: Mapping[str, Any]
         if counts and given and len(given) not in counts:
             files = "questions with their images, then the list of candidate answers"
             files += ", then VQA's questions and annotations" if 4 in counts else ""
+            key = f"datasets.{name}.build_info.annotations.{split}.storage"
             raise ValueError(
-                f"datasets.{name}.build_info.annotations.{split}.storage has {len(given)} files, "
-                f"expected {' or '.join(map(str, counts))}: {files}. Join several files of "
+                f"{key} names {len(given)} file(s), expected {' or '.join(map(str, counts))}: "
+                f"{files}. Join several files of "
                 "questions into one"
             )
 
@@ -259,8 +275,8 @@ def checked_rows(allowed: float = 0.0) -> Iterator[None]:
     """Check the rows of every data set of LAVIS that is built inside this context.
 
     Args:
-        allowed: share of the rows of an image-caption training set that may be unusable. They get
-            the key `UNREADABLE_ROW`.
+        allowed: share of the rows of a training set of captions or questions that may be unusable.
+            They get the key `UNREADABLE_ROW`.
     """
     add_ids = BaseDataset._add_instance_ids
     files: list[tuple[str, Any]] = []  # of the data set that is being built, with their content
@@ -304,14 +320,14 @@ def _check(dataset: Any, files: Sequence[tuple[str, Any]], allowed: float) -> No
     forms = _of_class(_FORMS, type(dataset))
     if forms is None:
         return
-    places = list(_places(dataset.annotation, files))
-    names = names_of(dict.fromkeys(file for file, _ in places)) or names_of([f for f, _ in files])
-    if not dataset.annotation:
-        raise ValueError(f"{names or type(dataset).__name__} has no rows; expected at least one")
     read = _Rows(dataset, *forms)
     rows: list[dict[str, Any]] = []
     unusable: list[str] = []
-    for (file, number), row in zip(places, dataset.annotation, strict=True):
+    used: dict[str, None] = {}
+    for (file, number), row in zip(
+        _places(dataset.annotation, files), dataset.annotation, strict=True
+    ):
+        used[file] = None
         try:
             rows += read(row)
         except ValueError as error:
@@ -322,7 +338,10 @@ def _check(dataset: Any, files: Sequence[tuple[str, Any]], allowed: float) -> No
                 key: f"{key} of row {number} of {file}" for key in ("image", "video", "image_id")
             }
             rows.append({**own, "caption": "", UNREADABLE_ROW: unusable[-1]})
-    lenient = isinstance(dataset, _PAIRS) and len(unusable) <= allowed * len(rows)
+    names = names_of(used or [file for file, _ in files])
+    if not rows:
+        raise ValueError(f"{names or type(dataset).__name__} has no rows; expected at least one")
+    lenient = isinstance(dataset, (*_PAIRS, VQADataset)) and len(unusable) <= allowed * len(rows)
     if unusable and not lenient:
         refused = Refusals()
         refused.add(*unusable)
@@ -337,7 +356,7 @@ def _check(dataset: Any, files: Sequence[tuple[str, Any]], allowed: float) -> No
     dataset.annotation = _by_image(rows, names) if read.one_row else rows
     if getattr(dataset, "answer_list", None) is not None:
         try:
-            dataset.answer_list = texts_of(dataset.answer_list)
+            dataset.answer_list = _some(_listed(dataset.answer_list))
         except ValueError as error:
             raise ValueError(f"{files[-1][0]} is no list of candidate answers: {error}") from error
 
@@ -443,7 +462,9 @@ class _Rows:
             return [row]
         if row.get("image_id") is None and "image" in row:
             row["image_id"] = row["image"]
-        return [{**row, "caption": one} for one in row["caption"]]
+        captions = row["caption"]
+        row["caption"] = captions[0]
+        return [row, *({**row, "caption": one} for one in captions[1:])]
 
     def _check_ids(self, row: Mapping[str, Any]) -> None:
         wrong = None

@@ -20,7 +20,6 @@ from lavis_mafa.datasets.row_checks import (
     by_id,
     id_of,
     text_of,
-    texts_of,
 )
 from lavis_mafa.io.files import read_json
 
@@ -158,7 +157,8 @@ def one_accuracy(answer: str, truth: Truth) -> float:
     annotator, as in VQA's evaluation. With fewer, it is the share of the annotators who gave it, so
     that an answer on which all agree scores 1.
     """
-    return _share(normalise(answer), [normalise(one) for one in texts_of(truth)])
+    truths = [truth] if isinstance(truth, str) else truth
+    return _share(normalise(answer), [normalise(one) for one in truths])
 
 
 def _share(given: str, truths: Sequence[str]) -> float:

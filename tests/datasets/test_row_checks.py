@@ -65,7 +65,7 @@ READ = {
     ],
     ("coco_vqa", "train"): [
         ({**ASKED, "answer": "red"}, {"answer": ["red"]}),
-        ({**ASKED, "answer": ["red", 3]}, {"answer": ["red", "3"]}),
+        ({**ASKED, "answer": ["red", 3, ""]}, {"answer": ["red", "3", ""]}),
         ({**ASKED, "answer": [{"answer": "red", "answer_id": 1}]}, {"answer": ["red"]}),
         ({**ASKED, "answer": 3, "question_id": "q-1"}, {"answer": ["3"], "question_id": "q-1"}),
     ],
@@ -108,7 +108,12 @@ def test_values_with_one_meaning_are_read(tmp_path, name, split, row, expected):
             {**PAIR, "caption": [True]},
             "'caption': expected a text, got True",
         ),
-        ("coco_vqa", "train", {**ASKED, "answer": []}, "(question 1): 'answer': expected a text"),
+        (
+            "coco_vqa",
+            "train",
+            {**ASKED, "answer": []},
+            "(question 1): 'answer': expected an answer",
+        ),
         ("coco_vqa", "train", {**ASKED, "answer": ["red", None]}, "'answer': expected a text"),
         ("coco_vqa", "train", {**ASKED, "answer": [{"text": "red"}]}, "'answer': expected a text"),
         ("coco_vqa", "train", ASKED, "'answer' is missing or null; it has image"),
@@ -117,7 +122,7 @@ def test_values_with_one_meaning_are_read(tmp_path, name, split, row, expected):
             "aok_vqa",
             "train",
             {**ASKED, "direct_answers": [""]},
-            "'direct_answers': expected a text",
+            "'direct_answers': expected an answer",
         ),
         ("nlvr", "val", {**NLVR, "label": 1}, "'label': expected one of False, True, got 1"),
         ("nlvr", "val", {**NLVR, "images": IMAGE}, "'images': expected two images, got '1.png'"),
@@ -183,6 +188,14 @@ def test_unusable_training_pairs_are_counted_up_to_the_permitted_share(tmp_path,
         build(tmp_path, "coco_retrieval", [rows], "train", allowed=0.1)
 
 
+def test_unusable_training_questions_are_counted(tmp_path, caplog):
+    rows = [*[{**ASKED, "answer": "red"} for _ in range(9)], {**ASKED, "answer": []}]
+    data = build(tmp_path, "coco_vqa", [rows], "train", allowed=0.1)
+    assert "1 of 10 rows of" in caplog.text and read_sample(data, 8)["answers"] == ["red"]
+    with pytest.raises(ValueError, match=r"row 9 \(question 1\): 'answer': expected an answer"):
+        read_sample(data, 9)
+
+
 def test_left_out_references_are_counted(tmp_path, caplog):
     build(tmp_path, "coco_caption", [[{**PAIR, "caption": ["a dog", None, " "]}]])
     assert "2 captions of" in caplog.text and "are null or blank: left out" in caplog.text
@@ -214,7 +227,7 @@ def test_candidate_answers_are_texts(tmp_path):
 def test_number_of_files_with_questions_is_checked(name, number):
     files = {"val": {"storage": ["a.json"] * number}, "train": {"storage": "a.json"}}
     with pytest.raises(
-        ValueError, match=rf"{name}\.build_info\.annotations\.val\.storage has {number}"
+        ValueError, match=rf"{name}\.build_info\.annotations\.val\.storage names {number}"
     ):
         require_answer_files(name, registry.get_builder_class(name), files)
     require_answer_files("flickr30k", registry.get_builder_class("flickr30k"), files)
@@ -249,5 +262,5 @@ def test_command_refuses_a_row_before_a_model_is_built(tmp_path):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     command = [sys.executable, "-m", "lavis_mafa", "train", "--cfg-path", "config.yaml"]
     output = finish(spawn(tmp_path, command), status=1)
-    assert "rows.json, row 1 (question 1): 'answer': expected a text or a list" in output
+    assert "rows.json, row 1 (question 1): 'answer': expected an answer or a list" in output
     assert "Traceback" not in output and "parameters" not in output
