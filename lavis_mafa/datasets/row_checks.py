@@ -344,7 +344,8 @@ def _check(dataset: Any, files: Sequence[tuple[str, Any]], allowed: float) -> No
     lenient = isinstance(dataset, (*_PAIRS, VQADataset)) and len(unusable) <= allowed * len(rows)
     if unusable and not lenient:
         refused = Refusals()
-        refused.add(*unusable)
+        for problem in unusable:
+            refused.add(problem)
         refused.end(names)
     if unusable:
         logger.warning(
