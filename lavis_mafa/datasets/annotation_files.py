@@ -355,6 +355,8 @@ def _about_header(problem: str, cells: list[str], delimiter: str) -> str:
     text = "".join(cells)
     if not text.isascii() and any("\udc80" <= char <= "\udcff" for char in text):
         return "the text is not UTF-8; convert the file"
+    if not problem.startswith(("no ", "expected ")):  # the columns are there
+        return f"header: {problem}"
     other = max(";|\t,", key=text.count)
     if len(cells) == 1 and text.count(other):
         separator = {"\t": "tabs", ",": "commas"}
