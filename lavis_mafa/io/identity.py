@@ -20,13 +20,18 @@ IDENTITY_FILE = "identity.json"
 _HASHED_PER_TENSOR = 4096  # elements of each weight tensor that `fingerprint` hashes, at least
 
 
-def fingerprint(model: torch.nn.Module) -> str:
-    """Return a short identity of a model's weights; equal weights give equal identities."""
-    return f"{type(model).__name__} {digest(*_sampled_weights(model))}"
+def fingerprint(model: torch.nn.Module, state: Mapping[str, torch.Tensor] | None = None) -> str:
+    """Return a short identity of a model's weights; equal weights give equal identities.
+
+    Args:
+        state: those of its weights that count; None: all.
+    """
+    state = model.state_dict() if state is None else state
+    return f"{type(model).__name__} {digest(*_sampled_weights(state))}"
 
 
-def _sampled_weights(model: torch.nn.Module) -> Iterator[npt.NDArray[Any]]:
-    for name, value in model.state_dict().items():
+def _sampled_weights(state: Mapping[str, torch.Tensor]) -> Iterator[npt.NDArray[Any]]:
+    for name, value in state.items():
         yield np.frombuffer(name.encode(), np.uint8)
         # Every k-th element only: hashing all of a billion weights would take seconds to minutes,
         # and training or loading another checkpoint changes practically all of them.

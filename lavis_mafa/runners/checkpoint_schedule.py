@@ -7,19 +7,48 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from lavis.common.dist_utils import is_main_process
 
-from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.io.checkpoints import local_file, read_checkpoint
 from lavis_mafa.io.files import atomic_write, remove_partial_files
-from lavis_mafa.io.processes import any_rank, barrier
+from lavis_mafa.io.processes import any_rank, barrier, from_main_process, on_main_process
 from lavis_mafa.runners import checkpoint as ckpt
 from lavis_mafa.runners.state import BestFigure, RunState
 
 
 class NotSavedError(RuntimeError):
     """A checkpoint cannot be written."""
+
+
+def check_resumption(cfg: Any) -> None:
+    """Refuse a checkpoint of other settings before anything is built; all ranks must call it.
+
+    Other settings of the learning rate cause a warning, since it may jump.
+
+    Raises:
+        ValueError: naming every setting that may not change, with both values.
+    """
+    run_cfg = cfg.run_cfg
+    if run_cfg.evaluate or not run_cfg.get("resume_ckpt_path"):
+        return
+    path = local_file(run_cfg.resume_ckpt_path)
+
+    def check() -> None:
+        content, now = read_checkpoint(path, mapped=True), cfg.to_dict()
+        before, run = content.get("config"), content.get("run")
+        if not (isinstance(before, dict) and isinstance(run, dict) and "ranks" in run):
+            return  # of another runner, which the runner reports
+        ckpt.check_same_settings(before, now, path, (len(run["ranks"]), int(run_cfg.world_size)))
+        changed = ckpt.changed_schedule(before, now)
+        if changed:
+            logging.warning(
+                "%s was saved with other settings of the learning rate, which may jump: %s",
+                *(path, changed),
+            )
+
+    on_main_process(check)
 
 
 class CheckpointSchedule:
@@ -133,7 +162,8 @@ class CheckpointSchedule:
         if resume_from:
             file = os.path.abspath(resume_from)
             log.write("resume", file=file, epoch=progress.epoch, step=progress.step)
-            if Path(resume_from).resolve() != (self.folder / ckpt.LAST).resolve():
+            last = self.folder / ckpt.LAST
+            if from_main_process(lambda: Path(resume_from).resolve() != last.resolve()):
                 # A restart of this run resumes from the folder's last checkpoint: without this
                 # one it would resume from a later state that the user chose to go back from.
                 self.save(progress.epoch, progress.step)
@@ -148,7 +178,7 @@ class CheckpointSchedule:
         content = read_checkpoint(path)
         state.from_plain(content, path)
         logs = [rank["logs"] for rank in content["run"]["ranks"]]
-        if Path(path).parent.resolve() != self.folder.resolve():
+        if from_main_process(lambda: Path(path).parent.resolve() != self.folder.resolve()):
             self._copy_best_from(Path(path).parent)
             state.log.rewind({})
         else:
@@ -161,7 +191,7 @@ class CheckpointSchedule:
         progress, best = self.state.progress, folder / ckpt.BEST
         if progress.best.value is None:
             return
-        if not best.is_file():
+        if not from_main_process(best.is_file):
             logging.warning("%s does not exist: the best figure so far is forgotten", best)
             progress.best = BestFigure()
         elif is_main_process():

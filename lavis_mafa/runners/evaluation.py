@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from lavis_mafa.io.checkpoints import read_checkpoint
-from lavis_mafa.runners.checkpoint import BEST, load_trained_state
+from lavis_mafa.io.processes import from_main_process, share_tensors
+from lavis_mafa.runners.checkpoint import BEST, load_trained_state, trained_state
 from lavis_mafa.runners.lavis_runner import AnyDeviceRunner
 from lavis_mafa.runners.loaders import Loaders, evaluation_sets
 from lavis_mafa.runners.run_log import RunLog
@@ -39,13 +40,19 @@ class EvaluatingRunner(AnyDeviceRunner):
 
     def evaluate(self, cur_epoch: Any = "best", skip_reload: bool = False) -> dict[str, Any]:
         """Evaluate the test splits, with the best checkpoint's weights if there is one."""
-        best = self.output_dir / BEST
-        if not skip_reload and cur_epoch == "best" and best.is_file():
-            load_trained_state(self._model, read_checkpoint(str(best))["model"], str(best))
+        if not skip_reload and cur_epoch == "best" and from_main_process(self._load_best):
+            share_tensors(trained_state(self._model).values())
         return {
             split: self.eval_epoch(split, cur_epoch, skip_reload=True)
             for split in matching_splits(self.eval_sets, self.test_splits)
         }
+
+    def _load_best(self) -> bool:
+        """Load the best checkpoint if there is one; return whether there is."""
+        best = self.output_dir / BEST
+        if best.is_file():
+            load_trained_state(self._model, read_checkpoint(str(best))["model"], str(best))
+        return best.is_file()
 
     def validate(self, epoch: int) -> BestFigure | None:
         """Evaluate the validation splits after an epoch.
@@ -75,6 +82,8 @@ class EvaluatingRunner(AnyDeviceRunner):
         # Unwrapped: tasks call methods such as `generate`, which DDP does not pass on.
         model = self.unwrap_dist_model(self.model)
         model.eval()
+        # Such as running means of a batch norm, which each rank computes of its own mini-batches.
+        share_tensors(model.buffers())
         self.task.before_evaluation(model=model, dataset=loader.dataset)
         whole = whole_weights(model) if self.shards else nullcontext()
         with whole, _limited_k_test(self.run_cfg, model, loader.dataset):
