@@ -65,8 +65,8 @@ def digest_of_rows(data: Any) -> str:
             found.update(one)
     names = ("text", "texts", "image", "image_names", "image_ids", "group_ids")
     for listed in (getattr(data, name, None) for name in names):
-        if isinstance(listed, np.ndarray):
-            found.update(np.ascontiguousarray(listed).data)
+        if isinstance(listed, np.ndarray) and not listed.dtype.hasobject:
+            found.update(listed.tobytes())
         elif isinstance(listed, (list, tuple)):
             found.update(repr(listed).encode(errors="replace"))
     samples = len(data) if hasattr(data, "__len__") else "an unknown number of"

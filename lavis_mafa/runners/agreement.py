@@ -145,7 +145,7 @@ def require_same_models(model: Any) -> None:
     """
     if get_world_size() == 1:
         return
-    given = {"modules of the model": _modules(model)}
+    given: dict[str, Any] = {"modules of the model": _modules(model)}
     for key in ("", *FROZEN_MODELS):
         owner = getattr(model, key, None) if key else model
         part = owner if isinstance(owner, nn.Module) else getattr(owner, "model", None)

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import socket
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -176,9 +176,13 @@ def _launcher() -> str:
 
 
 def record_launch(launch: dict[str, Any] | None, folder: Path, finished: bool = False) -> None:
-    """Write a `launch_identity` into the run's folder, by which a restart finds it."""
+    """Write a `launch_identity` into the run's folder, by which a restart finds it.
+
+    That a run has ``finished`` is written if it can be: a full disk must not make it fail.
+    """
     if launch is not None and is_main_process():
-        write_json(folder / _LAUNCH, {**launch, "finished": finished})
+        with suppress(OSError) if finished else nullcontext():
+            write_json(folder / _LAUNCH, {**launch, "finished": finished})
 
 
 def _is_restart(device: torch.device) -> bool:

@@ -116,6 +116,15 @@ def outcomes(tmp_path_factory):
     train, val = STORAGE.format("train"), STORAGE.format("val")
     cases = {
         **{name: (changes, []) for name, changes in AGREEING.items()},
+        # Of three equal epochs the first is the best; only rank 0's disk has its checkpoint.
+        "another disk": (
+            {
+                **AGREEING["momentum and queue"],
+                **{"run__init_lr": 1e-12, "run__min_lr": 1e-12, "run__max_epoch": 3},
+                **{"run__valid_splits": '["val"]', "run__test_splits": '["test"]'},
+            },
+            [f"run.output_dir={folder / 'of_rank_1'}"],
+        ),
         "another place": (plain, [f"{train}={files['copy']}", "run.num_workers=0"]),
         "another order": (plain, [f"{train}={files['other order']}"]),
         "fewer rows": (plain, [f"{train}={files['fewer']}"]),
@@ -172,7 +181,7 @@ def test_ranks_that_differ_do_not_start(outcomes, injected, case, named):
     injected("ranks that do not agree: refused", 1)
 
 
-@pytest.mark.parametrize("case", [*AGREEING, "another place"])
+@pytest.mark.parametrize("case", [*AGREEING, "another disk", "another place"])
 def test_ranks_that_agree_end_with_equal_weights_and_buffers(outcomes, case):
     """DDP averages gradients only: every rank keeps its buffers equal by itself."""
     first, second = outcomes[case]
@@ -189,7 +198,7 @@ def test_command_ends_on_all_ranks_and_names_the_setting(tmp_path):
     )
     arguments = command(script, tmp_path, ranks=2)
     output = finish(spawn(tmp_path, arguments), status=1, seconds=120)  # the launcher's status
-    assert "run.weight_decay: 0 on rank 0, 1 on rank 1" in output, output[-3000:]
+    assert "run.weight_decay: 0.0 on rank 0, 1.0 on rank 1" in output, output[-3000:]
     assert "Traceback" not in output.split("torch.distributed.elastic")[0], output[-3000:]
     assert not (tmp_path / "job" / "log.jsonl").exists()
 
