@@ -99,10 +99,18 @@ def test_resuming_a_model_of_another_size_names_the_key(tmp_path, monkeypatch, k
     if key == "queue_size":
         changes["model__mafa__soft_labels__type"] = "momentum"
     name = f"model__{key.replace('.', '__')}"
-    run_here(tmp_path, run__max_steps=1, **changes, **{name: before})
+
+    def sized(size):
+        own = {name: size}
+        for split in ("train", "eval") if key == "image_size" else ():
+            processor = f"datasets__toy_scenes__vis_processor__{split}"
+            own |= {f"{processor}__name": f"blip_image_{split}", f"{processor}__image_size": size}
+        return {**changes, **own}
+
+    run_here(tmp_path, run__max_steps=1, **sized(before))
     monkeypatch.setattr(session, "build_data", lambda *_: 1 / 0)
     with pytest.raises(ValueError, match=f"\\n  model.{key}: {before} before, {after} now\\n"):
-        run_here(tmp_path, run__resume_ckpt_path="auto", **changes, **{name: after})
+        run_here(tmp_path, run__resume_ckpt_path="auto", **sized(after))
 
 
 def test_resuming_with_another_learning_rate_or_more_epochs_is_announced(tmp_path, caplog):
