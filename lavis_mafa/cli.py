@@ -22,6 +22,7 @@ from types import FrameType
 from lavis_mafa._version import __version__
 from lavis_mafa.compat.versions import UnsupportedVersionError
 from lavis_mafa.io.launcher import end_with_launcher
+from lavis_mafa.io.terminal import PrintableFormatter, printable_output
 
 # By name: the module of a command and its help. A module has ``add_arguments(parser)`` and
 # ``run(args)``, which returns the exit status or None for 0; ``--help`` prints its docstring. It
@@ -61,6 +62,7 @@ REMOVED_OPTIONS = {
     "--index": "the exact search, which needs no option",
     "--judgements": "--options datasets.NAME.build_info.truth=FILE with count or advise",
     "--min-count": "check-data --vocab without it: words that occur twice are kept",
+    "--no-check": "nothing: an export no longer loads its folder again",
     "--per-shard": "--output NAME.parquet, which has the images inside",
     "--probes": "the exact search, which needs no option",
     "--shards": "--output NAME.parquet, which has the images inside",
@@ -75,17 +77,18 @@ def main(
 ) -> int:
     """Run a command of a table such as `COMMANDS` and return its exit status."""
     end_with_launcher()
-    try:
-        with _ended_by_ctrl_c():
-            given = list(sys.argv[1:] if argv is None else argv)
-            if table is COMMANDS:
-                _refuse_removed(given)
-            action = _prepare(given, table, program, description)
-            from lavis_mafa.runners.session import exit_status
-    except UnsupportedVersionError as error:
-        print(f"lavis-mafa: {error}", file=sys.stderr)
-        return 1
-    return exit_status(action)
+    with printable_output():
+        try:
+            with _ended_by_ctrl_c():
+                given = list(sys.argv[1:] if argv is None else argv)
+                if table is COMMANDS:
+                    _refuse_removed(given)
+                action = _prepare(given, table, program, description)
+                from lavis_mafa.runners.session import exit_status
+        except UnsupportedVersionError as error:
+            print(f"lavis-mafa: {error}", file=sys.stderr)
+            return 1
+        return exit_status(action)
 
 
 @contextmanager
@@ -162,16 +165,19 @@ def _prepare(
     args = parser.parse_args(given)
     assert chosen and run  # argparse exits unless the first argument is a command
     args.error = chosen.error  # for arguments that only `run` can check
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    output = logging.StreamHandler()
+    output.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[output])
     # LAVIS's dependencies warn about each other at every start.
     warnings.filterwarnings("ignore", category=FutureWarning)
     from lavis_mafa.commands.arguments import take_run
+    from lavis_mafa.config.config_of_run import trusting
     from lavis_mafa.plugins import load_plugins
 
     def action() -> int | None:
-        take_run(args)
-        load_plugins(args.plugin)
-        with _ended_by_closed_output():
+        with trusting(getattr(args, "trust", ())), _ended_by_closed_output():
+            take_run(args)
+            load_plugins(args.plugin)
             status: int | None = run(args)
         return status
 

@@ -51,9 +51,24 @@ def load_plugins(names: Iterable[str] = ()) -> None:
         load_plugin(name)
 
 
+def is_imported(name: str) -> bool:
+    """Return whether a plugin has been imported in this process, by its name or path."""
+    return (_module_of(Path(name).expanduser()) if _is_file(name) else name) in sys.modules
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith(".py") or "/" in name or os.sep in name
+
+
+def _module_of(path: Path) -> str:
+    # The same name in every process that loads the file: what the module defines can be pickled.
+    suffix = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
+    return f"lavis_mafa_plugin_{path.stem}_{suffix}"
+
+
 def load_plugin(name: str) -> None:
     """Import one plugin; see `load_plugins`."""
-    is_file = name.endswith(".py") or "/" in name or os.sep in name
+    is_file = _is_file(name)
     try:
         if is_file:
             _import_file(Path(name).expanduser())
@@ -79,9 +94,7 @@ def _import_file(path: Path) -> None:
             "of a Python file, or the name of a module"
         )
     path = path.resolve()
-    # The same name in every process that loads the file: what the module defines can be pickled.
-    suffix = hashlib.sha256(str(path).encode()).hexdigest()[:8]
-    name = f"lavis_mafa_plugin_{path.stem}_{suffix}"
+    name = _module_of(path)
     if name in sys.modules:
         return
     spec = importlib.util.spec_from_file_location(name, path)

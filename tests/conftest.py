@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path += [
     str(ROOT / "tests" / folder) for folder in ("config", "downstream", "faults", "runners")
 ]
+sys.path.append(str(ROOT / "run_scripts"))
 # A small set of photographs with captions in the format of LAVIS's `flickr30k`, if present.
 PHOTOGRAPHS = Path(
     os.environ.get("LAVIS_MAFA_PHOTOGRAPHS", ROOT.parent / "shared" / "flickr8k-700")

@@ -14,7 +14,7 @@ import numpy as np
 from lavis_mafa.metrics import eccv
 
 IMAGES = 10  # two in each fold
-_real = functools.cache(eccv.load_metrics)
+_real = functools.cache(eccv._load_metrics)
 
 
 def small_metrics(seed=0, images=IMAGES):
@@ -102,7 +102,7 @@ def use_small(monkeypatch, metrics):
     ``metrics``.
     """
     ids = " ".join(map(str, sorted(metrics.coco_gts["i2t"])))
-    monkeypatch.setattr(eccv, "load_metrics", lambda: metrics)
+    monkeypatch.setattr(eccv, "_load_metrics", lambda: metrics)
     monkeypatch.setattr(eccv, "IMAGES", len(metrics.coco_gts["i2t"]))
     monkeypatch.setattr(eccv, "TEST_SPLIT", hashlib.sha256(ids.encode()).hexdigest())
 

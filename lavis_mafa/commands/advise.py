@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     count.add_arguments(
         parser,
-        batch_sizes="those already counted in --output, else the config's and half of it",
+        batch_sizes="the config's, which is always counted, and those already counted in --output",
         search_spaces="those already counted, else M of the config and an eighth, half and all of "
         "the data up to 10,000 pairs or 4 M; if half of the data is more, M/4 and 4 M too",
         sample="that of the counts in --output, else the largest search space",
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write ``advice.json``, ``advice.md`` and ``advice.html``, and print the advice."""
+    """Write ``advice.json`` and ``advice.html``, and print the advice."""
     from lavis_mafa.mining.advice import advise
 
     advise(args)

@@ -27,6 +27,19 @@ def add_options(
         metavar="key=value",
         help="settings that override the config's, such as run.max_epoch=5",
     )
+    add_trust_argument(parser)
+
+
+def add_trust_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--trust``, which the program itself reads."""
+    parser.add_argument(
+        "--trust",
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="use the plugins, URLs, names on the Hugging Face hub and places to write that files "
+        "in this folder name, such as the log of a run: only of people you trust; repeatable",
+    )
 
 
 RUN_HELP = (
@@ -117,6 +130,7 @@ def add_recorded_data_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--options", nargs="+", metavar="key=value", help="override config keys (default: recorded)"
     )
+    add_trust_argument(parser)
 
 
 def add_con_d_argument(parser: argparse.ArgumentParser) -> None:

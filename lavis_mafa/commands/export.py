@@ -14,6 +14,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from lavis_mafa.commands.arguments import add_trust_argument
+
 SAFETENSORS = "safetensors"
 
 
@@ -41,15 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     hf.add_argument("--license", help="for the model card, such as bsd-3-clause; default: unknown")
     hf.add_argument("--push", metavar="USER/NAME", help="upload the folder to this repository")
     hf.add_argument("--private", action="store_true", help="make a new repository private")
-    hf.add_argument("--no-check", action="store_true", help=argparse.SUPPRESS)
+    add_trust_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Export and return the exit status: 1 if it failed, after printing why."""
     if args.private and not args.push:
         args.error("--private is an option of --push")
-    if args.no_check:
-        print("--no-check has no effect: an export no longer loads its folder again")
     try:
         if args.push:  # before anything that takes long
             from lavis_mafa.export.push import require_hub

@@ -3,10 +3,10 @@ Appendix B).
 
 `label page` draws pairs at random and writes an HTML page that shows them one by one, without
 probability or ground truth; the page saves the answers as labels.json. `label quality` computes
-precision and recall of discriminators by threshold, their agreement, and the share of matches that
-annotators confirm (0.83 in the paper), by which `lavis-mafa count --labels` multiplies. The ground
-truth comes from the data set where it is known, or from annotators. `label judgements` writes the
-answers with the names of images and captions, as a file that can be the truth of training data
+precision and recall of discriminators by threshold, and the share of matches that annotators
+confirm (0.83 in the paper), by which `lavis-mafa count --labels` multiplies. The ground truth comes
+from the data set where it is known, or from annotators. `label judgements` writes the answers with
+the names of images and captions, as a file that can be the truth of training data
 (build_info.truth).
 """
 
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="longest side of the images in pixels (default: 640)",
     )
     add_recorded_data_arguments(page)
-    text = "precision and recall by threshold, and agreement of discriminators and annotators"
+    text = "precision and recall by threshold, and the share of matches that annotators confirm"
     _add_quality(parts.add_parser("quality", help=text, description=text))
     text = "write the answers as judgements that name image files and captions"
     judgements = parts.add_parser("judgements", help=text, description=text)

@@ -19,6 +19,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from lavis_mafa.commands.arguments import add_trust_argument
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
@@ -43,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-images", action="store_true", help="show captions without their images"
     )
+    add_trust_argument(parser)
 
 
 def run(args: argparse.Namespace) -> None:

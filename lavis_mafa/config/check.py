@@ -163,11 +163,11 @@ def validated(
             where = one["loc"]
             path = ".".join(str(part) for part in where if isinstance(part, str))
             _remove(kept, where)
-            known = _key_at(report.keys, where)
-            value = _value_at(given, where)
+            known = key_at(report.keys, where)
+            value = value_at(given, where)
             if known is None or one["type"] in ("extra_forbidden", "invalid_key"):
                 report.unknown(".".join(map(str, where)))
-            elif not _is_same(value, _value_at(shipped, where)):
+            elif not _is_same(value, value_at(shipped, where)):
                 path += "".join(f"[{part}]" for part in where if isinstance(part, int))
                 report.add(path, _message(one["type"], value, known))
         found = model.model_validate(kept, context=report)
@@ -183,7 +183,8 @@ def _remove(config: Any, where: Sequence[Any]) -> None:
         config = config.get(name, {})
 
 
-def _key_at(keys: Keys, where: Sequence[Any]) -> FieldInfo | None:
+def key_at(keys: Keys, where: Sequence[Any]) -> FieldInfo | None:
+    """Return the key at a path, or that of the items of a list or mapping; None if unknown."""
     found = None
     for name in where:
         inner = None if found is None else kind_of(found)
@@ -194,7 +195,7 @@ def _key_at(keys: Keys, where: Sequence[Any]) -> FieldInfo | None:
     return found
 
 
-def _value_at(config: Any, where: Sequence[Any]) -> Any:
+def value_at(config: Any, where: Sequence[Any]) -> Any:
     """Return a value of a config; `UNSET` if there is none."""
     for name in where:
         try:

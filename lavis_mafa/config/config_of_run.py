@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,33 @@ OF_ONE_START = (
     *("rank", "world_size", "gpu", "distributed", "dist_url", "resume_ckpt_path", "job_id"),
     "max_steps",
 )
+
+
+_trusted: ContextVar[tuple[Path, ...]] = ContextVar("folders of --trust", default=())
+
+
+@contextmanager
+def trusting(folders: Sequence[str | Path]) -> Iterator[None]:
+    """Use what files in these folders name as if the user gave it; see `lavis_mafa.config.foreign`.
+
+    Raises:
+        ValueError: if one is not a folder.
+    """
+    for folder in folders:
+        if not Path(folder).is_dir():
+            raise ValueError(
+                f"--trust {folder}: no such folder; expected that of a run or of pairs"
+            )
+    before = _trusted.set(tuple(Path(folder).resolve() for folder in folders))
+    try:
+        yield
+    finally:
+        _trusted.reset(before)
+
+
+def is_trusted(file: str | Path) -> bool:
+    """Return whether a file is in a folder that the user trusts, see `trusting`."""
+    return any(Path(file).resolve().is_relative_to(folder) for folder in _trusted.get())
 
 
 def is_run(folder: str | Path) -> bool:

@@ -181,6 +181,14 @@ def _check_files(name: str, s: Settings, report: Report) -> None:
     def exists(file: str) -> bool:
         return bool(places(file)) and all(map(os.path.exists, places(file)))
 
+    def lost_at(file: str) -> str:
+        """Return a path, and of a relative one the whole path and where it starts."""
+        if os.path.isabs(os.path.expanduser(file)):
+            return repr(file)
+        start = f"the cache of LAVIS, {root}" if root else f"the working directory, {os.getcwd()}"
+        whole = os.path.abspath(os.path.join(root, file))
+        return f"{file!r}, which is {whole}: relative paths start at {start}"
+
     annotations = s[f"{path}.annotations"]
     if annotations == {}:
         report.add(f"{path}.annotations", "is empty; name a split: train: {storage: ...}")
@@ -200,7 +208,8 @@ def _check_files(name: str, s: Settings, report: Report) -> None:
             found = is_url(source) or os.path.isfile(source) or exists(file)
             read.setdefault(split, []).append(os.path.join(root, file))
             if report.machine and not found:
-                given = f"neither url {source!r} nor storage {file!r}" if source else repr(file)
+                given = f"neither url {source!r} nor storage " if source else ""
+                given += lost_at(file)
                 report.add(f"{where}.storage", f"no such file: {given}")
                 lost.add(split)
     if report.machine and hasattr(builder, "check_files"):
@@ -211,12 +220,12 @@ def _check_files(name: str, s: Settings, report: Report) -> None:
                 report.add(f"{path}.annotations.{split}.storage", str(error))
     for key, folder in _named(path, FOLDERS, s):
         if report.machine and not exists(folder):
-            report.add(key, f"no such folder: {folder!r}")
+            report.add(key, f"no such folder: {lost_at(folder)}")
         elif report.machine and any(map(os.path.isfile, places(folder))):
             report.add(key, f"{folder!r} is a file; expected a folder")
     for key, file in _named(path, OTHER_FILES, s):
         if report.machine and not exists(file):
-            report.add(key, f"no such file: {file!r}")
+            report.add(key, f"no such file: {lost_at(file)}")
     kind = s[f"datasets.{name}.data_type"]
     folders = [one for one in FOLDERS if isinstance(s[f"{path}.{one}"], Mapping)]
     if kind and folders and kind not in folders and f"{path}.{kind}" not in report.bad:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import types
 
@@ -38,6 +39,8 @@ PARQUET, _ARROW = ".parquet", ".arrow"
 COLUMNAR_SUFFIXES = (PARQUET, _ARROW)
 BATCH_BYTES = 2**25  # of a batch of parquet rows with images, unless a single row has more
 _TEXT_ROWS = 1024  # in a batch of parquet rows without images
+_MOST_TEXT = 2**27  # bytes of a batch's texts, where these are repeated or lists
+_LONG_TEXT = 2**9  # bytes of a text on average, up to which larger batches are read
 _PAGE_BYTES = 2**20  # read at a time: a column of a row group may be larger than the memory
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 _IPC_FILE = b"ARROW1"
@@ -195,7 +198,15 @@ class _File(NamedTuple):
 @contextmanager
 def _opened(path: Path) -> Iterator[_File]:
     if path.suffix.lower() == PARQUET:
-        with pq.ParquetFile(path, buffer_size=_PAGE_BYTES, pre_buffer=False) as file:
+        # Texts stay dictionaries, so that their size is checked before they are written out.
+        # In lists pyarrow cannot read them as such.
+        schema = pq.read_schema(path)
+        texts = [
+            name for name, kind in zip(schema.names, schema.types, strict=True) if _is_text(kind)
+        ]
+        with pq.ParquetFile(
+            path, read_dictionary=texts, buffer_size=_PAGE_BYTES, pre_buffer=False
+        ) as file:
             batches = partial(_parquet_batches, file)
             yield _File(file.schema_arrow, file.metadata.num_rows, None, batches)
         return
@@ -213,13 +224,14 @@ def _parquet_batches(
     file: pq.ParquetFile, names: list[str], images: bool
 ) -> Iterator[pa.RecordBatch]:
     rows = _TEXT_ROWS
-    if images:
+    if images or any(_kind(file.schema_arrow.field(name).type) == _TEXTS for name in names):
         # In a dictionary a megabyte may be thousands of rows of a megabyte each, so that every row
         # may be as large as its whole group. Nothing more is asked of the metadata of columns: of
         # damaged ones pyarrow aborts the process.
         groups = map(file.metadata.row_group, range(file.num_row_groups))
         largest = max((group.total_byte_size for group in groups), default=1)
-        rows = min(_TEXT_ROWS, max(1, BATCH_BYTES // max(1, largest)))
+        bound = BATCH_BYTES if images else _MOST_TEXT
+        rows = min(_TEXT_ROWS, max(1, bound // max(1, largest)))
     yield from file.iter_batches(rows, columns=names, use_threads=False)
 
 
@@ -397,16 +409,46 @@ def _decoded(value: Any) -> Any:
     return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
 
 
+def _repeats(kind: pa.DataType) -> bool:
+    """Return whether values of a type may share their bytes: a dictionary's, or views."""
+    return types.is_dictionary(kind) or _is_view(kind, "string") or _is_view(kind, "binary")
+
+
+def _require_moderate(size: int, rows: int) -> None:
+    """Refuse texts that would take gigabytes, although few bytes of them are in the file."""
+    most = max(_MOST_TEXT, _LONG_TEXT * rows)
+    if size > most:
+        raise ValueError(
+            f"the texts of these rows are {size} bytes, repeated from fewer; expected up to {most}"
+        )
+
+
 def _checked(column: pa.Array) -> pa.Array:
     """Return a column whose offsets and indices have been checked, with texts as bytes: pyarrow's
     check of texts would stop at the first that is not UTF-8, and would not say where it is."""
     kind = column.type
     if types.is_dictionary(kind):
         words = _checked(column.dictionary)
-        column = pa.DictionaryArray.from_arrays(column.indices, words).dictionary_decode()
+        column = pa.DictionaryArray.from_arrays(column.indices, words)
+        if types.is_large_binary(words.type):
+            size = pc.sum(pc.binary_length(words).take(column.indices)).as_py()
+            _require_moderate(size or 0, len(column))
+        column = column.dictionary_decode()
+    elif _kind(kind) == _TEXTS and _repeats(kind.value_type):
+        if types.is_fixed_size_list(kind):
+            column = column.cast(pa.large_list(kind.value_type))
+        ends = np.asarray(column.offsets.to_numpy(), np.int64)
+        if (np.diff(ends, prepend=0) < 0).any() or ends[-1] > len(column.values):
+            raise ValueError("its lists end before they begin, or behind the texts")
+        inner = _checked(column.values[ends[0] : ends[-1]])
+        ends = pa.array(ends - ends[0])
+        column = pa.LargeListArray.from_arrays(ends, inner, mask=column.is_null())
     else:
         # A view is checked in full before it is cast, since that follows it.
-        column.validate(full=_is_view(kind, "string") or _is_view(kind, "binary"))
+        column.validate(full=_repeats(kind))
+        if _repeats(kind):
+            lengths = np.frombuffer(column.buffers()[1], np.int32)[4 * column.offset :: 4]
+            _require_moderate(int(lengths[: len(column)].sum(dtype=np.int64)), len(column))
         if _is_text(kind):
             column = column.cast(pa.large_binary())
         elif _kind(kind) == _TEXTS:

@@ -17,6 +17,7 @@ from lavis_mafa.downstream import grounding_metrics as grounding
 from lavis_mafa.downstream import task_records as results
 from lavis_mafa.downstream.gradcam import TOKENS, default_layer, heat_maps
 from lavis_mafa.io.checkpoints import read_config
+from lavis_mafa.io.files import lost_writes
 from lavis_mafa.models.families import backbone_of
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.problems import ConfigView, Problem
@@ -162,11 +163,12 @@ class MafaGroundingTask(results.InBatches, StepFigures, BaseTask):
         shown = [record for record in records if "heat" in record]
         if not shown or not hasattr(self._dataset, "show"):
             return
-        folder.mkdir(parents=True, exist_ok=True)
-        for record in shown:
-            picture, _ = self._dataset.show(record["index"])
-            _overlay(picture, record).save(folder / f"{record['index']:06d}.png")
-        logger.info("%d maps are in %s", len(shown), folder)
+        with lost_writes.allow(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            for record in shown:
+                picture, _ = self._dataset.show(record["index"])
+                _overlay(picture, record).save(folder / f"{record['index']:06d}.png")
+            logger.info("%d maps are in %s", len(shown), folder)
 
 
 def _overlay(picture: Image.Image, record: Mapping[str, Any]) -> Image.Image:

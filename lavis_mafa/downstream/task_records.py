@@ -17,7 +17,7 @@ from lavis.datasets.datasets.base_dataset import BaseDataset
 from torch.utils.data.dataloader import default_collate
 
 from lavis_mafa.downstream.caption_metrics import as_id
-from lavis_mafa.io.files import write_text
+from lavis_mafa.io.files import lost_writes, write_text
 from lavis_mafa.io.processes import gather_objects, progress
 
 # Distinguishes LAVIS's data sets from those that collate themselves.
@@ -81,6 +81,8 @@ def write_result(
 ) -> tuple[list[Record], Path]:
     """Write ``<result_dir>/<name>.json`` atomically; only the main process may call it.
 
+    A failure to write does not lose the figures: see `lost_writes`.
+
     Args:
         key: of several records with the same value of it, only the first is kept.
         row: returns what is written of a record.
@@ -92,8 +94,9 @@ def write_result(
     for record in records:
         first.setdefault(record[key], record)
     path = Path(registry.get_path("result_dir")) / f"{name}.json"
-    write_text(path, json.dumps([row(record) for record in first.values()], ensure_ascii=False))
-    logging.info("%d results are in %s", len(first), path)
+    with lost_writes.allow(path):
+        write_text(path, json.dumps([row(record) for record in first.values()], ensure_ascii=False))
+        logging.info("%d results are in %s", len(first), path)
     return list(first.values()), path
 
 

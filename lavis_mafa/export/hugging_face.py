@@ -82,7 +82,7 @@ def export_hugging_face(
         )
     facts = facts_of(read_checkpoint(checkpoint, mapped=True), checkpoint)
     card = model_card(type(form), facts, form.note(), licence)
-    round_weights(model, getattr(torch, dtype), form.in_float32)
+    _round_weights(model, getattr(torch, dtype), form.in_float32)
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     unfinished.mkdir()
@@ -157,7 +157,7 @@ def _write_folder(form: HubForm, folder: Path, dtype: torch.dtype) -> None:
         file.chmod((folder / "config.json").stat().st_mode)
 
 
-def round_weights(model: nn.Module, dtype: torch.dtype, in_float32: tuple[str, ...] = ()) -> None:
+def _round_weights(model: nn.Module, dtype: torch.dtype, in_float32: tuple[str, ...] = ()) -> None:
     """Bring all weights to float32, rounded to what ``dtype`` can hold.
 
     Args:

@@ -13,15 +13,13 @@ from pathlib import Path
 
 from torch import Tensor
 
-from lavis_mafa.io.checkpoints import model_config, read_checkpoint
+from lavis_mafa.io.checkpoints import read_checkpoint
 from lavis_mafa.models.families.albef.fusion_layers import double_fusion_layers
-from lavis_mafa.models.traits import traits_of
 from lavis_mafa.models.weight_loading import check_origin, fold_token_types
 from lavis_mafa.runners.checkpoint import save_atomically
 
 _State = dict[str, Tensor]
 FORMS = ("albef_classification", "albef_nlvr", "albef_retrieval", "albef_vqa")
-_HUB_FAMILIES = ("blip", "blip2")
 _PARTS = ("visual_encoder.", "text_encoder.")
 
 
@@ -36,7 +34,7 @@ def with_momentum(state: _State) -> _State:
     return {**state, **copies}
 
 
-def for_nlvr(state: _State, fusion_layer: int) -> _State:
+def _for_nlvr(state: _State, fusion_layer: int) -> _State:
     """Double every fusion layer, one for each image (ALBEF 4.2, Figure 3b), with momentum copies.
 
     Use the result as ``model.finetuned`` of ``albef_nlvr`` with ``load_finetuned: True``, because
@@ -51,9 +49,9 @@ def for_nlvr(state: _State, fusion_layer: int) -> _State:
     return with_momentum(double_fusion_layers(encoders, fusion_layer))
 
 
-def in_form(state: _State, form: str, fusion_layer: int) -> _State:
+def _in_form(state: _State, form: str, fusion_layer: int) -> _State:
     """Convert the weights of a checkpoint to one of `FORMS`."""
-    return for_nlvr(state, fusion_layer) if form == "albef_nlvr" else with_momentum(state)
+    return _for_nlvr(state, fusion_layer) if form == "albef_nlvr" else with_momentum(state)
 
 
 def export_lavis(checkpoint: str, out: Path, form: str, fusion_layer: int = 6) -> int:
@@ -69,14 +67,6 @@ def export_lavis(checkpoint: str, out: Path, form: str, fusion_layer: int = 6) -
     if out.exists():
         raise FileExistsError(f"{out} exists already")
     content = read_checkpoint(checkpoint)
-    saved_by = model_config(content).get("arch")
-    family = traits_of(saved_by).family if saved_by else "albef"
-    if family not in ("", "albef"):
-        forms = "; --to hf takes those of BLIP and BLIP-2" if family in _HUB_FAMILIES else ""
-        raise ValueError(
-            f"{checkpoint} was saved by {saved_by}, which is of another family than {form}: --to "
-            f"{form} takes checkpoints of ALBEF only{forms}"
-        )
     check_origin(content, form, None, checkpoint)
     weights = content.get("model", content)
     lost = [part for part in _PARTS if not any(str(key).startswith(part) for key in weights)]
@@ -87,6 +77,6 @@ def export_lavis(checkpoint: str, out: Path, form: str, fusion_layer: int = 6) -
         )
     if any(str(key).startswith(f"{_PARTS[0]}patch_embed.convs.") for key in weights):
         raise ValueError(f"{checkpoint} has a convolutional stem, which LAVIS's models lack")
-    state = in_form(fold_token_types(weights, ()), form, fusion_layer)
+    state = _in_form(fold_token_types(weights, ()), form, fusion_layer)
     save_atomically({"model": state}, out)
     return len(state)

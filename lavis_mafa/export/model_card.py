@@ -7,19 +7,17 @@ host names, captions and free texts have no way in.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from lavis_mafa.algorithm.grit import GritSettings
-from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.export.hub_form import HubForm
 from lavis_mafa.io.checkpoints import model_config
-from lavis_mafa.io.files import flat, is_number
-from lavis_mafa.runners.con_d_check import RECORD as SELF_CHECK
+from lavis_mafa.io.files import is_number
+from lavis_mafa.loggers.redact import redact
 from lavis_mafa.runners.run_log import LOG, read_json_lines
 
 CARD = "README.md"
@@ -43,37 +41,32 @@ _PAPERS = {
 
 
 @dataclass(frozen=True)
-class RunFacts:
+class _RunFacts:
     """What a card says of the run that trained a model.
 
     Attributes:
         config: recorded in the checkpoint.
         data: numbers of ``samples`` and ``images``.
         step: mini-batches trained.
-        self_check: the figures of Con-D's self-check; {} if there are none.
         evaluations: figures of the last evaluation, by split.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     step: int | None = None
-    self_check: Mapping[str, Any] = field(default_factory=dict)
     evaluations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-def facts_of(content: Mapping[str, Any], checkpoint: str) -> RunFacts:
+def facts_of(content: Mapping[str, Any], checkpoint: str) -> _RunFacts:
     """Collect what a checkpoint has recorded, and the log if it lies in the folder of a run."""
-    config, run = _mapping(content.get("config")), _mapping(content.get("run"))
-    check: dict[str, Any] = {}
+    config, run = redact(_mapping(content.get("config"))), _mapping(content.get("run"))
     evaluations: dict[str, dict[str, Any]] = {}
     for record in read_json_lines(Path(checkpoint).parent / LOG):
-        if record.get("kind") == SELF_CHECK:
-            check = record
-        elif record.get("kind") == "eval" and _is_of(record.get("epoch"), run, checkpoint):
+        if record.get("kind") == "eval" and _is_of(record.get("epoch"), run, checkpoint):
             evaluations[str(record.get("split"))] = record
     step = run.get("global_step")
     steps = step if isinstance(step, int) else None
-    return RunFacts(config, _mapping(run.get("data")), steps, check, evaluations)
+    return _RunFacts(config, _mapping(run.get("data")), steps, evaluations)
 
 
 def _is_of(epoch: Any, run: Mapping[str, Any], checkpoint: str) -> bool:
@@ -85,7 +78,7 @@ def _is_of(epoch: Any, run: Mapping[str, Any], checkpoint: str) -> bool:
     return epoch != _BEST or Path(checkpoint).stem.endswith(_BEST)
 
 
-def model_card(form: type[HubForm], facts: RunFacts, note: str, licence: str | None = None) -> str:
+def model_card(form: type[HubForm], facts: _RunFacts, note: str, licence: str | None = None) -> str:
     """Return the text of a model card, with front matter in YAML.
 
     Args:
@@ -122,12 +115,7 @@ def model_card(form: type[HubForm], facts: RunFacts, note: str, licence: str | N
         datasets=list(filter(None, map(_name, _mapping(facts.config.get("datasets"))))),
         samples=_number(facts.data.get("samples")),
         images=_number(facts.data.get("images")),
-        settings=[
-            *_differing("model.mafa", mafa, StepSettings()),
-            *_differing("run.grit", grit, GritSettings()),
-        ],
         con_d=_name(_mapping(mafa.get("con_d")).get("arch")),
-        auc=_number(facts.self_check.get("auc")),
         metrics=[
             (_name(split) or "another", f"`{name}`", f"{value:.4g}")
             for split, figures in facts.evaluations.items()
@@ -137,15 +125,6 @@ def model_card(form: type[HubForm], facts: RunFacts, note: str, licence: str | N
         licence=licence,
         papers=[_PAPERS[paper] for paper in papers],
     )
-
-
-def _differing(path: str, given: Mapping[str, Any], settings: Any) -> Iterator[tuple[str, str]]:
-    """Yield the plain values that differ from the defaults, by dotted key."""
-    default = dict(flat(asdict(settings)))
-    for key, value in flat(given):
-        plain = isinstance(value, bool) or is_number(value) or _name(value)
-        if plain and key in default and value != default[key]:
-            yield f"`{path}.{key}`", str(value)
 
 
 def _number(value: Any) -> Any:

@@ -7,11 +7,14 @@ from typing import Any
 
 import torch
 from lavis.common.registry import registry
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from lavis_mafa.config.check import suggest
+from lavis_mafa.config.config_of_run import is_trusted
 from lavis_mafa.config.defaults import default_yaml
+from lavis_mafa.config.load import plain_options
+from lavis_mafa.config.registered import MODEL, OURS, PARTS
 from lavis_mafa.io.checkpoints import model_config, problem_of_types, read_checkpoint
 from lavis_mafa.models.weight_loading import config_of
 
@@ -89,8 +92,10 @@ def _model_config(
     wrong = [option for option in options if "=" not in option]
     if wrong:
         raise ValueError(f"--options {' '.join(wrong)}: expected KEY=VALUE")
-    given: Any = OmegaConf.to_container(OmegaConf.from_dotlist(list(options)))
-    cfg = config_of(arch, str(model_type), checkpoint, content, given)
+    given = plain_options(options, {**MODEL, **OURS, **PARTS})
+    # Paths that the checkpoint records are followed only if the user trusts its folder.
+    trusted = recorded if is_trusted(checkpoint) else None
+    cfg = config_of(arch, str(model_type), checkpoint, content, given, trusted)
     keys = set(map(str, recorded)).union(*(default_yaml(model_cls, one)["model"] for one in known))
     unread = [option for option in options if option.partition("=")[0].split(".")[0] not in keys]
     if unread:

@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -36,7 +37,7 @@ def unwrapped(content: dict[str, Any], origin: str) -> dict[str, Any]:
         origin: its path, for messages.
 
     Raises:
-        ValueError: if it holds several models, and none has a known name.
+        ValueError: if it holds several models, and none has a known name; or a weight twice.
     """
     flat = any("." in str(key) and isinstance(value, Tensor) for key, value in content.items())
     states = {} if flat else dict(_states_in(content))
@@ -50,6 +51,12 @@ def unwrapped(content: dict[str, Any], origin: str) -> dict[str, Any]:
         for key, name in names.items()
         if name.startswith(start)
     }
+    if len(weights) < sum(name.startswith(start) for name in names.values()):
+        twice = next(n for n, c in Counter(names.values()).items() if c > 1)
+        raise ValueError(
+            f"{origin} holds {twice[:120]!r} twice, with and without a prefix of torch.compile or "
+            "FSDP. Save the weights of one model as {'model': state_dict}"
+        )
     words = [f"the weights are those of key {place!r}"] if place not in (None, "model") else []
     if weights.keys() != state.keys():
         example = next(str(key) for key in state if key not in weights)

@@ -146,6 +146,12 @@ def _read_torch_file(path: str, mapped: bool) -> dict[str, Any]:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=in_file)
     # A damaged file makes torch raise nearly anything.
     except Exception as error:
+        with open(path, "rb") as file:
+            head = file.read(60)
+        if len(head) > 3 and not head.startswith(
+            (b"PK", b"\x80")
+        ):  # no zip, and no pickle of older versions
+            raise ValueError(_not_by_torch(path, head)) from error
         # torch says "unsupported" of objects that it refuses as unsafe, and of nothing else.
         if "unsupported" not in str(error).lower() and not ends_as_zip(path):
             raise ValueError(cut) from error
@@ -163,6 +169,19 @@ def _read_torch_file(path: str, mapped: bool) -> dict[str, Any]:
     if not isinstance(checkpoint, dict):
         raise ValueError(f"{path} holds a {type(checkpoint).__name__}, expected a dictionary")
     return checkpoint
+
+
+def _not_by_torch(path: str, head: bytes) -> str:
+    """Say what a file is instead of one of ``torch.save``, by its first bytes."""
+    if head.startswith(b"version https://git-lfs"):
+        why = "it is the pointer of a file that Git LFS has not fetched. Run `git lfs pull`"
+    elif head[8:9] == b"{":
+        why = "it is a file of safetensors. Rename it to end in .safetensors"
+    else:
+        why = (
+            f"it begins with {head[:20]!r}, expected a file of torch.save. Fetch or unpack it again"
+        )
+    return f"{path} cannot be loaded: {why}"
 
 
 def _problem_of_tensors(state: Any) -> str | None:

@@ -45,20 +45,18 @@ class UrlFile:
         key: the config key that needs it.
         origin: its URL.
         stored: where it is kept; None: in torch's cache.
-        by_lavis: LAVIS's code reads it from the cache, by the last part of the URL alone.
     """
 
     key: str
     origin: str
     stored: Path | None = None
-    by_lavis: bool = False
 
     @property
     def path(self) -> Path:
         if self.stored is not None:
             return self.stored
         name = Path(urlsplit(self.origin).path).name
-        if not self.by_lavis and not self.origin.startswith(_PUBLISHED):
+        if not self.origin.startswith(_PUBLISHED):
             # Files of many servers are called checkpoint.pth.
             name = f"{hashlib.sha256(self.origin.encode()).hexdigest()[:12]}_{name}"
         return Path(timm_hub.get_cache_dir()) / name

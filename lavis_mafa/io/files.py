@@ -1,17 +1,64 @@
-"""Write files atomically, and turn values into what JSON can hold."""
+"""Write files atomically or by the line, survive storage errors, turn values into JSON."""
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import math
 import os
 import uuid
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 ROOT = Path(__file__).resolve().parents[2]  # of a checkout
+# Of a full, failing or restarted storage, unlike those of a wrong path.
+STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS, errno.EFBIG)
+
+
+class LostWrites:
+    """Logs and counts storage errors of files that a run needs neither to train nor to resume.
+
+    Attributes:
+        count: number of failures by file.
+    """
+
+    def __init__(self) -> None:
+        self.count: Counter[str] = Counter()
+        self._failing: set[str] = set()
+
+    def clear(self) -> None:
+        """Forget all failures, when a run begins."""
+        self.count.clear()
+        self._failing.clear()
+
+    @contextmanager
+    def allow(
+        self, path: str | os.PathLike[str], only: Collection[int] | None = None
+    ) -> Iterator[None]:
+        """Let what is inside fail to write a file; it is skipped from the failure on.
+
+        Args:
+            only: the ``errno`` of errors that may occur; None: of any.
+        """
+        name = os.fspath(path)
+        try:
+            yield
+        except OSError as error:
+            if only is not None and error.errno not in only:
+                raise
+            if name not in self._failing:  # said once, not for every line
+                logging.error("%s cannot be written, results or lines are lost: %s", name, error)
+            self._failing.add(name)
+            self.count[name] += 1
+        else:
+            self._failing.discard(name)
+
+
+lost_writes = LostWrites()  # of the run of this process
 
 
 @contextmanager
@@ -72,6 +119,19 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write a text file in UTF-8 atomically."""
     with atomic_write(path) as file:
         file.write(text.encode("utf-8"))
+
+
+def append_line(path: str | os.PathLike[str], content: Any) -> None:
+    """Append plain data to a file as a line of JSON, whole or not at all; see `lost_writes`."""
+    line = (json.dumps(plain(content), ensure_ascii=False) + "\n").encode(
+        "utf-8", "backslashreplace"
+    )
+    # Unbuffered: what a full disk refused must not be written later, by closing the file.
+    with lost_writes.allow(path), open(path, "ab", buffering=0) as file:
+        end = file.tell()
+        if file.write(line) < len(line):
+            file.truncate(end)  # half a line would make the next one unreadable too
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def write_json(path: str | os.PathLike[str], content: Any) -> None:

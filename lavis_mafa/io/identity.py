@@ -20,14 +20,14 @@ IDENTITY_FILE = "identity.json"
 _HASHED_PER_TENSOR = 4096  # elements of each weight tensor that `fingerprint` hashes, at least
 
 
-def fingerprint(model: torch.nn.Module, state: Mapping[str, torch.Tensor] | None = None) -> str:
-    """Return a short identity of a model's weights; equal weights give equal identities.
+def fingerprint(model: torch.nn.Module) -> str:
+    """Return a short identity of a model's weights; equal weights give equal identities."""
+    return f"{type(model).__name__} {weights_digest(model.state_dict())}"
 
-    Args:
-        state: those of its weights that count; None: all.
-    """
-    state = model.state_dict() if state is None else state
-    return f"{type(model).__name__} {digest(*_sampled_weights(state))}"
+
+def weights_digest(state: Mapping[str, torch.Tensor]) -> str:
+    """Return a short hash of a state dict; equal weights give equal hashes."""
+    return digest(*_sampled_weights(state))
 
 
 def _sampled_weights(state: Mapping[str, torch.Tensor]) -> Iterator[npt.NDArray[Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +12,8 @@ from typing import Any
 from PIL import Image
 
 from lavis_mafa.algorithm.registry import Registry, Section
+from lavis_mafa.pages.charts import Table
+from lavis_mafa.pages.tables import markdown_table
 from lavis_mafa.problems import ConfigView, Problem
 
 KEY, OPTIONS = "run.loggers", "run.logger_options"
@@ -100,11 +102,8 @@ def bin_edges(count: int) -> list[float]:
     return [place / count for place in range(count + 1)]
 
 
-def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown_of(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table of texts, which are escaped."""
-    lines = [columns, ["---"] * len(columns), *([_cell(text) for text in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _cell(text: object) -> str:
-    return html.escape(" ".join(str(text).split())).replace("|", "&#124;")
+    return markdown_table(
+        Table("", [*columns], [[html.escape(one) for one in row] for row in rows])
+    )

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from lavis_mafa.algorithm.options import options_of
-from lavis_mafa.io.files import write_json
+from lavis_mafa.io.files import lost_writes, write_json
 from lavis_mafa.io.random_streams import unchanged_random_streams
 from lavis_mafa.loggers.base import KEY, LOGGERS, LoggedRun, Logger
 from lavis_mafa.loggers.redact import redact
@@ -142,7 +142,7 @@ class GuardedLoggers:
             logging.warning(
                 "the logger %s fails and is switched off until the next epoch (training is not "
                 "affected; without it: remove it from %s): %s: %s",
-                *(name, KEY, type(error).__name__, " ".join(str(error).split())[:500]),
+                *(name, KEY, type(error).__name__, redact(" ".join(str(error).split()))[:500]),
             )
             self._off.add(name)
             self._open.discard(name)
@@ -159,10 +159,8 @@ class GuardedLoggers:
         self._open.add(name)
         self._begun.add(name)
         if memory:
-            try:
+            with lost_writes.allow(self.folder / _MEMORY):  # or it would switch the loggers off
                 write_json(self.folder / _MEMORY, {k: v for k, v in self._memory.items() if v})
-            except OSError as error:  # a full disk must not switch the loggers off
-                logging.debug("%s cannot be written: %s", self.folder / _MEMORY, error)
 
 
 def _read(path: Path) -> dict[str, Any]:

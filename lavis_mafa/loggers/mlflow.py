@@ -13,7 +13,7 @@ from PIL import Image
 
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.io.files import flat
-from lavis_mafa.loggers.base import LOGGERS, LoggedRun, Logger, bin_edges, markdown_table
+from lavis_mafa.loggers.base import LOGGERS, LoggedRun, Logger, bin_edges, markdown_of
 
 PARAMETERS = 100  # of one request
 LONGEST = 500  # letters of a parameter's value, in every version of MLflow
@@ -21,7 +21,7 @@ _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 
 @dataclass(frozen=True)
-class MlflowSettings:
+class _MlflowSettings:
     """Settings of the logger; what is null is taken from MLflow's environment variables."""
 
     tracking_uri: str | None = option(None, "server or store; null: MLFLOW_TRACKING_URI")
@@ -31,14 +31,14 @@ class MlflowSettings:
     name: str | None = option(None, "name of the run; null: MLFLOW_RUN_NAME, else the folder's")
 
 
-@LOGGERS.register("mlflow", settings=MlflowSettings, source="lavis_mafa")
-class MlflowLogger(Logger):
+@LOGGERS.register("mlflow", settings=_MlflowSettings, source="lavis_mafa")
+class _MlflowLogger(Logger):
     """An MLflow tracking server, or a local store of MLflow."""
 
     package = "mlflow"
     install = "mlflow>=2.16"
 
-    def __init__(self, settings: MlflowSettings) -> None:
+    def __init__(self, settings: _MlflowSettings) -> None:
         self.settings = settings
         self._client: Any = None
         self._run_id = ""
@@ -97,7 +97,7 @@ class MlflowLogger(Logger):
         self, name: str, columns: Sequence[str], rows: Sequence[Sequence[str]], step: int, axis: str
     ) -> None:
         """Log a table as a Markdown file."""
-        text = markdown_table(columns, rows)
+        text = markdown_of(columns, rows)
         self._client.log_text(self._run_id, text, f"tables/{_name(name)}/{axis}_{step}.md")
 
     def end(self, status: str) -> None:

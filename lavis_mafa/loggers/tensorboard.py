@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lavis_mafa.loggers.base import LOGGERS, LoggedRun, Logger, bin_edges, markdown_table
+from lavis_mafa.loggers.base import LOGGERS, LoggedRun, Logger, bin_edges, markdown_of
 
 
 @LOGGERS.register("tensorboard", source="lavis_mafa")
-class TensorBoardLogger(Logger):
+class _TensorBoardLogger(Logger):
     """Event files in ``tensorboard/`` of the run's folder."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class TensorBoardLogger(Logger):
         self, name: str, columns: Sequence[str], rows: Sequence[Sequence[str]], step: int, axis: str
     ) -> None:
         """Log a table as Markdown text."""
-        self._write("add_text", name, markdown_table(columns, rows), step)
+        self._write("add_text", name, markdown_of(columns, rows), step)
 
     def _write(self, method: str, *args: Any, **kwargs: Any) -> None:
         # A full disk is common and may have space again a step later: retried at every point.

@@ -20,7 +20,7 @@ _BY_EPOCH = ("epoch", "con_d_probability", "connections")  # groups of names; ot
 
 
 @dataclass(frozen=True)
-class WandbSettings:
+class _WandbSettings:
     """Settings of the logger; what is null is taken from wandb's environment variables."""
 
     project: str | None = option(None, "project; null: WANDB_PROJECT")
@@ -30,14 +30,14 @@ class WandbSettings:
     tags: tuple[str, ...] = option((), "tags of the run")
 
 
-@LOGGERS.register("wandb", settings=WandbSettings, source="lavis_mafa")
-class WandbLogger(Logger):
+@LOGGERS.register("wandb", settings=_WandbSettings, source="lavis_mafa")
+class _WandbLogger(Logger):
     """Weights & Biases, online or offline as ``WANDB_MODE`` says."""
 
     package = "wandb"
     install = "wandb>=0.19.10"
 
-    def __init__(self, settings: WandbSettings) -> None:
+    def __init__(self, settings: _WandbSettings) -> None:
         self.settings = settings
         self._run: Any = None
 

@@ -1,4 +1,4 @@
-"""Metrics of a binary classifier of pairs: precision, recall, ROC, calibration, bins.
+"""Metrics of a binary classifier of pairs: precision, recall, ROC, bins.
 
 A pair is classified as a match if its probability is above the threshold, the same rule as in
 `MiningRule.states`. A weight is the number of pairs of the population that a sampled pair
@@ -19,99 +19,21 @@ from lavis_mafa.metrics.intervals import wilson
 TENTHS = 10
 
 
-@dataclass
-class Sweep:
-    """Counts at every threshold that changes the classification, from few matches to all.
-
-    Attributes:
-        threshold: ``(K,)`` descending, one for each distinct probability: half-way between it and
-            the next lower one, the last half-way to 0 (below 0 if some probability is 0).
-        called: ``(K,)`` weight of the pairs classified as a match.
-        hits: ``(K,)`` weight of the true matches among them.
-        valid, total: weight of the true matches, and of all pairs.
-    """
-
-    threshold: NDArray[Any]
-    called: NDArray[Any]
-    hits: NDArray[Any]
-    valid: float
-    total: float
-
-    @property
-    def precision(self) -> NDArray[Any]:
-        """Return the precision ``(K,)``."""
-        return self.hits / self.called
-
-    @property
-    def recall(self) -> NDArray[Any]:
-        """Return the recall ``(K,)``, NaN if no pair matches."""
-        return self.hits / self.valid if self.valid else np.full(len(self.hits), np.nan)
-
-    @property
-    def f1(self) -> NDArray[Any]:
-        """Return F1 ``(K,)``."""
-        return 2 * self.hits / (self.called + self.valid)
-
-    def average_precision(self) -> float | None:
-        """Return the mean precision over the increments of recall; None if no pair matches."""
-        if not self.valid:
-            return None
-        return float((self.precision * np.diff(self.recall, prepend=0.0)).sum())
-
-    def roc_area(self) -> float | None:
-        """Return the area under the ROC curve, see `area_under_roc`; None unless there are pairs of
-        both classes."""
-        if not self.valid or self.valid == self.total:
-            return None
-        return _area(self.called, self.hits)
-
-    def best_f1(self) -> tuple[float, float] | None:
-        """Return the threshold (at least 0) with the highest F1 and this F1.
-
-        Of several such thresholds the highest is returned; None if there is none, or no pair
-        matches.
-        """
-        allowed = self.threshold >= 0
-        if not self.valid or not allowed.any():
-            return None
-        best = int(np.argmax(np.where(allowed, self.f1, -1.0)))
-        return float(self.threshold[best]), float(self.f1[best])
-
-    def threshold_for(self, precision: float) -> float | None:
-        """Return the smallest threshold (at least 0) above which the precision is ``precision``.
-
-        Precision need not rise with the threshold: between this one and a higher one it may be
-        lower. The smallest has the highest recall.
-
-        Returns:
-            None if no threshold reaches it.
-        """
-        reached = (self.precision >= precision) & (self.threshold >= 0)
-        return float(self.threshold[reached][-1]) if reached.any() else None
-
-    def best_precision(self) -> float | None:
-        """Return the threshold (at least 0) with the highest precision, the smallest of several.
-
-        Returns:
-            None if there are no pairs above a threshold of 0.
-        """
-        allowed = np.flatnonzero(self.threshold >= 0)
-        if not len(allowed):
-            return None
-        own = self.precision[allowed]
-        return float(self.threshold[allowed[own == own.max()][-1]])
-
-
-def sweep(
+def precisions(
     probability: NDArray[Any], valid: NDArray[Any], weight: NDArray[Any] | None = None
-) -> Sweep:
-    """Count matches at every threshold at once.
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return every threshold that changes the classification, and the precision above each.
 
     Args:
         probability: ``(P,)``, 0 to 1.
         valid: ``(P,)`` bool, whether the pairs match; or 0 to 1, the share of annotators who say
             that they match.
         weight: ``(P,)`` above 0; None: 1 each.
+
+    Returns:
+        Thresholds ``(K,)``, descending, one for each distinct probability: half-way between it and
+        the next lower one, the last half-way to 0 (below 0 if some probability is 0); and the
+        precision ``(K,)``.
 
     Raises:
         ValueError: if a value is NaN or the shapes differ.
@@ -126,7 +48,7 @@ def sweep(
     threshold = np.where(middle < distinct, middle, lower)[::-1].astype(np.float64)
     if len(threshold) and distinct[0] == 0:
         threshold[-1] = -1.0  # a probability of 0 is not above a threshold of 0
-    return Sweep(threshold, called, hits, float((weight * valid).sum()), float(weight.sum()))
+    return threshold, hits / called
 
 
 def area_under_roc(scores: NDArray[Any], relevant: NDArray[Any]) -> float:
@@ -146,7 +68,11 @@ def area_under_roc(scores: NDArray[Any], relevant: NDArray[Any]) -> float:
     if not positives or not negatives:
         raise ValueError(f"need relevant and irrelevant pairs, got {positives} and {negatives}")
     _, called, hits = _cumulative(np.asarray(scores), relevant, np.ones(len(relevant)))
-    return _area(called, hits)
+    # By trapezoids, which count a tie as one half.
+    false = called - hits
+    heights = hits + np.concatenate([[0.0], hits[:-1]])
+    # One division, at the end: both sums are exact.
+    return float((np.diff(false, prepend=0.0) * heights).sum() / (2 * false[-1] * hits[-1]))
 
 
 def _cumulative(
@@ -160,21 +86,13 @@ def _cumulative(
     return distinct, called, hits
 
 
-def _area(called: NDArray[Any], hits: NDArray[Any]) -> float:
-    """Return the area under the ROC curve by trapezoids, which count a tie as one half."""
-    false = called - hits
-    heights = hits + np.concatenate([[0.0], hits[:-1]])
-    # One division, at the end: with weights of 1 both sums are exact.
-    return float((np.diff(false, prepend=0.0) * heights).sum() / (2 * false[-1] * hits[-1]))
-
-
 @dataclass
 class Figures:
     """Metrics at one threshold; shares are 0 to 1, None where the denominator is 0.
 
     Attributes:
         called: share of pairs classified as a match.
-        precision, recall, f1: of this classification.
+        precision, recall: of this classification.
         precision_low, precision_high, recall_low, recall_high: 95 % Wilson intervals that treat
             pairs as independent; unequal weights reduce the number of draws (Kish's effective
             sample size).
@@ -190,7 +108,6 @@ class Figures:
     recall: float | None
     recall_low: float
     recall_high: float
-    f1: float | None
     pairs: int
     matches: float
 
@@ -201,13 +118,12 @@ def figures_at(
     valid: NDArray[Any],
     weight: NDArray[Any] | None = None,
 ) -> Figures:
-    """Return precision, recall and F1 at one threshold; arguments as in `sweep`."""
+    """Return precision and recall at one threshold; arguments as in `precisions`."""
     called = probability > threshold
     probability, valid, weight = _checked(probability, valid, weight)
     precision, precision_low, precision_high = weighted_share(valid[called], weight[called])
     some = valid > 0
     recall, recall_low, recall_high = weighted_share(called[some], (weight * valid)[some])
-    both = (weight * called).sum() + (weight * valid).sum()
     return Figures(
         threshold=float(threshold),
         called=float((weight * called).sum() / weight.sum()) if len(weight) else 0.0,
@@ -217,7 +133,6 @@ def figures_at(
         recall=recall,
         recall_low=recall_low,
         recall_high=recall_high,
-        f1=float(2 * (weight * called * valid).sum() / both) if both else None,
         pairs=int(called.sum()),
         matches=float(valid[called].sum()),
     )
@@ -254,38 +169,6 @@ def weighted_share(
     share = min(1.0, float((hit * weight).sum() / weight.sum()))
     draws = float(weight.sum() ** 2 / (weight**2).sum())  # Kish's effective sample size
     return share, *wilson(share * draws, draws)
-
-
-@dataclass
-class Calibration:
-    """Reliability diagram: share of true matches among pairs of similar probability.
-
-    Attributes:
-        mean, share: ``(10,)`` mean probability and share of matches by bin (`bin_of`), NaN where a
-            bin is empty.
-        pairs: ``(10,)`` int64, the number of pairs by bin.
-        error: expected calibration error: weighted mean of ``|mean - share|``, 0 to 1.
-    """
-
-    mean: NDArray[Any]
-    share: NDArray[Any]
-    pairs: NDArray[Any]
-    error: float
-
-
-def calibrate(
-    probability: NDArray[Any], valid: NDArray[Any], weight: NDArray[Any] | None = None
-) -> Calibration:
-    """Return the calibration in ten bins; arguments as in `sweep`."""
-    place = bin_of(probability)
-    probability, valid, weight = _checked(probability, valid, weight)
-    pairs = np.bincount(place, minlength=TENTHS)
-    mass = np.bincount(place, weight, TENTHS)
-    with np.errstate(invalid="ignore"):
-        mean = np.bincount(place, weight * probability, TENTHS) / mass
-        share = np.bincount(place, weight * valid, TENTHS) / mass
-    error = np.nansum(mass * np.abs(mean - share)) / mass.sum() if mass.sum() else 0.0
-    return Calibration(mean, share, pairs, float(error))
 
 
 def bin_of(probability: NDArray[Any], bins: int = TENTHS) -> NDArray[Any]:

@@ -37,7 +37,7 @@ ROWS = {**{f"R@{k}": f"r{k}" for k in RECALLS}, "R-Precision": "r_precision", "m
 QUERIES = {"txt": "image to text", "img": "text to image"}
 
 
-def load_metrics() -> Any:
+def _load_metrics() -> Any:
     """Return ``eccv_caption.Metrics``, with the positives of COCO, CxC and ECCV Caption.
 
     Raises:
@@ -77,7 +77,7 @@ def coco_ids(
     Args:
         image_paths: such as ``val2014/COCO_val2014_000000391895.jpg``, in the order of the scores.
         captions_per_image: of every image, in the order of the scores.
-        metrics: other positives; None: `load_metrics`.
+        metrics: other positives; None: `_load_metrics`.
 
     Returns:
         Image ids ``(I,)`` and caption ids ``(T,)`` int64, captions image after image; -1 for a
@@ -87,7 +87,7 @@ def coco_ids(
         ImportError: without the package.
         ValueError: if these are not COCO's test images with at least their five captions.
     """
-    metrics = metrics or load_metrics()
+    metrics = metrics or _load_metrics()
     ids_of: dict[int, list[int]] = {}
     for caption in metrics.coco_ids.tolist():
         ids_of.setdefault(metrics.coco_gts["t2i"][caption][0], []).append(caption)
@@ -151,7 +151,7 @@ def eccv_scores(
     Args:
         scores_i2t: ``(I, T)``; scores_t2i: ``(T, I)``.
         image_ids: ``(I,)``; caption_ids: ``(T,)``, -1 for no id; both from `coco_ids`.
-        metrics: other positives, like ``eccv_caption.Metrics``; None: `load_metrics`.
+        metrics: other positives, like ``eccv_caption.Metrics``; None: `_load_metrics`.
 
     Returns:
         ``coco5k_txt_r1`` ... with ``coco1k``, ``coco5k`` and ``cxc``; ``txt`` (images as queries)
@@ -160,10 +160,9 @@ def eccv_scores(
 
     Raises:
         ImportError: without the package.
-        ValueError: if shapes differ, ids and positives differ, or a score is NaN.
+        ValueError: if a score is NaN.
     """
-    metrics = metrics or load_metrics()
-    _check(scores_i2t, scores_t2i, image_ids, caption_ids, metrics)
+    metrics = metrics or _load_metrics()
     ids = {"i2t": (image_ids, caption_ids), "t2i": (caption_ids, image_ids)}
     folds = dict(zip(_RETRIEVED, _folds(image_ids, caption_ids, metrics), strict=True))
     whole: dict[str, dict[int, list[int]]] = {}
@@ -173,13 +172,13 @@ def eccv_scores(
         # The metrics need the first 10 ranks, and the first R ranks of a query with R positives.
         depth = max(*RECALLS, *map(len, metrics.eccv_gts[way].values()))
         rows, columns = (np.flatnonzero(fold >= 0) for fold in (folds[way], folds[other]))
-        top = best_candidates(scores, rows, columns, depth)
+        top = _best_candidates(scores, rows, columns, depth)
         whole[way] = _as_ids(queries[rows], candidates[top])
         within[way] = {}
         for fold in range(_FOLDS):
             rows = np.flatnonzero(folds[way] == fold)
             columns = np.flatnonzero(folds[other] == fold)
-            top = best_candidates(scores, rows, columns, max(RECALLS))
+            top = _best_candidates(scores, rows, columns, max(RECALLS))
             within[way].update(_as_ids(queries[rows], candidates[top]))
 
     figures: dict[str, float] = {}
@@ -200,7 +199,7 @@ def eccv_scores(
     return figures
 
 
-def best_candidates(
+def _best_candidates(
     scores: NDArray[Any], rows: NDArray[Any], columns: NDArray[Any], k: int
 ) -> NDArray[Any]:
     """Return the best columns of every row, best first; equal scores in the order of ``columns``.
@@ -242,30 +241,3 @@ def _folds(
         np.array([of_image[image] for image in image_ids.tolist()]),
         np.array([of_caption.get(caption, -1) for caption in caption_ids.tolist()]),
     )
-
-
-def _check(
-    scores_i2t: NDArray[Any],
-    scores_t2i: NDArray[Any],
-    image_ids: NDArray[Any],
-    caption_ids: NDArray[Any],
-    metrics: Any,
-) -> None:
-    shape = (len(image_ids), len(caption_ids))
-    if scores_i2t.shape != shape or scores_t2i.shape != shape[::-1]:
-        raise ValueError(
-            f"scores are {scores_i2t.shape} and {scores_t2i.shape}; expected {shape} and "
-            f"{shape[::-1]} for {shape[0]} image ids and {shape[1]} caption ids"
-        )
-    for what, ids, way in (
-        ("image", image_ids, "i2t"),
-        ("caption", caption_ids[caption_ids >= 0], "t2i"),
-    ):
-        known = metrics.coco_gts[way].keys()
-        given = set(ids.tolist())
-        if given != known or len(ids) != len(known):
-            raise ValueError(
-                f"{what} ids: {len(known - given)} of {len(known)} are missing, "
-                f"{len(given - known)} are unknown, {len(ids) - len(given)} are duplicates: use "
-                "the ids of coco_ids"
-            )

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.config import load_config
-from lavis_mafa.io.files import write_json, write_text
+from lavis_mafa.io.files import write_json
 from lavis_mafa.metrics.binary import figures_at, weighted_share
 from lavis_mafa.metrics.intervals import share_ratio
 from lavis_mafa.mining import ALL
@@ -41,7 +41,6 @@ from lavis_mafa.mining.quality.correction import Correction, correction_of
 from lavis_mafa.models.mafa_model import checkpoint_of
 from lavis_mafa.pages.charts import Cell, Table
 from lavis_mafa.pages.report_page import write_report
-from lavis_mafa.pages.tables import markdown_section
 
 # Shares of false negatives among the hardest negatives up to which grouping is advised: in random
 # mini-batches (grouping helped at .4 to 1 %, 2.5 % in MAFA's Table 1, and harmed at 28 %), and in
@@ -85,7 +84,7 @@ class Estimate(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Quality:
+class _Quality:
     """Accuracy of Con-D on grouped hard negatives.
 
     Attributes:
@@ -106,14 +105,14 @@ class Quality:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class _Evidence:
     """Everything that the rules use; shares are 0 to 1, means over both directions.
 
     Attributes:
         judge: who says which hard negatives are false: `TRUTH`, or the name of a discriminator.
         sampled: whether the truth of all pairs is known: else those with a truth are no random
             sample of the hard negatives.
-        batch_size, search_space: B and M of the counts that decide, the config's if counted.
+        batch_size, search_space: B and M of the config.
         random: shares of false negatives in random mini-batches by B.
         grouped: in grouped mini-batches by (B, M).
         corrected: whether the shares are multiplied by the share that people confirmed.
@@ -135,7 +134,7 @@ class Evidence:
     high: float = MiningRule.high
     con_d: str | None = None
     problems: Sequence[str] | None = None
-    quality: Quality | None = None
+    quality: _Quality | None = None
     label: str = "lavis-mafa label page"
     untrained: bool = False
     sampled: bool = True
@@ -159,14 +158,14 @@ class _Advice:
 # Rules
 
 
-def advice_of(evidence: Evidence) -> list[_Advice]:
+def _advice_of(evidence: _Evidence) -> list[_Advice]:
     """Apply the rules to the evidence: mining, grouping, and how much to group."""
     mining = _mining(evidence)
     found = [*_grouping(evidence, any(one.value == "convert" for one in mining)), *mining]
     return sorted(found, key=lambda one: one.option is None)
 
 
-def least_lift(base_rate: float) -> float:
+def _least_lift(base_rate: float) -> float:
     """Return the lift at which the likelihood ratio is `_LEAST_RATIO`.
 
     It is below the highest possible lift, 1 / base rate, for every base rate (0 to 1).
@@ -174,7 +173,7 @@ def least_lift(base_rate: float) -> float:
     return _LEAST_RATIO / (1.0 + (_LEAST_RATIO - 1.0) * base_rate)
 
 
-def _grouping(evidence: Evidence, mines: bool) -> list[_Advice]:
+def _grouping(evidence: _Evidence, mines: bool) -> list[_Advice]:
     size = evidence.batch_size
     random = evidence.random[size]
     spaces = {m: share for (b, m), share in evidence.grouped.items() if b == size}
@@ -218,7 +217,7 @@ def _grouping(evidence: Evidence, mines: bool) -> list[_Advice]:
     return found
 
 
-def _mining(evidence: Evidence) -> list[_Advice]:
+def _mining(evidence: _Evidence) -> list[_Advice]:
     name, quality = evidence.con_d, evidence.quality
     if name is None:
         reason = (
@@ -246,7 +245,7 @@ def _mining(evidence: Evidence) -> list[_Advice]:
         none = "match" if quality.above else f"are above {evidence.high:g} by {name}"
         reason = f"None of {quality.pairs} grouped hard negatives with a known truth {none}."
         return [_action("keep", reason, UNCERTAIN)]
-    bound = least_lift(quality.base_rate.value)
+    bound = _least_lift(quality.base_rate.value)
     lift, low, high = quality.lift
     reason = (
         f"Of {quality.pairs} grouped hard negatives {quality.base_rate} match by {quality.source}, "
@@ -265,10 +264,10 @@ def _action(value: str, reason: str, certainty: str) -> _Advice:
     return _Advice("model.mafa.connections.action", value, reason, certainty)
 
 
-# Evidence
+# _Evidence
 
 
-def evidence_of(
+def _evidence_of(
     counts: Mapping[str, Any],
     judged: Judged,
     batch_size: int,
@@ -276,47 +275,43 @@ def evidence_of(
     high: float = MiningRule.high,
     labels: Sequence[Labels] = (),
     **others: Any,
-) -> Evidence:
+) -> _Evidence:
     """Collect the evidence.
 
     Args:
         counts: content of ``counts.json``, with random and grouped mini-batches.
         judged: pairs of the same counts, with `Judged.samplings`.
-        batch_size, search_space, high: of the config.
+        batch_size, search_space, high: of the config; a search space is at most all of the data.
         labels: by people, about ``judged`` or its grouped pairs (`_grouped_pairs`).
-        others: see `Evidence`.
+        others: see `_Evidence`.
 
     Raises:
-        ValueError: if there are no counts of random or of grouped mini-batches, or labels are about
-            other pairs.
+        ValueError: if the config's mini-batches were not counted, or labels are about other pairs.
     """
     con_d = labels[0].name if labels else next(iter(judged.names), None)
     judges = {one["judge"] for one in counts["counts"]}
     sampled = not (judged.truth == UNKNOWN).any() or not (judged.truth != UNKNOWN).any()
     judge = con_d if con_d is not None and (TRUTH not in judges or not sampled) else TRUTH
-    shares = shares_of(counts["counts"], judge)
-    sizes = {b for b, m in shares if m is None} & {b for b, m in shares if m is not None}
-    if not sizes:
-        raise ValueError("there are no counts of both random and grouped mini-batches of one size")
-    size = nearest(sizes, batch_size)
-    space = nearest({m for b, m in shares if b == size and m}, search_space)
-    grouped = _grouped_pairs(judged, size, space)
+    shares = _shares_of(counts["counts"], judge)
+    if not {(batch_size, None), (batch_size, search_space)} <= shares.keys():
+        raise ValueError(f"there are no counts of B = {batch_size}, M = {search_space}")
+    grouped = _grouped_pairs(judged, batch_size, search_space)
     correction = None
     if judge != TRUTH:
         correction = _correction(counts, judged, grouped, labels, judge)
-        shares = shares_of(counts["counts"], judge, correction)
+        shares = _shares_of(counts["counts"], judge, correction)
     check = (counts.get("self_check") or {}).get(con_d)
-    return Evidence(
+    return _Evidence(
         judge=judge,
-        batch_size=size,
-        search_space=space,
+        batch_size=batch_size,
+        search_space=search_space,
         random={b: share for (b, m), share in shares.items() if m is None},
         grouped={(b, m): share for (b, m), share in shares.items() if m is not None},
         corrected=correction is not None,
         high=high,
         con_d=con_d,
         problems=None if check is None else tuple(check["problems"]),
-        quality=quality_of(judged, grouped, con_d, high, labels),
+        quality=_quality_of(judged, grouped, con_d, high, labels),
         sampled=sampled,
         **others,
     )
@@ -340,13 +335,7 @@ def _correction(
     return next((one for one in found if (one.name, one.above) == (name, threshold)), None)
 
 
-def nearest(counted: Iterable[int], wanted: int) -> int:
-    """Return ``wanted`` if it was counted, else the largest below it, else the smallest."""
-    below = [one for one in counted if one <= wanted]
-    return max(below) if below else min(counted)
-
-
-def shares_of(
+def _shares_of(
     counts: Iterable[Mapping[str, Any]], judge: str, correction: Correction | None = None
 ) -> dict[tuple[int, int | None], Estimate]:
     """Return the shares of false negatives by (B, M), with M = None for random mini-batches.
@@ -382,13 +371,13 @@ def _grouped_pairs(judged: Judged, batch_size: int, search_space: int) -> NDArra
     return judged.samplings[name]
 
 
-def quality_of(
+def _quality_of(
     judged: Judged,
     grouped: NDArray[Any],
     con_d: str | None,
     high: float,
     labels: Sequence[Labels] = (),
-) -> Quality | None:
+) -> _Quality | None:
     """Return the accuracy of a discriminator on grouped hard negatives; None if it is unknown.
 
     The truth of the data is used if it is known of all pairs, else the labels. Intervals treat
@@ -425,7 +414,7 @@ def quality_of(
         base = Estimate(share or 0.0, low, top)
     if precision is not None and base is not None and base.value > 0:
         lift = Estimate(*share_ratio(precision, base))
-    return Quality(source, len(p), at.pairs, precision, base, lift)
+    return _Quality(source, len(p), at.pairs, precision, base, lift)
 
 
 def _labeled_pairs(judged: Judged, grouped: NDArray[Any], labels: Sequence[Labels]) -> Judged:
@@ -447,7 +436,7 @@ def _labeled_pairs(judged: Judged, grouped: NDArray[Any], labels: Sequence[Label
 
 
 def advise(args: argparse.Namespace) -> None:
-    """Count, and write ``advice.json``, ``advice.md`` and ``advice.html``.
+    """Count, and write ``advice.json`` and ``advice.html``.
 
     Also writes the grouped hard negatives to ``grouped/judged.npz``, to be labeled.
 
@@ -471,11 +460,11 @@ def advise(args: argparse.Namespace) -> None:
     cfg = load_config(args.cfg_path, options_of(args), machine=False)
     grit, mafa = cfg.run_cfg.grit, cfg.model_cfg.get("mafa") or {}
     words = ["lavis-mafa", "label", "page", str(args.output / GROUPED), "--all"]
-    found = evidence_of(
+    found = _evidence_of(
         counts,
         judged,
         int(cfg.run_cfg.batch_size_train),
-        int(grit.search_space),
+        min(int(grit.search_space), counts["samples"]),
         float((mafa.get("connections") or {}).get("high", MiningRule.high)),
         labels,
         queue_size=int(grit.queue_size),
@@ -485,26 +474,27 @@ def advise(args: argparse.Namespace) -> None:
     if found.con_d is not None:
         decides = _grouped_pairs(judged, found.batch_size, found.search_space)
         judged.select(decides).save(args.output / GROUPED / FILE)
-    write_advice(args.output, found, counts)
+    _write_advice(args.output, found, counts)
 
 
 def _complete(args: argparse.Namespace, loaded: ModelAndData) -> None:
     """Set the arguments of `count` that are not given.
 
-    What was counted before in ``--output`` is counted again, with its saved verdicts, since a count
-    never drops earlier results.
+    The config's own B and M are always counted. What was counted before in ``--output`` is counted
+    again, with its saved verdicts, since a count never drops earlier results.
 
     Raises:
         ValueError: if the counts in ``--output`` are of a sample that is too small.
     """
     path = args.output / COUNTS
     counts = read_counts(path) if path.is_file() else None
-    sizes, spaces, drawn = _counted(counts) if counts else ([], [], None)
+    sizes, spaces, drawn = _counted(counts) if counts else (set(), set(), None)
     run, total = loaded.cfg.run_cfg, len(loaded.data)
     batch, space = int(run.batch_size_train), int(run.grit.search_space)
-    sizes += args.batch_sizes or ([] if sizes else [batch, max(2, batch // 2)])
-    spaces += args.search_spaces or ([] if spaces else search_spaces(space, max(sizes), total))
-    args.batch_sizes, args.search_spaces = sorted(set(sizes)), sorted(set(spaces))
+    sizes |= {batch, *(args.batch_sizes or ())}
+    wanted = args.search_spaces or ([] if spaces else search_spaces(space, max(sizes), total))
+    spaces |= {min(space, total), *wanted}
+    args.batch_sizes, args.search_spaces = sorted(sizes), sorted(spaces)
     largest = min(total, max(*sizes, *spaces))
     if args.sample is None:
         args.sample = drawn or largest
@@ -535,20 +525,20 @@ def search_spaces(space: int, batch_size: int, total: int) -> list[int]:
     return sorted(one for one in found if one > batch_size) or [min(space, total)]
 
 
-def _counted(counts: Mapping[str, Any]) -> tuple[list[int], list[int], int]:
+def _counted(counts: Mapping[str, Any]) -> tuple[set[int], set[int], int]:
     """Return all B and all M of ``counts.json``, and the number of samples that were drawn."""
     sizes = {one["batch_size"] for one in counts["counts"]} - {None}
     spaces = {one["search_space"] for one in counts["counts"]} - {None}
-    return list(sizes), list(spaces), int(counts["looked_at"]) + len(counts["unreadable"])
+    return sizes, spaces, int(counts["looked_at"]) + len(counts["unreadable"])
 
 
-def write_advice(output: Path, evidence: Evidence, counts: Mapping[str, Any]) -> None:
-    """Print the advice and write ``advice.json``, ``advice.md`` and ``advice.html``.
+def _write_advice(output: Path, evidence: _Evidence, counts: Mapping[str, Any]) -> None:
+    """Print the advice and write ``advice.json`` and ``advice.html``.
 
     Args:
         counts: content of ``counts.json``.
     """
-    advice = advice_of(evidence)
+    advice = _advice_of(evidence)
     options = " ".join(one.title for one in advice if one.option is not None)
     source = {name: counts[name] for name in ("cfg_path", "options", "split", "checkpoint")}
     shares = {(b, None): share for b, share in evidence.random.items()} | {**evidence.grouped}
@@ -581,8 +571,6 @@ def write_advice(output: Path, evidence: Evidence, counts: Mapping[str, Any]) ->
         ),
         *self_check_tables(counts.get("self_check") or {}),
     ]
-    parts = [f"# Advice\n\n{NOTE}\n\n    --options {options}", *map(markdown_section, tables)]
-    write_text(output / "advice.md", "\n\n".join(parts) + "\n")
     advised = [f"{one.title} ({one.certainty})" for one in advice if one.option is not None]
     page = write_report(
         output / "advice.html",
@@ -596,4 +584,4 @@ def write_advice(output: Path, evidence: Evidence, counts: Mapping[str, Any]) ->
     for one in advice:
         print(f"\n{one.title} ({one.certainty})\n  {one.reason}")
     print(f"\nTo use it:\n  --options {options}\n\n{NOTE}")
-    print(f"\nwritten: {output / 'advice.json'}, advice.md, {page.name}")
+    print(f"\nwritten: {output / 'advice.json'}, {page.name}")

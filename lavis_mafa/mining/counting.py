@@ -21,7 +21,7 @@ from lavis_mafa.mining.hard_negatives import HardNegatives, Sampling, hard_negat
 from lavis_mafa.mining.judge_check import check_judges
 from lavis_mafa.mining.judged_pairs import FILE, INVALID, UNKNOWN, Judged
 from lavis_mafa.mining.judged_report import report_of_judged
-from lavis_mafa.mining.judging import TRUTH, build_judge, discriminators_of, judge_all
+from lavis_mafa.mining.judging import TRUTH, build_judges, discriminators_of, judge_all
 from lavis_mafa.mining.model_and_data import (
     ModelAndData,
     data_source,
@@ -100,7 +100,7 @@ def count_false_negatives(
     everything = [*wanted, *([] if whole is None else [whole])]
     _refuse_to_drop_counts(args.output, everything, judge_names)
     # Built first: a missing checkpoint is reported before hours are spent on features.
-    judges = {name: build_judge(con_d, loaded.cfg.model_cfg) for name, con_d in con_ds.items()}
+    judges = build_judges(loaded, con_ds)
     checks = check_judges(loaded, judges, con_ds, (args.threshold,), args)
     numbers = _sample_of(len(loaded.data), args.sample, everything, args.seed)
     features = make_features(loaded, numbers, args.output / "features")
@@ -320,7 +320,7 @@ def _write_results(
         "counts": [asdict(count) for count in counts],
     }
     write_json(args.output / "counts.json", content)
-    table = count_table(counts, corrections)
+    table = _count_table(counts, corrections)
     notes = [*_notes(args, loaded, features, counts, corrections), *more_notes]
     known = int((judged.truth != UNKNOWN).sum())
     if 0 < known < len(judged):
@@ -348,7 +348,7 @@ def _write_results(
     print(f"written: {args.output / 'counts.json'}, counts.md, {FILE}, {page.name}")
 
 
-def count_table(counts: Sequence[Count], corrections: Sequence[Correction] = ()) -> Table:
+def _count_table(counts: Sequence[Count], corrections: Sequence[Correction] = ()) -> Table:
     """Return a table like MAFA's Tables 1 and 9, with a row for each judge and sampling."""
     columns = ["judge", "sampling", "B", "M"]
     for side in _ANCHORS:

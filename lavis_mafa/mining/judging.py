@@ -16,6 +16,9 @@ from torch import Tensor
 
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.config.con_d import check_con_d
+from lavis_mafa.config.key import keys_in
+from lavis_mafa.config.load import plain_options
+from lavis_mafa.config.registered import mafa_key
 from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.io.identity import claim_folder, fingerprint
 from lavis_mafa.io.processes import barrier, progress
@@ -47,7 +50,8 @@ def discriminators_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     if not args.con_d:
         own = (model.get("mafa") or {}).get("con_d")
         return {} if not own or own["arch"] == ORACLE else {"con_d": own}
-    given: Any = OmegaConf.to_container(OmegaConf.from_dotlist(list(args.con_d)))
+    names = {option.partition(".")[0] for option in args.con_d}
+    given = plain_options(args.con_d, dict.fromkeys(names, keys_in(mafa_key())["con_d"]), "--con-d")
     found, problems = {}, []
     for name, one in given.items():
         if name == TRUTH or not str(name).isidentifier() or not isinstance(one, dict):
@@ -89,6 +93,13 @@ def build_judge(con_d: Mapping[str, Any], known: Mapping[str, Any]) -> _AnyJudge
     matching: Any = ManyPairs(judge.backbone)  # more pairs at once than a mini-batch has
     judge.backbone = matching
     return judge
+
+
+def build_judges(
+    loaded: ModelAndData, con_ds: Mapping[str, Mapping[str, Any]]
+) -> dict[str, _AnyJudge]:
+    """Build the discriminators of a command by name, see `build_judge`."""
+    return {name: build_judge(con_d, loaded.cfg.model_cfg) for name, con_d in con_ds.items()}
 
 
 def judge_all(
@@ -141,7 +152,7 @@ def judge(
         ValueError: if ``folder`` holds the verdicts of another discriminator or other data.
     """
     size = len(loaded.data)
-    shown_by = first_readable(loaded.data.image_ids, features.numbers)
+    shown_by = _first_readable(loaded.data.image_ids, features.numbers)
     keys = pair_keys(shown_by[image], text, size)
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{fingerprint(discriminator.model)}, {discriminator.seen_as}"
@@ -158,7 +169,7 @@ def judge(
         # An interruption may have left an incomplete record at the end.
         file.truncate(file.tell() // RECORD.itemsize * RECORD.itemsize)
         bar = progress(total=len(mine), unit=" pairs", desc="judging")
-        chunks = list(chunks_of(mine // size, mine % size, features))
+        chunks = list(_chunks_of(mine // size, mine % size, features))
         verdicts = _verdicts(loaded, features, discriminator, chunks)
         for chunk, probability in zip(chunks, verdicts, strict=True):
             records = np.empty(len(probability), RECORD)
@@ -174,7 +185,7 @@ def judge(
     return probabilities[first][np.searchsorted(found, keys)]
 
 
-def first_readable(image_ids: NDArray[Any], readable: NDArray[Any]) -> NDArray[Any]:
+def _first_readable(image_ids: NDArray[Any], readable: NDArray[Any]) -> NDArray[Any]:
     """Return for each of N samples ``(N,)`` the first readable sample with the same image.
 
     If no sample with this image is readable, the first sample with it.
@@ -189,7 +200,7 @@ def first_readable(image_ids: NDArray[Any], readable: NDArray[Any]) -> NDArray[A
     return first[image]
 
 
-def chunks_of(
+def _chunks_of(
     image: NDArray[Any], text: NDArray[Any], features: Features
 ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
     """Split pairs into chunks that are judged together.

@@ -14,18 +14,27 @@ from typing import Any
 
 import torch
 from lavis.common.dist_utils import is_main_process
+from lavis.common.registry import registry
+from lavis.common.utils import get_cache_path
 from omegaconf import OmegaConf
 
 from lavis_mafa.algorithm.mining import MiningRule
-from lavis_mafa.config import load_config
+from lavis_mafa.config import ConfigError, load_config
+from lavis_mafa.config.check import Report, listed
+from lavis_mafa.config.config_of_run import LOG, is_trusted, recorded_config
+from lavis_mafa.config.foreign import usable
 from lavis_mafa.config.key import is_url
+from lavis_mafa.config.load import Named, keys_for
+from lavis_mafa.datasets.local_files import reads_as_lavis
 from lavis_mafa.datasets.split_as_pairs import SplitAsPairs
 from lavis_mafa.datasets.training_set import TrainingSet
+from lavis_mafa.loggers.redact import redact
 from lavis_mafa.mining.corpus import Corpus
 from lavis_mafa.mining.judged_pairs import Judged
 from lavis_mafa.models.con_d.build import view_of
 from lavis_mafa.models.con_d.frozen import FROZEN_MODELS
 from lavis_mafa.models.mafa_model import checkpoint_of
+from lavis_mafa.plugins import load_plugins
 from lavis_mafa.runners.launch import amp_dtype_of
 from lavis_mafa.runners.loaders import evaluation_sets, training_set
 from lavis_mafa.runners.prefetch import require_sources
@@ -58,18 +67,21 @@ class ModelAndData:
 
 
 def options_of(args: argparse.Namespace) -> list[str]:
-    """Return ``--options`` and the config keys that ``--checkpoint`` stands for."""
+    """Return ``--options``, the config keys that ``--checkpoint`` stands for, and the folder of the
+    results in the place of the run's, to which nothing is written."""
+    options = [f"run.output_dir={args.output.parent}", *args.options, *_NO_SPLITS]
     if not args.checkpoint:
-        return [*args.options, *_NO_SPLITS]
+        return options
     if not is_url(args.checkpoint) and not os.path.exists(args.checkpoint):
         raise FileNotFoundError(f"--checkpoint: no such file: {args.checkpoint}")
     given = ["model.load_finetuned=True", f"model.finetuned={args.checkpoint}"]
-    return [*args.options, *_NO_SPLITS, *given]
+    return [*options, *given]
 
 
 def data_source(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
-    """Return what later commands need to load the same data: config, options and split."""
-    options = [str(option) for option in args.options]
+    """Return what later commands need to load the same data: config, options and split, without
+    secrets."""
+    options = redact([str(option) for option in args.options])
     return {"cfg_path": str(args.cfg_path), "options": options, "split": args.split, **more}
 
 
@@ -120,17 +132,6 @@ def _note_other_verdicts(connections: Mapping[str, Any]) -> None:
         )
 
 
-def load_data(cfg_path: str, options: Sequence[str] = (), split: str = "train") -> TrainingSet:
-    """Build only the pairs of a config, to show them to people.
-
-    Raises:
-        ConfigError, ValueError: as in `load_model_and_data`.
-    """
-    # The page may be written on a machine without the GPU that the config asks for.
-    cfg = load_config(cfg_path, [*options, *_NO_SPLITS], machine=False)
-    return _build_pairs(cfg, split)[1]
-
-
 def data_of_judged(
     judged: Judged,
     path: Path,
@@ -147,11 +148,17 @@ def data_of_judged(
         ValueError: if the file records no config, or the data do not have all its samples.
         ConfigError: as in `load_model_and_data`.
     """
+    by_file = not cfg_path
     cfg_path = cfg_path or judged.about.get("cfg_path")
     if not cfg_path:
         raise ValueError(f"{path} does not record its config: give it by --cfg-path")
-    options = judged.about.get("options", []) if options is None else options
-    data = load_data(str(cfg_path), list(options), judged.about.get("split", "train"))
+    recorded = () if options is not None else map(str, judged.about.get("options") or ())
+    named = Named(path, by_file, tuple(recorded))
+    # The page may be written on a machine without the GPU that the config asks for.
+    given = [*(options or ()), *_NO_SPLITS]
+    cfg = load_config(str(cfg_path), given, machine=False, named=named, data_only=True)
+    split = str(judged.about.get("split", "train"))
+    data = _shown_pairs(cfg, split, path if by_file else cfg_path)
     highest = int(max(judged.image.max(initial=-1), judged.text.max(initial=-1)))
     if highest >= len(data):
         raise ValueError(
@@ -161,18 +168,51 @@ def data_of_judged(
     return data
 
 
-def recorded_data(config: Mapping[str, Any] | None) -> TrainingSet:
-    """Build the training pairs of a config that a run recorded, to show them to people.
+def recorded_data(folder: Path) -> TrainingSet:
+    """Build the training pairs of the config that a run recorded, to show them to people.
+
+    The rest of the config need not be valid; its plugins are imported only if the user trusts the
+    folder.
 
     Raises:
+        ConfigError: if the config names places of data that are not used.
         ValueError: if there is no config, or it names no training data; and whatever the builders
             raise.
     """
-    if config is None:
-        raise ValueError("the run has recorded no config")
+    config, log = recorded_config(folder), folder / LOG
+    if is_trusted(log):
+        load_plugins(listed(config["run"].get("plugins")))
+    else:
+        problems, notes = usable(config, keys_for(config, Report({}))[1], log, data_only=True)
+        for note in notes:
+            logging.warning("%s", note)
+        if problems := [one for one in problems if not one.startswith("run.plugins")]:
+            raise ConfigError(str(log), problems)
+    config["run"]["world_size"] = 1
     parts = {f"{name}_cfg": OmegaConf.create(config[name]) for name in ("run", "model", "datasets")}
-    recorded = SimpleNamespace(**parts, args=SimpleNamespace(cfg_path="the recorded config"))
-    return _build_pairs(recorded, "train")[1]
+    recorded = SimpleNamespace(**parts, args=SimpleNamespace(cfg_path=log))
+    return _shown_pairs(recorded, "train", log)
+
+
+def _shown_pairs(cfg: Any, split: str, origin: Any) -> TrainingSet:
+    """Build the pairs of a config that a file names, fetching nothing; say from where they are."""
+    places: list[str] = []
+    for builder, dataset in cfg.datasets_cfg.items():
+        plain: Any = OmegaConf.to_container(dataset)
+        info = plain.get("build_info") or {}
+        files = (info.get("annotations") or {}).get(split)
+        cls = registry.get_builder_class(builder)
+        if files and cls and reads_as_lavis(cls):
+            urls = listed(files.get("url"))
+            if any(map(is_url, urls)):
+                dataset.build_info.annotations[split].url, urls = None, []
+            for file in urls or listed(files.get("storage")):
+                if not os.path.isfile(file) and not os.path.isfile(get_cache_path(file)):
+                    raise FileNotFoundError(f"no such annotation file: {file}")
+        places += listed((info.get("images") or {}).get("storage"))
+    if places:
+        logging.warning("the page shows images of %s, which %s names", ", ".join(places), origin)
+    return _build_pairs(cfg, split)[1]
 
 
 def _build_pairs(cfg: Any, split: str) -> tuple[Any, TrainingSet]:

@@ -84,7 +84,7 @@ def find_neighbours(
     folder.mkdir(parents=True, exist_ok=True)
     assert whole.neighbours is not None
     labels = _labels(loaded, features, new_only)
-    search = ExactSearch(features, backbone_of(loaded.model).similarity, labels, loaded.device)
+    search = _ExactSearch(features, backbone_of(loaded.model).similarity, labels, loaded.device)
     identity = {
         **features.identity,
         "search": f"{whole.neighbours} neighbours",
@@ -113,7 +113,7 @@ def _labels(loaded: ModelAndData, features: Features, new_only: bool) -> list[ND
     return labels
 
 
-def chunks_of_anchors(size: int) -> list[tuple[str, NDArray[Any], str]]:
+def _chunks_of_anchors(size: int) -> list[tuple[str, NDArray[Any], str]]:
     """Return direction, positions and file name of all chunks of ``size`` anchors.
 
     They do not depend on the number of ranks: a resumed search may have another one, and products
@@ -127,9 +127,9 @@ def chunks_of_anchors(size: int) -> list[tuple[str, NDArray[Any], str]]:
     ]
 
 
-def _search_chunks(search: ExactSearch, size: int, k: int, folder: Path) -> None:
+def _search_chunks(search: _ExactSearch, size: int, k: int, folder: Path) -> None:
     """Search this rank's share of the chunks that have no file in ``folder`` yet."""
-    todo = [one for one in chunks_of_anchors(size) if not (folder / one[2]).is_file()]
+    todo = [one for one in _chunks_of_anchors(size) if not (folder / one[2]).is_file()]
     barrier()  # every rank has the same list before the first file is written
     todo = todo[get_rank() :: get_world_size()]
     total = sum(len(rows) for _, rows, _ in todo)
@@ -145,7 +145,7 @@ def _search_chunks(search: ExactSearch, size: int, k: int, folder: Path) -> None
 def _negatives_of(size: int, folder: Path) -> HardNegatives:
     """Read the neighbours of all chunks; ``image`` and ``text`` are positions."""
     parts = []
-    for direction, rows, name in chunks_of_anchors(size):
+    for direction, rows, name in _chunks_of_anchors(size):
         places = read_npz(folder / name, "places")["places"]
         row, column = np.nonzero(places != NONE)
         anchors, found = rows[row], places[row, column]
@@ -166,7 +166,7 @@ def _hash(text: str) -> int:
     return int.from_bytes(content, "little", signed=True)
 
 
-class ExactSearch:
+class _ExactSearch:
     """Compare anchors with every candidate, by one matrix product a chunk of candidates.
 
     Of equally similar candidates the one with the lower position comes first, whatever the chunks.

@@ -25,7 +25,7 @@ from lavis_mafa.mining.hard_negatives import Sampling, hard_negatives_of
 from lavis_mafa.mining.judge_check import check_judges
 from lavis_mafa.mining.judged_pairs import FILE, UNKNOWN, VALID, Judged
 from lavis_mafa.mining.judged_report import report_of_judged
-from lavis_mafa.mining.judging import build_judge, discriminators_of, judge_all
+from lavis_mafa.mining.judging import build_judges, discriminators_of, judge_all
 from lavis_mafa.mining.model_and_data import (
     data_source,
     load_model_and_data,
@@ -83,7 +83,7 @@ def mine_connections(args: argparse.Namespace) -> None:
         space if args.sampling == "grit" else None,
     )
     # Built first: a missing checkpoint is reported before hours are spent on features.
-    judges = {name: build_judge(con_d, loaded.cfg.model_cfg) for name, con_d in con_ds.items()}
+    judges = build_judges(loaded, con_ds)
     checks = check_judges(loaded, judges, con_ds, (min(rule.low, high), high), args)
     features = make_features(loaded, np.arange(len(loaded.data)), args.output / "features")
     top_k = args.top_k or rule.top_k
@@ -110,7 +110,7 @@ def mine_connections(args: argparse.Namespace) -> None:
     if not is_main_process():
         return
     judged.save(args.output / FILE)
-    mined, counts = select_pairs(judged, loaded.data, high, args.limit)
+    mined, counts = _select_pairs(judged, loaded.data, high, args.limit)
     if not len(mined):
         logging.warning(
             "no pair is above the threshold of %g (the highest probability is %.3f), so there are "
@@ -133,7 +133,7 @@ def _refuse_mini_batches(args: argparse.Namespace) -> None:
         raise ValueError(f"--search-space {ALL} has no mini-batches: leave out {', '.join(wrong)}")
 
 
-def select_pairs(
+def _select_pairs(
     judged: Judged, data: Corpus, threshold: float, limit: int | None = None
 ) -> tuple[Judged, dict[str, int]]:
     """Select the pairs with a probability above ``threshold`` by the first discriminator.
@@ -193,7 +193,7 @@ def _write_all(
     """Write all files and print a summary.
 
     Args:
-        mined, counts: see `select_pairs`.
+        mined, counts: see `_select_pairs`.
         pairs_file: parquet file for the new pairs; None: all pairs are written as JSON.
         notes: further ones of the page.
     """

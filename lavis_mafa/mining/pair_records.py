@@ -44,7 +44,7 @@ class PairRecords:
         self.written = output / _IMAGES
         roots = [getattr(part, "vis_root", None) or self.written for part in data.pairs.parts]
         self.root = os.path.commonpath([os.path.abspath(root) for root in roots])
-        self.ids = ids_of_images(data)
+        self.ids = _ids_of_images(data)
         self.group_id = _ids_of_groups(data)
         self.has_paths = True
 
@@ -201,7 +201,7 @@ def _dtype(kind: pa.DataType) -> str:
     return {"double": "float64"}.get(str(kind), str(kind))
 
 
-def ids_of_images(data: Corpus) -> _OwnIds | None:
+def _ids_of_images(data: Corpus) -> _OwnIds | None:
     """Return a function from a sample to the ``image_id`` in its annotation file, None without one.
 
     None instead of a function if these ids do not tell the images of the data apart, as where two

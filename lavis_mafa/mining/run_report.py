@@ -12,11 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.mining import DIRECTIONS
+from lavis_mafa.io.downloads import go_offline
+from lavis_mafa.loggers.redact import redact
 from lavis_mafa.mining.gallery import connections_of, evenly, view_data
 from lavis_mafa.mining.judge_check import self_check_tables
 from lavis_mafa.mining.judged_pairs import FILE, Judged
 from lavis_mafa.mining.judged_report import report_of_judged
-from lavis_mafa.mining.model_and_data import load_data, recorded_data
+from lavis_mafa.mining.model_and_data import data_of_judged, recorded_data
 from lavis_mafa.mining.run_records import RunRecords, read_run
 from lavis_mafa.pages.charts import Cell, Curve, Series, Table, as_number
 from lavis_mafa.pages.report_page import Judgements, write_report
@@ -61,7 +63,7 @@ SCORES = {
 def write_page(
     folder: Path, output: Path | None = None, connections: int = 400, images: bool = True
 ) -> Path:
-    """Write the page of a run or of judged pairs, and return its path.
+    """Write the page of a run or of judged pairs, and return its path. Nothing is fetched.
 
     Args:
         folder: contains ``log.jsonl`` or ``judged.npz``.
@@ -73,15 +75,11 @@ def write_page(
         FileNotFoundError: if the folder contains neither; names subfolders that do.
         ValueError: if ``judged.npz`` has another form.
     """
+    go_offline()
     if (folder / FILE).is_file():
         judged = Judged.load(folder)
         notes: list[str] = []
-        about = judged.about
-        show = view_data(
-            lambda: load_data(about["cfg_path"], about["options"], about.get("split", "train")),
-            images,
-            notes,
-        )
+        show = view_data(lambda: data_of_judged(judged, folder / FILE), images, notes)
         return report_of_judged(
             judged,
             show,
@@ -112,7 +110,7 @@ def report_of_run(
     chosen = evenly(records.connections, connections)
     cards = []
     if chosen:
-        show = view_data(lambda: recorded_data(records.config), images, notes)
+        show = view_data(lambda: recorded_data(records.folder), images, notes)
         cards = list(connections_of(chosen, show, score=records.score))
         notes.append(
             f"The gallery shows {len(chosen):,} of the {len(records.connections):,} connections "
@@ -134,7 +132,7 @@ def report_of_run(
         judged=_judgements(records.histograms),
         thresholds=(float(rule.get("low", 0.5)), float(rule.get("high", 0.8))),
         notes=notes,
-        settings=config,
+        settings=redact(config),
     )
 
 

@@ -49,7 +49,7 @@ def sources_of_model(cfg: Any, key: str = "model") -> Iterator[Source]:
         chosen = "finetuned" if cfg.get("load_finetuned", True) else "pretrained"
         url = cfg.get("finetuned") if cfg.get("load_finetuned", True) else pretrained
         if isinstance(url, str) and is_url(url):
-            yield UrlFile(f"{key}.{chosen}", url, by_lavis=True)
+            yield UrlFile(f"{key}.{chosen}", url)
     mafa = cfg.get("mafa") or {}
     for name in FROZEN_MODELS:
         if mafa.get(name):

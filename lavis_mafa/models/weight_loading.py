@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from lavis.common.registry import registry
-from lavis.common.utils import is_url
 from lavis.models import clip_vit
 from lavis.models.vit import interpolate_pos_embed
 from omegaconf import DictConfig, OmegaConf
@@ -24,7 +23,6 @@ from lavis_mafa.io.checkpoints import (
     vocabulary_of,
     weights_of,
 )
-from lavis_mafa.io.downloads import UrlFile
 from lavis_mafa.models.recorded_sizes import check_patches, recorded_model
 from lavis_mafa.models.traits import shipped_config, traits_of
 
@@ -208,8 +206,6 @@ def complete_lavis_loading(model: torch.nn.Module, checkpoint: str | None) -> No
         model.idx_queue.fill_(NO_IMAGE)  # type: ignore[operator]  # ids of other data
     if traits.family not in ("albef", "blip", "blip2") and not hasattr(model, "copy_params"):
         return  # a class of which nothing is known
-    if is_url(checkpoint):
-        checkpoint = str(UrlFile("checkpoint", checkpoint, by_lavis=True).path)
     state, own = weights_of(read_checkpoint(checkpoint, mapped=True)), model.state_dict()
     if problem_of_state(state, checkpoint):
         return  # LAVIS loaded the part that fits

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
+from lavis_mafa.io.terminal import printable
 from lavis_mafa.pages.charts import Cell, Table
 
 
@@ -28,8 +28,7 @@ def markdown_table(table: Table) -> str:
 
 def one_line(text: str) -> str:
     """Return a text in one line, without control characters that a terminal would obey."""
-    text = " ".join(text.split())
-    return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found[0]):02x}", text)
+    return printable(" ".join(text.split()))
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

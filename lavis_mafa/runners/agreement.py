@@ -25,7 +25,7 @@ from lavis_mafa.algorithm.grit import HARDNESS
 from lavis_mafa.algorithm.registry import MAFA
 from lavis_mafa.datasets.data_identity import digest_of_rows
 from lavis_mafa.io.checkpoints import vocabulary_of
-from lavis_mafa.io.identity import fingerprint
+from lavis_mafa.io.identity import fingerprint, weights_digest
 from lavis_mafa.io.processes import all_gather_objects, from_main_process
 from lavis_mafa.loggers.redact import redact
 from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS
@@ -168,7 +168,7 @@ def require_same_state(model: nn.Module, progress: Any) -> None:
         DisagreementError: see `require_agreement`.
     """
     if get_world_size() > 1:
-        weights = fingerprint(model, trained_state(model))
+        weights = weights_digest(trained_state(model))
         require_agreement({"weights of the model": weights, "progress of the run": progress})
 
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from lavis.common.dist_utils import is_main_process
 
 from lavis_mafa.io.checkpoints import local_file, read_checkpoint
-from lavis_mafa.io.files import atomic_write, remove_partial_files
+from lavis_mafa.io.files import atomic_write, lost_writes, remove_partial_files
+from lavis_mafa.io.identity import weights_digest
 from lavis_mafa.io.processes import any_rank, barrier, from_main_process, on_main_process
 from lavis_mafa.runners import checkpoint as ckpt
 from lavis_mafa.runners.state import BestFigure, RunState
+
+_LAST_TRIES = 5  # of a checkpoint that no later one follows
+_RETRY_SECONDS = 1.0
 
 
 class NotSavedError(RuntimeError):
@@ -91,40 +97,56 @@ class CheckpointSchedule:
             Whether it was saved.
 
         Raises:
-            NotSavedError: if not, and either this was the last or more than ``allowed`` in a row
-                have failed.
+            NotSavedError: if not, and either this was the last, and trying again has failed too, or
+                more than ``allowed`` in a row have failed.
         """
         self._before_saving()
-        content, problem = self.state.to_plain(epoch, step), None
-        if content is not None:
-            try:
-                for name in names or (ckpt.LAST,):
-                    ckpt.save_atomically(content, self.folder / name)
-                    self.state.log.write("checkpoint", file=name, epoch=epoch, step=step)
-            # PyTorch's zip writer raises RuntimeError where a file would raise OSError.
-            except (OSError, RuntimeError) as error:
-                problem = f"{type(error).__name__}: {error}"
-        # Only rank 0 writes, but all ranks go on or stop together.
-        if not any(any_rank([problem is not None], self.state.device)):
-            self.failed, self.unsaved = 0, None
-            return True
-        self.failed, self.unsaved = self.failed + 1, (epoch, step)
-        message = (
-            f"no checkpoint of epoch {epoch}, step {step} in {self.folder}: "
-            f"{problem or 'see rank 0'}. Earlier checkpoints are unchanged"
-        )
-        if last or self.failed > self.allowed:
-            limit = f"Stopped, as run.max_failed_saves = {self.allowed}"
-            raise NotSavedError(
-                f"{message}. {'It was the last' if last else limit}: free disk space, then resume "
-                "with run.resume_ckpt_path=auto"
+        for left in range(_LAST_TRIES - 1, -1, -1):
+            problem = self._write(epoch, step, names or (ckpt.LAST,))
+            # Only rank 0 writes, but all ranks go on or stop together.
+            if not any(any_rank([problem is not None], self.state.device)):
+                self.failed, self.unsaved = 0, None
+                return True
+            self.failed, self.unsaved = self.failed + 1, (epoch, step)
+            message = (
+                f"no checkpoint of epoch {epoch}, step {step} in {self.folder}: "
+                f"{problem or 'see rank 0'}. Earlier checkpoints are unchanged"
             )
-        left = self.allowed - self.failed
-        logging.error("%s; training continues, %d more failures in a row allowed", message, left)
+            if self.failed > self.allowed or (last and not left):
+                limit = f"Stopped, as run.max_failed_saves = {self.allowed}"
+                raise NotSavedError(
+                    f"{message}. {'It was the last' if last else limit}: free disk space, then "
+                    "resume with run.resume_ckpt_path=auto"
+                )
+            logging.error(
+                "%s; %s, %d more failures in a row allowed",
+                *(message, "trying again" if last else "training continues"),
+                self.allowed - self.failed,
+            )
+            if not last:
+                break
+            time.sleep(_RETRY_SECONDS)
         return False
 
+    def _write(self, epoch: int, step: int, names: Sequence[str]) -> str | None:
+        """Write the files of a checkpoint on rank 0; return why it failed, None if it did not."""
+        try:
+            content = self.state.to_plain(epoch, step)
+        except OSError as error:
+            return f"{type(error).__name__}: {error}"
+        if content is None:
+            return None
+        try:
+            for name in names:
+                ckpt.save_atomically(content, self.folder / name)
+                self.state.log.write("checkpoint", file=name, epoch=epoch, step=step)
+        # PyTorch's zip writer raises RuntimeError where a file would raise OSError.
+        except (OSError, RuntimeError) as error:
+            return f"{type(error).__name__}: {error}"
+        return None
+
     def retry_unsaved(self) -> None:
-        """Before the run ends, save again what could not be saved.
+        """Save again what could not be saved; call it before other weights are loaded.
 
         Raises:
             NotSavedError: if it fails again.
@@ -133,15 +155,11 @@ class CheckpointSchedule:
             self.save(*self.unsaved, last=True)
 
     def write_optional(self, name: str, write: Callable[[BinaryIO], None]) -> None:
-        """Write a file that no run needs to resume; a failure is only logged."""
-        if not is_main_process():
-            return
+        """Write a file that no run needs to resume; see `lost_writes`."""
         path = self.folder / name
-        try:
-            with atomic_write(path) as file:
+        if is_main_process():
+            with lost_writes.allow(path), atomic_write(path) as file:
                 write(file)
-        except OSError as error:
-            logging.error("%s cannot be written: %s", path, error)
 
     def begin(self, resume_from: str | None) -> None:
         """Resume from a checkpoint or start a new run; all ranks must call it.
@@ -156,6 +174,7 @@ class CheckpointSchedule:
             self.resume(resume_from)
         else:
             log.rewind({})  # logs of a run in this folder that ended before its first checkpoint
+            self._settle_best(None)
         # No rank may append to a log that rank 0 is still cutting.
         barrier()
         log.begin(self.state.config)
@@ -178,22 +197,78 @@ class CheckpointSchedule:
         content = read_checkpoint(path)
         state.from_plain(content, path)
         logs = [rank["logs"] for rank in content["run"]["ranks"]]
+        self._settle_best(Path(path))
         if from_main_process(lambda: Path(path).parent.resolve() != self.folder.resolve()):
-            self._copy_best_from(Path(path).parent)
             state.log.rewind({})
         else:
             sizes = {name: size for own in logs for name, size in own.items()}
             state.log.rewind(sizes, progress.global_step)
         logging.info("resumed %s at epoch %d, step %d", path, progress.epoch, progress.step)
 
-    def _copy_best_from(self, folder: Path) -> None:
-        """Copy the best checkpoint of the folder that the run resumes from."""
-        progress, best = self.state.progress, folder / ckpt.BEST
-        if progress.best.value is None:
-            return
-        if not from_main_process(best.is_file):
-            logging.warning("%s does not exist: the best figure so far is forgotten", best)
+    def _settle_best(self, origin: Path | None) -> None:
+        """Let `BEST` in the run's folder hold the weights of the best figure so far.
+
+        A file with other weights belongs to a run, or to a part of this run, that is discarded by
+        starting or resuming from ``origin``. It is renamed, not removed. Where the weights of the
+        best figure no longer exist, the figure is forgotten.
+
+        Args:
+            origin: the checkpoint that the run resumes from; None for a new run.
+        """
+        progress = self.state.progress
+        found = on_main_process(lambda: self._find_best(origin))
+        if not any(any_rank([bool(found)], self.state.device)):
+            if progress.best.value is not None:
+                logging.warning(
+                    "the best weights so far (epoch %s, agg_metrics %s) are not in the folder of "
+                    "%s: the best figure is forgotten, validation chooses among later epochs",
+                    *(progress.best.epoch, progress.best.value, origin),
+                )
             progress.best = BestFigure()
-        elif is_main_process():
-            with open(best, "rb") as source, atomic_write(self.folder / ckpt.BEST) as file:
+
+    def _find_best(self, origin: Path | None) -> bool:
+        """Find the file with the best weights, and copy it to `BEST` if it has another name."""
+        wanted, own = self.state.progress.best, self.folder / ckpt.BEST
+        found = None
+        if origin is not None and wanted.value is not None:
+            names = (ckpt.BEST, origin.name, f"checkpoint_{wanted.epoch}.pth")
+            places = (origin.parent / name for name in names)
+            # Checkpoints of earlier versions know no digest: their figures must be equal.
+            found = next(
+                (
+                    path
+                    for path in places
+                    for best in [_best_in(path)]
+                    if best.weights == wanted.weights and (wanted.weights or best == wanted)
+                ),
+                None,
+            )
+        if found is not None and found.resolve() == own.resolve():
+            return True
+        # A run that was killed before it recorded this very best evaluates the same weights again.
+        weights = weights_digest(ckpt.trained_state(self.state.model))
+        if own.exists() and _best_in(own).weights != weights:
+            free = (self.folder / f"discarded_best_{number}.pth" for number in itertools.count(1))
+            kept = next(path for path in free if not path.exists())
+            os.replace(own, kept)
+            logging.warning(
+                "%s is not of the epochs that this run continues: renamed to %s", own, kept.name
+            )
+        if found is not None:
+            with lost_writes.allow(own), open(found, "rb") as source, atomic_write(own) as file:
                 shutil.copyfileobj(source, file)
+        return own.exists() and found is not None
+
+
+def _best_in(path: Path) -> BestFigure:
+    """Return the best figure whose weights a checkpoint holds; none if it holds or is none."""
+    try:
+        run = read_checkpoint(str(path), mapped=True)["run"]
+        best = BestFigure(**run["best"])
+    except FileNotFoundError:
+        return BestFigure()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logging.error("%s cannot be used as best checkpoint: %s", path, error)
+        return BestFigure()
+    holds = best.epoch is not None and (run["epoch"], run["step"]) == (best.epoch + 1, 0)
+    return best if holds else BestFigure()

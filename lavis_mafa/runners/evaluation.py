@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.io.files import STORAGE_ERRORS, lost_writes
+from lavis_mafa.io.identity import weights_digest
 from lavis_mafa.io.processes import from_main_process, share_tensors
 from lavis_mafa.runners.checkpoint import BEST, load_trained_state, trained_state
 from lavis_mafa.runners.lavis_runner import AnyDeviceRunner
@@ -48,11 +50,12 @@ class EvaluatingRunner(AnyDeviceRunner):
         }
 
     def _load_best(self) -> bool:
-        """Load the best checkpoint if there is one; return whether there is."""
+        """Load the best checkpoint if there is a best epoch; return whether there is."""
         best = self.output_dir / BEST
-        if best.is_file():
-            load_trained_state(self._model, read_checkpoint(str(best))["model"], str(best))
-        return best.is_file()
+        if self.progress.best.value is None:
+            return False
+        load_trained_state(self._model, read_checkpoint(str(best))["model"], str(best))
+        return True
 
     def validate(self, epoch: int) -> BestFigure | None:
         """Evaluate the validation splits after an epoch.
@@ -62,13 +65,18 @@ class EvaluatingRunner(AnyDeviceRunner):
         """
         best = None
         for place, split in enumerate(matching_splits(self.eval_sets, self.valid_splits)):
-            figures = self.eval_epoch(split, epoch, skip_reload=True)
+            figures = None
+            # LAVIS's own tasks write results themselves; other ranks would wait for one that fails.
+            may_fail = STORAGE_ERRORS if self.world_size == 1 else ()
+            with lost_writes.allow(f"evaluation of {split} after epoch {epoch}", may_fail):
+                figures = self.eval_epoch(split, epoch, skip_reload=True)
             if isinstance(figures, dict) and place == 0:
                 value, before = figures.get("agg_metrics"), self.progress.best.value
                 if value is None:
                     logging.warning("%s gives no agg_metrics: no best checkpoint is saved", split)
                 elif not np.isnan(value) and (before is None or value > before):
-                    best = BestFigure(float(value), epoch, split)
+                    weights = weights_digest(trained_state(self._model))
+                    best = BestFigure(float(value), epoch, split, weights)
         return best
 
     @torch.no_grad()

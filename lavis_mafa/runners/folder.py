@@ -21,6 +21,7 @@ from lavis_mafa.io.checksums import is_intact
 from lavis_mafa.io.files import write_json
 from lavis_mafa.io.folder_lock import FolderInUseError, lock_folder, release_folders
 from lavis_mafa.io.processes import any_rank, from_main_process
+from lavis_mafa.loggers.redact import redact
 from lavis_mafa.runners.checkpoint import EVERY, LAST
 
 _LAUNCH = "launch.json"  # which launch started or resumed the run in a folder
@@ -155,7 +156,7 @@ def launch_identity(cfg: Any) -> dict[str, Any] | None:
         return None
     config = cfg.to_dict()
     config["run"] = {k: v for k, v in config["run"].items() if k not in _PER_PROCESS_KEYS}
-    text = json.dumps(config, sort_keys=True, default=str)
+    text = json.dumps(redact(config), sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode()).hexdigest()
     return {"launch": launch, "launcher": launcher, "config": digest}
 

@@ -56,6 +56,11 @@ def forecast(runner: Any) -> tuple[list[str], list[str]]:
             f"run.grit.search_space: {grit.search_space:,} is more than the {share:,} pairs of a "
             "rank in an epoch: neighbours are sought among all of them"
         )
+    if limit and limit <= steps:
+        notes.append(
+            f"run.max_steps: the run ends after step {limit:,} of {steps:,}, without validating "
+            "that epoch and without a final evaluation: use lavis-mafa evaluate --run FOLDER"
+        )
     if run.get("fsdp") and runner.world_size == 1:
         warnings.append("run.fsdp: has no effect on one rank, which holds all weights")
     model = runner._model

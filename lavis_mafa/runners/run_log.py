@@ -15,9 +15,10 @@ from typing import Any
 from lavis.common.dist_utils import get_world_size
 
 from lavis_mafa.config.config_of_run import LOG
-from lavis_mafa.io.files import plain
+from lavis_mafa.io.files import append_line, lost_writes
 from lavis_mafa.io.processes import progress
 from lavis_mafa.loggers import STEP, GuardedLoggers, Logger
+from lavis_mafa.loggers.redact import redact
 
 CONNECTIONS = "connections.jsonl"
 _JSON_LINES_FILES = (LOG, CONNECTIONS, "unreadable.jsonl", "unreadable_rank*.jsonl")
@@ -28,7 +29,7 @@ class RunLog:
 
     Files in ``folder``: ``log.jsonl``, one object a line with its ``kind`` (``config``, ``step``,
     ``epoch``, ``con_d_histogram``, ``eval``, ``skipped``, ...), and what loggers write. A line that
-    cannot be written, as on a full disk, is lost, with an error; training goes on.
+    cannot be written, as on a full disk, is lost and counted; training continues.
 
     Args:
         folder: of the run.
@@ -48,11 +49,12 @@ class RunLog:
         # Of the loggers: they continue what is in the folder, unless `rewind` says otherwise.
         self._resumed = True
         self._first_step: int | None = None
-        self._failing = False  # the last line could not be written
+        lost_writes.clear()
 
     def begin(self, config: Mapping[str, Any]) -> None:
-        """Log the config and start the loggers; call `rewind` before, if the run trains."""
-        self.write("config", config=config)
+        """Log the config without secrets and start the loggers; call `rewind` before, if the run
+        trains."""
+        self.write("config", config=redact(config))
         self.loggers.begin(config, self._resumed, self._first_step)
 
     def write(self, kind: str, **figures: Any) -> None:
@@ -69,22 +71,7 @@ class RunLog:
             name = f"{stem}_rank{rank}{dot}{ending}"
         elif not self.active:
             return
-        line = (json.dumps(plain(record), ensure_ascii=False) + "\n").encode(
-            "utf-8", "backslashreplace"
-        )
-        path = self.folder / name
-        try:
-            # Unbuffered: what a full disk refused must not be written later, by closing the file.
-            with open(path, "ab", buffering=0) as file:
-                end = file.tell()
-                if file.write(line) < len(line):
-                    file.truncate(end)  # half a line would make the next one unreadable too
-                    raise OSError("the disk is full")
-            self._failing = False
-        except OSError as error:
-            if not self._failing:  # said once, not for every line
-                logging.error("%s cannot be written, lines are lost: %s", path, error)
-            self._failing = True
+        append_line(self.folder / name, record)
 
     def sizes(self, rank: int) -> dict[str, int]:
         """Return the sizes in bytes of the files of JSON lines that this rank writes, by name.
@@ -136,12 +123,14 @@ class RunLog:
         )
 
     def close(self, status: str = "finished") -> None:
-        """Flush all files and end the loggers.
+        """End the loggers, and name the files that are incomplete.
 
         Args:
             status: ``finished``, ``stopped`` or ``failed``.
         """
         self.loggers.end(status)
+        for name, count in lost_writes.count.items():
+            logging.error("%s is incomplete: %d writes have failed", name, count)
 
 
 def _rank_of(path: Path) -> int:

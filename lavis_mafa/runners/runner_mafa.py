@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from lavis_mafa.algorithm.grit import EpochPlan, GritSchedule, GritSettings
 from lavis_mafa.algorithm.grit.hardness import StepAhead
 from lavis_mafa.algorithm.tokens import captions_of
-from lavis_mafa.io.processes import any_rank, barrier
+from lavis_mafa.io.files import lost_writes
+from lavis_mafa.io.processes import all_gather_objects, any_rank, barrier
 from lavis_mafa.loggers import STEP, loggers_of
 from lavis_mafa.models.con_d.frozen import frozen_models, models_beside
 from lavis_mafa.models.con_d.kept_images import keep_images
@@ -31,7 +32,7 @@ from lavis_mafa.problems import ConfigView, Problem
 from lavis_mafa.runners import loaders
 from lavis_mafa.runners.agreement import require_same_state
 from lavis_mafa.runners.checkpoint import BEST, LAST
-from lavis_mafa.runners.checkpoint_schedule import CheckpointSchedule
+from lavis_mafa.runners.checkpoint_schedule import CheckpointSchedule, NotSavedError
 from lavis_mafa.runners.con_d_check import check_con_d, log_check
 from lavis_mafa.runners.evaluation import EvaluatingRunner, matching_splits
 from lavis_mafa.runners.figures import Figures
@@ -217,6 +218,11 @@ class RunnerMafa(EvaluatingRunner):
                 for split in matching_splits(self.eval_sets, splits)
             }
         self._log_results(found)
+        if any(any_rank([bool(lost_writes.count)], self.device)):
+            files = ", ".join(lost_writes.count) or "see the messages of other ranks"
+            raise NotSavedError(
+                f"results could not be written: {files}. Free disk space, then rerun the command"
+            )
 
     def _train(self) -> None:
         began = time.time()
@@ -248,10 +254,10 @@ class RunnerMafa(EvaluatingRunner):
             self._finish_epoch(epoch)
         if self.kept is not None:
             self.kept.close()
+        self.checkpoints.retry_unsaved()  # now: the evaluation loads the best weights
         with self._interruptible():
             results = self.evaluate(cur_epoch="best" if self.valid_splits else self.max_epoch - 1)
         self._log_results(results)
-        self.checkpoints.retry_unsaved()
         logging.info(
             "finished in %s; results in %s\nnext: lavis-mafa report %s\n"
             "      lavis-mafa evaluate --run %s",
@@ -312,12 +318,11 @@ class RunnerMafa(EvaluatingRunner):
         A run that was stopped inside repeats it when it resumes.
         """
         progress = self.progress
-        before, better = progress.best, False
+        before, better = progress.best, None
         if self.valid_splits:
             with self._interruptible():
-                best = self.validate(epoch)  # figures are on rank 0 only
-                better = any(any_rank([best is not None], self.device))
-        progress.best = best if better and best is not None else before
+                better = all_gather_objects(self.validate(epoch))[0]  # figures are on rank 0 only
+        progress.best = better or before
         progress.finished_epochs = epoch + 1
         if better and not self.checkpoints.save(epoch + 1, 0, BEST):
             progress.best = before

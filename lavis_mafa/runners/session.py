@@ -23,10 +23,12 @@ from lavis.models.base_model import SharedQueueMixin
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.config.data import used_splits
 from lavis_mafa.datasets.local_files import read_in_place, reads_as_lavis
+from lavis_mafa.io.checkpoints import local_file
 from lavis_mafa.io.downloads import OfflineError
 from lavis_mafa.io.folder_lock import release_folders
 from lavis_mafa.io.launcher import end_with_launcher, rank_in_environment, report_to_launcher
 from lavis_mafa.io.processes import LostContactError, MainProcessError, explain_lost_rank
+from lavis_mafa.loggers.redact import redact
 from lavis_mafa.models.con_d.self_check import PoorDiscriminatorError
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.models.weight_loading import complete_lavis_loading
@@ -81,11 +83,23 @@ def build_data(cfg: Any, splits: Collection[str] | None = None) -> tuple[Any, An
 
 
 def build_model(cfg: Any, task: Any) -> Any:
-    """Build the model of a config."""
-    model = task.build_model(cfg)
-    given = "finetuned" if cfg.model_cfg.get("load_finetuned", True) else "pretrained"
-    complete_lavis_loading(model, cfg.model_cfg.get(given))
+    """Build the model of a config; all ranks must get the same frozen models and vocabularies."""
+    model = _build_model(cfg, task)
     require_same_models(model)
+    return model
+
+
+def _build_model(cfg: Any, task: Any) -> Any:
+    key = "finetuned" if cfg.model_cfg.get("load_finetuned", True) else "pretrained"
+    given, traits = cfg.model_cfg.get(key), traits_of(cfg.model_cfg.arch)
+    if traits.loads_with_our_loader or not traits.pretrained_is_file or not given:
+        return task.build_model(cfg)
+    # LAVIS would look for the file of a URL by the last part of the URL alone.
+    path = local_file(given)
+    cfg.model_cfg[key] = path
+    model = task.build_model(cfg)
+    cfg.model_cfg[key] = given  # which the run records
+    complete_lavis_loading(model, path)
     return model
 
 
@@ -210,7 +224,7 @@ def check_only(cfg_path: str, options: Sequence[str] = (), evaluate: bool = Fals
     finally:
         release_folders()
     if is_main_process():
-        print("\n".join(["dry run: nothing is trained", *lines]))
+        print("\n".join(["dry run: nothing is trained", *redact(lines)]))
 
 
 def fetch_only(cfg_path: str, options: Sequence[str] = (), evaluate: bool = False) -> None:
@@ -218,7 +232,7 @@ def fetch_only(cfg_path: str, options: Sequence[str] = (), evaluate: bool = Fals
     # The machine that fetches need not be the one that trains: its files and GPUs do not count.
     given = [*options, "run.evaluate=True"] if evaluate else list(options)
     cfg = load_config(cfg_path, given, machine=False)
-    print("\n".join(prefetch(cfg)))
+    print("\n".join(redact(prefetch(cfg))))
 
 
 def _find_annotations(cfg: Any) -> None:

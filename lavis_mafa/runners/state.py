@@ -24,6 +24,7 @@ from lavis_mafa.io.checkpoints import (
 )
 from lavis_mafa.io.processes import gather_objects, on_main_process
 from lavis_mafa.io.random_streams import random_states, set_random_states
+from lavis_mafa.loggers.redact import redact
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.runners.checkpoint import (
     FORMAT,
@@ -42,11 +43,17 @@ _RankState = dict[str, Any]  # plain data that each rank has for itself
 
 @dataclass(frozen=True)
 class BestFigure:
-    """The best ``agg_metrics`` of validation so far, with its epoch and split; None: not yet."""
+    """The best ``agg_metrics`` of validation so far, with its epoch and split; None: not yet.
+
+    Attributes:
+        weights: `weights_digest` of what the epoch had trained, by which the file that holds them
+            is recognized; None in checkpoints of earlier versions.
+    """
 
     value: float | None = None
     epoch: int | None = None
     split: str | None = None
+    weights: str | None = field(default=None, compare=False)
 
 
 @dataclass
@@ -108,16 +115,28 @@ class RunState:
 
         All ranks must call it; ranks other than 0 get None. LAVIS's keys hold what LAVIS saves
         under them, ``run`` holds the rest.
+
+        Raises:
+            OSError: on rank 0, if storage fails on any rank.
         """
-        ranks = gather_objects(self._own_part())
-        if ranks is None:
+        own, problem = None, None
+        try:
+            own = self._own_part()
+        except OSError as error:  # raised at once, it would leave the other ranks waiting
+            problem = error
+        parts = gather_objects((own, problem and f"rank {self.rank}: {problem}"))
+        if parts is None:
             return None
+        for _, failed in parts:
+            if failed:
+                raise OSError(failed)
+        ranks = [own for own, _ in parts]
         progress = self.progress
         return {
             "model": trained_state(self.model),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict() if self.scaler else None,
-            "config": self.config,
+            "config": redact(self.config),
             "vocabulary": vocabulary_of(getattr(self.model, "tokenizer", None)),
             "family": traits_of(self.model).family,
             STATE_OF_RUN: run_state_of(self.model),
@@ -175,7 +194,8 @@ class RunState:
             )
         ranks = run["ranks"]
         sizes = len(ranks), self.world_size
-        check_same_settings(content["config"], self.config, origin, sizes)
+        # Both without secrets: what a checkpoint does not record cannot have changed.
+        check_same_settings(redact(content["config"]), redact(self.config), origin, sizes)
         on_main_process(lambda: check_same_data(run["data"], asdict(self._data), origin))
         load_trained_state(self.model, content["model"], origin)
         self._load_optimizer(content["optimizer"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from lavis.common.dist_utils import is_main_process
 from lavis.common.registry import registry
 from lavis.tasks.retrieval import RetrievalTask
 
+from lavis_mafa.io.files import append_line, lost_writes
 from lavis_mafa.metrics import METRICS
 from lavis_mafa.metrics.finite import require_finite
 from lavis_mafa.metrics.known_truth import read_truth, truth_with
@@ -73,8 +73,7 @@ class MafaRetrievalTask(RetrievalTask):
         if more:
             self._log_depth(*scores_i2t.shape)
             # Appended as LAVIS appends its own: a run evaluates several splits and epochs.
-            with open(Path(registry.get_path("output_dir")) / "evaluate.txt", "a") as file:
-                file.write(json.dumps(more) + "\n")
+            append_line(Path(registry.get_path("output_dir")) / "evaluate.txt", more)
         if self.cfg.get("save_scores"):
             # Saved in after_evaluation, which is given the name of the split.
             self._scores = SavedScores.of(dataset, scores_i2t, scores_t2i)
@@ -86,8 +85,7 @@ class MafaRetrievalTask(RetrievalTask):
     ) -> dict[str, float]:
         """Return LAVIS's figures and write them to ``evaluate.txt``, as LAVIS does."""
         figures = retrieval_of_own_pairs(scores_i2t, scores_t2i, txt2img, img2txt)
-        with open(Path(registry.get_path("output_dir")) / "evaluate.txt", "a") as file:
-            file.write(json.dumps(figures) + "\n")
+        append_line(Path(registry.get_path("output_dir")) / "evaluate.txt", figures)
         return figures
 
     def after_evaluation(
@@ -95,10 +93,11 @@ class MafaRetrievalTask(RetrievalTask):
     ) -> Any:
         """Save the scores if ``run.save_scores`` is set; return the figures unchanged."""
         if self._scores is not None:
-            folder = Path(registry.get_path("result_dir"))
-            path = save_scores(self._scores, folder / f"scores_{split_name}.npz")
+            path = Path(registry.get_path("result_dir")) / f"scores_{split_name}.npz"
+            with lost_writes.allow(path):
+                save_scores(self._scores, path)
+                logging.info("scores are in %s", path)
             self._scores = None
-            logging.info("scores are in %s", path)
         return val_result
 
     def _figures_of_truth(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import logging
@@ -61,7 +60,7 @@ _DATA_KEYS = {
 }
 
 
-class ToyPictures(BaseDataset):  # type: ignore[misc]
+class _ToyPictures(BaseDataset):  # type: ignore[misc]
     """The pictures of one split with captions, in memory.
 
     Image k shows `scenes[k]`; caption i describes image `image_ids[i]`. Without a processor, an
@@ -112,7 +111,7 @@ class ToyPictures(BaseDataset):  # type: ignore[misc]
         return text if self.text_processor is None else self.text_processor(text)
 
 
-class ToyScenesTrain(ToyPictures):
+class _ToyScenesTrain(_ToyPictures):
     """Pairs of an image and a caption, for training.
 
     Items: `image` (float tensor (3, H, W), unless a vis_processor returns something else),
@@ -131,25 +130,9 @@ class ToyScenesTrain(ToyPictures):
         """Return whether the caption of sample `text_of[k]` fits the image of sample `image_of[k]`.
 
         Both are sample indices; their shapes broadcast to the shape of the result.
-
-        Raises:
-            IndexError: for an index outside 0 .. len - 1.
         """
-        images, texts = self._indices("image_of", image_of), self._indices("text_of", text_of)
+        images, texts = (np.asarray(one, np.int64) for one in (image_of, text_of))
         return valid(self.captions[texts], self.scenes[self.image_ids[images]])
-
-    def _indices(self, name: str, given: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        indices = np.asarray(given)
-        if indices.size and not (
-            np.issubdtype(indices.dtype, np.integer)
-            and 0 <= indices.min()
-            and indices.max() < len(self)
-        ):
-            raise IndexError(
-                f"{name} has {indices.dtype} values from {indices.min()} to {indices.max()}, "
-                f"expected sample indices, whole numbers from 0 to {len(self) - 1}"
-            )
-        return indices.astype(np.int64)
 
     def caption(self, index: int) -> str:
         """Return the unprocessed caption of a sample."""
@@ -160,7 +143,7 @@ class ToyScenesTrain(ToyPictures):
         return self.picture(int(self.image_ids[index])), self.texts[index]
 
 
-class ToyScenesEval(ToyPictures):
+class ToyScenesEval(_ToyPictures):
     """Images with captions for retrieval, as LAVIS's `RetrievalEvalDataset`.
 
     `text` and `image` list captions and image names, `txt2img` and `img2txt` map their positions.
@@ -192,7 +175,7 @@ class ToyScenesEval(ToyPictures):
 
 
 @dataclass(frozen=True)
-class ToyOptions:
+class _ToyOptions:
     """Options of toy builders with a range; the defaults are in their YAMLs."""
 
     preset: str | None = option(
@@ -207,15 +190,15 @@ class ToyOptions:
 
 @registry.register_builder("toy_scenes")
 class ToyScenesBuilder(BaseDatasetBuilder):  # type: ignore[misc]
-    """Build `train` (ToyScenesTrain), `val` and `test` (ToyScenesEval) of one world.
+    """Build `train` (_ToyScenesTrain), `val` and `test` (ToyScenesEval) of one world.
 
     Attributes:
         splits: names that a run may evaluate; `DETAILED` is there in a world with topics.
     """
 
-    train_dataset_cls = ToyScenesTrain
+    train_dataset_cls = _ToyScenesTrain
     eval_dataset_cls = ToyScenesEval
-    build_options = ToyOptions
+    build_options = _ToyOptions
     holds = "captions"
     splits = (*SPLITS, DETAILED)
     DATASET_CONFIG_DICT = {
@@ -246,10 +229,10 @@ class ToyScenesBuilder(BaseDatasetBuilder):  # type: ignore[misc]
         """Generate or load the data; under torch.distributed rank 0 does so first.
 
         Raises:
-            ValueError: for unknown keys or values out of range in `build_info`.
+            ValueError: for values out of range in `build_info`.
         """
         info: Any = OmegaConf.to_container(self.config.build_info, resolve=True)
-        world, data = read_build_info(info)
+        world, data = _read_build_info(info)
         kind = self.config.get("type", "default")
         if kind in PRESETS and kind != info.get("preset", kind):
             logging.warning(
@@ -257,10 +240,10 @@ class ToyScenesBuilder(BaseDatasetBuilder):  # type: ignore[misc]
                 kind,
                 info["preset"],
             )
-        directory = cache_directory(info.get("cache_dir"))
+        directory = _cache_directory(info.get("cache_dir"))
 
-        splits = on_main_process(lambda: load_or_make(world, data, directory))
-        splits = splits or load_or_make(world, data, directory)
+        splits = on_main_process(lambda: _load_or_make(world, data, directory))
+        splits = splits or _load_or_make(world, data, directory)
 
         self.build_processors()
         datasets = {}
@@ -280,9 +263,9 @@ class ToyScenesBuilder(BaseDatasetBuilder):  # type: ignore[misc]
 
 
 def _refused(info: dict[str, Any], path: str, given: Collection[str]) -> Iterator[Problem]:
-    """Yield the problems in the ValueError of `read_build_info`, by their keys."""
+    """Yield the problems in the ValueError of `_read_build_info`, by their keys."""
     try:
-        read_build_info(info)
+        _read_build_info(info)
     except (TypeError, ValueError) as error:
         for message in str(error).split("; "):
             found = re.search(r"(?:^|: )(\w+) is (.*)", message)
@@ -292,24 +275,17 @@ def _refused(info: dict[str, Any], path: str, given: Collection[str]) -> Iterato
                 yield Problem(path, message)
 
 
-def read_build_info(info: Mapping[str, Any]) -> tuple[WorldConfig, dict[str, int]]:
+def _read_build_info(info: Mapping[str, Any]) -> tuple[WorldConfig, dict[str, int]]:
     """Return the world of a `build_info`, and its seed and sizes; null means the default.
 
     Returns:
         The world and the numbers of `_DATA_KEYS`.
 
     Raises:
-        ValueError: for unknown keys, naming the nearest known one, and for values out of range.
+        ValueError: for values out of range.
     """
     world_keys = [field.name for field in dataclasses.fields(WorldConfig)]
-    known = ["preset", "cache_dir", *_DATA_KEYS, *world_keys]
-    problems = []
-    for key in info:
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-            problems.append(f"unknown key {key!r}, {hint}")
-    data = {}
+    problems, data = [], {}
     for key, (lowest, default) in _DATA_KEYS.items():
         try:
             data[key] = _whole_number(key, info.get(key), default, lowest)
@@ -343,8 +319,8 @@ def _whole_number(key: str, value: Any, default: int, lowest: int) -> int:
     return int(value)
 
 
-def make_world(world: WorldConfig, data: Mapping[str, int]) -> dict[str, Arrays]:
-    """Generate all splits from the seed; `data` as returned by `read_build_info`.
+def _make_world(world: WorldConfig, data: Mapping[str, int]) -> dict[str, Arrays]:
+    """Generate all splits from the seed; `data` as returned by `_read_build_info`.
 
     The training split has `train_size` pairs (its last image may have fewer captions than the
     others); the other splits have that many images with all their captions. Splits, captions and
@@ -380,13 +356,13 @@ def make_world(world: WorldConfig, data: Mapping[str, int]) -> dict[str, Arrays]
     return splits
 
 
-def cache_directory(given: str | None) -> Path:
+def _cache_directory(given: str | None) -> Path:
     """Return the cache folder: the given one, $LAVIS_MAFA_CACHE, or ~/.cache/lavis_mafa."""
     root = given or os.environ.get("LAVIS_MAFA_CACHE") or "~/.cache/lavis_mafa"
     return Path(root).expanduser() / "toy_scenes"
 
 
-def cache_path(world: WorldConfig, data: Mapping[str, int], directory: Path) -> Path:
+def _cache_path(world: WorldConfig, data: Mapping[str, int], directory: Path) -> Path:
     """Return the file for these data; its name is a hash of everything that determines them."""
     numbers = {name: float(value) for name, value in dataclasses.asdict(world).items()}
     parameters = {"format": FORMAT_VERSION, "world": numbers, "data": dict(data)}
@@ -394,20 +370,22 @@ def cache_path(world: WorldConfig, data: Mapping[str, int], directory: Path) -> 
     return directory / f"{key}.npz"
 
 
-def load_or_make(world: WorldConfig, data: Mapping[str, int], directory: Path) -> dict[str, Arrays]:
+def _load_or_make(
+    world: WorldConfig, data: Mapping[str, int], directory: Path
+) -> dict[str, Arrays]:
     """Return the splits from the cache, or generate and cache them.
 
     A damaged file is replaced. If the cache cannot be written, the data are generated at every
     start, which takes seconds.
     """
-    path = cache_path(world, data, directory)
+    path = _cache_path(world, data, directory)
     try:
         return _load(path)
     except FileNotFoundError:
         logging.info("toy_scenes: generating the data (%s)", path)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         logging.warning("toy_scenes: %s cannot be read (%s); generating it again", path, error)
-    splits = make_world(world, data)
+    splits = _make_world(world, data)
     try:
         _save(path, splits)
     except OSError as error:

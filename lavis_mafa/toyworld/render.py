@@ -37,15 +37,8 @@ def render(
 ) -> npt.NDArray[np.uint8]:
     """Render n scenes: (n,) -> uint8 (n, H, W, 3), H = W = `config.image_size`.
 
-    Position and colour jitter and pixel noise come from `rng`. Raises ValueError if the scenes have
-    another number of cells than the config.
+    Position and colour jitter and pixel noise come from `rng`; scenes must be of the same config.
     """
-    cells = scenes["shape"].shape[-1]
-    if cells != config.cells:
-        raise ValueError(
-            f"scenes have {cells} cells, expected {config.cells} for grid {config.grid}; "
-            "use the config that the scenes were made with"
-        )
     side = config.image_size
     images = np.empty((len(scenes), side, side, 3), dtype=np.uint8)
     for start in range(0, len(scenes), _CHUNK):

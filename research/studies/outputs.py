@@ -212,5 +212,5 @@ def _gallery(results: Results) -> Iterator[Mined]:
     job = plan.jobs.get(f"{run}/{plan.seeds[0]}") if plan else None
     if job is not None and job.done and (job.folder / LOG).is_file():
         records = read_run(job.folder)
-        show = view_data(lambda: recorded_data(records.config), True, [])
+        show = view_data(lambda: recorded_data(records.folder), True, [])
         yield from connections_of(records.connections[-_GALLERY:], show, run, records.score)

@@ -15,10 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 from two_ranks import on_two_ranks
 
 from lavis_mafa import load_model
+from lavis_mafa.algorithm.context import NO_GROUP
 from lavis_mafa.algorithm.global_threshold import GlobalThreshold
 from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.mining import MiningRule
-from lavis_mafa.algorithm.momentum import Momentum
+from lavis_mafa.algorithm.momentum import GROUP_QUEUE, Momentum
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.rules import ABSENT, Margin
 from lavis_mafa.algorithm.settings import StepSettings
@@ -75,8 +76,21 @@ class FirstRankTextsMatch(TableConD):
         return ((image_of >= BATCH) & (text_of < BATCH)).float()
 
 
+# Of the pairs of both ranks; groups 5 and 6 are on both.
+GROUPS = torch.tensor([5, 5, 6, -1, 5, 6, -1, 5, 6, 7])
+# Without MLM, because every rank draws its own masks.
+NO_LM = {"itc": 1.0, "itm": 1.0, "lm": 0.0}
+
 # Name: family, settings, Con-D.
 CASES = {
+    **{
+        f"albef, groups {value}": (
+            "albef_mafa",
+            settings(same_group=value, connections=EVERYTHING, loss_weights=NO_LM),
+            TableConD,
+        )
+        for value in ("dropped", "positive", "negative")
+    },
     "blip2, one rank needs the other's images": (
         "blip2_mafa",
         settings(loss_weights=ONLY_LM),
@@ -86,7 +100,7 @@ CASES = {
     "blip2, in chunks": ("blip2_mafa", settings(connections=EVERYTHING), TableConD),
     "blip2, in chunks, without LM": (
         "blip2_mafa",
-        settings(detach_other=False, loss_weights={"itc": 1.0, "itm": 1.0, "lm": 0.0}),
+        settings(detach_other=False, loss_weights=NO_LM),
         TableConD,
     ),
     "blip2, LM from other ranks": ("blip2_mafa", settings(connections=EVERYTHING), TableConD),
@@ -168,12 +182,7 @@ CASES = {
         settings(soft_labels=SoftLabels("momentum"), connections=EVERYTHING),
         TableConD,
     ),
-    # Without MLM, because every rank draws its own masks.
-    "albef, oracle": (
-        "albef_mafa",
-        settings(detach_other=False, loss_weights={"itc": 1.0, "itm": 1.0, "lm": 0.0}),
-        Oracle,
-    ),
+    "albef, oracle": ("albef_mafa", settings(detach_other=False, loss_weights=NO_LM), Oracle),
 }
 
 
@@ -217,11 +226,15 @@ def data():
     return TrainingSet(toy["train"], seed=0)
 
 
+def samples_of(name, begin, end, first=START):
+    """Return a part of both ranks' pairs, with groups where the case has them."""
+    samples = mini_batch(data(), range(first + begin, first + end), epoch=1)
+    if "groups" in name:
+        samples |= {"image_id": torch.arange(begin, end), "group_id": GROUPS[begin:end]}
+    return samples
+
+
 def run_rank(rank):
-    train_set = data()
-    samples = mini_batch(
-        train_set, range(START + rank * BATCH, START + (rank + 1) * BATCH), epoch=1
-    )
     results = {}
     for name, (family, chosen, con_d) in CASES.items():
         model = model_of(family, chosen, con_d)
@@ -229,7 +242,7 @@ def run_rank(rank):
         unused = not all(model.settings.loss_weights.values())
         wrapped = DistributedDataParallel(model, find_unused_parameters=unused)
         with fixed_masks():
-            output = wrapped(samples)
+            output = wrapped(samples_of(name, rank * BATCH, (rank + 1) * BATCH))
         output.loss.backward()
         losses, gradients = losses_and_gradients(output, model)
         for loss in losses.values():
@@ -243,7 +256,7 @@ def run_rank(rank):
             "candidates": output.candidates,
             "own": output.own,
         }
-    results["queue"] = queue_of_two_steps(rank, train_set)
+    results["queue"] = queue_of_two_steps(rank)
     return results
 
 
@@ -254,18 +267,20 @@ def stack_directions(output, name):
     )
 
 
-def queue_of_two_steps(rank, train_set):
-    """Return the image features in the momentum queue of a model with `all_ranks` off."""
+def queue_of_two_steps(rank):
+    """Return what the momentum queue of a model with `all_ranks` off holds."""
     torch.manual_seed(3)
     model = load_model("blip_mafa", "tiny")
     model.attach_step(model.backbone, StepSettings(soft_labels=SoftLabels("momentum")), None)
     model.momentum_encoders = Momentum(model, backbone_of, 64, queue_size=24)
+    model.expect_groups()
     model.image_queue.zero_()
     wrapped = DistributedDataParallel(model)
     for step in range(2):
-        first = 2 * BATCH * step + rank * BATCH
-        wrapped(mini_batch(train_set, range(first, first + BATCH), epoch=1)).loss.backward()
-    return {"features": model.image_queue.clone(), "place": int(model.queue_ptr)}
+        own = samples_of("groups", rank * BATCH, (rank + 1) * BATCH, first=2 * BATCH * step)
+        wrapped(own).loss.backward()
+    groups = getattr(model, GROUP_QUEUE).clone()
+    return {"features": model.image_queue.clone(), "place": int(model.queue_ptr), "groups": groups}
 
 
 @pytest.fixture(scope="module")
@@ -274,10 +289,10 @@ def rank_results(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_ranks_equal_one_process_on_the_joined_batch(rank_results, toy_train, name):
+def test_two_ranks_equal_one_process_on_the_joined_batch(rank_results, name):
     family, chosen, con_d = CASES[name]
     model = model_of(family, chosen, con_d)
-    samples = mini_batch(toy_train, range(START, START + 2 * BATCH), epoch=1)
+    samples = samples_of(name, 0, 2 * BATCH)
     with fixed_masks():
         output = model(samples)
     output.loss.backward()
@@ -301,6 +316,9 @@ def test_two_ranks_equal_one_process_on_the_joined_batch(rank_results, toy_train
             assert torch.allclose(theirs, gradient, rtol=1e-3, atol=2e-6), parameter
     assert one["own"].tolist() == list(range(BATCH))
     assert other["own"].tolist() == list(range(BATCH, 2 * BATCH))
+    if "groups" in name:
+        within = (GROUPS[hard] == GROUPS) & (GROUPS >= 0)
+        assert within.any() == name.endswith("negative")
 
 
 def test_momentum_queue_holds_the_features_of_all_ranks(rank_results):
@@ -308,6 +326,9 @@ def test_momentum_queue_holds_the_features_of_all_ranks(rank_results):
     one, other = (rank["queue"] for rank in rank_results)
     assert one["place"] == other["place"] == 4 * BATCH
     assert torch.equal(one["features"], other["features"])
+    # Groups are in the order of ranks; places that were never filled are of no group.
+    assert torch.equal(one["groups"], other["groups"])
+    assert one["groups"].tolist() == [[*GROUPS.tolist() * 2, *[NO_GROUP] * 4]]
     filled = one["features"].abs().sum(dim=0) > 0
     assert filled.tolist() == [True] * 4 * BATCH + [False] * 4
     assert len({tuple(column.tolist()) for column in one["features"].t()[: 4 * BATCH]}) == 4 * BATCH

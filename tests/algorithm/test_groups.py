@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,8 +14,7 @@ from slow_forms import SLOW_FORMS
 
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.context import NO_GROUP
-from lavis_mafa.algorithm.itc_forms import ITC_LOSSES
-from lavis_mafa.algorithm.labels import SOFT_LABELS, SoftLabels
+from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.mining import ALL, MiningRule, find_connections
 from lavis_mafa.algorithm.momentum import GROUP_QUEUE, Momentum
 from lavis_mafa.algorithm.parts import build_parts
@@ -210,49 +207,6 @@ def test_one_group_for_all_leaves_no_negative(tiny, toy_train, same_group):
     if same_group == "dropped":
         one_hot = step(tiny, samples, soft_labels=SoftLabels("one_hot"), loss_weights=ITC_ONLY)
         assert one_hot.loss_itc.item() == 0.0
-
-
-# With everything else
-
-CONNECTIONS = {
-    "convert": MiningRule(low=0.3, high=0.5),
-    "drop": MiningRule(low=0.3, high=0.5, action="drop"),
-    "keep": MiningRule(low=0.3, high=0.5, action="keep"),
-    "probability": MiningRule(low=0.3, high=0.5, labels="probability"),
-    "similarity": MiningRule(low=0.1, high=0.2, score="similarity", top_k=ALL),
-    "global": MiningRule(score="similarity", rule="global_threshold"),
-}
-
-
-@pytest.mark.parametrize(("form", "label"), list(itertools.product(ITC_LOSSES, SOFT_LABELS)))
-@pytest.mark.parametrize("groups", [GROUPS, [3] * BATCH], ids=["groups", "one group"])
-def test_every_form_and_label_trains_with_groups(tiny, toy_train, form, label, groups):
-    samples = with_groups(toy_train, groups)
-    # Every second use of connections with one of the two values; the other groups the other way.
-    first = itertools.cycle(VALUES[:2] if groups is GROUPS else VALUES[1::-1])
-    for same_group, (name, rule) in zip(first, CONNECTIONS.items(), strict=False):
-        options = {
-            "itc_loss": form,
-            "soft_labels": SoftLabels(label),
-            "loss_weights": ITC_ONLY,
-            "connections": rule,
-            "same_group": same_group,
-        }
-        settings, momentum = StepSettings(**options), None
-        if settings.soft_labels.needs_momentum:
-            if form == "sigmoid":
-                pytest.skip("refused by the config check")
-            momentum = Momentum(tiny, backbone_of, 64, queue_size=8)
-        parts = build_parts(settings, TableConD(), momentum)
-        parts.allocate(BATCH)
-        tiny.zero_grad()
-        for _ in range(1 + 2 * (momentum is not None)):  # until the queue holds earlier pairs
-            output = run_step(tiny.backbone, samples, parts)
-        output.loss.backward()
-        where = f"{same_group}, {name}"
-        assert output.loss.isfinite(), where
-        gradients = [p.grad for p in tiny.parameters() if p.grad is not None]
-        assert all(one.isfinite().all() for one in gradients), where
 
 
 @pytest.mark.parametrize("family", ["blip_mafa", "blip2_mafa"])

@@ -77,37 +77,11 @@ def test_high_probability_converts_to_positive_in_every_loss():
     assert [x.tolist() for x in t2i.mined(RULE)] == [[1], [0]]
 
 
-def test_ambiguous_negative_is_replaced_by_the_second_hardest():
-    i2t, _, _ = mine_both_directions(SIM, {(0, 1): 0.7})
-    assert i2t.state[0] == AMBIGUOUS
-    _, candidates, labels = i2t.itm_pairs(RULE)
-    assert candidates.tolist() == [2, 2, 1, 0] and labels.tolist() == [0, 0, 0, 0]
-    assert torch.equal(i2t.itc_targets(RULE)[0], own_pairs(4))
-    assert len(i2t.mined(RULE)[0]) == 0
-    kept = MiningRule(resample=False)
-    assert i2t.itm_pairs(kept)[1].tolist() == [1, 2, 1, 0]
-
-
-def test_ambiguous_negative_without_second_choice_is_omitted():
-    i2t, t2i, _ = mine_both_directions(SIM[:2, :2], {(0, 1): 0.6, (1, 0): 0.1})
-    anchors, candidates, labels = i2t.itm_pairs(RULE)
-    assert (anchors.tolist(), candidates.tolist(), labels.tolist()) == ([1], [0], [0])
-    assert t2i.itm_pairs(RULE)[0].tolist() == [0]
-
-
 def test_batch_of_one_has_no_negative():
     i2t, t2i, judged = mine_both_directions(SIM[:1, :1], {})
     assert judged == [] and i2t.state.tolist() == [ABSENT] == t2i.state.tolist()
     assert len(i2t.itm_pairs(RULE)[0]) == 0
     assert i2t.itc_targets(RULE)[0].tolist() == [[True]]
-
-
-def test_all_candidates_positive():
-    everything = {(i, j): 0.99 for i in range(4) for j in range(4)}
-    i2t, t2i, _ = mine_both_directions(SIM, everything)
-    assert (i2t.state == POSITIVE).all() and (t2i.state == POSITIVE).all()
-    assert i2t.itm_pairs(RULE)[2].tolist() == [1, 1, 1, 1]
-    assert i2t.itc_targets(RULE)[0].sum(1).tolist() == [2, 2, 2, 2]
 
 
 def test_dropping_removes_false_negatives_from_the_losses():
@@ -146,18 +120,6 @@ def test_probability_at_a_threshold_takes_the_lower_state():
     assert states.tolist() == [KEPT, KEPT, AMBIGUOUS, AMBIGUOUS, POSITIVE, POSITIVE]
     equal = MiningRule(low=0.5, high=0.5).states(torch.tensor([0.5, 0.500001]))
     assert equal.tolist() == [KEPT, POSITIVE]
-
-
-def test_pairs_of_one_image_are_never_nominated():
-    ids = torch.tensor([7, 7, 8, 9])
-    same = ids[:, None] == ids[None, :]
-    i2t, t2i, judged = mine_both_directions(SIM, {}, positives=same)
-    assert i2t.hard[0] == 2 and i2t.hard[1] == 2
-    assert (0, 1) not in judged and (1, 0) not in judged
-    assert i2t.itc_targets(RULE)[0][0].tolist() == [True, True, False, False]
-    all_positive = torch.ones(3, 3, dtype=torch.bool)
-    none, _ = pick(SIM[:3, :3], all_positive, hardest)
-    assert none.tolist() == [NONE] * 3
 
 
 @settings(deadline=None)

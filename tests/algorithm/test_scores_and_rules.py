@@ -74,25 +74,6 @@ def test_margin_equals_a_loop_over_pairs(seed, top_k, margin, kind):
             assert float(found.probability[row]) == float(score[b, k])
 
 
-@settings(deadline=None)
-@given(st.integers(0, 1000), st.floats(0, 0.4))
-def test_a_wider_margin_finds_more_and_all_at_the_extremes(seed, margin):
-    scores = table(seed), table(seed + 1)
-    rule = MiningRule(score="similarity", rule="margin", top_k=ALL)
-    counts = [
-        int((connections_of(rule, scores, Margin(margin=m))[0].state == POSITIVE).sum())
-        for m in (-1.0, margin, min(1.0, margin + 0.3))
-    ]
-    assert counts == sorted(counts)
-    # Relative margins do not depend on the scale of the scores.
-    relative = Margin(margin=margin, kind="relative")
-    one, other = (
-        connections_of(rule, tuple(scale * score for score in scores), relative)[0].state
-        for scale in (1.0, 0.25)
-    )
-    assert torch.equal(one, other)
-
-
 def test_relative_margin_is_the_share_of_nv_retriever():
     """95 % of the positive's score, its recommended maximum, is a relative margin of 0.05."""
     pairs = ScoredPairs("i2t", torch.tensor([0.77, 0.75]), torch.tensor([0.8, 0.8]), torch.zeros(2))

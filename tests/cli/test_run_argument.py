@@ -13,6 +13,7 @@ from conftest import ROOT
 
 from lavis_mafa.cli import main
 from lavis_mafa.config import ConfigError, load_config
+from lavis_mafa.config.config_of_run import recorded_config
 
 sys.path.append(str(ROOT / "tests" / "runners"))
 from runs import run_here  # noqa: E402
@@ -106,6 +107,13 @@ def test_recorded_config_cannot_read_the_environment(run, tmp_path, monkeypatch)
     )
     with pytest.raises(ConfigError, match="was not written by a run"):
         load_config(tmp_path)
+
+
+def test_recorded_config_has_no_keys_of_one_start(tmp_path):
+    one_start = {"resume_ckpt_path": "a.pth", "job_id": "job", "max_steps": 5, "rank": 1}
+    record = {"kind": "config", "config": {"run": {"seed": 3, **one_start}}}
+    (tmp_path / "log.jsonl").write_text(json.dumps(record) + "\n")
+    assert recorded_config(tmp_path) == {"run": {"seed": 3}}
 
 
 @pytest.fixture(scope="module")

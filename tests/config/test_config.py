@@ -17,6 +17,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lavis.common.registry import registry
+from omegaconf import OmegaConf
 
 import lavis_mafa  # noqa: F401  registers models, tasks, runners and builders
 from lavis_mafa.algorithm.settings import StepSettings
@@ -28,7 +29,7 @@ from lavis_mafa.config import (
 )
 from lavis_mafa.config.check import Report
 from lavis_mafa.config.key import known_keys, option_of, section_of, with_keys
-from lavis_mafa.config.load import complete
+from lavis_mafa.config.load import _read_options, complete, keys_for
 from lavis_mafa.config.registered import DATASET, FILE, MODEL, OURS, PARTS
 
 GOOD: dict[str, Any] = {
@@ -128,8 +129,17 @@ WRONG = [
     ("datasets.toy_scenes.type", "dens", "did you mean dense?"),
     ("datasets.toy_scenes.vis_processor.train", {"image_size": 9}, "name: missing"),
     ("datasets.toy_scenes.vis_processor.train.name", "blip_image_trian", "blip_image_train?"),
+    *(
+        (
+            f"datasets.toy_scenes.vis_processor.{part}",
+            {"name": f"blip_image_{part}", "image_size": 48},
+            "image_size: 48 differs from model.image_size 32",
+        )
+        for part in ("train", "eval")
+    ),
     ("datasets.toy_scenes.vis_processor.tain", {}, "vis_processor.train?"),
     ("datasets.toy_scenes", 3, "is not a mapping"),
+    ("run.test_splits", ["test", "test"], "[1]: 'test' is named twice"),
     ("datasets", {}, "is empty"),
     ("datasets", DELETE, "missing"),
     ("model", DELETE, "missing"),
@@ -271,16 +281,83 @@ def test_options_override_the_file(save):
         (["model.model_type=huge"], "model.model_type: 'huge' is not a type of AlbefMafa"),
         (["run.seed=7", "run.amp"], "'run.amp' has no value"),
         (["run.seed", "7", "run.amp"], "'run.amp' has no value"),
-        (["run.seed=[7"], "run.seed: 'run.seed=[7' cannot be read"),
+        (["run.seed=[7"], "run.seed: '[7' is not a whole number"),
+        (["run.job_id=${"], "run.job_id: 'run.job_id=${' cannot be read"),
         (["=7"], "'=7' is not of the form key=value"),
         (["run.seed.x=7"], "run.seed: {'x': 7} is not a whole number >= 0"),
-        (["run.train_splits.x=7"], "run.train_splits: {'x': 7} is not a list"),
+        (["run.train_splits.x=7"], "run.train_splits: {'x': '7'} is not a list"),
     ],
 )
 def test_invalid_options_are_rejected(save, options, message):
     with pytest.raises(ConfigError) as caught:
         load_config(save(GOOD), options)
     assert message in str(caught.value)
+
+
+TEXT = [
+    *("Question: {} Short answer:", "a photo of ", "/data/set #1/train.json", "[new]/train.json"),
+    *(
+        "{a,b}.tar",
+        "{00000..00331}.tar",
+        "C:\\data",
+        "~/x",
+        "*.json",
+        "@x",
+        "%x",
+        "!x",
+        "- x",
+        "? x",
+    ),
+    *("&a b", "a: b", "a, b", "no", "True", "12:30", "0123", "20240101", "2024-01-01", "1_000"),
+    *("1e5", "it's", "'a' and 'b'", "| a", "> a"),
+]
+
+
+@pytest.mark.parametrize("text", TEXT)
+def test_an_option_of_a_text_is_what_was_typed(text):
+    """Also where only the data set's own class knows that its key takes a text."""
+    config = put(GOOD, "datasets.image_text_json", {})
+    keys = keys_for(config, Report(FILE))[1]
+    info = "datasets.image_text_json.build_info"
+    paths = ("run.prompt", f"{info}.caption_key", f"{info}.annotations.train.storage")
+    found = _read_options([f"{path}={text}" for path in paths], [], keys)
+    assert [OmegaConf.select(found, path) for path in paths] == [text] * 3
+
+
+def test_options_are_read_by_the_keys_of_the_config(save):
+    info = "datasets.image_text_json.build_info"
+    given = [f"{info}.group_id_key=0123", f"{info}.annotations.train.storage=a #1.json"]
+    given.append(f"{info}.images.storage=images")
+    size = "datasets.image_text_json.vis_processor.{}.image_size=32"
+    given += [size.format("train"), size.format("eval")]
+    cfg = load_config(save(GOOD), given, machine=False)
+    found = cfg.datasets_cfg.image_text_json.build_info
+    assert (found.group_id_key, found.annotations.train.storage) == ("0123", "a #1.json")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("run.prompt='Question: {} Answer: '", "Question: {} Answer: "),
+        ('run.prompt="it\'s"', "it's"),
+        ("run.job_id=''", ""),
+        ("run.job_id=null", None),
+        ("run.job_id=", None),
+        ("run.init_lr=1e-4", 1e-4),
+        ("run.init_lr=.5", 0.5),
+        ("run.seed= 7 ", 7),
+        ("run.seed=0123", 123),
+        ("run.amp=yes", True),
+        ("run.valid_splits=[val, 'test']", ["val", "test"]),
+        ("run.annotation_file={val: /a b.json}", {"val": "/a b.json"}),
+    ],
+)
+def test_an_option_of_another_kind_is_read_as_yaml(option, value):
+    config = put(GOOD, "run.amp_dtype", "bf16")
+    config["run"] |= OmegaConf.to_container(_read_options([option], []))["run"]
+    completed, found, _ = complete(config, machine=False)
+    read = completed["run"][option.partition("=")[0].removeprefix("run.")]
+    assert found == [] and read == value and type(read) is type(value)
 
 
 def test_options_choose_the_default_yaml(save):
@@ -300,6 +377,21 @@ def test_options_choose_the_default_yaml(save):
         machine=False,
     )
     assert more.datasets_cfg.flickr30k.build_info.images.storage == "flickr30k/images"
+
+
+@pytest.mark.parametrize("name", ["con_d", "negatives_encoder"])
+def test_an_evaluation_needs_no_checkpoint_of_a_frozen_model(name):
+    """Only training uses them: the same config trains with them, and evaluates where they lack."""
+    frozen = {"arch": "albef_mafa", "model_type": "tiny", "checkpoint": "nowhere.pth"}
+    config = put(GOOD, f"model.mafa.{name}", frozen)
+    assert problems(config) == [
+        f"model.mafa.{name}.checkpoint: no such file, folder or URL: 'nowhere.pth'"
+    ]
+    config = put(put(config, "run.evaluate", True), "run.test_splits", ["test"])
+    config = put(put(config, "run.task", "mafa_retrieval"), "run.k_test", 2)
+    config = put(config, "model.load_pretrained", True)
+    completed, found, _ = complete(config)
+    assert found == [] and completed["model"]["mafa"][name] is None
 
 
 def test_number_strings_become_numbers(save, caplog):
@@ -436,10 +528,16 @@ def test_annotation_files_of_own_data_are_checked(tmp_path, monkeypatch):
     config = put(GOOD, "datasets", {"image_text_json": own})
     (tmp_path / "a.json").touch()
     where = "datasets.image_text_json.build_info"
+    start = f"relative paths start at the working directory, {tmp_path}"
     assert problems(config) == [
-        f"{where}.annotations.train.storage: no such file: 'b.json'",
-        f"{where}.images.storage: no such folder: 'i'",
+        f"{where}.annotations.train.storage: no such file: 'b.json', which is "
+        f"{tmp_path / 'b.json'}: {start}",
+        f"{where}.images.storage: no such folder: 'i', which is {tmp_path / 'i'}: {start}",
     ]
+    (line,) = problems_at(
+        problems(put(config, f"{where}.images.storage", "/i")), f"{where}.images.storage"
+    )
+    assert line == f"{where}.images.storage: no such folder: '/i'"
     (tmp_path / "b.json").touch()
     (tmp_path / "i").mkdir()
     assert problems(config) == []
@@ -455,7 +553,11 @@ def test_files_of_lavis_builders_are_searched_in_its_cache(tmp_path, monkeypatch
     monkeypatch.setitem(registry.mapping["paths"], "cache_root", str(tmp_path))
     info = "datasets.coco_caption.build_info"
     config = LAVIS_PRETRAIN
-    assert problems(config) == [f"{info}.images.storage: no such folder: 'coco/images/'"]
+    start = f"relative paths start at the cache of LAVIS, {tmp_path}"
+    assert problems(config) == [
+        f"{info}.images.storage: no such folder: 'coco/images/', which is "
+        f"{tmp_path / 'coco/images'}: {start}"
+    ]
     (tmp_path / "coco" / "images").mkdir(parents=True)
     assert problems(config) == []
     with_url = put(
@@ -463,7 +565,7 @@ def test_files_of_lavis_builders_are_searched_in_its_cache(tmp_path, monkeypatch
     )
     assert problems(with_url) == [
         f"{info}.annotations.train.storage: no such file: neither url 'nowhere.json' nor storage "
-        "'c/t.json'"
+        f"'c/t.json', which is {tmp_path / 'c/t.json'}: {start}"
     ]
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "t.json").touch()
@@ -488,6 +590,11 @@ def test_keys_of_this_package_need_a_model_of_this_package():
         ("run.runner", "runner_iter", "run.max_iters: missing"),
         ("datasets.coco_caption.text_processor.train.max_word", 9, "train.max_words?"),
         ("datasets.coco_caption.vis_processor.train.image_size", "big", "is not a whole number"),
+        (
+            "datasets.coco_caption.vis_processor.train",
+            None,
+            "vis_processor.train: missing; the run",
+        ),
         ("datasets.coco_caption.build_info.annotations.tarin", {}, "build_info.annotations.train?"),
         ("datasets.coco_caption.build_info.annotations.val.storage", 3, "is not a string"),
     ],

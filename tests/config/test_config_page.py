@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
+from config_page import COMMAND, PAGE, count_keys, is_ours, page, plain
 from conftest import ROOT
 from lavis.common.registry import registry
 
 from lavis_mafa.algorithm.grit import HARDNESS
 from lavis_mafa.config.key import keys_in
-from lavis_mafa.config.page import COMMAND, PAGE, count_keys, is_ours, page, plain
 from lavis_mafa.config.registered import MODEL, OURS, PARTS, RUN
 
 

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 from lavis_mafa.datasets import TrainingSet, columnar_files, pair_conversion
 from lavis_mafa.datasets.annotation_files import read_rows
 from lavis_mafa.datasets.annotation_rows import Problem
+from lavis_mafa.datasets.columnar_files import PARQUET
 from lavis_mafa.datasets.data_identity import DataIdentity
 from lavis_mafa.datasets.image_text_json import ImageTextEval, ImageTextTrain
 from lavis_mafa.mining.corpus import Corpus
@@ -459,3 +460,39 @@ def test_every_cut_is_noticed(tmp_path, name):
     (tmp_path / name).write_bytes(content[:-8])
     with pytest.raises(ValueError, match=rf"{name}.*damaged or cut short"):
         train_set(tmp_path, tmp_path / name)
+
+
+def repeated(kind, size, rows):
+    """Return a column whose rows share one text of ``size`` bytes."""
+    if kind == "views":
+        _, view, *texts = pa.array(["w" * size], pa.string_view()).buffers()
+        return pa.Array.from_buffers(
+            pa.string_view(), rows, [None, pa.py_buffer(view.to_pybytes()[:16] * rows), *texts]
+        )
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), ["w" * size])
+    if kind == "a dictionary":
+        return texts
+    return pa.ListArray.from_arrays(pa.array(range(rows + 1), pa.int32()), texts)
+
+
+@pytest.mark.parametrize(
+    "suffix, kind",
+    [
+        *((PARQUET, "a dictionary"), (".arrow", "a dictionary")),
+        *((".arrow", "lists of a dictionary"), (".arrow", "views")),
+    ],
+)
+def test_texts_that_are_repeated_to_gigabytes_are_refused(tmp_path, suffix, kind):
+    size, rows = 2**18, 1024
+    names = [f"{k}.jpg" for k in range(rows)]
+    table = pa.table({"image": names, "caption": repeated(kind, size, rows)})
+    path, before = tmp_path / f"a{suffix}", pa.total_allocated_bytes()
+    if suffix == PARQUET:
+        pq.write_table(table, path, store_schema=False, compression="zstd")
+    else:
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+    assert path.stat().st_size < 3 * size
+    with pytest.raises(ValueError, match=f"a{suffix}, rows 0 to 1023: .* are {size * rows} bytes"):
+        ImageTextTrain(np.asarray, str, tmp_path, [path], cache_dir=tmp_path / "cache")
+    assert pa.total_allocated_bytes() - before < 8 * size

@@ -224,6 +224,8 @@ def test_rows_that_do_not_fit_the_data(tmp_path):
     path = write(tmp_path / "b.json", [GOOD])
     with pytest.raises(ValueError, match="record 1: 'dog.jpg' names 2 images"):
         JudgedTruth(read_judgements(path), np.append(IDS, 9), rows)
+    path = write(tmp_path / "c.json", [{**GOOD, "image": "a/dog.jpg"}])
+    assert JudgedTruth(read_judgements(path), np.append(IDS, 9), rows).counts["valid"] == 1
 
 
 def test_captions_that_the_data_processed_are_found(tmp_path):

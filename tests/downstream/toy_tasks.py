@@ -8,7 +8,7 @@
 | `toy_nlvr` | statements about two pictures, as in LAVIS's `NLVRDataset` |
 | `toy_grounding` | expressions for an object, with the boxes of all objects |
 
-A data set has the attributes of `ToyPictures` and `annotation`, a list of rows.
+A data set has the attributes of `_ToyPictures` and `annotation`, a list of rows.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ from toy_questions import make_questions, possible_answers
 from toy_sentences import CLASS_LABELS, ambiguous_cells, leave_open, make_sentences
 from toy_statements import STATEMENT_TYPES, make_statements
 
-from lavis_mafa.toyworld.builder import ToyScenesBuilder, ToyScenesTrain
+from lavis_mafa.toyworld.builder import ToyScenesBuilder, _ToyScenesTrain
 from lavis_mafa.toyworld.world import write_captions
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
@@ -104,7 +104,7 @@ class ToyCaptions(ToyTask):
 @register("toy_caption")
 class ToyCaptionBuilder(ToyTaskBuilder):
     def rows_of(self, pictures, rng):
-        if isinstance(pictures, ToyScenesTrain):
+        if isinstance(pictures, _ToyScenesTrain):
             return pictures
         rows = [{"picture": number, "image_id": number} for number in range(len(pictures.images))]
         return ToyCaptions(pictures, rows)
@@ -202,7 +202,7 @@ class ToyNlvrBuilder(ToyTaskBuilder):
         return ToyStatements(pictures, rows)
 
 
-class ToyExpressions(ToyScenesTrain):
+class ToyExpressions(_ToyScenesTrain):
     """Pictures and expressions as image-text pairs, without boxes."""
 
     def __getitem__(self, index):
@@ -216,7 +216,7 @@ class ToyGroundingBuilder(ToyTaskBuilder):
     def rows_of(self, pictures, rng):
         world = pictures.world
         found = make_expressions(world, pictures.scenes, rng)
-        if isinstance(pictures, ToyScenesTrain):
+        if isinstance(pictures, _ToyScenesTrain):
             arrays = {"images": pictures.images, "scenes": pictures.scenes, **found}
             arrays["texts"] = np.array(found["texts"])
             processors = (pictures.vis_processor, pictures.text_processor)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from lavis_mafa.cli import main
-from lavis_mafa.export.hugging_face import round_weights
+from lavis_mafa.export.hugging_face import _round_weights
 from lavis_mafa.export.source import build_model
 
 CAPTIONS = ["a red ball on the big box", "two dogs", "the cat sits under a small blue box"]
@@ -53,7 +53,7 @@ def language_options(checkpoint: Path) -> list[str]:
 def lavis_model(checkpoint: Path):
     """Return a checkpoint's LAVIS model with all weights in float32."""
     model, _, _ = build_model(str(checkpoint), options=language_options(checkpoint))
-    round_weights(model, torch.float32)
+    _round_weights(model, torch.float32)
     return model
 
 

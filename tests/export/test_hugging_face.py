@@ -176,7 +176,7 @@ def test_vocabulary_without_unused_rows_is_extended(work_folder, tmp_path, name,
     pixels = random_images(3)
     output = hf_model.generate(pixel_values=pixels, max_new_tokens=LENGTH)
     model, _, _ = hugging_face.build_model(str(work_folder / f"{name}.pth"), options=[option])
-    hugging_face.round_weights(model, torch.float32)
+    hugging_face._round_weights(model, torch.float32)
     expected = generated_tokens(model, pixels, "", num_beams=1, max_length=LENGTH)
     assert torch.equal(output[:, -expected.shape[1] :], expected)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lavis_mafa.cli import main
-from lavis_mafa.export.lavis_forms import FORMS, for_nlvr, in_form, with_momentum
+from lavis_mafa.export.lavis_forms import FORMS, _for_nlvr, _in_form, with_momentum
 from lavis_mafa.io.checkpoints import read_checkpoint
 
 LAYER = "text_encoder.bert.encoder.layer.{}.output.dense.weight"
@@ -34,7 +34,7 @@ def test_momentum_copies_are_added(state):
 
 
 def test_nlvr_doubles_the_fusion_layers(state):
-    result = for_nlvr(state, fusion_layer=2)
+    result = _for_nlvr(state, fusion_layer=2)
     layer = LAYER.replace("bert.", "")
     first = {i: float(result[layer.format(i)][0]) for i in range(6)}
     assert first == {0: 10.0, 1: 11.0, 2: 12.0, 3: 12.0, 4: 13.0, 5: 13.0}
@@ -51,7 +51,7 @@ def test_export_command_writes_each_form(state, tmp_path, capsys, form, wrapped)
     arguments = [str(tmp_path / "in.pth"), str(tmp_path / "out.pth"), "--to", form]
     assert main(["export", *arguments, "--fusion-layer", "2"]) == 0
     written = read_checkpoint(str(tmp_path / "out.pth"))["model"]
-    expected = in_form(state, form, 2)
+    expected = _in_form(state, form, 2)
     assert written.keys() == expected.keys()
     assert all(torch.equal(written[key], expected[key]) for key in written)
     assert f"{len(expected)} tensors for {form}" in capsys.readouterr().out

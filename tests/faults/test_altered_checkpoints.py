@@ -177,7 +177,7 @@ def test_unchanged_file_is_verified_only_once(tmp_path, monkeypatch):
     open_member = zipfile.ZipFile.open
 
     def counted_open(self, name, *args, **kwargs):
-        opened_names.append(name.filename)
+        opened_names.append(name)
         return open_member(self, name, *args, **kwargs)
 
     monkeypatch.setattr(zipfile.ZipFile, "open", counted_open)

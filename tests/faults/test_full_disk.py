@@ -4,13 +4,16 @@ later.
 
 from __future__ import annotations
 
+import errno
+import os
 import resource
 
 import pytest
-from faulty_runs import assert_equal_runs, state, toy, wait_for
+from faulty_runs import assert_equal_runs, bits_differing, state, toy, wait_for
 from runs import finish, run_here, start
 
 from lavis_mafa.runners.checkpoint_schedule import NotSavedError
+from lavis_mafa.runners.run_log import RunLog
 
 # Without validation: otherwise a best checkpoint may be missed.
 RUN = toy("albef", run__max_epoch=12, run__save_every_steps=1)
@@ -56,6 +59,99 @@ def test_training_continues_until_disk_has_space(tmp_path, uninterrupted, inject
     assert_equal_runs(tmp_path, uninterrupted, injected, "disk full while saving: went on")
 
 
+EVALUATED = toy(
+    "albef",
+    run__max_epoch=2,
+    run__valid_splits='["val"]',
+    run__test_splits='["test"]',
+    run__save_scores=True,
+    run__grit__save_order=True,
+)
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("evaluated")
+    run_here(folder, **EVALUATED)
+    return folder
+
+
+def fail_to_open(monkeypatch, module, name, number, times=10**9):
+    """Let a module fail to open files with a part of a name for writing."""
+    failures = []
+
+    def open_(path, mode="r", *args, **options):
+        if name in str(path) and mode != "r" and len(failures) < times:
+            failures.append(path)
+            raise OSError(number, os.strerror(number), str(path))
+        return open(path, mode, *args, **options)
+
+    monkeypatch.setattr(f"{module}.open", open_, raising=False)
+    return failures
+
+
+@pytest.mark.parametrize(
+    "name, number",
+    [
+        ("evaluate.txt", errno.ENOSPC),
+        ("scores_", errno.EIO),
+        ("log.jsonl", errno.EIO),
+        ("connections.jsonl", errno.EDQUOT),
+        ("grit_order.npy", errno.ESTALE),
+    ],
+)
+def test_files_beside_checkpoints_may_fail(tmp_path, evaluated, monkeypatch, caplog, name, number):
+    failures = fail_to_open(monkeypatch, "lavis_mafa.io.files", name, number)
+    run_here(tmp_path, **EVALUATED)
+    for file in ("checkpoint_last.pth", "checkpoint_best.pth"):
+        assert bits_differing(state(tmp_path, file), state(evaluated, file)) == 0
+    assert failures and caplog.text.count("results or lines are lost") <= 2
+    lost = [r.args for r in caplog.records if "is incomplete" in r.msg]
+    assert sum(count for _, count in lost) == len(failures)
+    assert all(name in path for path, _ in lost)
+
+
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_state_that_cannot_be_collected_is_a_failed_save(
+    tmp_path, evaluated, monkeypatch, caplog, allowed
+):
+    failures, sizes = [], RunLog.sizes
+
+    def fail_once(self, rank):
+        if not failures:
+            failures.append(rank)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return sizes(self, rank)
+
+    monkeypatch.setattr(RunLog, "sizes", fail_once)
+    changes = {**EVALUATED, "run__max_failed_saves": allowed}
+    if not allowed:
+        with pytest.raises(NotSavedError, match="rank 0: .*Stale"):
+            run_here(tmp_path, **changes)
+        return
+    run_here(tmp_path, **changes)
+    assert "Stale" in caplog.text and failures
+    assert bits_differing(state(tmp_path), state(evaluated)) == 0
+
+
+def test_validation_of_another_task_may_fail_to_write(tmp_path, monkeypatch, caplog):
+    """LAVIS's own tasks write their results themselves."""
+    failures = fail_to_open(
+        monkeypatch, "lavis.tasks.retrieval", "evaluate.txt", errno.ENOSPC, times=1
+    )
+    changes = {**EVALUATED, "run__task": "retrieval", "model__mafa__con_d__arch": None}
+    del changes["run__save_scores"]
+    runner = run_here(tmp_path, **changes)
+    assert failures and "evaluation of val after epoch 0 cannot be written" in caplog.text
+    assert runner.progress.best.epoch == 1
+
+
+def test_evaluation_without_its_results_fails(tmp_path, monkeypatch):
+    fail_to_open(monkeypatch, "lavis_mafa.io.files", "scores_test", errno.ENOSPC)
+    with pytest.raises(NotSavedError, match="results could not be written: .*scores_test"):
+        run_here(tmp_path, **EVALUATED, run__evaluate=True)
+
+
 @pytest.mark.parametrize("allowed", [0, 2])
 def test_number_of_failed_saves_is_limited(tmp_path, monkeypatch, allowed):
     """A run survives as many failures in a row as allowed, and not one more."""
@@ -73,6 +169,35 @@ def test_number_of_failed_saves_is_limited(tmp_path, monkeypatch, allowed):
     with pytest.raises(NotSavedError, match=f"as run.max_failed_saves = {allowed}"):
         run_here(tmp_path, **toy("albef"), run__max_failed_saves=allowed, run__save_every_steps=1)
     assert len(tried) == 1 + allowed + 1
+
+
+def test_last_checkpoint_never_holds_the_best_weights(tmp_path, monkeypatch):
+    """The last one fails, and succeeds when the run ends, where the best weights are tested."""
+    from lavis_mafa.runners import checkpoint, checkpoint_schedule
+    from lavis_mafa.tasks import MafaPretrainTask
+
+    save, figures, failed = checkpoint.save_atomically, [0.9, 0.1], []
+
+    def fail_twice(content, path):
+        if content["run"]["epoch"] == 2 and len(failed) < 2:
+            failed.append(path.name)
+            raise OSError(116, "Stale file handle")
+        save(content, path)
+
+    def evaluation(*_, **__):
+        return {"agg_metrics": figures.pop(0) if figures else 0.0}
+
+    monkeypatch.setattr(MafaPretrainTask, "evaluation", evaluation)
+    changes = toy("albef", run__valid_splits='["val"]', run__test_splits='["test"]')
+    changes["run__max_epoch"] = 2
+    run_here(tmp_path / "whole", **changes)
+    figures += [0.9, 0.1]
+    monkeypatch.setattr(checkpoint, "save_atomically", fail_twice)
+    monkeypatch.setattr(checkpoint_schedule, "_RETRY_SECONDS", 0.0)
+    run_here(tmp_path / "cut", **changes)
+    assert failed == ["checkpoint_last.pth"] * 2
+    cut, whole = state(tmp_path / "cut"), state(tmp_path / "whole")
+    assert all(bits_differing(cut[key], whole[key]) == 0 for key in ("model", "optimizer"))
 
 
 def test_failed_best_checkpoint_is_not_recorded_as_best(tmp_path, monkeypatch):

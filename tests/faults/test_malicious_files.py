@@ -236,14 +236,14 @@ def test_lavis_own_loading_uses_weights_only(malicious_zip, tiny):
 
 def test_hugging_face_weights_are_rejected(tmp_path, injected):
     """from_pretrained of a folder, without the check of configs."""
-    from lavis_mafa.models.families.blip2.blip2_parts import QFormer, load_image_encoder
+    from lavis_mafa.models.families.blip2.blip2_parts import _QFormer, load_image_encoder
     from lavis_mafa.models.parts.tokenizers import from_hub
 
     world = MaliciousFile(tmp_path / "folder", name="pytorch_model.bin")
     config = {"model_type": "bert", "hidden_size": 8, "num_attention_heads": 1, "vocab_size": 9}
     (tmp_path / "folder/config.json").write_text(json.dumps(config))
     with pytest.raises((OSError, pickle.UnpicklingError)) as caught:
-        from_hub(QFormer.from_pretrained, str(tmp_path / "folder"))
+        from_hub(_QFormer.from_pretrained, str(tmp_path / "folder"))
     assert not world.mark.exists(), caught.value
     with pytest.raises(ValueError) as assert_rejected:
         load_image_encoder(torch.nn.Linear(1, 1), str(world.path))

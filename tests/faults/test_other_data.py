@@ -75,6 +75,9 @@ def test_identity_covers_every_row(tmp_path, injected, kind):
     glued = [dict(row) for row in rows]
     glued[7]["image"], glued[8]["image"] = "0007.png0", "008.png"
     assert identity(glued).image_rows != before.image_rows
+    if kind == "table":  # the same files, the last two of which are one image by their ids
+        joined = [{**row, "image_id": min(k, ROWS - 2)} for k, row in enumerate(rows)]
+        assert identity(joined).image_rows != before.image_rows
 
 
 def test_identity_of_shards_covers_every_image(tmp_path):
@@ -102,9 +105,9 @@ def test_images_kept_for_other_data_are_refused(tmp_path, injected):
     other = [
         row if k in compared else {**row, "image": f"other{k}.png"} for k, row in enumerate(rows)
     ]
-    identities = [of_con_d.identity_of_data(train_set(tmp_path, one)) for one in (rows, other)]
+    identities = [of_con_d._identity_of_data(train_set(tmp_path, one)) for one in (rows, other)]
     assert identities[0] != identities[1]
-    assert identities[0] == of_con_d.identity_of_data(train_set(tmp_path, rows))
+    assert identities[0] == of_con_d._identity_of_data(train_set(tmp_path, rows))
     injected("kept images of other data", 1)
 
 

@@ -1,24 +1,33 @@
-"""The config that a checkpoint records is not trusted: only plain sizes of a real model are used,
-wherever a checkpoint is read; no interpolation, URL or path in it is resolved.
+"""The config that a file records is not trusted.
+
+Of a checkpoint's only plain sizes of a real model are used, wherever it is read; no interpolation,
+URL or path in it is resolved. Of a run's log and a file of judged pairs no plugin is imported, and
+nothing is fetched or written that the user does not name.
 """
 
 from __future__ import annotations
 
 import copy
 import http.server
+import json
 import socket
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from lavis.common.registry import registry
 from omegaconf import OmegaConf
 
 import lavis_mafa
+from lavis_mafa.cli import main
+from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.config.con_d import check_con_d
+from lavis_mafa.config.config_of_run import trusting
 from lavis_mafa.export.source import build_model
 from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.mining.judged_pairs import UNKNOWN, Judged
 from lavis_mafa.models.con_d.build import build_discriminator
 from lavis_mafa.models.recorded_sizes import MOST_PATCHES, recorded_model
 from lavis_mafa.models.weight_loading import config_of
@@ -270,3 +279,169 @@ def test_shipped_configs_are_used_as_recorded():
             assert all(found[name] == cfg[name] for name in found)
             tried += 1
     assert tried > 20
+
+
+# Configs of runs and of judged pairs
+
+TOY = Path(__file__).resolve().parents[2] / "projects/mafa/train/albef_toy.yaml"
+OWN = TOY.with_name("albef_own_data.yaml")
+SMALL = ["datasets.toy_scenes.build_info.train_size=80", "run.batch_size_train=8"]
+SMALL += ["run.grit.queue_size=16", "run.grit.search_space=16", "run.device=cpu", "run.amp=False"]
+
+
+class Foreign:
+    """A run and judged pairs of someone else, with a plugin that leaves a mark when imported."""
+
+    def __init__(self, folder):
+        self.folder, self.mark, self.plugin = folder, folder / "it_ran", folder / "evil.py"
+        self.plugin.write_text(f"import os\nos.mkdir({str(self.mark)!r})\n")
+
+    def run(self, base=TOY, options=SMALL, **changes):
+        """Write the log of a run; ``changes`` to its config have dotted keys with __ for dots."""
+        config = load_config(base, options, machine=False).to_dict()
+        config = {name: config[name] for name in ("run", "model", "datasets")}
+        for path, value in changes.items():
+            *above, leaf = path.split("__")
+            node = config
+            for name in above:
+                node = node.setdefault(name, {})
+            node[leaf] = value
+        card = {"direction": "i2t", "probability": 0.9, "truth": None, "epoch": 0, "step": 0}
+        card |= {"state": "positive", "anchor_index": 0, "mined_index": 1}
+        (self.folder / "log.jsonl").write_text(json.dumps({"kind": "config", "config": config}))
+        (self.folder / "connections.jsonl").write_text(json.dumps(card))
+        return str(self.folder)
+
+    def pairs(self, cfg_path, *options):
+        flags = np.ones(2, bool)
+        folder = self.folder / "pairs"
+        folder.mkdir(exist_ok=True)
+        Judged(
+            *(np.array([1, 0]), np.array([0, 1]), flags, flags),
+            {"con_d": np.array([0.9, 0.8], np.float32)},
+            np.full(2, UNKNOWN, np.int8),
+            {"cfg_path": str(cfg_path), "options": list(options)},
+        ).save(folder / "judged.npz")
+        return str(folder)
+
+
+@pytest.fixture
+def foreign(tmp_path, monkeypatch):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    return Foreign(tmp_path / "theirs")
+
+
+def test_plugins_of_a_run_are_imported_only_if_the_user_says_so(foreign, injected):
+    folder = foreign.run(run__plugins=[str(foreign.plugin)])
+    with pytest.raises(ConfigError, match=r"run.plugins: .*evil.py.*--plugin .*--trust") as caught:
+        load_config(folder)
+    assert len(caught.value.problems) == 1 and not foreign.mark.exists()
+    assert main(["report", folder]) == 0 and not foreign.mark.exists()
+    assert "data:image" in (foreign.folder / "report.html").read_text()
+    assert main(["train", "--cfg-path", folder, "--print-config"]) == 2
+    assert not foreign.mark.exists()
+    injected("file that names a plugin", 1)
+    load_config(folder, [f"run.plugins=[{foreign.plugin}]"])
+    assert foreign.mark.exists()
+    foreign.plugin.write_text(foreign.plugin.read_text().replace("it_ran", "once_more"))
+    load_config(folder)  # imported already: nothing is executed
+
+
+@pytest.mark.parametrize("trusted", ["theirs", "."])
+def test_trusted_folders_are_followed(foreign, trusted, monkeypatch):
+    monkeypatch.chdir(foreign.folder.parent)
+    folder = foreign.run(run__plugins=[str(foreign.plugin)], run__output_dir="elsewhere")
+    with trusting([trusted]):
+        assert load_config(folder).run_cfg.output_dir == "elsewhere"
+    assert foreign.mark.exists()
+    with pytest.raises(ValueError, match="--trust nowhere: no such folder"), trusting(["nowhere"]):
+        pass
+
+
+def test_plugins_of_judged_pairs_are_not_imported(foreign, injected, caplog):
+    config = OmegaConf.load(TOY)
+    config.run.plugins = [str(foreign.plugin)]
+    OmegaConf.save(config, foreign.folder / "config.yaml")
+    plugins = f"run.plugins=[{foreign.plugin}]"
+    for given in ((foreign.folder / "config.yaml",), (TOY, plugins), (foreign.run(), plugins)):
+        pairs = foreign.pairs(*given)
+        for command in (["label", "page", pairs, "--all"], ["report", pairs]):
+            caplog.clear()
+            status = main([*command, "--output", "page.html"])
+            assert status == (2 if command[0] == "label" else 0)
+            assert "run.plugins" in caplog.text and "--trust" in caplog.text
+            assert not foreign.mark.exists()
+            injected("file that names a plugin", 1)
+    own = ["--cfg-path", str(TOY), "--options", *SMALL]
+    assert main(["label", "page", pairs, "--all", "--output", "page.html", *own]) == 0
+    assert not foreign.mark.exists()
+    trust = ["--trust", pairs, "--trust", str(foreign.folder)]
+    assert main(["label", "page", pairs, "--all", "--output", "page.html", *trust]) == 0
+    assert foreign.mark.exists()
+
+
+def test_nothing_of_a_run_is_fetched_or_written_elsewhere(foreign, server, caplog, injected):
+    port, asked = server
+    url, place = f"http://localhost:{port}/a.json", foreign.folder.parent / "victim.json"
+    info = {"annotations": {"train": {"url": url, "storage": str(place)}}}
+    info["images"] = {"storage": str(foreign.folder)}
+    processor = {"train": {"name": "blip_image_train", "image_size": 32}}
+    data = {"coco_caption": {"build_info": info, "vis_processor": processor}}
+    folder = foreign.run(datasets=data, run__output_dir=str(place))
+    for command in (
+        ["report", folder],
+        ["count", "--run", folder, "--output", "out", "--checkpoint", str(TOY)],
+        ["label", "page", foreign.pairs(folder), "--all"],
+        ["report", foreign.pairs(folder)],
+    ):
+        caplog.clear()
+        assert (main(command) == 0) == (command[0] == "report")
+        assert f"train.url: '{url}' is named by {folder}/log.jsonl, not by you" in caplog.text
+        assert asked == [] and not place.exists()
+        injected("file that names a URL", 1)
+
+
+REFUSED = {
+    "model__tokenizer": "someone/model",
+    "model__vit_weights": "https://example.org/vit.pth",
+    "model__med_config_path": "s3://bucket/a.json",
+    "run__annotation_file": "http://example.org/a.json",
+    "datasets__toy_scenes__build_info__images": {"storage": "pipe:touch it_ran"},
+    "model__mafa__con_d": {"arch": "albef_mafa", "checkpoint": "https://example.org/c.pth"},
+    "model__mafa__negatives_encoder": {
+        "arch": "albef_mafa", "checkpoint": str(TOY), "model": {"tokenizer": "someone/model"}
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_places_elsewhere_that_a_run_names_are_refused(foreign, key):
+    folder = foreign.run(**{key: REFUSED[key]})
+    with pytest.raises(ConfigError) as caught:
+        load_config(folder)
+    name = key.replace("__", ".")
+    line = next(one for one in caught.value.problems if one.startswith(name))
+    assert "not by you" in line and f"--trust {folder}" in line
+
+
+def test_own_files_that_a_run_names_are_read(foreign, tmp_path):
+    """What the user names beside them, and places to write, are the user's."""
+    words = Path(lavis_mafa.io.checkpoints.CONFIGS) / "models/tiny_vocab.txt"
+    (tmp_path / "words.txt").write_bytes(words.read_bytes())
+    folder = foreign.run(
+        model__tokenizer=str(tmp_path / "words.txt"),
+        run__output_dir="/somewhere",
+        run__resume_ckpt_path=str(tmp_path / "last.pth"),
+        run__loggers=["tensorboard", "wandb"],
+        run__logger_options={"wandb": {"entity": "them"}},
+    )
+    cfg = load_config(folder)
+    assert cfg.model_cfg.tokenizer == str(tmp_path / "words.txt")
+    assert (cfg.run_cfg.output_dir, cfg.run_cfg.resume_ckpt_path) == ("output", None)
+    assert cfg.run_cfg.loggers == ["tensorboard"] and cfg.run_cfg.logger_options == {}
+    assert [note.split(":")[0] for note in cfg.notes] == [
+        *("run.loggers", "run.logger_options", "run.output_dir")
+    ]
+    assert load_config(folder, ["run.output_dir=here"]).run_cfg.output_dir == "here"

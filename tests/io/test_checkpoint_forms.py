@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import logging
 import os
 
@@ -113,6 +114,10 @@ def test_safetensors_of_another_tool(tmp_path, weights):
         (lambda w: {"my_" + key: value for key, value in w.items()}, "its names begin with 'my_"),
         (lambda w: {**w, "epoch": 3}, "holds no state dict, but a int as 'epoch'"),
         (lambda w: {"state_dict": {}}, "holds no state dict, but a dict as 'state_dict'"),
+        (
+            lambda w: {**with_prefix(w, "model."), **with_prefix(averaged(w), "model._orig_mod.")},
+            "holds 'model.temp' twice",
+        ),
     ],
 )
 def test_unclear_files_are_refused(tmp_path, weights, content, message):
@@ -130,6 +135,21 @@ def test_names_of_our_own_runner_are_kept(tmp_path):
     assert read_checkpoint(str(tmp_path / "ours.pth"))["model"].keys() == state.keys()
     torch.save({"model": state}, tmp_path / "other.pth")
     assert list(read_checkpoint(str(tmp_path / "other.pth"))["model"]) == ["layer.weight"]
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "Run `git lfs pull`"),
+        (b"<!DOCTYPE html><html>Sign in</html>", "begins with b'<!DOCTYPE html><html"),
+        (gzip.compress(b"weights"), "expected a file of torch.save"),
+        ((20).to_bytes(8, "little") + b'{"a": {}}           ', "end in .safetensors"),
+    ],
+)
+def test_files_that_torch_did_not_save_are_named(tmp_path, content, message):
+    (tmp_path / "given.pth").write_bytes(content)
+    with pytest.raises(ValueError, match=f"given.pth cannot be loaded: .*{message}"):
+        read_checkpoint(str(tmp_path / "given.pth"))
 
 
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])

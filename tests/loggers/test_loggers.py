@@ -13,6 +13,7 @@ import pytest
 from conftest import ROOT
 from PIL import Image
 
+from lavis_mafa.cli import main
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.loggers import LOGGERS, Logger
 from lavis_mafa.loggers.guarded import _MEMORY, GuardedLoggers
@@ -40,7 +41,7 @@ class Recorder(Logger):
 
     def figures(self, figures, step, axis):
         if "figures" in self.fails:
-            raise RuntimeError("quota exceeded")
+            raise RuntimeError("quota exceeded, --token abc")
         self.calls.append(("figures", dict(figures), step, axis))
 
     def picture(self, name, picture, step, axis):
@@ -136,7 +137,8 @@ def test_failing_logger_is_switched_off_until_the_next_epoch(tmp_path, caplog):
     for step in range(3):
         loggers.figures("train", {"loss": 1.0}, step, "global_step")
     (warning,) = [r.getMessage() for r in caplog.records]
-    assert "recorder" in warning and "quota exceeded" in warning and "run.loggers" in warning
+    assert "recorder" in warning and "run.loggers" in warning
+    assert "quota exceeded, --token (hidden)" in warning
     logger.fails = set()
     loggers.figures("train", {"loss": 1.0}, 3, "global_step")
     assert logger.calls == []
@@ -254,6 +256,95 @@ def test_secrets_are_hidden():
     assert redact(["run.seed=1", "--options", "x.api_key=abc"]) == [
         *("run.seed=1", "--options", HIDDEN)
     ]
+    assert redact(["--token", "abc", "run.api_key", "x", "run.seed", "7", "--auth", "--y"]) == [
+        *("--token", HIDDEN, "run.api_key", HIDDEN, "run.seed", "7", "--auth", "--y")
+    ]
+    names = ("pwd", "pass", "apiKey", "hub_token", "WANDB_API_KEY", "passwords", "sas.sig", "db.pw")
+    assert set(redact(dict.fromkeys(names, "abc")).values()) == {HIDDEN}
+    assert redact({"password": 1234, "secret": [["a"]]}) == {
+        "password": HIDDEN,
+        "secret": [[HIDDEN]],
+    }
+
+
+JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abcDEF-123"
+TOKENS = [
+    *("hf_" + "aB3" * 11, "ghp_" + "aB3" * 12, "github_pat_" + "1a_" * 20, "sk-" + "aB3" * 16),
+    *(
+        "sk-proj-" + "a-B3" * 8,
+        "sk-" + "abc1" * 8,
+        "AKIAIOSFODNN7EXAMPLE",
+        "xoxb-123456789-abc",
+        JWT,
+    ),
+]
+
+
+@pytest.mark.parametrize("token", TOKENS)
+def test_tokens_are_hidden_by_their_form(token):
+    for text in ("{}", "/data/{}/x", "--note {} 1", "failed with '{}'"):
+        assert redact(text.format(token)) == text.format(HIDDEN)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("train.py --hub-token abc --x 1", "train.py --hub-token (hidden) --x 1"),
+        ("me:pw@host:80/x", "(hidden)@host:80/x"),
+        ("postgresql://me:p/w@host/db", "postgresql://host/db"),
+        ("{'password': 'abc', 'a': 1}", "{'password': '(hidden)', 'a': 1}"),
+        ("the api_key='abc' is wrong", "the api_key='(hidden)' is wrong"),
+        ("Authorization: Bearer abcdefgh12", "Authorization: (hidden) (hidden)"),
+        ("/mnt/open-sesame/x", "/mnt/(hidden)/x"),
+        ("open-sesames", "open-sesames"),
+    ],
+)
+def test_secrets_inside_texts_are_hidden(monkeypatch, text, expected):
+    monkeypatch.setenv("MY_TOKEN", "open-sesame")
+    assert redact(text) == expected
+
+
+def test_other_texts_are_left(monkeypatch):
+    monkeypatch.setenv("PWD", "/work/folder")
+    texts = [
+        *(
+            "Question: {} Short answer:",
+            "a photo of a token: two dogs at 3:30@noon",
+            "/work/folder/x",
+        ),
+        *("model.max_token_len=32", "model.num_query_token=32", "mask_token=[MASK]", "author=Bob"),
+        *("text_tokens=all", "model.tokenizer=bert-base-uncased", "run.pairs_per_pass=64"),
+        *("/data/hf_models/sk-learn-a-long-directory", "bar:img@2x.png", "git@github.com:me/x"),
+        *("https://host:8080/img@2x.png", "https://host/@user/x", "tcp://host:29500", "env://"),
+        *("run.job_id=pass", "0123456789abcdef0123456789abcdef01234567"),
+    ]
+    assert redact(texts) == texts
+    keys = ("tokenizer", "max_token_len", "text_tokens", "author", "image_key", "group_id_key")
+    assert redact(dict.fromkeys(keys, "abc")) == dict.fromkeys(keys, "abc")
+    plain = {"pairs_per_pass": 64, "num_query_token": 32, "token": None, "secret": True}
+    assert redact(plain) == plain
+
+
+def test_nothing_that_a_run_writes_has_its_secrets(tmp_path, monkeypatch, capsys):
+    """Resolved in its config; the run resumes nevertheless."""
+    monkeypatch.setenv("MY_TOKEN", "open-sesame")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")  # for launch.json
+    uri = "https://me:open-sesame-2@host/x"
+    changes = {"run__prompt": "${oc.env:MY_TOKEN}", "run__tensorboard": True}
+    changes["run__logger_options__mlflow__tracking_uri"] = uri
+    run_here(tmp_path, run__max_steps=2, **changes)
+    run_here(tmp_path, run__max_steps=3, run__resume_ckpt_path="auto", **changes)
+    assert [one["global_step"] for one in records(tmp_path, "step")] == [1, 2, 3]
+    assert main(["report", str(tmp_path / "job")]) == 0
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {"launch.json", "log.jsonl", "report.html", "checkpoint_last.pth"} <= {
+        path.name for path in written
+    }
+    assert [path for path in written if b"open-sesame" in path.read_bytes()] == []
+    given = options(tmp_path, **changes)
+    assert main(["train", "--cfg-path", CONFIG, "--print-config", "--options", *given]) == 0
+    printed = capsys.readouterr().out
+    assert "prompt: (hidden)" in printed and "open-sesame" not in printed
 
 
 # Weights & Biases
@@ -378,10 +469,10 @@ def test_mlflow_takes_any_name_and_value(tmp_path, monkeypatch):
     pytest.importorskip("mlflow")
     from mlflow.tracking import MlflowClient
 
-    from lavis_mafa.loggers.mlflow import MlflowLogger, MlflowSettings
+    from lavis_mafa.loggers.mlflow import _MlflowLogger, _MlflowSettings
 
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    logger = MlflowLogger(MlflowSettings(tracking_uri=tmp_path.as_uri()))
+    logger = _MlflowLogger(_MlflowSettings(tracking_uri=tmp_path.as_uri()))
     loggers = GuardedLoggers(tmp_path, {"mlflow": logger})
     config = {"run": {f"k{n}": "x" * 1000 for n in range(150)}, "odd key!": None}
     loggers.begin(config, resumed=False, first_step=1)

@@ -1,10 +1,10 @@
-"""Evidence for tests of the advice: favourable, and what changes it."""
+"""_Evidence for tests of the advice: favourable, and what changes it."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from lavis_mafa.mining.advice import Estimate, Evidence, Quality, advice_of
+from lavis_mafa.mining.advice import Estimate, _advice_of, _Evidence, _Quality
 from lavis_mafa.mining.judging import TRUTH
 
 ENABLED, SPACE, QUEUE = (f"run.grit.{key}" for key in ("enabled", "search_space", "queue_size"))
@@ -12,7 +12,7 @@ ACTION = "model.mafa.connections.action"
 FEW, MANY = Estimate(0.005, 0.003, 0.008), Estimate(0.26, 0.24, 0.28)
 SOME, MOST = Estimate(0.24, 0.22, 0.26), Estimate(0.57, 0.55, 0.6)
 THIRD = Estimate(0.32, 0.31, 0.325)
-GOOD = Quality(
+GOOD = _Quality(
     TRUTH,
     pairs=900,
     above=300,
@@ -31,9 +31,9 @@ def evidence(**changes):
         **{"random": {32: FEW}, "grouped": grouped},
         **{"con_d": "own", "problems": (), "quality": GOOD},
     }
-    return Evidence(**{**base, **changes})
+    return _Evidence(**{**base, **changes})
 
 
 def by_option(found):
     """Return the advised value and its certainty by option."""
-    return {one.option: (one.value, one.certainty) for one in advice_of(found)}
+    return {one.option: (one.value, one.certainty) for one in _advice_of(found)}

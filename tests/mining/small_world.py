@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import torch
 from conftest import ROOT, mini_batch, toy_config
 
 from lavis_mafa import load_model
 from lavis_mafa.cli import main
 from lavis_mafa.datasets import TrainingSet
+from lavis_mafa.mining.features import Features
 from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
 from lavis_mafa.toyworld import ToyScenesBuilder
 
@@ -25,6 +27,19 @@ def toy_pairs(size=SIZE, **build_info):
     """Return the training pairs of the toy world."""
     built = ToyScenesBuilder(toy_config(train_size=size, **build_info)).build_datasets()
     return TrainingSet(built["train"], seed=0)
+
+
+def features_of(size, seed, width=3, queries=0):
+    """Return random features on a coarse grid, so that many similarities are equal."""
+    rng = np.random.default_rng(seed)
+    vectors, texts = (
+        torch.from_numpy(rng.integers(-2, 3, (size, width)).astype(np.float32)) for _ in range(2)
+    )
+    images = vectors
+    if queries:
+        images = torch.from_numpy(rng.integers(-2, 3, (size, queries, width)).astype(np.float16))
+    captions = [str(k) for k in range(size)]
+    return Features(np.arange(size) * 2, images, texts, vectors, captions, [])
 
 
 def save_model(path, train_set, seed):

@@ -28,9 +28,9 @@ from lavis_mafa.mining.advice import (
     CLEAR,
     UNCERTAIN,
     Estimate,
-    Quality,
-    advice_of,
-    least_lift,
+    _advice_of,
+    _least_lift,
+    _Quality,
 )
 from lavis_mafa.mining.judging import TRUTH
 
@@ -142,13 +142,13 @@ def test_queue_must_hold_the_search_space():
             id="no base rate",
         ),
         pytest.param(
-            {"quality": Quality(TRUTH, 90, 0, None, FEW)},
+            {"quality": _Quality(TRUTH, 90, 0, None, FEW)},
             ("keep", UNCERTAIN),
             0,
             id="finds nothing",
         ),
         pytest.param(
-            {"quality": Quality(TRUTH, 90, 5, Estimate(0, 0, 0.4), Estimate(0, 0, 0.1))},
+            {"quality": _Quality(TRUTH, 90, 5, Estimate(0, 0, 0.4), Estimate(0, 0, 0.1))},
             ("keep", UNCERTAIN),
             0,
             id="nothing to find",
@@ -156,37 +156,37 @@ def test_queue_must_hold_the_search_space():
     ],
 )
 def test_mining(changes, action, steps):
-    found, options = advice_of(evidence(**changes)), by_option(evidence(**changes))
+    found, options = _advice_of(evidence(**changes)), by_option(evidence(**changes))
     assert options[ACTION] == action
     labeling = [one.reason for one in found if one.option is None]
     assert len(labeling) == steps and all("lavis-mafa label page" in one for one in labeling)
 
 
 def test_without_con_d_the_page_says_how_to_get_one():
-    found = advice_of(evidence(con_d=None, quality=None))
+    found = _advice_of(evidence(con_d=None, quality=None))
     assert "docs/con_d.md" in found[-1].reason and found[-1].option is None
     assert not any("connections" in (one.option or "") for one in found)
 
 
 def test_options_are_accepted_by_the_config_check():
     for changes in {"queue_size": 512}, {"random": {32: MANY}}:
-        found = advice_of(evidence(**changes))
+        found = _advice_of(evidence(**changes))
         options = [one.title for one in found if one.option is not None]
         cfg = load_config("albef_toy", [*options, "model.mafa.con_d.arch=oracle"])
         assert cfg.run_cfg.grit.enabled is (found[0].value is True)
-    assert [one.title for one in advice_of(evidence(queue_size=512))] == [
+    assert [one.title for one in _advice_of(evidence(queue_size=512))] == [
         *(f"{ENABLED}=True", f"{SPACE}=1024", f"{QUEUE}=1024", f"{ACTION}=convert")
     ]
 
 
 def test_reasons_have_the_figures_and_say_what_is_missing():
-    text = " ".join(one.reason for one in advice_of(evidence(random={32: MANY})))
+    text = " ".join(one.reason for one in _advice_of(evidence(random={32: MANY})))
     assert "26 % (24 to 28) of the hard negatives in random mini-batches of 32" in text
     assert "a lift of 2.4 (2.1 to 2.8; bound: 1.54)" in text
-    text = " ".join(one.reason for one in advice_of(evidence(grouped={(32, 256): THIRD})))
+    text = " ".join(one.reason for one in _advice_of(evidence(grouped={(32, 256): THIRD})))
     assert "At no counted M at most 28 % are false; fewest here: 32 % (31 to 32.5)" in text
     for changes in {"untrained": True}, {"judge": "own"}, {"quality": None}:
-        found = advice_of(evidence(**changes))
+        found = _advice_of(evidence(**changes))
         assert any(
             "Not enough evidence" in one.reason and one.certainty == UNCERTAIN for one in found
         )
@@ -196,8 +196,8 @@ def test_reasons_have_the_figures_and_say_what_is_missing():
 def test_bound_of_the_lift_is_a_likelihood_ratio(base, others):
     """A Con-D that calls matching pairs a match twice as often as others is at the bound."""
     precision = 2 * others * base / (2 * others * base + others * (1 - base))
-    assert precision / base == pytest.approx(least_lift(base))
-    assert least_lift(base) < 1 / base
+    assert precision / base == pytest.approx(_least_lift(base))
+    assert _least_lift(base) < 1 / base
 
 
 SHARES = st.floats(0, 1)

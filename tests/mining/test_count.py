@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from judged_cases import save_labels
-from small_world import CONFIG, DENSE, SIZE, arguments, call, call_ranks, con_d
+from small_world import CONFIG, DENSE, SIZE, arguments, call, call_ranks, con_d, features_of
 
 from lavis_mafa.cli import main
 from lavis_mafa.mining import counting as counting
 from lavis_mafa.mining import judging
-from lavis_mafa.mining.features import Features, make_features
+from lavis_mafa.mining.features import make_features
 from lavis_mafa.mining.hard_negatives import (
     Sampling,
     hard_negatives_of,
@@ -28,23 +28,15 @@ from lavis_mafa.mining.judged_pairs import Judged
 from lavis_mafa.mining.model_and_data import load_model_and_data
 from lavis_mafa.mining.quality.correction import Correction
 from lavis_mafa.models.con_d.build import build_discriminator
-from lavis_mafa.toyworld.builder import ToyScenesTrain
+from lavis_mafa.toyworld.builder import _ToyScenesTrain
 
 LISTS = ("--batch-sizes", 8, 16, "--search-spaces", 16, 48)
 
 
-def features_of(size, images=3, width=6, seed=0):
-    """Return random features of ``size`` samples on a coarse grid, with ties and repeated
-    images.
-    """
-    rng = np.random.default_rng(seed)
-    vectors, texts = (
-        torch.from_numpy(rng.integers(-2, 3, (size, width)).astype(np.float32)) for _ in range(2)
-    )
-    numbers = np.arange(size) * 2
-    ids = np.sort(rng.integers(0, max(1, size // images), size))
-    captions = [str(number) for number in numbers]
-    return Features(numbers, vectors, texts, vectors, captions, []), ids
+def features_and_ids(size, seed=0):
+    """Return random features with repeated images."""
+    ids = np.sort(np.random.default_rng(seed).integers(0, max(1, size // 3), size))
+    return features_of(size, seed, width=6), ids
 
 
 def dot(images, texts):
@@ -60,7 +52,7 @@ def dot(images, texts):
 )
 @settings(max_examples=60, deadline=None)
 def test_order_has_every_sample_once_in_full_mini_batches(size, batch, space, queue, apart):
-    features, ids = features_of(size)
+    features, ids = features_and_ids(size)
     sampling = Sampling("random" if space is None else "grit", batch, space)
     given_ids = ids if apart else None
     if size < batch:
@@ -105,7 +97,7 @@ def test_larger_search_spaces_group_more_similar_pairs():
 def test_hard_negatives_equal_slow_loop(size, batch, top_k, apart, grouped):
     """Of other images, and of other groups; -1 is no group."""
     batch = min(size, batch)
-    features, ids = features_of(size, seed=size)
+    features, ids = features_and_ids(size, size)
     groups = np.where(np.arange(size) % 3 == 0, np.arange(size) % 10, -1) if grouped else None
     order = order_of(Sampling("random", batch), features.vectors, features.texts, 0)
     given_ids = ids if apart else None
@@ -216,6 +208,19 @@ def test_counts_equal_judging_in_the_mini_batches(counted, models, tmp_path):
     assert 10 < hits[True] < len(order) - 10
 
 
+def test_a_count_by_threshold_and_missing_verdicts():
+    """Above is strict, pairs without a verdict do not count, and K neighbours are K pairs."""
+    probability = np.array([0.5, 0.75, np.nan, 0.25], np.float32)
+    image, text, sides = np.arange(4), np.arange(4) + 4, np.ones(4, bool)
+    judged = Judged(image, text, sides, ~sides, {"a": probability}, np.full(4, -1, np.int8))
+    picked = counting.HardNegatives(image, text, sides, np.zeros(4, np.int64))
+    for sampling, estimated in ((Sampling("random", 4), 4), (Sampling("all", None, None, 3), 12)):
+        of_images, of_texts = counting._count_one(sampling, picked, judged, 0.5, 12)
+        found = of_images.found, of_images.judged, of_images.share, of_images.estimated
+        assert found == (1, 3, 1 / 3, estimated)
+        assert (of_texts.found, of_texts.judged) == (0, 0)
+
+
 def test_mini_batches_have_the_hardness_of_the_config(models, tmp_path):
     opened = open_model(models[0])
     features = make_features(opened, np.arange(SIZE), tmp_path)
@@ -314,7 +319,7 @@ def test_sample_is_a_subset_of_the_data(models, tmp_path, caplog):
     for count in counts["counts"]:
         assert count["judged"] == 60 - 60 % count["batch_size"]
         assert count["estimated"] == round(count["share"] * SIZE)
-    too_few = arguments("count", tmp_path / "few", models[0], "--sample", 20, *LISTS)
+    too_few = arguments("count", tmp_path / "few", models[0], "--sample", 47, *LISTS)
     assert main(too_few) == 1
     assert "smaller than the search space" in caplog.text
 
@@ -333,14 +338,14 @@ def test_all_wrong_discriminators_are_reported(models, tmp_path, caplog):
 
 
 def test_unreadable_samples_are_skipped(models, tmp_path, monkeypatch):
-    read_one = ToyScenesTrain.__getitem__
+    read_one = _ToyScenesTrain.__getitem__
 
     def fail_for_some(self, index):
         if index in (3, 70):
             raise OSError("no such image")
         return read_one(self, index)
 
-    monkeypatch.setattr(ToyScenesTrain, "__getitem__", fail_for_some)
+    monkeypatch.setattr(_ToyScenesTrain, "__getitem__", fail_for_some)
     call(*arguments("count", tmp_path, models[0], *LISTS))
     counts = read(tmp_path)
     assert counts["unreadable"] == [3, 70] and counts["looked_at"] == SIZE - 2
@@ -354,7 +359,7 @@ def test_correction_applies_to_its_discriminator_only():
         for judge in ("a", "b", "truth")
         for side in ("image", "text")
     ]
-    table = counting.count_table(counts, [Correction(0.83, 0.77, 0.87, 200, "a", 0.5)])
+    table = counting._count_table(counts, [Correction(0.83, 0.77, 0.87, 200, "a", 0.5)])
     corrected = [table.columns.index(name) for name in table.columns if "corrected" in name]
     assert [[row[column] for column in corrected] for row in table.rows] == [
         ["16.60", "16.60"],
@@ -429,7 +434,7 @@ def test_rows_of_pairs_are_found():
 
 def test_image_lost_while_judging_has_no_verdict(models, tmp_path, monkeypatch):
     call(*arguments("count", tmp_path, models[0], *LISTS))  # computes all features
-    read_one = ToyScenesTrain.__getitem__
+    read_one = _ToyScenesTrain.__getitem__
 
     def fail_for_some(self, index):
         if index == 4:
@@ -437,7 +442,7 @@ def test_image_lost_while_judging_has_no_verdict(models, tmp_path, monkeypatch):
         return read_one(self, index)
 
     # The 16 samples of the data's fingerprint are read too; 4 is not among them.
-    monkeypatch.setattr(ToyScenesTrain, "__getitem__", fail_for_some)
+    monkeypatch.setattr(_ToyScenesTrain, "__getitem__", fail_for_some)
     call(*arguments("count", tmp_path, models[0], *LISTS, "--con-d", *con_d("a", models[1])))
     judged = Judged.load(tmp_path)
     assert (np.isnan(judged.probability_by("a")) == (judged.image == 4)).all() and (

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import io
 import json
 import os
+import shutil
+import struct
 import zipfile
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,14 +22,16 @@ from small_world import call
 
 from lavis_mafa import load_model
 from lavis_mafa.cli import main
+from lavis_mafa.config import load_config
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.datasets.image_text_json import ImageTextTrain
-from lavis_mafa.datasets.make_vocab import make_vocab
 from lavis_mafa.io.arrays import read_npz
+from lavis_mafa.io.checkpoints import CONFIGS
 from lavis_mafa.mining.corpus import Corpus
 from lavis_mafa.mining.features import make_features
 from lavis_mafa.mining.judged_pairs import UNKNOWN, Judged
-from lavis_mafa.mining.judging import discriminators_of
+from lavis_mafa.mining.judging import build_judges, discriminators_of
+from lavis_mafa.mining.model_and_data import options_of
 from lavis_mafa.mining.run_records import read_run
 from lavis_mafa.pages.charts import Table
 from lavis_mafa.pages.tables import markdown_table, one_line
@@ -106,7 +113,9 @@ def judged_pairs(**changes):
     ],
 )
 def test_judged_pairs_out_of_range_are_refused(tmp_path, changes, message):
-    assert len(Judged.load(judged_pairs().save(tmp_path / "good.npz"))) == 4
+    good = Judged.load(judged_pairs().save(tmp_path / "good.npz"))
+    numbers = struct.pack("<8q", *range(4), *range(1, 5))  # what labels identify the file by
+    assert len(good) == 4 and good.digest == hashlib.sha256(numbers).hexdigest()
     path = judged_pairs(**changes).save(tmp_path / "judged.npz")
     with pytest.raises(ValueError, match=f"judged.npz is not a file of judged pairs: .*{message}"):
         Judged.load(path)
@@ -225,18 +234,19 @@ def test_terminal_escapes_are_shown_and_not_obeyed():
 
 
 def test_tokenizer_of_the_own_config_is_accepted_for_con_d(tmp_path):
-    (tmp_path / "rows.json").write_text(json.dumps([{"image": "a", "caption": "a b a b"}] * 2))
-    words = tmp_path / "vocab.txt"
-    make_vocab([str(tmp_path / "rows.json")], str(words), size=50)
+    words = shutil.copy(CONFIGS / "models" / "tiny_vocab.txt", tmp_path / "vocab.txt")
     recorded = {"arch": "albef_mafa", "model_type": "tiny", "tokenizer": str(words)}
     state = load_model("albef_mafa", "tiny").state_dict()
     torch.save({"model": state, "config": {"model": recorded}}, tmp_path / "own.pth")
     con_d = ["own.arch=albef_mafa", "own.model_type=tiny", f"own.checkpoint={tmp_path / 'own.pth'}"]
-    args = argparse.Namespace(cfg_path=CONFIG, checkpoint=None, con_d=con_d)
+    args = argparse.Namespace(cfg_path=CONFIG, checkpoint=None, con_d=con_d, output=tmp_path)
     info = "datasets.image_text_json.build_info"
     data = [f"{info}.annotations.train.storage=rows.json", f"{info}.images.storage=images"]
     args.options = ["model.model_type=tiny", f"model.tokenizer={words}", *data]
-    assert discriminators_of(args)["own"]["checkpoint"] == str(tmp_path / "own.pth")
+    found = discriminators_of(args)
+    assert found["own"]["checkpoint"] == str(tmp_path / "own.pth")
+    command: Any = SimpleNamespace(cfg=load_config(CONFIG, options_of(args), machine=False))
+    assert build_judges(command, found)["own"].model.training is False
     args.options[1] = "model.tokenizer=tiny_vocab.txt"
     with pytest.raises(ValueError, match="If you trust it, set tokenizer yourself"):
         discriminators_of(args)

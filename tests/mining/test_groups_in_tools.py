@@ -11,7 +11,7 @@ import yaml
 from small_world import SIZE, arguments, call, con_d
 
 from lavis_mafa.mining.judged_pairs import Judged
-from lavis_mafa.toyworld.builder import ToyScenesTrain
+from lavis_mafa.toyworld.builder import _ToyScenesTrain
 
 ORACLE = "model.mafa.con_d.arch=oracle"
 NEGATIVE = "model.mafa.same_group=negative"
@@ -28,7 +28,7 @@ def groups_of(size):
 def grouped(monkeypatch):
     """Give the toy world groups."""
     monkeypatch.setattr(
-        ToyScenesTrain, "group_ids", property(lambda self: groups_of(len(self))), raising=False
+        _ToyScenesTrain, "group_ids", property(lambda self: groups_of(len(self))), raising=False
     )
 
 

@@ -18,7 +18,7 @@ from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.mining import judging
 from lavis_mafa.mining.corpus import Corpus
 from lavis_mafa.mining.features import Features
-from lavis_mafa.mining.judging import build_judge, chunks_of, first_readable, judge
+from lavis_mafa.mining.judging import _chunks_of, _first_readable, build_judge, judge
 from lavis_mafa.mining.model_and_data import ModelAndData
 from lavis_mafa.models.con_d.build import build_discriminator
 from lavis_mafa.toyworld import ToyScenesBuilder
@@ -120,7 +120,7 @@ def test_verdicts_of_another_sample_of_the_image_are_used(world, pairs, tmp_path
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.data())
 def test_first_readable_sample_represents_an_image(ids, data):
     readable = sorted(data.draw(st.sets(st.integers(0, len(ids) - 1))))
-    found = first_readable(np.array(ids), np.array(readable, np.int64))
+    found = _first_readable(np.array(ids), np.array(readable, np.int64))
     for number, representative in enumerate(found.tolist()):
         same = [k for k, other in enumerate(ids) if other == ids[number]]
         assert representative == ([k for k in same if k in readable] or same)[0]
@@ -138,7 +138,7 @@ def test_chunks_contain_every_pair_once_and_keep_images_together(pairs, images, 
     before = judging.CHUNK_IMAGES, judging.CHUNK_PAIRS
     judging.CHUNK_IMAGES, judging.CHUNK_PAIRS = images, count
     try:
-        chunks = list(chunks_of(*given_pairs.T, features))
+        chunks = list(_chunks_of(*given_pairs.T, features))
     finally:
         judging.CHUNK_IMAGES, judging.CHUNK_PAIRS = before
     chunked_pairs = [pair for image, text in chunks for pair in zip(image, text, strict=True)]
@@ -155,5 +155,5 @@ def test_similar_images_are_in_nearby_chunks(monkeypatch):
     numbers = np.arange(120)
     vectors = F.normalize(torch.eye(3).repeat(40, 1) + 0.01 * torch.randn(120, 3), dim=1)
     features = SimpleNamespace(vectors=vectors, positions=lambda numbers: numbers)
-    topics = [len(set((image % 3).tolist())) for image, _ in chunks_of(numbers, numbers, features)]
+    topics = [len(set((image % 3).tolist())) for image, _ in _chunks_of(numbers, numbers, features)]
     assert len(topics) == 24 and np.mean(topics) < 2  # in the order of sample numbers it would be 3

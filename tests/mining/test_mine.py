@@ -250,7 +250,7 @@ def test_duplicates_by_wording_or_image_are_merged():
     score = np.linspace(0.99, 0.81, len(pairs)).astype(np.float32)
     sides = np.ones(len(pairs), bool)
     judged = Judged(image, text, sides, sides, {"a": score}, np.full(len(pairs), -1, np.int8))
-    mined, counts = mine.select_pairs(judged, data, 0.8)
+    mined, counts = mine._select_pairs(judged, data, 0.8)
     # Image 0 with caption 2, not again with 3 or from sample 1; caption 4 it has already; image 1
     # (sample 2) has caption 3 itself.
     assert list(zip(mined.image.tolist(), mined.text.tolist(), strict=True)) == [

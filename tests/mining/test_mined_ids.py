@@ -14,7 +14,7 @@ from torch.utils.data import ConcatDataset
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.datasets.image_text_json import ImageTextTrain
 from lavis_mafa.mining.corpus import Corpus
-from lavis_mafa.mining.pair_records import PairRecords, ParquetRecords, ids_of_images
+from lavis_mafa.mining.pair_records import PairRecords, ParquetRecords, _ids_of_images
 
 
 def rows_with(ids):
@@ -32,23 +32,22 @@ def data_set(folder, *names, **options):
     return ImageTextTrain(np.asarray, str, folder, files, cache_dir=folder / "cache", **options)
 
 
-@pytest.mark.parametrize(
-    "ids",
-    [
-        ["coco_7", "coco_7", "coco_5", "coco_5", "x", "x"],
-        [391895, 391895, 3, 3, 0, 0],
-        ["007", "007", "7", "7", 8, 8],
-        [None] * 6,
-        [1, 1, None, None, 2, 2],
-    ],
-)
+IDS = [
+    ["coco_7", "coco_7", "coco_5", "coco_5", "x", "x"],
+    [391895, 391895, 3, 3, 0, 0],
+    ["007", "007", "7", "7", "8", "8"],
+    ["7", "7", "5", "5", str(2**70), str(2**70)],
+    [None] * 6,
+    [1, 1, None, None, 2, 2],
+]
+
+
+@pytest.mark.parametrize("ids", [*IDS, ["007", "007", "7", "7", 8, 8]])
 def test_mined_and_original_files_are_read_together(tmp_path, ids):
     for name in "abc":
         Image.new("RGB", (8, 8)).save(tmp_path / f"{name}.png")
     (tmp_path / "train.json").write_text(json.dumps(rows_with(ids)))
-    original = data_set(tmp_path, "train.json")
-    corpus = Corpus(TrainingSet(original), None)
-    writer = PairRecords(corpus, tmp_path / "out")
+    writer = PairRecords(Corpus(TrainingSet(data_set(tmp_path, "train.json")), None), tmp_path)
     mined = [writer.record(0, 5), writer.record(2, 1), writer.record(4, 0)]
     (tmp_path / "mined.json").write_text(json.dumps(mined))
     together = data_set(tmp_path, "train.json", "mined.json")
@@ -60,17 +59,7 @@ def test_mined_and_original_files_are_read_together(tmp_path, ids):
 
 
 @pytest.mark.parametrize("stored", [False, True])
-@pytest.mark.parametrize(
-    "ids",
-    [
-        ["coco_7", "coco_7", "coco_5", "coco_5", "x", "x"],
-        [391895, 391895, 3, 3, 0, 0],
-        ["007", "007", "7", "7", "8", "8"],
-        ["7", "7", "5", "5", str(2**70), str(2**70)],
-        [None] * 6,
-        [1, 1, None, None, 2, 2],
-    ],
-)
+@pytest.mark.parametrize("ids", IDS)
 def test_mined_and_original_parquet_files_are_read_together(tmp_path, ids, stored):
     for number, name in enumerate("abc"):
         Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / f"{name}.png")
@@ -168,9 +157,9 @@ def test_ids_that_do_not_tell_images_apart_are_replaced():
         def __len__(self):
             return len(self.pairs)
 
-    assert ids_of_images(Data(["5", "6", "5"], [0, 1, 2])) is None
-    assert ids_of_images(Data(["5", None], [0, 0])) is None
-    assert ids_of_images(Data(["5", "5", None], [0, 0, 1]))(0) == 5
+    assert _ids_of_images(Data(["5", "6", "5"], [0, 1, 2])) is None
+    assert _ids_of_images(Data(["5", None], [0, 0])) is None
+    assert _ids_of_images(Data(["5", "5", None], [0, 0, 1]))(0) == 5
 
 
 def test_ids_of_lavis_annotations_are_kept():

@@ -9,31 +9,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_world import SIZE, arguments, call, call_ranks, con_d, toy_pairs
+from small_world import SIZE, arguments, call, call_ranks, con_d, features_of, toy_pairs
 
 from lavis_mafa.algorithm.pickers import NONE
 from lavis_mafa.cli import main
 from lavis_mafa.mining import neighbours
 from lavis_mafa.mining.corpus import Corpus
-from lavis_mafa.mining.features import Features
 from lavis_mafa.mining.judged_pairs import Judged
-from lavis_mafa.mining.neighbours import ExactSearch, largest
+from lavis_mafa.mining.neighbours import _ExactSearch, largest
 
 MINED = "mined.json"
 ORACLE = "model.mafa.con_d.arch=oracle"
-
-
-def features_of(size, seed, width=3, queries=0):
-    """Return random features on a coarse grid, so that many similarities are equal."""
-    rng = np.random.default_rng(seed)
-    vectors, texts = (
-        torch.from_numpy(rng.integers(-2, 3, (size, width)).astype(np.float32)) for _ in range(2)
-    )
-    images = vectors
-    if queries:
-        images = torch.from_numpy(rng.integers(-2, 3, (size, queries, width)).astype(np.float16))
-    captions = [str(k) for k in range(size)]
-    return Features(np.arange(size) * 2, images, texts, vectors, captions, [])
 
 
 def dot(images, texts):
@@ -73,7 +59,7 @@ def test_exact_search_equals_slow_loop(size, k, at_once, images, wordings, own_o
     labels = [] if own_only else [rng.integers(0, images, size)]
     if wordings and not own_only:
         labels.append(rng.integers(0, wordings, size))
-    search = ExactSearch(features, dot, labels, at_once=at_once)
+    search = _ExactSearch(features, dot, labels, at_once=at_once)
     rows = np.sort(rng.choice(size, rng.integers(1, size + 1), replace=False))
     for from_image in (True, False):
         places, similarity = search.find(rows, from_image, k)
@@ -103,7 +89,7 @@ def test_chunks_contain_every_anchor_once(size, anchors):
     before = neighbours.ANCHORS
     neighbours.ANCHORS = anchors
     try:
-        chunks = neighbours.chunks_of_anchors(size)
+        chunks = neighbours._chunks_of_anchors(size)
     finally:
         neighbours.ANCHORS = before
     assert len({name for _, _, name in chunks}) == len(chunks)
@@ -122,7 +108,7 @@ def test_memory_is_bounded_by_chunks(monkeypatch):
         return dot(images, texts)
 
     monkeypatch.setattr(neighbours, "MAX_SIMILARITIES", 64)
-    ExactSearch(features, watched, []).find(np.arange(8), True, 2)
+    _ExactSearch(features, watched, []).find(np.arange(8), True, 2)
     assert max(sizes) == 64 and sum(sizes) == 8 * 50
 
 
@@ -178,7 +164,7 @@ def chunks_in(folder):
 
 def test_stopped_search_is_resumed(mined, models, tmp_path, monkeypatch):
     command = arguments("mine", tmp_path, models[0], *MINING, "--con-d", *con_d("a", models[1]))
-    find, calls = ExactSearch.find, []
+    find, calls = _ExactSearch.find, []
 
     def stop_later(self, rows, *args):
         if len(calls) == 5:
@@ -187,7 +173,7 @@ def test_stopped_search_is_resumed(mined, models, tmp_path, monkeypatch):
         return find(self, rows, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ExactSearch, "find", stop_later)
+        patch.setattr(_ExactSearch, "find", stop_later)
         assert main(list(map(str, command))) == 1
     first = chunks_in(tmp_path)
     assert len(first) == 5

@@ -1,9 +1,8 @@
-"""Precision, recall, agreement: against loops over pairs, and known extremes."""
+"""Precision and recall: against loops over pairs, and known extremes."""
 
 from __future__ import annotations
 
 import json
-import math
 
 import numpy as np
 import pytest
@@ -12,18 +11,10 @@ from hypothesis import strategies as st
 from judged_cases import judged_file, save_labels
 
 from lavis_mafa.cli import main
-from lavis_mafa.metrics.binary import (
-    area_under_roc,
-    bin_of,
-    calibrate,
-    figures_at,
-    sweep,
-    weighted_share,
-)
+from lavis_mafa.metrics.binary import bin_of, figures_at, precisions, weighted_share
 from lavis_mafa.metrics.intervals import wilson
 from lavis_mafa.mining.judged_pairs import INVALID, UNKNOWN, VALID
 from lavis_mafa.mining.quality.annotator_labels import draw
-from lavis_mafa.mining.quality.precision import Source, agreement, compare
 
 
 @st.composite
@@ -37,59 +28,17 @@ def judgements(draw):
     return np.array(probability, np.float32), np.array(valid), np.array(weight, float)
 
 
-def slow_sums(probability, valid, weight, limit):
-    """Return the weights of positive calls, hits and matches, pair by pair; called from
-    ``limit`` on.
-    """
-    called = hits = matches = 0.0
-    for p, v, w in zip(probability, valid, weight, strict=True):
-        called += w * (p >= limit)
-        hits += w * (p >= limit and v)
-        matches += w * v
-    return called, hits, matches
-
-
 @settings(max_examples=60, deadline=None)
 @given(judgements())
-def test_sweep_equals_loop_over_thresholds(data):
+def test_precision_above_every_threshold_equals_a_loop(data):
     probability, valid, weight = data
-    found = sweep(*data)
+    thresholds, found = precisions(*data)
     limits = sorted(set(probability), reverse=True)
-    assert len(found.threshold) == len(limits)
-    area = ranked = before = 0.0
-    for k, limit in enumerate(limits):
-        called, hits, matches = slow_sums(*data, limit)
-        assert (found.called[k], found.hits[k], found.valid) == (called, hits, matches)
-        assert found.precision[k] == pytest.approx(hits / called)
-        assert found.f1[k] == pytest.approx(2 * hits / (called + matches))
-        # The returned threshold makes the same calls.
-        assert np.array_equal(probability > found.threshold[k], probability >= limit)
-        if matches:
-            ranked += (hits / matches - before) * hits / called
-            before = hits / matches
-    assert found.average_precision() == (pytest.approx(ranked) if valid.any() else None)
-    if valid.any() and not valid.all():
-        for p, w in zip(probability[valid], weight[valid], strict=True):
-            for q, u in zip(probability[~valid], weight[~valid], strict=True):
-                area += w * u * ((p > q) + (p == q) / 2)
-        total = weight[valid].sum() * weight[~valid].sum()
-        assert found.roc_area() == pytest.approx(area / total)
-    else:
-        assert found.roc_area() is None
-
-
-@settings(max_examples=60, deadline=None)
-@given(judgements())
-def test_best_f1_is_the_maximum_over_thresholds(data):
-    probability, valid, weight = data
-    best = sweep(*data).best_f1()
-    if not valid.any() or not (probability > 0).any():
-        assert best is None
-        return
-    assert best[0] >= 0
-    assert figures_at(best[0], *data).f1 == pytest.approx(best[1])
-    every = [figures_at(t, *data).f1 for t in (0, *probability)]
-    assert best[1] == pytest.approx(max(every))
+    assert len(thresholds) == len(limits)
+    for threshold, precision, limit in zip(thresholds, found, limits, strict=True):
+        called = probability >= limit
+        assert np.array_equal(probability > threshold, called)
+        assert precision == pytest.approx(weight[called & valid].sum() / weight[called].sum())
 
 
 @settings(max_examples=60, deadline=None)
@@ -122,25 +71,8 @@ def test_probability_at_the_threshold_is_negative():
 def test_threshold_separates_adjacent_float32_values():
     low = np.float32(0.7)
     probability = np.array([low, np.nextafter(low, np.float32(1))], np.float32)
-    assert figures_at(sweep(probability, [False, True]).best_f1()[0], probability, [0, 1]).f1 == 1.0
-
-
-@settings(max_examples=60, deadline=None)
-@given(judgements())
-def test_calibration_equals_slow_loop(data):
-    probability, valid, weight = data
-    error = 0.0
-    for k in range(10):
-        in_bin = [i for i, p in enumerate(probability) if max(0, math.ceil(p * 10 - 1e-5) - 1) == k]
-        mass = sum(weight[i] for i in in_bin)
-        gap = sum(weight[i] * (probability[i] - valid[i]) for i in in_bin)
-        error += abs(gap) / weight.sum() if mass else 0.0
-    assert calibrate(*data).error == pytest.approx(error, abs=1e-6)
-
-
-def test_calibration_has_the_share_of_each_tenth():
-    found = calibrate(np.array([0.05, 0.05, 0.75, 0.75]), [1, 0, 1, 1], np.array([3, 1, 1, 1.0]))
-    assert (found.share[0], found.share[7]) == (0.75, 1.0) and np.isnan(found.share[3])
+    (highest, _), (precision, _) = precisions(probability, [False, True])
+    assert precision == 1.0 and (probability > highest).tolist() == [False, True]
 
 
 def test_equal_weights_give_the_wilson_interval():
@@ -158,61 +90,9 @@ def test_disagreeing_people_count_by_their_share():
 @pytest.mark.parametrize("wrong", [[0.5, np.nan], [0.5, 1.5], [-0.1, 0.5]])
 def test_invalid_probabilities_are_rejected(wrong):
     with pytest.raises(ValueError, match="0 to 1"):
-        sweep(np.array(wrong), np.array([True, False]))
+        precisions(np.array(wrong), np.array([True, False]))
     with pytest.raises(ValueError, match="expected"):
-        sweep(np.array([0.5]), np.array([True, False]))
-
-
-calls = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40)
-
-
-@settings(max_examples=60, deadline=None)
-@given(calls)
-def test_kappa_equals_slow_loop(pairs):
-    first, second = (np.array(one) for one in zip(*pairs, strict=True))
-    found = agreement(first, second)
-    n = len(pairs)
-    observed = sum(a == b for a, b in pairs) / n
-    chance = sum(
-        (sum(a == answer for a, _ in pairs) / n) * (sum(b == answer for _, b in pairs) / n)
-        for answer in (True, False)
-    )
-    assert found.agreed == pytest.approx(observed)
-    if chance > 1 - 1e-12:
-        assert found.kappa is None
-    else:
-        assert found.kappa == pytest.approx((observed - chance) / (1 - chance))
-        assert -1 <= found.kappa <= 1
-    assert found.both + found.only_first + found.only_second + found.neither == n
-    assert (found.both, found.only_first) == (sum(a and b for a, b in pairs), sum(first & ~second))
-
-
-def test_kappa_extremes():
-    assert agreement(np.ones(4), np.ones(4)).kappa is None
-    assert agreement(np.zeros(0), np.zeros(0)).agreed is None
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_discriminators_are_compared_on_the_pairs_that_both_judged(data):
-    pairs = [
-        data.draw(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), unique=True))
-        for _ in range(2)
-    ]
-    # A pair's own probability, so that both discriminators agree exactly on common pairs.
-    files = [
-        judged_file([i for i, _ in own], [t for _, t in own], p=[(i + t) / 20 for i, t in own])
-        for own in pairs
-    ]
-    found = compare(*(Source("p", one, one.probability["p"]) for one in files))
-    common = sorted(set(pairs[0]) & set(pairs[1]))
-    assert [one["threshold"] for one in found] == [0.5, 0.8]
-    for one in found:
-        assert one["pairs"] == len(common)
-        assert one["both"] == sum(i + t > 20 * one["threshold"] for i, t in common)
-        assert one["only_first"] == one["only_second"] == 0
-    varied = len({i + t for i, t in common}) > 1
-    assert found[0]["spearman"] == (pytest.approx(1.0) if varied else None)
+        precisions(np.array([0.5]), np.array([True, False]))
 
 
 def run(judged, *more):
@@ -234,7 +114,7 @@ def write_judged_files(tmp_path):
 
 
 def test_command_output_equals_direct_computation(tmp_path, capsys):
-    first_file, second_file = write_judged_files(tmp_path)
+    first_file, _ = write_judged_files(tmp_path)
     run([tmp_path / "one", tmp_path / "two"], "--output", tmp_path / "results")
     found = json.loads((tmp_path / "results" / "quality.json").read_text())
     assert [t["name"].rpartition("/")[2] for t in found["tests"]] == ["con_d", "blip"]
@@ -249,26 +129,16 @@ def test_command_output_equals_direct_computation(tmp_path, capsys):
         assert f["precision"] == pytest.approx(v[p > f["threshold"]].mean())
         assert f["recall"] == pytest.approx((p > f["threshold"])[v].mean())
         assert f["lift"] == pytest.approx(f["precision"] / v.mean())
-    between = (p > 0.5) & (p <= np.float32(0.8))
-    assert first["ambiguous"] == pytest.approx(between.mean())
-    assert first["ambiguous_valid"] == pytest.approx(v[between].mean())
-    assert first["roc_area"] == pytest.approx(area_under_roc(p, v))
     marks = {mark: f for f in first["thresholds"] for mark in f["is"]}
     assert (marks["low"]["threshold"], marks["high"]["threshold"]) == (0.5, 0.8)
-    assert marks["best F1"]["f1"] == max(f["f1"] for f in first["thresholds"])
-    pairs = {(a["first"], a["second"]) for a in found["agreement"]}
-    assert len(found["agreement"]) == 6 and len(pairs) == 3  # at both thresholds of the runs
-    of_con_d = next(a for a in found["agreement"] if "two" in a["second"] and "one" in a["first"])
-    assert of_con_d["spearman"] == pytest.approx(-1.0)
-    assert of_con_d["pairs"] == (~np.isnan(second_file.probability["con_d"])).sum()
     text = (tmp_path / "results" / "quality.md").read_text()
-    assert "| best F1 " in text
+    assert f"| {known.sum()}" in text and f"| {100 * v.mean():.1f}" in text
     assert text.strip() in "# Precision and recall\n\n" + capsys.readouterr().out.strip()
     page = (tmp_path / "results" / "report.html").read_text()
     own = marks["high"]
     assert f"precision of {100 * own['precision']:.1f} % (base rate {100 * v.mean():.1f} %)" in page
     assert f"a recall of {100 * own['recall']:.1f} %" in page
-    assert "Precision and recall" in page and "Calibration" in page
+    assert "Precision and recall" in page
 
 
 def test_self_checks_recorded_with_the_pairs_are_shown(tmp_path, capsys):
@@ -339,4 +209,4 @@ def test_command_without_truth_explains_how_to_label(tmp_path, capsys):
     judged_file([0, 1], [1, 0], a=[0.1, 0.9], b=[0.2, 0.7]).save(tmp_path / "judged.npz")
     run([tmp_path])
     printed = capsys.readouterr().out
-    assert "label page" in printed and "Agreement" in printed
+    assert "label page" in printed

@@ -20,7 +20,7 @@ from lavis_mafa.models.families import backbone_of
 from lavis_mafa.models.families.attention import (
     FUSED,
     PairedImages,
-    Recomputed,
+    _Recomputed,
     first_token_after,
     fuse_attention,
     take,
@@ -341,7 +341,7 @@ def test_activation_checkpointing_gives_the_same_gradients(toy_train):
     for changes in ({}, {"vit_grad_ckpt": True, "vit_ckpt_layer": 12}):
         model = small_albef(**changes)
         blocks = model.visual_encoder.blocks
-        assert all(isinstance(m, Recomputed) for b in blocks for m in forward_methods(b)) == bool(
+        assert all(isinstance(m, _Recomputed) for b in blocks for m in forward_methods(b)) == bool(
             changes
         )
         runs = []

@@ -17,7 +17,7 @@ from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.export.lavis_forms import export_lavis
 from lavis_mafa.io.checkpoints import CONFIGS
 from lavis_mafa.models.families.albef.albef_mafa import AlbefMafa
-from lavis_mafa.models.parts.vit import ConvStem, build_vit
+from lavis_mafa.models.parts.vit import _ConvStem, build_vit
 
 ROOT = Path(__file__).resolve().parents[2]
 TOY = str(ROOT / "projects/mafa/train/albef_toy.yaml")
@@ -31,7 +31,7 @@ def sizes(**changes):
 @torch.no_grad()
 def test_tokens_are_those_of_convolutions_one_after_another():
     torch.manual_seed(0)
-    stem = ConvStem(image_size=32, patch_size=8, width=16).double()
+    stem = _ConvStem(image_size=32, patch_size=8, width=16).double()
     assert [conv.out_channels for conv in stem.convs] == [4, 8, 16]
     images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
     hidden = images

@@ -19,7 +19,7 @@ from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.io import downloads
 from lavis_mafa.io.downloads import HubFiles
-from lavis_mafa.models.families.dual.fne_retrieval import FneRetrieval, FneSettings
+from lavis_mafa.models.families.dual.fne_retrieval import FneRetrieval, _FneSettings
 from lavis_mafa.models.sources import sources_of_model
 from lavis_mafa.toyworld import ToyScenesBuilder
 
@@ -252,8 +252,8 @@ def test_only_names_of_timm_need_no_file():
 
 def test_base_config_has_the_hyperparameters_of_fne():
     cfg = OmegaConf.load(FneRetrieval.default_config_path("base")).model
-    settings = FneSettings.from_config(cfg)
-    assert settings == FneSettings(
+    settings = _FneSettings.from_config(cfg)
+    assert settings == _FneSettings(
         "posterior",
         plain_epochs=1,
         plain_negatives="hardest",

@@ -57,6 +57,12 @@ def test_absence_of_con_d_is_said(tmp_path, capsys, caplog, how, arch):
     assert ("no Con-D" in text and "nothing is mined" in text) is (arch is None), text
 
 
+@pytest.mark.parametrize("limit, is_said", [(27, True), (28, False)])
+def test_a_limit_of_steps_skips_the_evaluation(tmp_path, capsys, limit, is_said):
+    start(tmp_path, "dry run", run__max_steps=limit)
+    assert ("without a final evaluation" in capsys.readouterr().out) is is_said
+
+
 def test_warm_up_share_limits_the_steps(tmp_path):
     """A third of 27 steps: the rate rises over 9 steps, as with 9 warm-up steps."""
     changes = {"run__warmup_lr": 1e-6, "run__lr_sched": "linear_warmup_cosine_lr"}

@@ -7,6 +7,7 @@ import http.server
 import json
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -131,15 +132,36 @@ def test_prefetch_downloads_what_is_missing(server, monkeypatch, capsys, tmp_pat
 
 
 def test_two_urls_with_one_file_name_are_two_files(server, tmp_path):
+    from lavis.models.base_model import BaseModel
+    from omegaconf import OmegaConf
+
     from lavis_mafa.io.checkpoints import read_checkpoint
+    from lavis_mafa.models.sources import sources_of_model
+    from lavis_mafa.runners.session import build_model
 
     folder, address = server
     for name, value in (("one", 1.0), ("two", 2.0)):
         (folder / name).mkdir()
-        torch.save({"model": {"a.weight": torch.tensor([value])}}, folder / name / "model.pth")
+        torch.save({"model": {"a.weight": torch.tensor([[value]])}}, folder / name / "model.pth")
     urls = [f"{address}/{name}/model.pth" for name in ("one", "two", "one")]
     read = [float(read_checkpoint(url)["model"]["a.weight"]) for url in urls]
     assert read == [1.0, 2.0, 1.0]
+
+    class Part(BaseModel):
+        """Loads weights by the code of LAVIS's own models."""
+
+        def __init__(self, url):
+            super().__init__()
+            self.a = torch.nn.Linear(1, 1, bias=False)
+            self.load_checkpoint(url)
+
+    task = SimpleNamespace(build_model=lambda cfg: Part(cfg.model_cfg.finetuned))
+    for url, value in zip(urls, read, strict=True):
+        model = OmegaConf.create({"arch": "albef_retrieval", "finetuned": url})
+        assert float(build_model(SimpleNamespace(model_cfg=model), task).a.weight) == value
+        assert model.finetuned == url
+        (source,) = (one for one in sources_of_model(model) if one.origin == url)
+        assert source.is_there
 
 
 def test_recorded_config_keeps_the_files_of_unused_splits():

@@ -14,7 +14,7 @@ from runs import records, run_here
 
 from lavis_mafa import load_model
 from lavis_mafa.cli import main
-from lavis_mafa.loggers.tensorboard import TensorBoardLogger
+from lavis_mafa.loggers.tensorboard import _TensorBoardLogger
 from lavis_mafa.pages.charts import format_number
 from lavis_mafa.runners import connection_pictures as pictures
 from lavis_mafa.runners.run_log import RunLog
@@ -129,7 +129,7 @@ def test_gallery_shows_the_data_of_the_run(run):
     data, _ = page_of(run / "job", "--connections", "10")
     logged = [json.loads(line) for line in open(run / "job" / "connections.jsonl")]
     assert len(data["cards"]) == 10 < len(logged)
-    train = recorded_data(records(run, "config")[-1]["config"])
+    train = recorded_data(run / "job")
     for card in data["cards"]:
         assert [train.show(card[side][2])[1] for side in ("anchor", "mined")] == [
             card["anchor"][1],
@@ -196,7 +196,7 @@ class RecordingLog(RunLog):
     """Records what would be sent to TensorBoard."""
 
     def __init__(self, folder, active=True):
-        board = TensorBoardLogger()
+        board = _TensorBoardLogger()
         super().__init__(folder, active, {"tensorboard": board})
         self.sent = []
         board._write = lambda method, *args, **kwargs: self.sent.append((method, args))

@@ -69,6 +69,7 @@ def test_random_states_are_restored():
 def test_resuming_with_other_settings_is_rejected(uninterrupted, tmp_path):
     changes = {"run__batch_size_train": 4, "run__grit__search_space": 8}
     changes |= {"run__grit__hardness": 0.9, "run__accum_grad_iters": 2}
+    changes |= {"run__seed": 7, "run__amp": True, "run__amp_dtype": "bf16"}
     path = uninterrupted / "job" / "checkpoint_last.pth"
     with pytest.raises(ValueError) as refused:
         run_here(tmp_path, run__resume_ckpt_path=path, **changes)
@@ -77,6 +78,9 @@ def test_resuming_with_other_settings_is_rejected(uninterrupted, tmp_path):
         "run.grit.search_space: 16 before, 8 now",
         "run.grit.hardness: 1.0 before, 0.9 now",
         "run.accum_grad_iters: ",
+        "run.seed: 42 before, 7 now",
+        "run.amp: False before, True now",
+        "run.amp_dtype: fp16 before, bf16 now",
     ):
         assert message in str(refused.value)
 
@@ -180,6 +184,77 @@ def test_best_checkpoint_is_copied_to_a_new_folder(tmp_path):
     run_here(tmp_path / "two", run__resume_ckpt_path=last, **changes)
     one, two = (weights(tmp_path / name, "checkpoint_best.pth") for name in ("one", "two"))
     assert same_weights(one, two)
+
+
+@pytest.fixture
+def validated(monkeypatch):
+    """Give validation the figures of a list, and record the weights that are tested."""
+    from lavis_mafa.tasks import MafaPretrainTask
+
+    values, tested = [], []
+
+    def evaluation(self, model, data_loader, **_):
+        if values:
+            return {"agg_metrics": values.pop(0)}
+        tested.append({k: v.clone() for k, v in trained_state(model).items()})
+        return {"agg_metrics": 0.0}
+
+    monkeypatch.setattr(MafaPretrainTask, "evaluation", evaluation)
+    return values, tested
+
+
+@pytest.mark.parametrize(
+    "origin, removed, best",
+    [
+        ("checkpoint_0.pth", (), "checkpoint_0.pth"),  # it holds the best weights itself
+        ("checkpoint_1.pth", (), "checkpoint_0.pth"),
+        ("checkpoint_1.pth", ("checkpoint_0.pth",), None),  # the best weights are lost
+        ("checkpoint_last.pth", (), "checkpoint_best.pth"),
+    ],
+)
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_best_weights_are_of_the_resumed_epochs(
+    tmp_path, validated, caplog, origin, removed, best, elsewhere
+):
+    """Epoch 2 was the best, but the run goes back to an epoch before it and becomes worse."""
+    values, tested = validated
+    changes = {"run__valid_splits": '["val"]', "run__test_splits": '["test"]'}
+    values += [0.5, 0.4, 0.9]
+    run_here(tmp_path, **changes, run__keep_every_epochs=1)
+    before = {path.name: weights(tmp_path, path.name) for path in tmp_path.glob("job/*.pth")}
+    for name in removed:
+        (tmp_path / "job" / name).unlink()
+    resumed = "other" if elsewhere else "job"
+    epochs = 4 if origin == "checkpoint_last.pth" else int(origin[11]) + 2
+    values += [0.3]
+    path = tmp_path / "job" / origin
+    changes |= {"run__init_lr": 1e-3, "run__job_id": resumed, "run__max_epoch": epochs}
+    run_here(tmp_path, **changes, run__resume_ckpt_path=path)
+    expected = before[best] if best else weights(tmp_path, job=resumed)
+    assert same_weights(tested[-1], expected) and not values
+    assert same_weights(weights(tmp_path, "checkpoint_best.pth", resumed), expected)
+    aside = [path.name for path in tmp_path.glob("*/discarded*")]
+    if elsewhere or origin == "checkpoint_last.pth":
+        assert not aside
+        assert same_weights(weights(tmp_path, "checkpoint_best.pth"), before["checkpoint_best.pth"])
+    else:
+        assert (
+            aside == ["discarded_best_1.pth"] and "renamed to discarded_best_1.pth" in caplog.text
+        )
+        assert same_weights(weights(tmp_path, *aside), before["checkpoint_best.pth"])
+    assert ("best figure is forgotten" in caplog.text) == (best is None)
+
+
+def test_best_checkpoint_of_an_earlier_run_is_not_tested(tmp_path, validated):
+    values, tested = validated
+    changes = {"run__valid_splits": '["val"]', "run__test_splits": '["test"]', "run__max_epoch": 1}
+    values += [0.9]
+    run_here(tmp_path, **changes)
+    (tmp_path / "job" / "checkpoint_last.pth").unlink()
+    values += [float("nan")]  # no best epoch
+    run_here(tmp_path, **changes, run__seed=3)
+    assert same_weights(tested[-1], weights(tmp_path)) and not values
+    assert not (tmp_path / "job" / "checkpoint_best.pth").exists()
 
 
 def test_failing_validation_keeps_the_epoch(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lavis_mafa.loggers.tensorboard import TensorBoardLogger
+from lavis_mafa.loggers.tensorboard import _TensorBoardLogger
 from lavis_mafa.runners.run_log import LOG, RunLog, read_json_lines, read_log
 
 
@@ -100,7 +100,7 @@ def test_full_disk_loses_whole_lines_only(tmp_path, monkeypatch, caplog):
 def test_tensorboard_failure_does_not_stop_the_run(tmp_path, monkeypatch, caplog):
     import torch.utils.tensorboard as board
 
-    log = RunLog(tmp_path, active=True, loggers={"tensorboard": TensorBoardLogger()})
+    log = RunLog(tmp_path, active=True, loggers={"tensorboard": _TensorBoardLogger()})
     purged = []
 
     def open_writer(folder, purge_step=None):

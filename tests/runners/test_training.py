@@ -45,18 +45,27 @@ def test_accumulated_gradients_are_averaged(tmp_path):
     assert torch.allclose(gradient(1), gradient(4), rtol=1e-4, atol=1e-7)
 
 
-def test_last_incomplete_accumulation_window_is_used(tmp_path):
-    # 9 steps: windows of 4, 4 and 1.
-    stepped = []
-    step = torch.optim.AdamW.step
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            torch.optim.AdamW,
-            "step",
-            lambda self, *a, **k: (stepped.append(1), step(self, *a, **k)),
-        )
-        run_here(tmp_path, **ONE_EPOCH, run__accum_grad_iters=4)
-    assert len(stepped) == 3
+def test_last_incomplete_accumulation_window_averages_its_own_mini_batches(tmp_path):
+    """Of 9 mini-batches, windows of 5 take 5 and 4."""
+
+    def gradients(window):
+        found = []
+
+        def record(optimizer):
+            groups = [group["params"] for group in optimizer.param_groups]
+            weights = [p for params in groups for p in params if p.grad is not None]
+            found.append(torch.cat([p.grad.flatten() for p in weights]))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.optim.AdamW, "step", record)  # the weights stay as they are
+            changes = {"run__accum_grad_iters": window, "run__max_grad_norm": None}
+            run_here(tmp_path / str(window), **ONE_EPOCH, **changes)
+        return torch.stack(found)
+
+    each, first_and_last = gradients(1), gradients(5)
+    assert len(each) == 9
+    expected = torch.stack([each[:5].mean(0), each[5:].mean(0)])
+    torch.testing.assert_close(first_and_last, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_gradients_are_clipped(tmp_path):

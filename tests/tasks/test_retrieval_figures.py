@@ -105,7 +105,7 @@ def test_log_explains_how_to_install_the_missing_package(coco, monkeypatch, capl
     def missing():
         raise ImportError(f"COCO's further positives need a package: {eccv.INSTALL}")
 
-    monkeypatch.setattr(eccv, "load_metrics", missing)
+    monkeypatch.setattr(eccv, "_load_metrics", missing)
     assert not evaluate_with_both(coco[0])[1]
     assert [r.message for r in caplog.records if "pip install eccv_caption" in r.message] != []
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lavis_mafa.config import load_config
 from lavis_mafa.toyworld import ToyScenesBuilder, WorldConfig, make_captions, make_scenes, valid
-from lavis_mafa.toyworld.builder import DETAILED, make_world, read_build_info
+from lavis_mafa.toyworld.builder import DETAILED, _make_world, _read_build_info
 from lavis_mafa.toyworld.world import SHAPES, valid_matrix
 from research.toy_measures import toy_world
 
@@ -109,8 +109,8 @@ def test_every_caption_is_valid_for_its_own_scene(topics, objects, seed):
 def test_splits_show_their_own_topics():
     info = {"preset": "clustered", "topics": 10, "train_topics": 4, "test_topics": 3}
     sizes = {"train_size": 300, "val_size": 60, "test_size": 60}
-    world, data = read_build_info({**info, **sizes})
-    splits = make_world(world, data)
+    world, data = _read_build_info({**info, **sizes})
+    splits = _make_world(world, data)
     alone = {
         name: {key(s) for s in make_scenes(world, 500, np.random.default_rng(0), topics)}
         for name, topics in (("train", range(4)), ("test", range(7, 10)))
@@ -161,7 +161,7 @@ def test_a_run_can_be_evaluated_on_detailed_captions():
 )
 def test_wrong_settings_are_refused(given, message):
     with pytest.raises(ValueError, match=message):
-        read_build_info(given)
+        _read_build_info(given)
     cfg = ToyScenesBuilder.default_config_path("clustered")
     assert cfg.endswith("clustered.yaml")
 
@@ -173,8 +173,8 @@ def test_wrong_settings_are_refused(given, message):
 def test_worlds_without_topics_keep_their_data(preset, digest):
     # A changed digest invalidates cached data and earlier results: raise the cache's format version
     # with it.
-    world, data = read_build_info({"preset": preset, "train_size": 50, "test_size": 20})
-    splits = make_world(world, data)
+    world, data = _read_build_info({"preset": preset, "train_size": 50, "test_size": 20})
+    splits = _make_world(world, data)
     content = hashlib.sha256()
     for split in splits.values():
         for name in ("images", "scenes", "captions", "image_ids"):

@@ -35,7 +35,7 @@ def label_page(args: argparse.Namespace) -> None:
         )
     above = args.above if args.above is not None else judged.thresholds[0]
     data = data_of_judged(judged, args.judged, args.cfg_path, args.options)
-    shown = write_label_page(
+    shown = _write_label_page(
         args.output,
         judged,
         data,
@@ -48,7 +48,7 @@ def label_page(args: argparse.Namespace) -> None:
     print(f"written: {args.output}, {shown} pairs; open it in a browser, answer and save")
 
 
-def write_label_page(
+def _write_label_page(
     path: Path,
     judged: Judged,
     data: Any,

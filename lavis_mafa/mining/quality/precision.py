@@ -1,4 +1,4 @@
-"""Precision and recall of discriminators on judged pairs, and agreement of two raters."""
+"""Precision and recall of discriminators on judged pairs, and calibrated thresholds."""
 
 from __future__ import annotations
 
@@ -11,18 +11,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import spearmanr
 
-from lavis_mafa.metrics.binary import (
-    Calibration,
-    Figures,
-    Sweep,
-    calibrate,
-    figures_at,
-    lift,
-    sweep,
-)
-from lavis_mafa.mining.judged_pairs import UNKNOWN, VALID, Judged, pair_keys
+from lavis_mafa.metrics.binary import Figures, figures_at, lift, precisions
+from lavis_mafa.mining.judged_pairs import UNKNOWN, VALID, Judged
 from lavis_mafa.mining.quality.annotator_labels import Labels, weights
 from lavis_mafa.models.con_d.calibration import CalibratedThresholds
 
@@ -74,60 +65,50 @@ class Scored:
     note: str = ""
 
     @cached_property
-    def sweep(self) -> Sweep:
-        """Return the counts at every threshold."""
-        return sweep(self.probability, self.matches, self.weight)
-
-    @cached_property
-    def calibration(self) -> Calibration:
-        """Return the share of matches by bin of probability."""
-        return calibrate(self.probability, self.matches, self.weight)
+    def precisions(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the thresholds of at least 0, descending, and the precision above each."""
+        threshold, precision = precisions(self.probability, self.matches, self.weight)
+        return threshold[threshold >= 0], precision[threshold >= 0]
 
     @property
     def valid(self) -> float:
         """Return the weighted share of matches among all pairs."""
-        return self.sweep.valid / self.sweep.total
+        return float((self.weight * self.matches).sum() / self.weight.sum())
 
     def at(self, threshold: float) -> Figures:
         """Return the metrics at a threshold."""
         return figures_at(threshold, self.probability, self.matches, self.weight)
 
-    def ambiguous(self) -> tuple[float, float | None]:
-        """Return the share of pairs above ``low`` up to ``high``, and that of matches in them."""
-        between = (self.probability > self.low) & (self.probability <= self.high)
-        inside = self.weight[between].sum()
-        valid = (self.weight * self.matches)[between].sum()
-        return float(inside / self.sweep.total), float(valid / inside) if inside else None
+    def threshold_for(self, precision: float) -> float | None:
+        """Return the smallest threshold above which the precision is ``precision``; None if none
+        reaches it.
 
-    def marked(self, precision: float | None = None) -> list[tuple[Figures, list[str]]]:
-        """Return the metrics at the thresholds of `_GRID`, of the run, with the best F1, and at the
-        smallest that reaches ``precision``, ascending, with what each of them is."""
+        Precision need not rise with the threshold: between this one and a higher one it may be
+        lower. The smallest has the highest recall.
+        """
+        threshold, reached = self.precisions
+        found = threshold[reached >= precision]
+        return float(found[-1]) if len(found) else None
+
+    def marked(self, precision: float | None) -> list[tuple[Figures, list[str]]]:
+        """Return the metrics at the thresholds of `_GRID`, of the run, and at the smallest that
+        reaches ``precision``, ascending, with what each of them is."""
         marks: dict[float, list[str]] = {threshold: [] for threshold in _GRID}
         named = {"low": self.low, "high": self.high}
         if self.low == self.high:
             named = {"run's": self.low}
-        if (best := self.sweep.best_f1()) is not None:
-            named["best F1"] = best[0]
-        if precision is not None:
-            reaching = self.sweep.threshold_for(precision)
-            if reaching is not None:
-                named[f"precision {100 * precision:g} %"] = reaching
+        if precision is not None and (reaching := self.threshold_for(precision)) is not None:
+            named[f"precision {100 * precision:g} %"] = reaching
         for mark, threshold in named.items():
             marks.setdefault(threshold, []).append(mark)
         return [(self.at(threshold), marks[threshold]) for threshold in sorted(marks)]
 
-    def content(self, precision: float | None = None) -> dict[str, Any]:
+    def content(self, precision: float | None) -> dict[str, Any]:
         """Return all figures as plain values."""
-        ambiguous, ambiguous_valid = self.ambiguous()
         return {
             **{key: getattr(self, key) for key in ("name", "truth", "low", "high", "note")},
             "pairs": len(self.probability),
             "valid": self.valid,
-            "average_precision": self.sweep.average_precision(),
-            "roc_area": self.sweep.roc_area(),
-            "calibration_error": self.calibration.error,
-            "ambiguous": ambiguous,
-            "ambiguous_valid": ambiguous_valid,
             "thresholds": [
                 {**asdict(one), "lift": lift(one.precision, self.valid), "is": marks}
                 for one, marks in self.marked(precision)
@@ -194,14 +175,14 @@ def calibrated(
     Args:
         low_precision: precision of ``low``; None: do not calibrate it.
     """
-    threshold = test.sweep.threshold_for(precision)
+    threshold = test.threshold_for(precision)
     if threshold is None:
         return None
     at = test.at(threshold)
     assert at.precision is not None and at.recall is not None  # pairs above it, some of them match
     return CalibratedThresholds(
         high=at.threshold,
-        low=None if low_precision is None else test.sweep.threshold_for(low_precision),
+        low=None if low_precision is None else test.threshold_for(low_precision),
         wanted=precision,
         wanted_low=low_precision,
         precision=at.precision,
@@ -222,14 +203,12 @@ def unreached(test: Scored, precision: float) -> str:
         f"{test.name}, truth by {test.truth}: no threshold reaches a precision of "
         f"{100 * precision:g} % on the {len(test.probability):,} pairs"
     )
-    best = test.sweep.best_precision()
-    if best is None:
+    threshold, reached = test.precisions
+    if not len(threshold):
         return f"{text}; no probability is above 0."
-    at = test.at(best)
-    assert at.precision is not None
-    return (
-        f"{text}; the highest is {100 * at.precision:.1f} % above {best:.4g} ({at.pairs:,} pairs)."
-    )
+    best = float(threshold[reached == reached.max()][-1])
+    above = f"above {best:.4g} ({test.at(best).pairs:,} pairs)"
+    return f"{text}; the highest is {100 * reached.max():.1f} % {above}."
 
 
 def write_calibrations(
@@ -251,58 +230,3 @@ def write_calibrations(
             one.save(output / name)
             names.append(name)
     return names
-
-
-@dataclass
-class Agreement:
-    """Agreement of two raters on P pairs.
-
-    Attributes:
-        both, only_first, only_second, neither: number of pairs that they classify as a match.
-        agreed: share of pairs on which they agree, 0 to 1; None without pairs.
-        kappa: Cohen's kappa, 1 for full agreement, 0 for agreement by chance; None if chance
-            gives full agreement.
-    """
-
-    both: int
-    only_first: int
-    only_second: int
-    neither: int
-    agreed: float | None
-    kappa: float | None
-
-
-def agreement(first: NDArray[Any], second: NDArray[Any]) -> Agreement:
-    """Compare the classifications of two raters, ``(P,)`` bool each (kappa: Cohen 1960)."""
-    first, second = np.asarray(first, bool), np.asarray(second, bool)
-    both, neither = int((first & second).sum()), int((~first & ~second).sum())
-    only_first, only_second = int((first & ~second).sum()), int((~first & second).sum())
-    size, agreed, kappa = len(first), None, None
-    if size:
-        agreed = (both + neither) / size
-        # In integers, scaled by size squared: full agreement by chance is then detected exactly.
-        chance = (both + only_first) * (both + only_second)
-        chance += (only_second + neither) * (only_first + neither)
-        if chance != size * size:
-            kappa = ((both + neither) * size - chance) / (size * size - chance)
-    return Agreement(both, only_first, only_second, neither, agreed, kappa)
-
-
-def compare(first: Source, second: Source) -> list[dict[str, Any]]:
-    """Compare two discriminators on the pairs that both judged, at the thresholds of both runs."""
-    files = (first.judged, second.judged)
-    size = 1 + max(int(one.text.max(initial=0)) for one in files)
-    own, other = (pair_keys(one.image, one.text, size) for one in files)
-    _, rows, others = np.intersect1d(own, other, assume_unique=True, return_indices=True)
-    p, q = first.probability[rows], second.probability[others]
-    known = ~(np.isnan(p) | np.isnan(q))
-    p, q = p[known], q[known]
-    varied = len(p) > 1 and np.ptp(p) > 0 and np.ptp(q) > 0
-    named = {
-        **{"first": first.name, "second": second.name, "pairs": len(p)},
-        "spearman": float(spearmanr(p, q)[0]) if varied else None,
-    }
-    return [
-        {**named, "threshold": threshold, **asdict(agreement(p > threshold, q > threshold))}
-        for threshold in sorted({*files[0].thresholds, *files[1].thresholds})
-    ]

@@ -1,9 +1,8 @@
-"""The page of quality: precision, recall and agreement; see `lavis_mafa.commands.label`."""
+"""The page of quality: precision and recall; see `lavis_mafa.commands.label`."""
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -23,20 +22,17 @@ from lavis_mafa.mining.quality.correction import NoAnsweredMatchError, correctio
 from lavis_mafa.mining.quality.precision import (
     Scored,
     Source,
-    agreement,
     calibrated,
-    compare,
     score_sources,
     sources_of,
     unreached,
     write_calibrations,
 )
-from lavis_mafa.pages.charts import Cell, Curve, Series, Table
+from lavis_mafa.pages.charts import Table
 from lavis_mafa.pages.report_page import write_report
 from lavis_mafa.pages.tables import markdown_section, one_line
 
 _CONFIG_KEY = "model.mafa.connections.calibration"
-_POINTS = 300  # approximate number of points of a curve
 
 
 def report_quality(args: argparse.Namespace) -> None:
@@ -54,8 +50,6 @@ def report_quality(args: argparse.Namespace) -> None:
     sources = sources_of(paths, files)
     tests = score_sources(sources, labels)
     notes = _notes(sources)
-    agreements = [one for two in itertools.combinations(sources, 2) for one in compare(*two)]
-    agreements += _annotators(args.labels, labels)
     corrections = []
     if labels:
         try:
@@ -79,7 +73,7 @@ def report_quality(args: argparse.Namespace) -> None:
     if not tests:
         notes += _labelling_commands(paths[0], args.precision)
     checks = {one.name: one.self_check for one in sources if one.self_check is not None}
-    tables = [*_tables(tests, agreements, args.precision), *self_check_tables(checks)]
+    tables = [*_tables(tests, args.precision), *self_check_tables(checks)]
     notes = list(map(one_line, notes))
     text = "\n\n".join([*notes, *map(markdown_section, tables)])
     print(text)
@@ -87,7 +81,6 @@ def report_quality(args: argparse.Namespace) -> None:
         return
     content = {
         "tests": [test.content(args.precision) for test in tests],
-        "agreement": agreements,
         "corrections": corrections,
         "self_check": checks,
         "notes": notes,
@@ -100,7 +93,6 @@ def report_quality(args: argparse.Namespace) -> None:
         title="Precision and recall",
         headline=_outcome(tests),
         tables=tables,
-        curves=_curves(tests),
         notes=notes,
         judged=[one for judged in files for one in judgements_of(judged)],
         thresholds=files[0].thresholds,
@@ -122,23 +114,6 @@ def _check_precisions(precision: float | None, low_precision: float | None) -> N
 def _correction(labels: Sequence[Labels], files: Sequence[Judged]) -> dict[str, Any]:
     judged = next(one for one in files if one.digest == labels[0].judged)
     return asdict(correction_of(labels, judged))
-
-
-def _annotators(paths: Sequence[Path], labels: Sequence[Labels]) -> list[dict[str, Any]]:
-    """Return the agreement of all annotators who had the same page, on what both decided."""
-    found = []
-    for (path, one), (other_path, other) in itertools.combinations(
-        zip(paths, labels, strict=True), 2
-    ):
-        if one.page == other.page:
-            own, others = one.decided(), other.decided()
-            both = [pair for pair in own if pair in others]
-            a = agreement(
-                *(np.array([each[p] > 0.5 for p in both], bool) for each in (own, others))
-            )
-            named = {"first": str(path), "second": str(other_path), "pairs": len(both)}
-            found.append({**named, "spearman": None, "threshold": None, **asdict(a)})
-    return found
 
 
 def _notes(sources: Sequence[Source]) -> list[str]:
@@ -188,69 +163,25 @@ def _outcome(tests: Iterable[Scored]) -> str:
     return " ".join(sentences) or "No pair has a known truth: label some pairs (see the notes)."
 
 
-def _tables(
-    tests: Sequence[Scored], agreements: Sequence[dict[str, Any]], precision: float | None
-) -> list[Table]:
-    """Return the table of precision and recall by threshold, with a summary, and of agreement."""
-    columns = [
-        "discriminator",
-        "truth by",
-        "threshold",
-        "",
-        "called match %",
-        "precision %",
-        "95 %",
-    ]
-    by_threshold = Table("Precision and recall", [*columns, "lift", "recall %", "95 %", "F1"])
-    columns = ["discriminator", "truth by", "pairs", "match %", "average precision", "ROC area"]
-    columns += ["calibration error", "ambiguous %", "match among them %"]
-    summary = Table("Discriminators", columns, note=" ".join(filter(None, (t.note for t in tests))))
+def _tables(tests: Sequence[Scored], precision: float | None) -> list[Table]:
+    """Return the table of precision and recall by threshold; [] without a test."""
+    columns = ["discriminator", "truth by", "pairs", "match %", "threshold", "", "called match %"]
+    columns += ["precision %", "95 %", "lift", "recall %", "95 %"]
+    notes = dict.fromkeys(test.note for test in tests if test.note)
+    table = Table("Precision and recall", columns, note=" ".join(notes))
     for t in tests:
-        ranked = [t.sweep.average_precision(), t.sweep.roc_area(), t.calibration.error]
-        shares = map(_percent, t.ambiguous())
-        own = [t.name, t.truth]
-        pairs = len(t.probability)
-        summary.rows.append([*own, pairs, _percent(t.valid), *map(_round, ranked), *shares])
         for f, marks in t.marked(precision):
-            row: list[Cell] = [*own, f"{f.threshold:.4g}", ", ".join(marks), _percent(f.called)]
-            row += [_percent(f.precision), _range(f.precision_low, f.precision_high)]
-            row += [_round(lift(f.precision, t.valid)), _percent(f.recall)]
-            row += [_range(f.recall_low, f.recall_high), _round(f.f1)]
-            by_threshold.rows.append(row)
-    columns = ["first", "second", "pairs", "Spearman", "threshold", "both: match"]
-    columns += ["only the first", "only the second", "neither", "agreed %", "kappa"]
-    counts = ("both", "only_first", "only_second", "neither")
-    agreed = Table("Agreement of discriminators and annotators", columns)
-    for a in agreements:
-        row = [a["first"], a["second"], a["pairs"], _round(a["spearman"]), a["threshold"]]
-        row += [*(a[key] for key in counts), _percent(a["agreed"]), _round(a["kappa"])]
-        agreed.rows.append(row)
-    return [table for table in (by_threshold, summary, agreed) if table.rows]
-
-
-def _curves(tests: Iterable[Scored]) -> list[Curve]:
-    """Return curves by threshold, precision against recall, and calibration."""
-    curves, ranked, reliable = [], [], []
-    for t in tests:
-        s, name = t.sweep, f"{t.name}, {t.truth}"
-        # Evenly spaced thresholds: every n-th would leave few at the high ones, which matter.
-        places = np.searchsorted(-s.threshold, -np.linspace(1, 0, _POINTS)).clip(
-            max=len(s.threshold) - 1
-        )
-        some = np.unique(np.r_[0, places, len(s.threshold) - 1])
-        lines = {"precision": s.precision, "recall": s.recall, "F1": s.f1}
-        x = np.clip(s.threshold[some], 0, 1)[::-1].tolist()
-        series = [Series(one, x, line[some][::-1].tolist()) for one, line in lines.items()]
-        note = f"Thresholds of the run: {t.low:g} and {t.high:g}."
-        curves.append(Curve(f"{name} by threshold", "threshold", "", series, note))
-        ranked.append(Series(name, s.recall[some].tolist(), s.precision[some].tolist()))
-        known = t.calibration.pairs > 0
-        mean, share = (one[known].tolist() for one in (t.calibration.mean, t.calibration.share))
-        reliable.append(Series(name, mean, share))
-    if curves:
-        curves.append(Curve("Precision and recall", "recall", "precision", ranked))
-        curves.append(Curve("Calibration", "mean probability", "share of matches", reliable))
-    return curves
+            ratio = lift(f.precision, t.valid)
+            table.rows.append(
+                [
+                    *(t.name, t.truth, len(t.probability), _percent(t.valid)),
+                    *(f"{f.threshold:.4g}", ", ".join(marks), _percent(f.called)),
+                    *(_percent(f.precision), _range(f.precision_low, f.precision_high)),
+                    None if ratio is None else f"{ratio:.3f}",
+                    *(_percent(f.recall), _range(f.recall_low, f.recall_high)),
+                ]
+            )
+    return [table] if tests else []
 
 
 def _percent(share: float | None) -> str | None:
@@ -259,7 +190,3 @@ def _percent(share: float | None) -> str | None:
 
 def _range(low: float, high: float) -> str:
     return f"{100 * low:.1f}–{100 * high:.1f}"
-
-
-def _round(value: float | None) -> str | None:
-    return None if value is None or np.isnan(value) else f"{value:.3f}"

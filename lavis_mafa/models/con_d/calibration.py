@@ -6,20 +6,19 @@ config names it.
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
-from lavis_mafa.io.files import is_number, write_json
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError, model_validator
 
-_KIND = "lavis_mafa calibration"
-_VERSION = 1
+from lavis_mafa.io.files import write_json
+
+_Share = Annotated[FiniteFloat, Field(ge=0, le=1)]
+_Count = Annotated[int, Field(ge=1)]
 
 
-@dataclass(frozen=True)
-class CalibratedThresholds:
+class CalibratedThresholds(BaseModel, strict=True, frozen=True, extra="forbid"):
     """Thresholds of a discriminator that reach a wanted precision, and what they stand on.
 
     Attributes:
@@ -33,43 +32,31 @@ class CalibratedThresholds:
         name: of the discriminator; truth: origin of the truth.
     """
 
-    high: float
-    low: float | None
-    wanted: float
-    wanted_low: float | None
-    precision: float
-    precision_from: float
-    precision_to: float
-    recall: float
-    pairs_above: int
-    pairs: int
-    base_rate: float
+    kind: Literal["lavis_mafa calibration"] = "lavis_mafa calibration"
+    version: Literal[1] = 1
+    high: _Share
+    low: _Share | None
+    wanted: _Share
+    wanted_low: _Share | None
+    precision: _Share
+    precision_from: _Share
+    precision_to: _Share
+    recall: _Share
+    pairs_above: _Count
+    pairs: _Count
+    base_rate: _Share
     name: str
     truth: str
 
-    def __post_init__(self) -> None:
-        shares = {
-            one.name: getattr(self, one.name)
-            for one in fields(self)
-            if one.name not in ("pairs_above", "pairs", "name", "truth")
-        }
-        for name, value in shares.items():
-            may_lack = name in ("low", "wanted_low")
-            if not (may_lack and value is None) and not _is_share(value):
-                raise ValueError(f"{name}: {value!r}, expected a number from 0 to 1")
+    @model_validator(mode="after")
+    def _check_order(self) -> CalibratedThresholds:
         if self.low is not None and self.low > self.high:
             raise ValueError(f"low: {self.low:g}, expected at most high, {self.high:g}")
-        for name in ("pairs_above", "pairs"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name}: {value!r}, expected a whole number from 1")
-        for name in ("name", "truth"):
-            if not isinstance(getattr(self, name), str):
-                raise ValueError(f"{name}: {getattr(self, name)!r}, expected text")
+        return self
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file atomically."""
-        write_json(Path(path), {"kind": _KIND, "version": _VERSION, **asdict(self)})
+        write_json(Path(path), self.model_dump())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CalibratedThresholds:
@@ -80,26 +67,11 @@ class CalibratedThresholds:
             ValueError: if it is another file, or damaged.
         """
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"is not JSON: {error}") from error
-        head = {"kind": _KIND, "version": _VERSION}
-        found = {key: content.get(key) for key in head} if isinstance(content, dict) else None
-        if found != head:
+            return cls.model_validate_json(Path(path).read_bytes())
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "the file"
             raise ValueError(
-                f"is no calibration: it has {found}, expected {head}; `lavis-mafa label "
-                "quality --precision` writes one"
-            )
-        values = {key: value for key, value in content.items() if key not in head}
-        known = {one.name for one in fields(cls)}
-        if values.keys() != known:
-            missing, unknown = sorted(known - values.keys()), sorted(values.keys() - known)
-            raise ValueError(f"is damaged: missing keys {missing}, unknown keys {unknown}")
-        try:
-            return cls(**values)
-        except ValueError as error:
-            raise ValueError(f"is damaged: {error}") from error
-
-
-def _is_share(value: Any) -> bool:
-    return is_number(value) and 0 <= value <= 1
+                "is no calibration, which `lavis-mafa label quality --precision` writes: "
+                f"{where}: {first['msg']}, got {first['input']!r:.80}"
+            ) from error

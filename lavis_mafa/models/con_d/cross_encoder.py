@@ -32,14 +32,14 @@ _PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 
 @dataclass(frozen=True)
 class _CrossEncoderSettings:
-    """Settings of `CrossEncoderDiscriminator`."""
+    """Settings of `_CrossEncoderDiscriminator`."""
 
     prompt: str | None = option(None, "instruction to the model; null: its own")
     batch_size: int = option(16, "pairs in one forward pass", low=1)
 
 
 @DISCRIMINATORS.register(_NAME, settings=_CrossEncoderSettings, source="lavis_mafa")
-class CrossEncoderDiscriminator(PairReader):
+class _CrossEncoderDiscriminator(PairReader):
     """Any CrossEncoder of sentence-transformers that reads an image and a text.
 
     The probability is the sigmoid of its score, or with two scores the softmax's second.
@@ -78,7 +78,7 @@ class CrossEncoderDiscriminator(PairReader):
     @classmethod
     def from_config(
         cls, cfg: Mapping[str, Any], settings: _CrossEncoderSettings
-    ) -> CrossEncoderDiscriminator:
+    ) -> _CrossEncoderDiscriminator:
         """Load the cross-encoder of a ``model.mafa.con_d`` config; no code of it is run.
 
         Raises:

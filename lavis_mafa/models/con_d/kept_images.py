@@ -74,7 +74,7 @@ def kept_images(
         "image encoder": fingerprint(con_d.model.visual_encoder),
         "view": f"{con_d.image_size or image.shape[-1]} px, {view}",
         "rows": f"{' x '.join(map(str, row.shape))} {str(dtype).removeprefix('torch.')}",
-        "data": identity_of_data(train_set),
+        "data": _identity_of_data(train_set),
     }
     folder = Path(os.path.abspath(os.path.expanduser(given["keep_images"])))
     shape = (row.shape[0], row.shape[1])
@@ -105,7 +105,7 @@ def _described(processor: Any) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
-def identity_of_data(train_set: TrainingSet) -> str:
+def _identity_of_data(train_set: TrainingSet) -> str:
     """Return an identity of the images of all samples, in order."""
     data = DataIdentity.of(train_set)
     return f"{data.samples} samples of {data.images} images, {data.image_rows}"

@@ -32,7 +32,7 @@ NOT_LOADED = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportEr
 
 @dataclass(frozen=True)
 class _YesNoSettings:
-    """Settings of `YesNo`."""
+    """Settings of `_YesNo`."""
 
     question: str = option(
         'Does this caption describe the image: "{caption}"? Answer Yes or No.',
@@ -49,7 +49,7 @@ class _YesNoSettings:
 
 
 @DISCRIMINATORS.register(_NAME, settings=_YesNoSettings, source="lavis_mafa")
-class YesNo(PairReader):
+class _YesNo(PairReader):
     """Any vision-language model of Hugging Face, asked whether the caption describes the picture.
 
     The probability is that of the answer Yes among Yes and No: the softmax of their two logits at
@@ -86,7 +86,7 @@ class YesNo(PairReader):
         self._only_last = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
 
     @classmethod
-    def from_config(cls, cfg: Mapping[str, Any], settings: _YesNoSettings) -> YesNo:
+    def from_config(cls, cfg: Mapping[str, Any], settings: _YesNoSettings) -> _YesNo:
         """Load model and processor of a ``model.mafa.con_d`` config.
 
         Raises:

@@ -71,7 +71,7 @@ class PairedImages:
         return key, value
 
 
-class Recomputed:
+class _Recomputed:
     """A module's forward pass whose activations are recomputed in the backward pass.
 
     It replaces fairscale's, which recomputes in fp16 whatever autocast's type was, keeps calling
@@ -185,7 +185,7 @@ def fuse_attention(model: Any) -> None:
     """Switch LAVIS's attention modules in ``model`` to PyTorch's fused kernels, in place.
 
     Results are equal up to rounding; weights, names and hooks stay. CLIP's ViT uses PyTorch's own
-    attention already. Activation checkpointing is replaced by PyTorch's too, see `Recomputed`.
+    attention already. Activation checkpointing is replaced by PyTorch's too, see `_Recomputed`.
     """
     for module in model.modules():
         # By exact type: a subclass may compute something else.
@@ -194,7 +194,7 @@ def fuse_attention(model: Any) -> None:
             module.__class__ = fused
         wrapped = vars(module).get("forward")
         if isinstance(wrapped, partial) and wrapped.func.__module__.startswith("fairscale"):
-            module.forward = Recomputed(module)
+            module.forward = _Recomputed(module)
 
 
 def _is_watched(attention: Any) -> bool:

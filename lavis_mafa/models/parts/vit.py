@@ -37,12 +37,12 @@ def build_vit(cfg: Any, from_pretrained: bool) -> VisionTransformerEncoder:
     )
     encoder.vision_width = sizes.width
     if sizes.get("stem", "patch") == "conv":
-        encoder.patch_embed = ConvStem(cfg.image_size, sizes.patch_size, sizes.width)
+        encoder.patch_embed = _ConvStem(cfg.image_size, sizes.patch_size, sizes.width)
     begin_narrow(encoder)
     return encoder
 
 
-class ConvStem(nn.Module):
+class _ConvStem(nn.Module):
     """Turn images into tokens by small convolutions instead of one large one.
 
     Xiao et al. 2021, "Early Convolutions Help Transformers See Better", section 3: convolutions of

@@ -160,19 +160,6 @@ def test_two_ranks_split_every_global_batch():
     assert plan.mini_batches(1)[3].tolist() == plan.order[56:64].tolist()
 
 
-def test_without_shuffling_the_order_is_the_grouping_order():
-    indices = torch.arange(30)
-    collector = GritCollector(30, 30, 5, seed=3, shuffle=False)
-    for part in indices.split(7):
-        collector.collect(part, feature_of(part), feature_of(part).flip(1))
-    start = int(np.random.default_rng(3).integers(30))
-    expected = group(feature_of(indices), feature_of(indices).flip(1), start)
-    order = collector.finish()
-    assert order.tolist() == expected.tolist()
-    plan = grouped_plan([order], np.empty(0, np.int64), 5, np.random.default_rng(0), shuffle=False)
-    assert plan.order.tolist() == order.tolist()
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     size=st.integers(1, 150),
@@ -182,12 +169,13 @@ def test_without_shuffling_the_order_is_the_grouping_order():
     step=st.integers(1, 70),
     expected=st.integers(0, 200),
     apart=st.booleans(),
+    shuffle=st.booleans(),
     hardness=st.sampled_from([1.0, 0.8]),
     stop=st.integers(0, 150),
     seed=st.integers(0, 1000),
 )
 def test_collecting_equals_slow_loop(
-    size, queue, space, batch, step, expected, apart, hardness, stop, seed
+    size, queue, space, batch, step, expected, apart, shuffle, hardness, stop, seed
 ):
     """Queues may end inside a mini-batch; saving and loading in between changes nothing."""
     space = min(space, queue)
@@ -196,7 +184,8 @@ def test_collecting_equals_slow_loop(
     rng = np.random.default_rng(seed + 1)
     slow: list[int] = []
     for part in samples.split(queue):
-        part = part[torch.from_numpy(rng.permutation(len(part)))]
+        if shuffle:
+            part = part[torch.from_numpy(rng.permutation(len(part)))]
         spaces = part.split(space)
         starts = [int(rng.integers(len(sub_queue))) for sub_queue in spaces]
         for sub_queue, start in zip(spaces, starts, strict=True):
@@ -211,7 +200,7 @@ def test_collecting_equals_slow_loop(
             slow += sub_queue[torch.from_numpy(chain)].tolist()
 
     def new_collector(seed):
-        return GritCollector(queue, space, batch, seed, True, ids, np.int32, expected, hardness)
+        return GritCollector(queue, space, batch, seed, shuffle, ids, np.int32, expected, hardness)
 
     collector = new_collector(seed + 1)
     for number, sub_queue in enumerate(samples.split(step)):
@@ -289,13 +278,19 @@ def test_indices_above_2_to_the_24_are_kept_exactly():
     assert sorted(collector.finish().tolist()) == indices.tolist()
 
 
-def test_captions_of_an_image_are_kept_apart_or_ignored_by_the_setting():
-    """``together``, the papers' setting: the order of data without image ids."""
-    ids = np.arange(96) // 2  # the captions of an image are each other's most similar
+@pytest.mark.parametrize("kind", ["images", "groups"])
+def test_images_and_groups_are_kept_apart_or_ignored_by_the_setting(kind):
+    """``together``, the papers' setting: the order of data without ids."""
+    samples = np.arange(96)
+    # Captions of an image, or pairs of a group, are each other's most similar; -1: in no group.
+    ids = samples // 2 if kind == "images" else np.where(samples < 80, samples // 4, -1)
 
-    def grouped(image_ids, **changes):
+    def grouped(given, **changes):
         settings = grit_settings(queue_size=96, search_space=96, **changes)
-        schedule = GritSchedule(96, 8, settings, seed=2, image_ids=image_ids)
+        known = {"image_ids": given}
+        if kind == "groups":
+            known = {"image_ids": samples, "group_ids": given}
+        schedule = GritSchedule(96, 8, settings, seed=2, **known)
         for batch in schedule.begin(0).mini_batches(0):
             feature = feature_of(ids[batch])
             schedule.collect(torch.from_numpy(batch.copy()), feature, feature)
@@ -303,35 +298,14 @@ def test_captions_of_an_image_are_kept_apart_or_ignored_by_the_setting():
         return schedule.next_plan.order
 
     def repeats(order):
-        return sum(8 - len(set(batch)) for batch in ids[order].reshape(-1, 8).tolist())
+        batches = [[one for one in row if one >= 0] for row in ids[order].reshape(-1, 8).tolist()]
+        return sum(len(batch) - len(set(batch)) for batch in batches)
 
     together = grouped(ids, same_image="together")
     assert together.tolist() == grouped(None).tolist()
     assert repeats(grouped(ids)) < repeats(together) / 5
-
-
-def test_groups_are_kept_apart_like_images():
-    groups = np.where(np.arange(96) < 80, np.arange(96) // 4, -1)
-
-    def grouped(group_ids, **changes):
-        settings = grit_settings(queue_size=96, search_space=96, **changes)
-        images = np.arange(96)
-        schedule = GritSchedule(96, 8, settings, seed=2, image_ids=images, group_ids=group_ids)
-        for batch in schedule.begin(0).mini_batches(0):
-            feature = feature_of(groups[batch])
-            schedule.collect(torch.from_numpy(batch.copy()), feature, feature)
-        schedule.end(0)
-        return schedule.next_plan.order
-
-    def mates(order):
-        of_batches = groups[order].reshape(-1, 8).tolist()
-        known = [[one for one in batch if one >= 0] for batch in of_batches]
-        return sum(len(batch) - len(set(batch)) for batch in known)
-
-    assert mates(grouped(groups)) < mates(grouped(None)) / 5
-    assert grouped(groups, same_image="together").tolist() == grouped(None).tolist()
-    nobody = np.full(96, -1)
-    assert grouped(nobody).tolist() == grouped(None).tolist()
+    if kind == "groups":
+        assert grouped(np.full(96, -1)).tolist() == together.tolist()
 
 
 @pytest.mark.parametrize("stop", [0, 1, 5, 11, 12])

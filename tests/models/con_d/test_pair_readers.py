@@ -29,7 +29,7 @@ from lavis_mafa.mining.model_and_data import ModelAndData
 from lavis_mafa.models.con_d import cross_encoder
 from lavis_mafa.models.con_d.build import build_discriminator
 from lavis_mafa.models.con_d.picture_tensors import WholePicture, picture_of
-from lavis_mafa.models.con_d.yes_no import YesNo
+from lavis_mafa.models.con_d.yes_no import _YesNo
 from lavis_mafa.toyworld import ToyScenesBuilder
 
 sys.path.append(str(ROOT / "tests" / "runners"))
@@ -199,7 +199,7 @@ def test_saved_verdicts_are_reused(tmp_path, vlm, monkeypatch):
     pictures = [data.show(number)[0] for number in range(12)]
     pairs = pairs_of(pictures, captions, image, text)
     assert found.tolist() == pytest.approx(one_by_one(vlm, pairs), abs=1e-5)
-    monkeypatch.setattr(YesNo, "probabilities", None)  # nothing is left to judge
+    monkeypatch.setattr(_YesNo, "probabilities", None)  # nothing is left to judge
     again = judging.judge(opened, features, image, text, judge, tmp_path)
     assert np.array_equal(again, found)
     other = build_judge(config(vlm, yes_no={"question": "{caption} ?"}), {})
@@ -226,14 +226,14 @@ def train_three_steps(folder, arch, checkpoint, **changes):
 
 
 def test_training_converts_by_its_verdicts(tmp_path, vlm, monkeypatch):
-    judged, judge = [], YesNo.judge
+    judged, judge = [], _YesNo.judge
 
     def recorded(self, samples, image_of, text_of, ranks=None, seen=None):
         found = judge(self, samples, image_of, text_of, ranks, seen)
         judged.append((samples, image_of, text_of, found))
         return found
 
-    monkeypatch.setattr(YesNo, "judge", recorded)
+    monkeypatch.setattr(_YesNo, "judge", recorded)
     question = {"model__mafa__con_d__yes_no__question": "a {caption} ?"}
     train_three_steps(
         tmp_path, "yes_no", vlm, **question, model__mafa__connections__action="convert"
@@ -315,29 +315,23 @@ def test_missing_weights_are_refused(tmp_path, vlm):
         build_discriminator(config(str(folder)))
 
 
-def test_code_beside_a_model_is_never_run(tmp_path, vlm):
-    folder, proof = without(vlm, tmp_path / "code"), tmp_path / "ran"
+@pytest.mark.parametrize("arch", ["yes_no", "cross_encoder"])
+def test_code_beside_a_model_is_never_run(tmp_path, request, arch):
+    source = request.getfixturevalue("vlm" if arch == "yes_no" else "encoder")
+    folder, proof = without(source, tmp_path / "code"), tmp_path / "ran"
     (folder / "evil.py").write_text(f"open({str(proof)!r}, 'w').close()\nclass Evil: pass\n")
-    content = json.loads((folder / "config.json").read_text())
-    content["model_type"] = "never_heard_of"
-    content["auto_map"] = dict.fromkeys(
-        ("AutoConfig", "AutoModelForImageTextToText", "AutoProcessor"), "evil.Evil"
-    )
-    (folder / "config.json").write_text(json.dumps(content))
+    file = folder / ("config.json" if arch == "yes_no" else "modules.json")
+    content = json.loads(file.read_text())
+    if arch == "yes_no":
+        content["model_type"] = "never_heard_of"
+        content["auto_map"] = dict.fromkeys(
+            ("AutoConfig", "AutoModelForImageTextToText", "AutoProcessor"), "evil.Evil"
+        )
+    else:
+        content[1]["type"] = "evil.Evil"
+    file.write_text(json.dumps(content))
     with pytest.raises((ValueError, AssertionError)):
-        build_discriminator(config(str(folder)))
-    assert not proof.exists()
-
-
-def test_code_beside_a_cross_encoder_is_never_run(tmp_path, encoder):
-    folder, proof = tmp_path / "code", tmp_path / "ran"
-    shutil.copytree(encoder, folder)
-    (folder / "evil.py").write_text(f"open({str(proof)!r}, 'w').close()\nclass Evil: pass\n")
-    modules = json.loads((folder / "modules.json").read_text())
-    modules[1]["type"] = "evil.Evil"
-    (folder / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(ValueError, match="cross-encoder"):
-        build_discriminator(config(str(folder), "cross_encoder"))
+        build_discriminator(config(str(folder), arch))
     assert not proof.exists()
 
 
@@ -348,7 +342,7 @@ def test_old_transformers_are_refused(tmp_path, vlm, monkeypatch):
         __version__ = "4.26.1"
 
     monkeypatch.setitem(sys.modules, "transformers", Old())
-    found = [one.message for one in YesNo.problems_of(_View())]
+    found = [one.message for one in _YesNo.problems_of(_View())]
     monkeypatch.setitem(sys.modules, "transformers", transformers)
     assert len(found) == 1 and "needs transformers >= 4.46, this is 4.26.1" in found[0]
 
@@ -370,7 +364,7 @@ def test_missing_sentence_transformers_is_refused(tmp_path, vlm, monkeypatch):
     for version, expected in ((absent, "is not installed"), (lambda _: "5.4.1", "this is 5.4.1")):
         monkeypatch.setattr(cross_encoder, "version", version)
         with pytest.raises(ValueError, match=expected):
-            cross_encoder.CrossEncoderDiscriminator.from_config({"checkpoint": vlm}, None)
+            cross_encoder._CrossEncoderDiscriminator.from_config({"checkpoint": vlm}, None)
         (one,) = problems(tmp_path, vlm, model__mafa__con_d__arch="cross_encoder")
         assert expected in one and 'pip install "sentence-transformers>=6"' in one
 

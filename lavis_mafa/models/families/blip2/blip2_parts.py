@@ -92,7 +92,7 @@ class Parts:
         return _VIT_WEIGHTS[vit_model] if self.vit is None else None
 
 
-class QFormer(OneRowPerBeam, BertLMHeadModel):
+class _QFormer(OneRowPerBeam, BertLMHeadModel):
     """LAVIS's Q-Former."""
 
 
@@ -164,10 +164,10 @@ class Blip2Parts:
         config.cross_attention_freq = cross_attention_freq
         config.query_length = num_query_token
         if self.parts.bert_weights:
-            former = from_hub(QFormer.from_pretrained, self.parts.bert_weights, config=config)
+            former = from_hub(_QFormer.from_pretrained, self.parts.bert_weights, config=config)
         else:
             config.vocab_size = len(self.tokenizer)  # type: ignore[attr-defined]
-            former = QFormer(config)
+            former = _QFormer(config)
         queries = torch.zeros(1, num_query_token, config.hidden_size)
         return former, nn.Parameter(queries.normal_(std=config.initializer_range))
 

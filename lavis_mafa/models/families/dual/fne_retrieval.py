@@ -44,7 +44,7 @@ _RULE = PosteriorRule(beginning="sampled")  # as in FNE's code
 
 
 @dataclass(frozen=True)
-class FneSettings(Checked):
+class _FneSettings(Checked):
     """Settings of the search for negatives; the defaults are those of FNE's code.
 
     Attributes:
@@ -77,7 +77,7 @@ class FneSettings(Checked):
     rule: PosteriorRule = _RULE
 
     @classmethod
-    def from_config(cls, cfg: Any) -> FneSettings:
+    def from_config(cls, cfg: Any) -> _FneSettings:
         """Read a ``model`` config.
 
         Raises:
@@ -102,7 +102,7 @@ class _Posterior(PosteriorRule):
 
 
 @dataclass(frozen=True)
-class _FneOptions(FneSettings):
+class _FneOptions(_FneSettings):
     """Config keys of ``model`` that only FNE reads."""
 
     margin: float = option(
@@ -175,7 +175,7 @@ class FneRetrieval(MafaModel, BaseModel):
         text_encoder: Any,
         tokenizer: Any,
         max_txt_len: int = 30,
-        settings: FneSettings | None = None,
+        settings: _FneSettings | None = None,
     ) -> None:
         super().__init__()
         width, text_width = image_encoder.vision_width, text_encoder.config.hidden_size
@@ -186,7 +186,7 @@ class FneRetrieval(MafaModel, BaseModel):
             )
         self.tokenizer, self.max_txt_len = tokenizer, max_txt_len
         self.visual_encoder, self.text_encoder = image_encoder, text_encoder
-        self.fne = settings or FneSettings()
+        self.fne = settings or _FneSettings()
         self.backbone: Any = DualBackbone(self)
         self.copies = DualBackbone(self, "_m")
         self.momentum_encoders = MovingCopies(self, _PARTS, self.fne.momentum)
@@ -207,7 +207,7 @@ class FneRetrieval(MafaModel, BaseModel):
             OSError: if weights or a tokenizer must be downloaded and cannot be.
             ValueError: for invalid settings, or if a file of weights does not fit.
         """
-        settings = FneSettings.from_config(cfg)
+        settings = _FneSettings.from_config(cfg)
         in_parts = not checkpoint_of(cfg)
         vit_weights = cfg.get("vit_weights") if in_parts else None
         tokenizer = build_tokenizer(cfg.get("tokenizer"))
