@@ -45,7 +45,6 @@ MISSING = {
     "checkpoint": "file, folder or URL",
     "checkpoint or timm name": "file, folder, URL or timm/NAME",
 }
-# Keys of an earlier version, and what replaces them.
 OUT_OF_RANGE = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 
 

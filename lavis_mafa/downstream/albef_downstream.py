@@ -39,6 +39,7 @@ class AlbefDownstream:
         options: arguments of LAVIS's class that a config gives under the same name.
         heads: prefixes of weights that only a fine-tuned checkpoint has.
         random_parts: prefixes of frozen weights, which must be loaded from a checkpoint.
+        ramp_epochs: epochs over which the weight of distillation grows to alpha; 0: none.
     """
 
     family = "albef"
@@ -50,6 +51,7 @@ class AlbefDownstream:
     options: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
     random_parts: tuple[str, ...] = ()
+    ramp_epochs = 1.0
 
     def __init__(self, tokenizer: Any = None, **arguments: Any) -> None:
         """
@@ -92,12 +94,18 @@ class AlbefDownstream:
             **cls.language_parts(config),
             **chosen,
         )
+        model.ramp_epochs = float(cfg.get("ramp_epochs", cls.ramp_epochs))
         fuse_attention(model)
         if checkpoint and cfg.get("load_finetuned", False):
             model.load_checkpoint(checkpoint)
         elif checkpoint:
             model.load_from_pretrained(checkpoint)
         return model
+
+    def _rampup_factor(self, epoch: int, iters: int, num_iters_per_epoch: int) -> float:
+        """Return the share of alpha at a step; called by LAVIS's classes, which have a constant."""
+        ramp = self.ramp_epochs * num_iters_per_epoch
+        return min(1.0, (epoch * num_iters_per_epoch + iters) / ramp) if ramp else 1.0
 
     @classmethod
     def language_parts(cls, config: BertConfig) -> dict[str, Any]:

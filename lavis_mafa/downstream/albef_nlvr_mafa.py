@@ -213,6 +213,7 @@ class AlbefNlvrMafa(_TwoImages, AlbefNLVR):
     PRETRAINED_MODEL_CONFIG_DICT = model_yamls("albef_nlvr_mafa", "nlvr", "tiny")
     options = ("num_classes", "momentum", "alpha", "use_distill", "max_txt_len")
     heads = ("cls_head.",)
+    ramp_epochs = 2.0
 
     def forward(self, samples: dict[str, Any], is_train: bool = True) -> Any:
         """Return the loss, averaged over the mini-batch, or the predictions.

@@ -2,81 +2,128 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import logging
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from lavis.common.vqa_tools.vqa import VQA
 from lavis.common.vqa_tools.vqa_eval import VQAEval
 
-from lavis_mafa.downstream.caption_metrics import as_id
+from lavis_mafa.datasets.annotation_rows import Refusals
+from lavis_mafa.datasets.row_checks import (
+    Id,
+    Ids,
+    answers_of,
+    as_id,
+    by_id,
+    id_of,
+    text_of,
+)
 from lavis_mafa.io.files import read_json
 
 logger = logging.getLogger(__name__)
 
 # The correct answer, or the answers of all annotators.
-Truth = str | Sequence[str]
+Truth = str | list[str]
+_TOOL = VQAEval()
+_LEAST_LEFT_OUT = 4  # annotators; with fewer, leaving one out would make a score of 1 impossible
+_ANSWER_KEYS = ("answers", "answer", "direct_answers")
 
 
 def normalise(answer: str) -> str:
     """Normalise an answer as VQA's evaluation: punctuation, articles and number words."""
-    tool = VQAEval()
     plain = answer.replace("\n", " ").replace("\t", " ").strip()
-    return str(tool.processDigitArticle(tool.processPunctuation(plain)))
+    return str(_TOOL.processDigitArticle(_TOOL.processPunctuation(plain)))
 
 
-def read_questions(questions_file: str, annotations_file: str) -> VQA:
-    """Read questions and annotations in the format of VQA (VQAv2, OK-VQA).
+@dataclass(frozen=True)
+class Annotation:
+    """The answers of all annotators to a question, and its type."""
+
+    answers: list[str]
+    answer_type: str = "other"
+
+
+def read_questions(questions_file: str, annotations_file: str) -> dict[Id, Annotation]:
+    """Return the annotations of files in VQA's format (VQAv2, OK-VQA) by question id.
+
+    Answers may be VQA's list of ``{"answer": ...}``, a list of texts, or a single one.
 
     Raises:
-        ValueError: if the files have another format, or no annotations.
+        ValueError: if the files have another format or no annotations; listing annotations that
+            cannot be scored.
     """
-    truth = VQA()
+    truth: dict[Id, Annotation] = {}
+    refused, ids = Refusals(), Ids()
     try:
-        truth.questions = read_json(questions_file)
-        truth.dataset = read_json(annotations_file)
-        for annotation in truth.dataset["annotations"]:
-            annotation.setdefault("question_type", "")
-            annotation.setdefault("answer_type", "other")
-        with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does
-            truth.createIndex()
+        asked = {as_id(row["question_id"]) for row in read_json(questions_file)["questions"]}
+        for number, row in enumerate(read_json(annotations_file)["annotations"]):
+            question = row["question_id"]
+            try:
+                wrong = ids.add(id_of(question), f"annotation {number}")
+                found = [row[key] for key in _ANSWER_KEYS if row.get(key) is not None]
+                answers = answers_of(found[0] if found else None)
+                kind = text_of(row.get("answer_type") or "other")
+            except ValueError as error:
+                wrong = str(error)
+            if wrong:
+                refused.add(f"annotation {number} (question {question!r}): {wrong}")
+                continue
+            truth[as_id(question)] = Annotation(answers, kind)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{questions_file} and {annotations_file} are not in the format of VQA "
             f"({type(error).__name__}: {error}); expected questions and annotations with "
             "question_id, and answers of the annotations"
         ) from error
-    if not truth.qa:
+    refused.end(annotations_file)
+    if not truth:
         raise ValueError(f"{annotations_file} has no answers: its list of annotations is empty")
+    if not asked & truth.keys():
+        raise ValueError(f"{annotations_file} has no annotation of a question of {questions_file}")
     return truth
 
 
-def accuracy_by_annotators(answers: Mapping[Any, str], truth: VQA) -> dict[str, float]:
-    """Return VQA accuracy in percent by LAVIS's `VQAEval`: ``acc`` and one per answer type.
+def accuracy_by_annotators(
+    answers: Mapping[Any, str], truth: Mapping[Id, Annotation]
+) -> dict[str, float]:
+    """Return VQA accuracy in percent, ``acc`` and one per answer type, with two digits.
+
+    Equal to LAVIS's `VQAEval` for questions with four or more annotators whose answers carry
+    different ``answer_id``. It leaves out every annotator that is equal to one, and with fewer
+    annotators a right answer cannot score 1; see `one_accuracy` for these.
 
     Only questions with an answer and an annotation are scored; a warning says how many are not.
 
     Args:
         answers: by question id.
-        truth: see `read_questions`; cannot be used again, because `VQAEval` changes it.
+        truth: see `read_questions`.
 
     Raises:
-        ValueError: if there is no such question.
+        ValueError: if there is no such question, or different ids of questions are one number.
     """
-    known = {as_id(question): question for question in truth.qa}
-    given = {as_id(question): answer for question, answer in answers.items()}
-    shared = _shared(given, known)
-    mine = VQA()
-    mine.qa = {known[question]: {"answer": given[question]} for question in shared}
-    # As LAVIS's task does: percentages rounded to two digits.
-    tool = VQAEval(truth, mine, n=2)
-    with contextlib.redirect_stdout(io.StringIO()):
-        tool.evaluate(list(mine.qa))
-    return {"acc": tool.accuracy["overall"], **tool.accuracy["perAnswerType"]}
+    given = by_id(answers.items())
+    earned: dict[str, list[float]] = defaultdict(list)
+    for question in _shared(given, truth):
+        score = _official(normalise(given[question]), truth[question].answers)
+        earned["acc"].append(score)
+        earned[truth[question].answer_type].append(score)
+    return {name: round(100 * sum(of) / len(of), 2) for name, of in earned.items()}
+
+
+def _official(given: str, truths: Sequence[str]) -> float:
+    """Return the accuracy, 0 to 1, of a normalised answer as `VQAEval` computes it.
+
+    Unlike the answer, annotators' answers are not normalised, but for their punctuation where they
+    differ: "none" is no right answer to ten times "none".
+    """
+    if len(truths) < _LEAST_LEFT_OUT:
+        return _share(given, [normalise(one) for one in truths])
+    if len(set(truths)) > 1:
+        truths = [_TOOL.processPunctuation(one) for one in truths]
+    return _share(given, truths)
 
 
 def accuracy(
@@ -105,18 +152,19 @@ def accuracy(
 def one_accuracy(answer: str, truth: Truth) -> float:
     """Return the accuracy of an answer, 0 to 1.
 
-    With a single correct answer: 1 if it is the same. With answers of several annotators:
-    min(annotators who gave it / 3, 1) (Antol et al., "VQA", section 3). With four or more
-    annotators, this is averaged over all subsets that leave out one annotator, as in VQA's
-    evaluation; with fewer, leaving one out would make an accuracy of 1 impossible.
+    With answers of several annotators: min(annotators who gave it / 3, 1) (Antol et al., "VQA",
+    section 3). With four or more annotators, this is averaged over all subsets that leave out one
+    annotator, as in VQA's evaluation. With fewer, it is the share of the annotators who gave it, so
+    that an answer on which all agree scores 1.
     """
-    given = normalise(answer)
-    right = [truth] if isinstance(truth, str) else truth
-    total, same = len(right), sum(normalise(one) == given for one in right)
-    if total == 1:
-        return float(same)
-    if total < 4:
-        return min(same / 3, 1.0)
+    truths = [truth] if isinstance(truth, str) else truth
+    return _share(normalise(answer), [normalise(one) for one in truths])
+
+
+def _share(given: str, truths: Sequence[str]) -> float:
+    total, same = len(truths), truths.count(given)
+    if total < _LEAST_LEFT_OUT:
+        return same / total
     return (same * min((same - 1) / 3, 1.0) + (total - same) * min(same / 3, 1.0)) / total
 
 
@@ -139,14 +187,15 @@ def exact_match(
 def annotated(row: Mapping[str, Any]) -> Truth | None:
     """Return the correct answer or answers of a sample or an annotation; None if it has none.
 
-    Reads ``answers`` or ``answer``: a string, a list of them, or VQA's list of ``{"answer": ...}``.
+    Reads the first of ``answers``, ``answer`` and ``direct_answers`` that is not null, see
+    `answers_of`.
+
+    Raises:
+        ValueError: if it is no answer and no list of answers.
     """
-    for name in ("answers", "answer"):
-        value = row.get(name)
-        if isinstance(value, (str, int, float)) and value != "":
-            return str(value)
-        if value:
-            found = [one["answer"] if isinstance(one, Mapping) else str(one) for one in value]
+    for name in _ANSWER_KEYS:
+        if row.get(name) is not None:
+            found = answers_of(row[name])
             return found[0] if len(found) == 1 else found
     return None
 

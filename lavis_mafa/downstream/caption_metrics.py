@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -26,13 +27,14 @@ from pycocoevalcap.rouge.rouge import Rouge
 from pycocoevalcap.spice import spice
 from pycocoevalcap.tokenizer.ptbtokenizer import PUNCTUATIONS, PTBTokenizer
 
+from lavis_mafa.datasets.annotation_rows import Refusals
+from lavis_mafa.datasets.row_checks import Id, Ids, as_id, id_of, references_of
 from lavis_mafa.io.files import read_json
 from lavis_mafa.metrics import METRICS, CaptionMetric, MetricNames
 from lavis_mafa.metrics.known_truth import single_spaced
 
 logger = logging.getLogger(__name__)
 
-Id = int | str
 Tokens = dict[int, list[str]]
 STANDARD = ("bleu", "meteor", "rouge", "cider", "spice")
 _JAVA_METRICS = ("meteor", "spice")
@@ -71,23 +73,29 @@ class Tools:
     tokenizer: str
 
 
-def as_id(value: Any) -> Id:
-    """Return an image id as in COCO's files: an int if it is a number, ignoring leading zeros."""
-    text = str(value)
-    return int(text) if text.isascii() and text.isdigit() else text
-
-
 def read_references(path: str | os.PathLike[str]) -> References:
     """Read a JSON file in COCO's caption format, with the ``domain`` of images as in NoCaps.
 
+    A list of captions is several captions; null and blank ones are left out, with a warning.
+
     Raises:
-        ValueError: if it has another format, or no captions.
+        ValueError: if it has another format, or no captions; listing rows that cannot be used.
     """
     content = read_json(path)
     captions: dict[Id, list[str]] = {}
+    refused, ids, left_out = Refusals(), Ids(), 0
     try:
-        for row in content["annotations"]:
-            captions.setdefault(as_id(row["image_id"]), []).append(str(row["caption"]))
+        for number, row in enumerate(content["annotations"]):
+            image, given = row["image_id"], row["caption"]
+            try:
+                wrong, found = ids.add(id_of(image)), references_of(given)
+            except ValueError as error:
+                wrong, found = str(error), []
+            if wrong:
+                refused.add(f"annotation {number}: {wrong}")
+            elif found:
+                captions.setdefault(as_id(image), []).extend(found)
+            left_out += not wrong and (len(given) if isinstance(given, list) else 1) - len(found)
         domains = {
             as_id(row["id"]): domain_name(row["domain"])
             for row in content.get("images", ())
@@ -98,6 +106,9 @@ def read_references(path: str | os.PathLike[str]) -> References:
             f"{path} is not in COCO's caption format ({type(error).__name__}: {error}); expected "
             '{"images": [{"id": 1}], "annotations": [{"image_id": 1, "caption": "a dog"}]}'
         ) from error
+    refused.end(str(path))
+    if left_out:
+        logger.warning("%d captions of %s are null or blank: left out", left_out, path)
     if not captions:
         raise ValueError(f"{path} has no captions: its list of annotations is empty")
     return References(captions, domains, str(path))
@@ -242,11 +253,13 @@ def _scored_ids(captions: Mapping[Id, str], references: References) -> list[Id]:
 def tokens_of(texts: Mapping[int, Sequence[str]], tokenizer: str) -> Tokens:
     """Return the tokens of every text, joined by spaces, lower case and without punctuation.
 
+    A character of a script without blanks between words, such as Chinese, is a token.
+
     Raises:
         OSError, RuntimeError: if the Java program fails.
     """
     # A line separator inside a caption would shift all following captions by one.
-    clean = {i: [single_spaced(text) for text in several] for i, several in texts.items()}
+    clean = {i: [_separated(text) for text in several] for i, several in texts.items()}
     if tokenizer == PYTHON:
         return {i: [python_tokens(text) for text in several] for i, several in clean.items()}
     found: Tokens = PTBTokenizer().tokenize(
@@ -263,7 +276,30 @@ _BRACKETS = dict(zip("()[]{}", ("-lrb-", "-rrb-", "-lsb-", "-rsb-", "-lcb-", "-r
 # The tokenizer converts these to its own quotation marks, which are in PUNCTUATIONS.
 _REMOVED = {*PUNCTUATIONS, '"', "\N{LEFT DOUBLE QUOTATION MARK}", "\N{RIGHT DOUBLE QUOTATION MARK}"}
 _CLITIC = re.compile(r"(n't|'(?:s|re|ve|ll|d|m))\b|(?<=\bcan)(?=not\b)")
-_TOKEN = re.compile(r"n't\b|'(?:s|re|ve|ll|d|m)\b|(?:[a-z]\.){2,}|\w+(?:[-'./,:&]\w+)*|--|[^\w\s]")
+# Combining marks and the scripts of India, whose vowel signs are no letters to `re`.
+_LETTER = (
+    r"[\w\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0963\u0966-\u0dff]"
+)
+_TOKEN = re.compile(
+    rf"n't\b|'(?:s|re|ve|ll|d|m)\b|(?:[a-z]\.){{2,}}|{_LETTER}+(?:[-'./,:&]{_LETTER}+)*|--|[^\w\s]"
+)
+# Thai, Lao, Burmese, Khmer, Japanese and Chinese.
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f"
+    "\U00020000-\U0003ffff"
+)
+_UNSPACED_OR_THEIR_MARKS = re.compile(
+    f"([{_UNSPACED}])|[\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f]"
+)
+
+
+def _separated(text: str) -> str:
+    """Return a text with single spaces, also around characters of scripts without blanks.
+
+    Composed characters and combining marks of the same look become equal.
+    """
+    # Marks of the end of a sentence or clause are removed, as those of English are.
+    return single_spaced(_UNSPACED_OR_THEIR_MARKS.sub(r" \1 ", unicodedata.normalize("NFC", text)))
 
 
 def python_tokens(text: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from lavis.common.dist_utils import is_main_process
@@ -13,12 +14,11 @@ from lavis.datasets.datasets.coco_caption_datasets import COCOCapEvalDataset
 from lavis.tasks.captioning import CaptionTask
 from torchvision.datasets.utils import download_url
 
+from lavis_mafa.datasets.row_checks import Id, Ids, as_id, by_id, references_of
 from lavis_mafa.downstream import task_records as results
 from lavis_mafa.downstream.caption_metrics import (
-    Id,
     References,
     Tools,
-    as_id,
     domain_name,
     find_tools,
     read_references,
@@ -65,6 +65,7 @@ class MafaCaptionTask(results.InBatches, CaptionTask):
         self._built: Mapping[str, Mapping[str, Any]] = {}
         self._finder: _Finder | None = None
         self._prompt_checked = False
+        self._ids = Ids()
 
     @classmethod
     def setup_task(cls, cfg: Any) -> MafaCaptionTask:
@@ -91,8 +92,21 @@ class MafaCaptionTask(results.InBatches, CaptionTask):
         return task
 
     def build_datasets(self, cfg: Any) -> Any:
+        """Build the data sets and check ``run.annotation_file``, before there is a model."""
         self._built = super().build_datasets(cfg)
+        splits = {(name, split) for name, parts in self._built.items() for split in parts}
+        files = (self._file_of(name, split) for name, split in splits if split != "train")
+        # All ranks in the same order.
+        for path in sorted(filter(None, files)) if self.report_metric else ():
+            on_main_process(partial(read_references, path))
         return self._built
+
+    def _file_of(self, name: str, split: str) -> str | None:
+        """Return the ``run.annotation_file`` of a split."""
+        path = self.annotation_file
+        if path is None or isinstance(path, str):
+            return path
+        return path.get(f"{name}.{split}", path.get(split))
 
     def before_evaluation(self, model: Any, dataset: Any, **kwargs: Any) -> None:
         """Check before anything is generated that the model and the references fit.
@@ -102,6 +116,7 @@ class MafaCaptionTask(results.InBatches, CaptionTask):
             FileNotFoundError: if ``run.annotation_file`` does not exist.
         """
         super().before_evaluation(model=model, dataset=dataset, **kwargs)
+        self._ids = Ids()
         for name in self.options:
             results.require_argument(model, "generate", name, name)
         if not self.report_metric:
@@ -114,9 +129,12 @@ class MafaCaptionTask(results.InBatches, CaptionTask):
         """Caption a mini-batch.
 
         Raises:
-            ValueError: if samples have neither ``image_id`` nor ``index``.
+            ValueError: if samples have neither ``image_id`` nor ``index``, or different ids are the
+                same number.
         """
         ids = results.required_column(samples, *_ID_KEYS)
+        if wrong := next(filter(None, map(self._ids.add, ids)), None):
+            raise ValueError(f"image id {wrong}")
         places = results.column(samples, "instance_id", "index") or [None] * len(ids)
         # Some of LAVIS's models ignore samples["prompt"], which shows only when they run.
         given = _RecordingDict(samples, prompt=self.prompt) if self.prompt else samples
@@ -168,9 +186,7 @@ class MafaCaptionTask(results.InBatches, CaptionTask):
             if built is dataset
         ]
         name, split = names[0] if names else ("", "")
-        path = self.annotation_file
-        if path is not None and not isinstance(path, str):
-            path = path.get(f"{name}.{split}", path.get(split))
+        path = self._file_of(name, split)
         if path is not None:
             if not os.path.isfile(path):
                 raise FileNotFoundError(f"run.annotation_file: no such file: {path!r}")
@@ -180,13 +196,13 @@ class MafaCaptionTask(results.InBatches, CaptionTask):
             )
             return lambda records: from_file
         if hasattr(dataset, "references"):
-            captions = {as_id(image): list(texts) for image, texts in dataset.references().items()}
-            return lambda records: References(captions, source=type(dataset).__name__)
+            own = _with_captions(dataset.references().items())
+            return lambda records: References(own, source=type(dataset).__name__)
         if any(_own_captions(row) for row in getattr(dataset, "annotation", ())):
             return lambda records: _from_annotation(dataset.annotation, records)
         if hasattr(dataset, "img2txt") and hasattr(dataset, "text"):
-            captions = {i: [dataset.text[t] for t in ts] for i, ts in dataset.img2txt.items()}
-            return lambda records: References(captions, source=type(dataset).__name__)
+            texts = {i: [dataset.text[t] for t in ts] for i, ts in dataset.img2txt.items()}
+            return lambda records: References(texts, source=type(dataset).__name__)
         if type(dataset) is COCOCapEvalDataset and name == "coco_caption" and split != "train":
             downloaded = read_references(_karpathy(split))
             return lambda records: downloaded
@@ -214,8 +230,18 @@ class _RecordingDict(dict[str, Any]):
 
 
 def _own_captions(row: Any) -> list[str]:
-    captions = row.get("caption") or [] if isinstance(row, Mapping) else []
-    return [captions] if isinstance(captions, str) else list(captions)
+    return references_of(row.get("caption")) if isinstance(row, Mapping) else []
+
+
+def _with_captions(items: Iterable[tuple[Any, Any]]) -> dict[Id, list[str]]:
+    """Return the captions of every image that has any, by `as_id`.
+
+    Raises:
+        ValueError: if different ids are one number, or a caption is no text.
+    """
+    given = ((i, list(own) if isinstance(own, tuple) else own) for i, own in items)
+    captions = {image: references_of(own) for image, own in by_id(given).items()}
+    return {image: own for image, own in captions.items() if own}
 
 
 def _from_annotation(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from lavis.common.dist_utils import is_main_process
 from lavis.common.registry import registry
-from lavis.common.vqa_tools.vqa import VQA
 from lavis.tasks.vqa import GQATask, VQATask
 
+from lavis_mafa.datasets.row_checks import Id
 from lavis_mafa.downstream import task_records as results
 from lavis_mafa.downstream.answer_metrics import (
+    Annotation,
     Truth,
     accuracy,
     accuracy_by_annotators,
@@ -21,7 +23,6 @@ from lavis_mafa.downstream.answer_metrics import (
     local_files,
     read_questions,
 )
-from lavis_mafa.downstream.caption_metrics import as_id
 from lavis_mafa.downstream.language_model import problem_of_prompt
 from lavis_mafa.io.processes import on_main_process
 from lavis_mafa.models.traits import traits_of
@@ -74,7 +75,8 @@ class MafaVQATask(results.InBatches, VQATask):
     def __init__(self, *args: Any, length_penalty: float | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.length_penalty = length_penalty
-        self._questions: VQA | None = None
+        self._questions: Mapping[Id, Annotation] | None = None
+        self._read: dict[tuple[str, str], Mapping[Id, Annotation]] = {}
         self._annotation: Any = ()
 
     @classmethod
@@ -82,6 +84,14 @@ class MafaVQATask(results.InBatches, VQATask):
         task: MafaVQATask = super().setup_task(cfg)
         task.length_penalty = cfg.run_cfg.get("length_penalty")
         return task
+
+    def build_datasets(self, cfg: Any) -> Any:
+        """Build the data sets and read the right answers, before there is a model."""
+        datasets = super().build_datasets(cfg)
+        for splits in datasets.values():
+            for built in (one for split, one in splits.items() if split != "train"):
+                on_main_process(partial(self._annotations_of, built))
+        return datasets
 
     def before_evaluation(self, model: Any, dataset: Any, **kwargs: Any) -> None:
         """Read the right answers and the candidates before any question is answered.
@@ -104,16 +114,16 @@ class MafaVQATask(results.InBatches, VQATask):
                 "answers to rank; use run.inference_method: generate"
             )
         self._annotation = getattr(dataset, "annotation", ())
-        # Read again for every evaluation: LAVIS's tool changes the annotations that it scores by.
-        self._questions = on_main_process(lambda: self._read_questions(dataset))
+        self._questions = on_main_process(lambda: self._annotations_of(dataset))
 
-    def _read_questions(self, dataset: Any) -> VQA | None:
+    def _annotations_of(self, dataset: Any) -> Mapping[Id, Annotation] | None:
         files = local_files(dataset)
         if files is None:
             return None
-        truth = read_questions(*files)
-        results.check_known(dataset, _ID_KEYS, {as_id(one) for one in truth.qa}, files[1])
-        return truth
+        if files not in self._read:
+            self._read[files] = read_questions(*files)
+            results.check_known(dataset, _ID_KEYS, self._read[files], files[1])
+        return self._read[files]
 
     def valid_step(self, model: Any, samples: Any) -> list[results.Record]:
         """Answer a mini-batch.
@@ -152,6 +162,14 @@ class MafaVQATask(results.InBatches, VQATask):
         """
         for record in val_result:
             self._take_from_annotation(record)
+        asked = {(record["question_id"], record["place"]) for record in val_result}
+        lost = len(asked) - len({question for question, _ in asked})
+        if lost:
+            logger.warning(
+                "%d questions have the id of another one: only the first of each id is written and "
+                "scored",
+                lost,
+            )
         records, path = results.write_result(
             val_result, "question_id", f"{split_name}_vqa_result", self._to_write
         )
@@ -213,8 +231,8 @@ def _known(records: list[results.Record], name: str) -> dict[Any, Any]:
 
 def _column_of_truths(samples: Any, size: int) -> list[Truth | None]:
     """Return the right answers of every sample of a mini-batch, None where there are none."""
-    for name in ("answers", "answer"):
-        values = samples.get(name)
+    for name in ("answers", "answer", "direct_answers"):
+        values = results.column(samples, name)
         if values is None:
             continue
         # Torch's default collation transposes lists of strings into tuples.

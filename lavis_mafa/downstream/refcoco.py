@@ -49,6 +49,7 @@ from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, Validatio
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.datasets.image_reading import read_rgb
 from lavis_mafa.datasets.local_builder import LocalBuilder, named_splits
+from lavis_mafa.datasets.row_checks import Ids, as_id
 from lavis_mafa.downstream.yamls import dataset_yamls
 from lavis_mafa.io.files import read_json
 
@@ -70,8 +71,8 @@ class _Expression(BaseModel):
     image: _Text
     text: _Text
     bbox: _Box | None = None
-    ref_id: Any = None
-    image_id: Any = None
+    ref_id: int | str | None = None
+    image_id: int | str | None = None
     split: str | None = None
 
 
@@ -122,9 +123,13 @@ class GroundingTrain(BaseDataset):
         """Return the path of an expression's image."""
         return os.path.join(self.vis_root, self.annotation[index]["image"])
 
+    def caption(self, index: int) -> str:
+        """Return an expression, unprocessed."""
+        return str(self.annotation[index]["text"])
+
     def show(self, index: int) -> tuple[Image.Image, str]:
         """Return the unprocessed image (RGB) and the expression."""
-        return read_rgb(self.path(index)), self.annotation[index]["text"]
+        return read_rgb(self.path(index)), self.caption(index)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         picture, text = self.show(index)
@@ -294,11 +299,17 @@ def _truth(references: Any, instances: Any) -> dict[Any, _Row] | None:
             "neither and a bbox in every row"
         )
     found = _checked(_Instances, instances, "build_info.instances")
-    boxes = {one.id: one.bbox for one in found.annotations}
+    ids = Ids()
+    twice = [wrong for one in found.annotations if (wrong := ids.add(one.id, one.bbox))]
+    _refuse("build_info.instances", twice)
+    boxes = {as_id(one.id): one.bbox for one in found.annotations}
     refs = _checked(list[_Reference], references, "build_info.references")
-    lost = [f"instances have no annotation {r.ann_id!r}" for r in refs if r.ann_id not in boxes]
-    _refuse("build_info.references", lost)
-    return {r.ref_id: {"bbox": boxes[r.ann_id], "split": r.split} for r in refs}
+    ids = Ids()
+    twice = [wrong for r in refs if (wrong := ids.add(r.ref_id, r.ann_id))]
+    lost = [r.ann_id for r in refs if as_id(r.ann_id) not in boxes]
+    no_box = [f"instances have no annotation {one!r}" for one in lost]
+    _refuse("build_info.references", [*twice, *no_box])
+    return {as_id(r.ref_id): {"bbox": boxes[as_id(r.ann_id)], "split": r.split} for r in refs}
 
 
 def _proposals(content: Any) -> dict[str, list[list[float]]] | None:
@@ -327,7 +338,7 @@ def _with_boxes(
     """Return rows with their true box, split and proposals; refuse them if one lacks any."""
     found, problems = [], []
     for number, row in enumerate(rows):
-        known = (truth or {}).get(row.get("ref_id"), {})
+        known = (truth or {}).get(as_id(row.get("ref_id")), {})
         box, key = row.get("bbox") or known.get("bbox"), image_key(row)
         if box is None:
             why = f"references have no ref_id {row.get('ref_id')!r}"

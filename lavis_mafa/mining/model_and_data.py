@@ -41,7 +41,8 @@ from lavis_mafa.runners.prefetch import require_sources
 from lavis_mafa.runners.session import begin, build_data, build_model
 
 CPU = torch.device("cpu")
-_NO_SPLITS = ["run.valid_splits=[]", "run.test_splits=[]"]  # an analysis evaluates no split
+# An analysis evaluates no split, and has no logger.
+_ONLY_DATA = ["run.valid_splits=[]", "run.test_splits=[]", "run.loggers=[]"]
 
 
 @dataclass
@@ -69,7 +70,7 @@ class ModelAndData:
 def options_of(args: argparse.Namespace) -> list[str]:
     """Return ``--options``, the config keys that ``--checkpoint`` stands for, and the folder of the
     results in the place of the run's, to which nothing is written."""
-    options = [f"run.output_dir={args.output.parent}", *args.options, *_NO_SPLITS]
+    options = [f"run.output_dir={args.output.parent}", *args.options, *_ONLY_DATA]
     if not args.checkpoint:
         return options
     if not is_url(args.checkpoint) and not os.path.exists(args.checkpoint):
@@ -155,7 +156,7 @@ def data_of_judged(
     recorded = () if options is not None else map(str, judged.about.get("options") or ())
     named = Named(path, by_file, tuple(recorded))
     # The page may be written on a machine without the GPU that the config asks for.
-    given = [*(options or ()), *_NO_SPLITS]
+    given = [*(options or ()), *_ONLY_DATA]
     cfg = load_config(str(cfg_path), given, machine=False, named=named, data_only=True)
     split = str(judged.about.get("split", "train"))
     data = _shown_pairs(cfg, split, path if by_file else cfg_path)

@@ -177,7 +177,6 @@ class _ExactSearch:
         labels: arrays ``(S,)``; a candidate that equals the anchor in one of them is a known
             positive and never found. Empty: only the anchor's own pair is one.
         device: where to compare.
-        at_once: candidates in a chunk; None: as many as `MAX_SIMILARITIES` allows.
     """
 
     def __init__(
@@ -186,13 +185,11 @@ class _ExactSearch:
         similarity: Similarity,
         labels: Sequence[NDArray[Any]],
         device: torch.device | str = "cpu",
-        at_once: int | None = None,
     ) -> None:
         self.features = features
         self.similarity = similarity
         self.labels = [*labels] or [np.arange(len(features))]
         self.device = device
-        self.at_once = at_once
 
     def find(self, rows: NDArray[Any], from_image: bool, k: int) -> _Found:
         """Return the ``k`` most similar candidates of A anchors, the most similar first.
@@ -206,7 +203,7 @@ class _ExactSearch:
             ``(A, k)`` float32, on the CPU.
         """
         size = len(self.features)
-        step = self.at_once or max(1, MAX_SIMILARITIES // max(1, len(rows)))
+        step = max(1, MAX_SIMILARITIES // max(1, len(rows)))
         anchors = self._rows_of(rows, from_image)
         best = torch.full((len(rows), 0), float("-inf"), device=self.device)
         places = torch.full((len(rows), 0), NONE, device=self.device)

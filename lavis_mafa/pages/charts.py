@@ -92,21 +92,12 @@ class Table:
                 )
         found: dict[int, float] = {}
         for column, which in self.highlight_best.items():
-            what = f"table {self.title!r}: "
-            require(column, self.columns, f"{what}a column of highlight_best")
-            require(which, ("max", "min"), f"{what}highlight_best[{column!r}]")
             place = self.columns.index(column)
             cells = (as_number(row[place]) for row in self.rows)
             numbers = [n for n in cells if n is not None and math.isfinite(n)]
             if len(numbers) > 1:  # a single value has nothing to beat
                 found[place] = max(numbers) if which == "max" else min(numbers)
         return found
-
-
-def require(value: str, allowed: Sequence[str], what: str) -> None:
-    """Raise ValueError unless the value is one of the allowed words."""
-    if value not in allowed:
-        raise ValueError(f"{what} is {value!r}, expected one of {', '.join(allowed)}")
 
 
 def as_number(value: object) -> float | int | None:
@@ -165,11 +156,6 @@ def _lines(curve: Curve) -> list[tuple[list[float], list[float], list[float]]]:
     """Return x, y (NaN for a gap) and error bars of each series; [] for one without values."""
     lines = []
     for one in curve.series:
-        if len(one.x) != len(one.y):
-            raise ValueError(
-                f"curve {curve.title!r}, series {one.name!r}: x has {len(one.x)} values and "
-                f"y has {len(one.y)}, expected one y for each x (None for a gap)"
-            )
         xs = [_drawable(x, curve.log_x) for x in one.x]
         ys = [_drawable(y) for y in one.y]
         spread = [s or 0.0 for s in one.spread]

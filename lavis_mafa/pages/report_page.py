@@ -9,7 +9,6 @@ no script run but the one in ``report_template.html``.
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,11 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from lavis_mafa.algorithm.mining import DIRECTIONS, STATE_NAMES
 from lavis_mafa.io.files import flat
 from lavis_mafa.metrics.binary import bin_of
 from lavis_mafa.metrics.known_truth import INVALID, UNKNOWN, VALID
-from lavis_mafa.pages.charts import Cell, Curve, Table, require
+from lavis_mafa.pages.charts import Cell, Curve, Table
 from lavis_mafa.pages.html import data_uri, write_page
 
 Show = Callable[[int], tuple[Image.Image | None, str]]  # image and caption of a sample
@@ -70,16 +68,6 @@ class Mined:
     def __post_init__(self) -> None:
         self.probability = float(self.probability)
         self.truth = None if self.truth is None else bool(self.truth)
-        require(self.direction, list(DIRECTIONS), "direction of a mined connection")
-        require(self.state, list(STATE_NAMES.values()), "state of a mined connection")
-        if self.score:
-            if not math.isfinite(self.probability):
-                raise ValueError(f"{self.score} of a mined connection is {self.probability}")
-        elif not 0.0 <= self.probability <= 1.0:
-            raise ValueError(
-                f"probability of a mined connection is {self.probability}, expected 0 to 1: "
-                "Con-D's softmax output for the class 'match', not its logit"
-            )
 
     @classmethod
     def shown(cls, show: Show, anchor: int, mined: int, **facts: Any) -> Mined:
@@ -149,8 +137,8 @@ def write_report(
     excluded from it, and keep their states.
 
     Raises:
-        ValueError: for a table whose rows or ``highlight_best`` do not fit its columns, a series
-            whose ``x`` and ``y`` differ in length, or thresholds outside 0 to 1.
+        ValueError: for a table whose rows do not fit its columns, a series whose ``x`` and ``y``
+            differ in length, a value that is not finite, or thresholds outside 0 to 1.
     """
     low, high = map(float, thresholds)
     if not 0.0 <= low <= high <= 1.0:

@@ -246,8 +246,8 @@ class CheckpointSchedule:
         if found is not None and found.resolve() == own.resolve():
             return True
         # A run that was killed before it recorded this very best evaluates the same weights again.
-        weights = weights_digest(ckpt.trained_state(self.state.model))
-        if own.exists() and _best_in(own).weights != weights:
+        same = {weights_digest(ckpt.trained_state(self.state.model)), wanted.weights} - {None}
+        if own.exists() and _best_in(own).weights not in same:
             free = (self.folder / f"discarded_best_{number}.pth" for number in itertools.count(1))
             kept = next(path for path in free if not path.exists())
             os.replace(own, kept)

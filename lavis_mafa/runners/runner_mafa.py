@@ -325,7 +325,7 @@ class RunnerMafa(EvaluatingRunner):
         progress.best = better or before
         progress.finished_epochs = epoch + 1
         if better and not self.checkpoints.save(epoch + 1, 0, BEST):
-            progress.best = before
+            progress.best, better = before, None
         every = self.run_cfg.get("keep_every_epochs")
         kept = [f"checkpoint_{epoch}.pth"] if every and (epoch + 1) % every == 0 else []
         if better or kept:  # the last one again, since it records the best figure

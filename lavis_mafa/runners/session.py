@@ -23,6 +23,7 @@ from lavis.models.base_model import SharedQueueMixin
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.config.data import used_splits
 from lavis_mafa.datasets.local_files import read_in_place, reads_as_lavis
+from lavis_mafa.datasets.row_checks import checked_rows, require_answer_files
 from lavis_mafa.io.checkpoints import local_file
 from lavis_mafa.io.downloads import OfflineError
 from lavis_mafa.io.folder_lock import release_folders
@@ -75,7 +76,8 @@ def build_data(cfg: Any, splits: Collection[str] | None = None) -> tuple[Any, An
     task = tasks.setup_task(cfg)
     with only_splits(cfg, used_splits(cfg.run_cfg.get) if splits is None else set(splits)):
         _find_annotations(cfg)
-        datasets = task.build_datasets(cfg)
+        with checked_rows(float(cfg.run_cfg.get("max_unreadable", 0.0))):
+            datasets = task.build_datasets(cfg)
     require_same_data(datasets)
     if splits is None or "train" in splits:  # else there are no training pairs
         _check_size(cfg, datasets)
@@ -238,7 +240,9 @@ def fetch_only(cfg_path: str, options: Sequence[str] = (), evaluate: bool = Fals
 def _find_annotations(cfg: Any) -> None:
     """Let LAVIS's builders read local annotation files in place."""
     for name, dataset in cfg.datasets_cfg.items():
-        if reads_as_lavis(registry.get_builder_class(name)):
+        builder = registry.get_builder_class(name)
+        if reads_as_lavis(builder):
+            require_answer_files(name, builder, dataset.build_info.get("annotations"))
             read_in_place(dataset.build_info.get("annotations"))
 
 

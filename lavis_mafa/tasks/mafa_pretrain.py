@@ -178,7 +178,7 @@ class StepFigures:
         Rates of false negatives by Con-D and by truth, precision and recall of Con-D, the base rate
         (share of valid pairs among those judged) and lift that precision must be compared with, and
         numbers of samples replaced, of captions truncated or without a known word, and of anchors
-        without a negative in their mini-batch. With a score
+        without a negative in their mini-batch, if there are any. With a score
         in Con-D's place, names have ``score`` instead of ``con_d`` or ``con_d_probability``.
         """
         figures: dict[str, float | None] = {
@@ -187,7 +187,7 @@ class StepFigures:
             if name in tally.sums
         }
         for d in DIRECTIONS:
-            if f"without_negative_{d}" in tally.sums:
+            if tally.sums.get(f"without_negative_{d}"):
                 figures[f"{WITHOUT_NEGATIVE}_{d}"] = int(tally.sums[f"without_negative_{d}"])
             judged = bool(tally.sums.get(f"judged_{d}"))
             for name, (part, whole) in _BY_CON_D.items() if judged else ():

@@ -134,6 +134,17 @@ def test_options_of_answers_are_checked(wrong):
         build(AlbefVqaMafa, **wrong)
 
 
+@pytest.mark.parametrize(
+    ("cls", "epochs", "weight"),
+    [(AlbefVeMafa, None, 0.3), (AlbefVeMafa, 0, 1.0), (AlbefNlvrMafa, None, 0.15)]
+    + [(AlbefNlvrMafa, 1, 0.3), (AlbefVqaMafa, 0.5, 0.6)],
+)
+def test_weight_of_distillation_grows_over_some_epochs(cls, epochs, weight):
+    model = build(cls, **({} if epochs is None else {"ramp_epochs": epochs}))
+    assert model._rampup_factor(0, 3, 10) == pytest.approx(weight)
+    assert model._rampup_factor(2, 0, 10) == 1
+
+
 @pytest.mark.parametrize("distilled", [True, False])
 def test_entailment_loss_equals_lavis(distilled):
     ours = build(AlbefVeMafa, use_distill=distilled)

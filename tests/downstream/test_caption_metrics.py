@@ -89,6 +89,7 @@ def fake_java(folder, script):
         ("We cannot, they'll", "we can not they 'll"),
         ("the U.S. flag", "the u.s. flag"),
         ("a café", "a café"),
+        ("हिन्दी में", "हिन्दी में"),
         ("", ""),
     ],
 )
@@ -320,6 +321,79 @@ def test_unusable_references_are_rejected(tmp_path, content, message):
     (tmp_path / "truth.json").write_bytes(content)
     with pytest.raises(ValueError, match=rf"truth\.json {message}"):
         read_references(tmp_path / "truth.json")
+
+
+def annotations(path, rows):
+    rows = [{"image_id": image, "caption": caption} for image, caption in rows]
+    path.write_text(json.dumps({"annotations": rows}))
+    return path
+
+
+def test_captions_of_an_image_may_be_a_list_or_missing(tmp_path, caplog):
+    rows = [
+        (1, ["a dog", "one dog"]),
+        (2, None),
+        (3, [" ", "a cat"]),
+        (4, 7),
+        ("05", "e"),
+        (6.0, "f"),
+    ]
+    references = read_references(annotations(tmp_path / "truth.json", rows))
+    assert references.captions == {
+        **{1: ["a dog", "one dog"], 3: ["a cat"], 4: ["7"]},
+        **{5: ["e"], 6: ["f"]},
+    }
+    assert "2 captions of" in caplog.text and "null or blank: left out" in caplog.text
+    score_captions({1: "a dog", 2: "a"}, references, IN_PYTHON)
+    assert "1 of 2 captioned images have no references" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            [("07", "a"), ("7", "b")],
+            "annotation 1: '7' and '07', which occurs before, are the same",
+        ),
+        ([(1, "a"), (2, {"raw": "b"})], "annotation 1: expected a text, got {'raw'"),
+        ([(1, True)], "annotation 0: expected a text, got True"),
+        ([(None, "a")], "annotation 0: expected a whole number or a text, got None"),
+        ([([1], "a")], "annotation 0: expected a whole number or a text"),
+    ],
+)
+def test_rows_of_references_are_refused_by_number(tmp_path, rows, message):
+    with pytest.raises(ValueError, match=r"truth\.json cannot be used:") as error:
+        read_references(annotations(tmp_path / "truth.json", rows))
+    assert message in str(error.value)
+
+
+CHINESE = ["一只红狗在海滩上跑。", "一只蓝狗在草地上跑", "大狗在路上跑", "小猫在雪地里睡觉"]
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [CHINESE, ["犬が走る", "猫が寝る", "赤い車", "青い家"], ["หมาวิ่ง", "แมวนอน", "รถแดง", "บ้าน"]],
+)
+def test_characters_of_scripts_without_blanks_are_words(texts):
+    references = References({i: [text] for i, text in enumerate(texts)})
+    equal = score_captions(dict(enumerate(texts)), references, IN_PYTHON)
+    near = score_captions(
+        {i: text[:-2] + "走" for i, text in enumerate(texts)}, references, IN_PYTHON
+    )
+    assert equal["Bleu_1"] == pytest.approx(1) and equal["ROUGE_L"] == 1
+    assert 0.4 < near["Bleu_1"] < 1 and 0.4 < near["ROUGE_L"] < 1 and near["CIDEr"] > 0
+
+
+def test_composed_characters_equal_combining_marks():
+    assert (
+        tokens_of({0: ["un café，vert", "un cafe\u0301 vert"]}, PYTHON)[0] == ["un café vert"] * 2
+    )
+
+
+@needs_java
+def test_both_tokenizers_separate_chinese():
+    numbered = dict(enumerate([[text] for text in CHINESE]))
+    assert tokens_of(numbered, PTB) == tokens_of(numbered, PYTHON)
 
 
 def test_numeric_ids_become_numbers():

@@ -517,13 +517,21 @@ def test_gqa_rejects_several_answers_per_question(tmp_path, pictures):
         score(MafaGQATask, VQA_RUN, tmp_path, "gqa", {"val": [rows]})
 
 
-words = st.sampled_from(["red", "a red", "2", "two", "blue sky", "it's", "no."])
+words = st.sampled_from(["red", "a red", "2", "two", "blue sky", "it's", "no.", "none", "Red, 2"])
 
 
 @given(words, st.lists(words, min_size=4, max_size=12))
 def test_accuracy_equals_the_official_vqa_tool(answer, truths):
-    """For normalised answers; VQA's tool leaves some others unchanged."""
+    """`one_accuracy` for normalised answers; VQA's tool leaves some others unchanged."""
+    annotation = answering.Annotation(truths)
+    ours = answering.accuracy_by_annotators({1: answer}, {1: annotation})
+    assert ours["acc"] == pytest.approx(official_accuracy(answer, truths), abs=5e-3)
     truths = [answering.normalise(t) for t in truths]
+    official = official_accuracy(answer, truths)
+    assert 100 * one_accuracy(answer, truths) == pytest.approx(official, abs=1e-5)
+
+
+def official_accuracy(answer, truths):
     truth, result = VQA(), VQA()
     of_each = [{"answer_id": i, "answer": t} for i, t in enumerate(truths)]
     truth.qa = {1: {"answers": of_each, "question_type": "", "answer_type": "other"}}
@@ -532,10 +540,102 @@ def test_accuracy_equals_the_official_vqa_tool(answer, truths):
     tool.vqa, tool.vqaRes = truth, result
     with contextlib.redirect_stdout(io.StringIO()):
         tool.evaluate([1])
-    assert 100 * one_accuracy(answer, truths) == pytest.approx(tool.accuracy["overall"], abs=1e-5)
+    return tool.accuracy["overall"]
+
+
+RIGHT = {21: "red car", 22: "no", 23: "2"}
+
+
+def annotation_file(path, answers_of, id_of=int):
+    rows = [{"question_id": id_of(q), "answers": answers_of(a)} for q, a in RIGHT.items()]
+    path.write_text(json.dumps({"annotations": rows}))
+    asked = path.with_name("questions.json")
+    asked.write_text(json.dumps({"questions": [{"question_id": id_of(q)} for q in RIGHT]}))
+    return str(asked), str(path)
+
+
+@pytest.mark.parametrize(
+    "answers_of",
+    [
+        lambda answer: [{"answer": answer, "answer_id": k} for k in range(10)],
+        lambda answer: [{"answer": answer, "answer_confidence": "yes"} for k in range(10)],
+        lambda answer: [{"answer": answer}] * 4,
+        lambda answer: [{"answer": answer, "answer_id": k} for k in range(3)],
+        lambda answer: [{"answer": answer}],
+        lambda answer: [answer] * 10,
+        lambda answer: answer,
+        lambda answer: [2 if answer == "2" else answer] * 2,
+    ],
+)
+@pytest.mark.parametrize("id_of", [int, str, float])
+def test_the_answer_of_all_annotators_is_right(tmp_path, answers_of, id_of):
+    truth = answering.read_questions(*annotation_file(tmp_path / "a.json", answers_of, id_of))
+    scores = answering.accuracy_by_annotators(RIGHT, truth)
+    assert scores == {"acc": 100.0, "other": 100.0}
+    wrong = answering.accuracy_by_annotators({**RIGHT, 21: "blue"}, truth)
+    assert wrong["acc"] == pytest.approx(66.67)
+
+
+@pytest.mark.parametrize("answers", [[], None, "", [{"answer": None}], [{}], [["red"]], True])
+def test_annotation_without_answers_is_refused(tmp_path, answers):
+    files = annotation_file(tmp_path / "a.json", lambda a: answers if a == "no" else [a])
+    with pytest.raises(ValueError, match=r"a\.json cannot be used:\s+annotation 1 \(question 22\)"):
+        answering.read_questions(*files)
+
+
+def test_question_ids_of_annotations_are_distinct(tmp_path):
+    names = {21: "07", 22: "7", 23: 8}
+    files = annotation_file(tmp_path / "a.json", lambda a: [a], names.get)
+    with pytest.raises(ValueError, match="'7' and '07', which occurs before, are the same number"):
+        answering.read_questions(*files)
+    files = annotation_file(tmp_path / "a.json", lambda a: [a], {21: 1, 22: 1, 23: 2}.get)
+    with pytest.raises(ValueError, match="annotation 1 .*: 1 is the id of 'annotation 0' as well"):
+        answering.read_questions(*files)
+
+
+def test_wrong_annotations_stop_a_run_before_its_model_is_built(tmp_path, pictures):
+    rows, names, questions, annotations = vqa_files(pictures)
+    annotations["annotations"][2]["answers"] = []
+    files = {"val": (rows, names, questions, annotations)}
+    with pytest.raises(
+        ValueError, match=r"val_3\.json cannot be used:\s+annotation 2 \(question 23\)"
+    ):
+        set_up_task(MafaVQATask, VQA_RUN, tmp_path, coco_vqa=files)
+    coco_file(tmp_path / "gt.json", {1: [{"a": 1}]})
+    run = {**CAPTION_RUN, "annotation_file": {"val": str(tmp_path / "gt.json")}}
+    files = {"val": [caption_rows(pictures)]}
+    with pytest.raises(ValueError, match=r"gt\.json cannot be used:\s+annotation 0: expected a"):
+        set_up_task(MafaCaptionTask, run, tmp_path, coco_caption=files)
+
+
+def test_different_ids_that_are_one_number_are_refused():
+    class Colliding(WithReferences):
+        def __getitem__(self, index):
+            return {**super().__getitem__(index), "image_id": "0" * index + "7"}
+
+    task, _ = set_up_task(MafaCaptionTask, CAPTION_RUN)
+    with pytest.raises(
+        ValueError, match="image id '07' and '7', which occurs before, are the same"
+    ):
+        evaluate(task, Colliding())
+    truth = {7: answering.Annotation(["red"])}
+    with pytest.raises(ValueError, match="id '07' and '7', which occurs before, are the same"):
+        answering.accuracy_by_annotators({"7": "red", "07": "red"}, truth)
+
+
+def test_questions_that_share_an_id_are_counted(caplog):
+    class Twice(WithAnswers):
+        def __getitem__(self, index):
+            return {**super().__getitem__(index), "question_id": index // 2, "index": index}
+
+    task, _ = set_up_task(MafaVQATask, VQA_RUN)
+    evaluate(task, Twice())
+    assert "2 questions have the id of another one" in caplog.text
 
 
 def test_accuracy_with_fewer_than_ten_annotators():
+    assert one_accuracy("dog", ["dog", "dog"]) == 1.0
+    assert one_accuracy("dog", ["dog", "cat"]) == 0.5
     assert one_accuracy("a dog!", "dog") == 1.0
     assert one_accuracy("dog", ["dog"]) == 1.0
     assert one_accuracy("dog", ["dog", "dog", "cat"]) == pytest.approx(2 / 3)

@@ -144,6 +144,11 @@ BAD = {
     "wrong detection": ({"dets.json": {"12": [[1, 2, 3]]}}, "detections: 12.0: .*at least 4"),
     "detection without a list": ({"dets.json": {"12": 3}}, "detections: 12: .*got 3"),
     "refs": ({"refs.json": [{"ref_id": 3}]}, "references: 0.ann_id: Field required"),
+    "one ref twice": (
+        {"refs.json": [*REFS, {**REFS[0], "ref_id": "01", "ann_id": 11}]},
+        "references: '01' and '1', which occurs before, are the same number",
+    ),
+    "ref_id": ({"test.json": [{**ROWS[0], "ref_id": [3]}]}, "test.json: 0.ref_id"),
     "refs of others": ({"refs.json": [{"ref_id": 3, "ann_id": 1}]}, "have no annotation 1"),
     "instances": ({"instances.json": []}, "instances: file: "),
 }

@@ -12,7 +12,8 @@ from faulty_runs import bits_differing, toy
 from poison import Poison
 from runs import finish, launcher, options, records, run_here, spawn
 
-from lavis_mafa.runners.guard import NonFiniteError
+from lavis_mafa.runners.guard import NonFiniteError, NonFiniteGuard
+from lavis_mafa.runners.training_step import optimizer_step
 
 SCRIPT = Path(__file__).with_name("poison.py")
 NAN, INF = float("nan"), float("inf")
@@ -151,3 +152,21 @@ def test_bad_numbers_on_one_rank_of_two(tmp_path, injected, what, value, stage, 
     assert bits == 0 and bits_differing(after[0], after[1]) == 0
     message = f"on one rank of two not finite: {'skipped' if skip else 'stopped'}"
     injected(message, 1, 8 * skip, bits)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_infinite_gradient_is_a_fault_once_the_scale_cannot_be_lowered(scale):
+    """Of fp16: at a higher scale the scaler skips the step and lowers its scale."""
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler, guard = torch.amp.GradScaler("cpu", init_scale=scale), NonFiniteGuard(model)
+    before = model.weight.item()
+    guard.begin({})
+    scaler.scale(model(torch.full((1, 1), float("inf"))).sum()).backward()
+    step = (model.parameters(), optimizer, scaler, guard, None, "here")
+    if scale == 1.0:
+        with pytest.raises(NonFiniteError, match="gradient of weight is not finite"):
+            optimizer_step(*step)
+    else:
+        assert optimizer_step(*step) is None and scaler.get_scale() == scale / 2
+    assert model.weight.item() == before

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
+import threading
 import time
 
 import pytest
 from faulty_runs import children_of, state, toy, wait_for
 from runs import command, finish, launcher, records, run_here, spawn, start
 
-from lavis_mafa.io.folder_lock import LOCK
+from lavis_mafa.io.folder_lock import LOCK, lock_folder, release_folders
 from lavis_mafa.problems import ConfigError
 from lavis_mafa.runners.folder import _make_folder
 
@@ -69,6 +71,20 @@ def test_dead_owner_holds_nothing(tmp_path, holder, no_wait, injected):
     assert state(tmp_path)["run"]["global_step"] == 1
     assert not (tmp_path / "job" / LOCK).exists()
     injected("the folder of a killed run: taken", 1)
+
+
+def test_lock_tells_that_another_process_has_held_the_folder(tmp_path, holder):
+    """It may have written into it meanwhile."""
+    threading.Timer(0.5, holder.kill).start()
+    assert lock_folder(tmp_path / "job", wait=60)
+    assert not lock_folder(tmp_path / "job")  # held by this process
+    shutil.rmtree(tmp_path / "job")
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / LOCK).touch()  # as another process would, for which it is free
+    assert not lock_folder(tmp_path / "job")
+    assert json.loads((tmp_path / "job" / LOCK).read_text())["pid"] == os.getpid()
+    release_folders()
+    assert not (tmp_path / "job").exists()
 
 
 def test_a_run_waits_for_a_predecessor_that_is_saving(tmp_path, monkeypatch):

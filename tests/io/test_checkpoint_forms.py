@@ -11,7 +11,7 @@ import torch
 from conftest import tiny_config
 
 from lavis_mafa.io import checkpoint_forms
-from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.io.checkpoints import STATE_OF_RUN, read_checkpoint, weights_of
 from lavis_mafa.models import AlbefMafa
 
 OPTIMIZER = {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 1.0}]}
@@ -172,3 +172,9 @@ def test_a_long_header_of_safetensors_is_refused(tmp_path):
     path.write_bytes((2**40).to_bytes(8, "little") + b"{}")
     with pytest.raises(ValueError, match="header of 1099511627776 bytes"):
         read_checkpoint(str(path))
+
+
+def test_state_of_the_run_that_a_checkpoint_lists_is_no_weight():
+    state = {"a.weight": 1, "rule.sums": 2, "image_queue": 3, "of_model.sums": 4}
+    content = {"model": state, STATE_OF_RUN: ["rule."]}
+    assert weights_of(content, ["of_model."]) == {"a.weight": 1}

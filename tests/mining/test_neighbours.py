@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -59,10 +60,11 @@ def test_exact_search_equals_slow_loop(size, k, at_once, images, wordings, own_o
     labels = [] if own_only else [rng.integers(0, images, size)]
     if wordings and not own_only:
         labels.append(rng.integers(0, wordings, size))
-    search = _ExactSearch(features, dot, labels, at_once=at_once)
+    search = _ExactSearch(features, dot, labels)
     rows = np.sort(rng.choice(size, rng.integers(1, size + 1), replace=False))
     for from_image in (True, False):
-        places, similarity = search.find(rows, from_image, k)
+        with mock.patch.object(neighbours, "MAX_SIMILARITIES", at_once * len(rows)):
+            places, similarity = search.find(rows, from_image, k)
         assert places.shape == similarity.shape == (len(rows), k)
         for n, row in enumerate(rows):
             expected, values = slow_neighbours(features, labels, row, from_image, k)

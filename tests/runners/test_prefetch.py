@@ -158,7 +158,7 @@ def test_two_urls_with_one_file_name_are_two_files(server, tmp_path):
     task = SimpleNamespace(build_model=lambda cfg: Part(cfg.model_cfg.finetuned))
     for url, value in zip(urls, read, strict=True):
         model = OmegaConf.create({"arch": "albef_retrieval", "finetuned": url})
-        assert float(build_model(SimpleNamespace(model_cfg=model), task).a.weight) == value
+        assert build_model(SimpleNamespace(model_cfg=model), task).a.weight.item() == value
         assert model.finetuned == url
         (source,) = (one for one in sources_of_model(model) if one.origin == url)
         assert source.is_there

@@ -216,7 +216,7 @@ def validated(monkeypatch):
 def test_best_weights_are_of_the_resumed_epochs(
     tmp_path, validated, caplog, origin, removed, best, elsewhere
 ):
-    """Epoch 2 was the best, but the run goes back to an epoch before it and becomes worse."""
+    """Epoch 2 was the best, but the run goes back to an epoch before it, and only draws level."""
     values, tested = validated
     changes = {"run__valid_splits": '["val"]', "run__test_splits": '["test"]'}
     values += [0.5, 0.4, 0.9]
@@ -226,7 +226,7 @@ def test_best_weights_are_of_the_resumed_epochs(
         (tmp_path / "job" / name).unlink()
     resumed = "other" if elsewhere else "job"
     epochs = 4 if origin == "checkpoint_last.pth" else int(origin[11]) + 2
-    values += [0.3]
+    values += [0.9 if origin == "checkpoint_last.pth" else 0.5]
     path = tmp_path / "job" / origin
     changes |= {"run__init_lr": 1e-3, "run__job_id": resumed, "run__max_epoch": epochs}
     run_here(tmp_path, **changes, run__resume_ckpt_path=path)
@@ -247,11 +247,12 @@ def test_best_weights_are_of_the_resumed_epochs(
 
 def test_best_checkpoint_of_an_earlier_run_is_not_tested(tmp_path, validated):
     values, tested = validated
-    changes = {"run__valid_splits": '["val"]', "run__test_splits": '["test"]', "run__max_epoch": 1}
-    values += [0.9]
-    run_here(tmp_path, **changes)
+    changes = {"run__test_splits": '["test"]', "run__max_epoch": 1}
+    changes["run__valid_splits"] = '["val", "test"]'  # the first one chooses
+    values += [0.9, 1.0]
+    assert run_here(tmp_path, **changes).progress.best == BestFigure(0.9, 0, "val")
     (tmp_path / "job" / "checkpoint_last.pth").unlink()
-    values += [float("nan")]  # no best epoch
+    values += [float("nan"), 0.5]  # no best epoch
     run_here(tmp_path, **changes, run__seed=3)
     assert same_weights(tested[-1], weights(tmp_path)) and not values
     assert not (tmp_path / "job" / "checkpoint_best.pth").exists()

@@ -87,14 +87,17 @@ def test_full_disk_loses_whole_lines_only(tmp_path, monkeypatch, caplog):
         def write(self, content):
             return super().write(content[: len(content) // 2])
 
-    with monkeypatch.context() as patch:
-        patch.setattr("builtins.open", lambda path, *_, **__: Full(path, "ab"))
-        log.write("step", global_step=2)
-        log.write("step", global_step=3)
-    assert caplog.text.count("lines are lost") == 1
-    log.write("step", global_step=4)
-    assert [r["global_step"] for r in read_log(tmp_path, "step")] == [1, 4]
-    assert (tmp_path / LOG).read_bytes().count(b"\n") == 2
+    for number in (2, 5):
+        with monkeypatch.context() as patch:
+            patch.setattr("builtins.open", lambda path, *_, **__: Full(path, "ab"))
+            log.write("step", global_step=number)
+            log.write("step", global_step=number + 1)
+        log.write("step", global_step=number + 2)
+    assert caplog.text.count("lines are lost") == 2  # once whenever the disk becomes full
+    assert [r["global_step"] for r in read_log(tmp_path, "step")] == [1, 4, 7]
+    assert (tmp_path / LOG).read_bytes().count(b"\n") == 3
+    log.close()
+    assert f"{tmp_path / LOG} is incomplete: 4 writes have failed" in caplog.text
 
 
 def test_tensorboard_failure_does_not_stop_the_run(tmp_path, monkeypatch, caplog):

@@ -68,6 +68,16 @@ def test_last_incomplete_accumulation_window_averages_its_own_mini_batches(tmp_p
     torch.testing.assert_close(first_and_last, expected, rtol=1e-4, atol=1e-6)
 
 
+def test_checkpoints_are_saved_when_due(tmp_path):
+    """Within epochs of 9 mini-batches only at the end of a window of 2."""
+    changes = {"run__save_every_steps": 3, "run__keep_every_epochs": 2, "run__max_epoch": 2}
+    run_here(tmp_path, **changes, run__accum_grad_iters=2)
+    saved = [(one["file"], one["epoch"], one["step"]) for one in records(tmp_path, "checkpoint")]
+    last = [(0, 4), (0, 6), (1, 0), (1, 4), (1, 6), (2, 0)]
+    expected = [("checkpoint_last.pth", *place) for place in (*last, last[-1])]
+    assert saved == [*expected[:-1], ("checkpoint_1.pth", 2, 0), expected[-1]]
+
+
 def test_gradients_are_clipped(tmp_path):
     norms = []
     clip = torch.nn.utils.clip_grads_with_norm_
