@@ -70,7 +70,7 @@ class Problem(NamedTuple):
 class PassedOver(NamedTuple):
     """Members of a tar file that belong to no sample: their number and the name of the first."""
 
-    count: int
+    members: int
     first: str
 
 

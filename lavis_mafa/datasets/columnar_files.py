@@ -39,7 +39,7 @@ from lavis_mafa.datasets.annotation_rows import (
 PARQUET, _ARROW = ".parquet", ".arrow"
 COLUMNAR_SUFFIXES = (PARQUET, _ARROW)
 BATCH_BYTES = 2**25  # of a batch of parquet rows with images, unless a single row has more
-_BATCH_ROWS = 1024  # that are read at a time
+_BATCH_ROWS = 4096  # that are read at a time
 _FEW_ROWS = 16  # that are read at a time if the size of their texts is not known before
 _MOST_TEXT = 2**27  # bytes of the texts of a column in that many rows
 _PAGE_BYTES = 2**20  # read at a time: a column of a row group may be larger than the memory

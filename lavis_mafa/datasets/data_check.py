@@ -306,7 +306,7 @@ def _rows_of(
         for path in paths:
             for row in read(path):
                 if isinstance(row, PassedOver):
-                    rows.passed_over += row.count
+                    rows.passed_over += row.members
                     continue
                 rows.records += 1
                 place = f"{path}, {row.where}"

@@ -313,7 +313,7 @@ class PairWriter:
             "unusable": refused.count,
             "first_unusable": refused.first,
             "passed_over": passed_over
-            and PassedOver(sum(one.count for one in passed_over), passed_over[0].first),
+            and PassedOver(sum(one.members for one in passed_over), passed_over[0].first),
             # Pairs whose image_id was first seen with another image file.
             "id_conflicts": len(conflicts),
             "first_conflict": [[int(row), int(first[ids[row]])] for row in conflicts[:1]],

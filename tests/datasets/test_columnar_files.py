@@ -491,7 +491,7 @@ def test_small_files_do_not_unpack_to_gigabytes(tmp_path, name, column):
     assert (tmp_path / name).stat().st_size < 10_000
     before = pa.total_allocated_bytes()
     (problem,) = problems_in(tmp_path / name)
-    assert problem.fatal and "texts of 1073741824 bytes, allowed are 134217728" in problem.message
+    assert problem.fatal and "texts of 1153433600 bytes, allowed are 134217728" in problem.message
     assert pa.total_allocated_bytes() - before < 2**26
 
 
