@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ PARAMETERS = {
     "test_size": (600, "test images"),
     "start_steps": (400, "of the image encoder's start"),
 }
-STAGE_2 = ("base", "mafa", "blind")  # names of its rows in stage2.json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,8 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the demo; return the exit status."""
     # Imports LAVIS, which takes seconds that ``--help`` need not wait.
-    from lavis_mafa.io.files import write_json
-    from research.studies.results import measured
     from research.study import conduct
 
     began = time.time()
@@ -62,39 +58,11 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         print(error)
         return 2
-    results, status = conduct(plan)
+    _, status = conduct(plan)
     if status:
         return status
-    start = plan.jobs[f"image_start/{args.seed}"].checkpoint
-    columns = plan.study.catalogue.values()
-    scales = {key: column.scale for column in columns for key in column.keys}
-    systems = {row.run: measured(plan, plan.of[row.name][args.seed][""]) for row in plan.study.rows}
-    summary = {
-        **results.origin,
-        "unit": "percent; areas under curves (auc) are from 0 to 1, and a lift is a ratio",
-        "systems": {
-            name: {key: v if v is None else v * scales.get(key, 1.0) for key, v in own.items()}
-            for name, own in systems.items()
-        },
-        "image_start_accuracy": 100.0 * _read(start.with_suffix(".json"))["accuracy"],
-        # The program adds functions of its own to the arguments.
-        "settings": {k: str(value) for k, value in vars(args).items() if not callable(value)},
-        "seconds": round(time.time() - began, 1),
-    }
-    write_json(plan.output / "summary.json", summary)
     if later is not None:
-        results, status = conduct(later)
-        names = dict(zip(STAGE_2, [row.name for row in later.study.rows], strict=True))
-        rows = {
-            row: own.droplevel("row").to_dict("records")[0]
-            for row, own in results.figures.groupby(level="row")
-        }
-        language_model = later.jobs[f"opt/{args.seed}"].checkpoint
-        summary = {
-            "systems": {name: rows.get(row, {}) for name, row in names.items()},
-            "language_model": None if status else _read(language_model.with_suffix(".json")),
-        }
-        write_json(later.output / "stage2.json", summary)
+        _, status = conduct(later)
     page = (later or plan).page / "report.html"
     print(f"\ndone in {time.time() - began:.0f} s; open {page}")
     return status
@@ -121,7 +89,3 @@ def plan_of(args: argparse.Namespace, file: str) -> Any:
     given = study.parsed(*words)
     plan = study.plan_of(given, study.study_of(given))
     return replace(plan, page=plan.output if file == "demo.yaml" else plan.output / "stage2")
-
-
-def _read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))

@@ -29,17 +29,14 @@ from torch.utils.data import DataLoader, Dataset
 from lavis_mafa.commands.arguments import RUN_CONFIG_HELP, add_options
 from lavis_mafa.config import load_config
 from lavis_mafa.datasets.image_reading import read_rgb
-from lavis_mafa.io.files import read_json, write_json
+from lavis_mafa.io.files import read_json
 from lavis_mafa.io.processes import progress
 from lavis_mafa.processors.augmentation import quick
 from lavis_mafa.runners.checkpoint import save_atomically
 
 PREFIX = "visual_encoder."
 _WEIGHT_DECAY = 0.02
-EXPECTED = (
-    'expected a JSON object {"a.jpg": "beach", ...} or list [["a.jpg", "beach"], ...] of image '
-    "paths and labels"
-)
+_EXPECTED = 'expected a JSON object {"a.jpg": "beach", ...} of image paths and labels'
 
 Batch = TypeVar("Batch")
 
@@ -81,14 +78,10 @@ def train_encoder(
     return float(np.mean(right))
 
 
-def save_encoder(encoder: nn.Module, path: Path, accuracy: float) -> None:
-    """Save an image encoder as a checkpoint that ``model.pretrained`` takes, and its accuracy next
-    to it as JSON."""
-    beside = path.with_suffix(".json")
-    beside.unlink(missing_ok=True)  # it describes the checkpoint that is replaced
+def save_encoder(encoder: nn.Module, path: Path) -> None:
+    """Save an image encoder as a checkpoint that ``model.pretrained`` takes."""
     state = {f"{PREFIX}{key}": value for key, value in encoder.state_dict().items()}
     save_atomically({"model": state}, path)
-    write_json(beside, {"accuracy": accuracy})
 
 
 class _LabelledImages(Dataset[tuple[Tensor, int]]):
@@ -117,22 +110,19 @@ class _LabelledImages(Dataset[tuple[Tensor, int]]):
 
 
 def read_labels(path: str | os.PathLike[str]) -> dict[str, str]:
-    """Read labels by image path from a JSON object or a list of pairs.
+    """Read labels by image path from a JSON object.
 
     Raises:
         FileNotFoundError: if there is no such file.
         ValueError: if it has another form, or fewer than two different labels.
     """
     content = read_json(path)
-    rows = list(content.items()) if isinstance(content, dict) else content
-    for place, row in enumerate(rows if isinstance(rows, list) else [rows]):
-        types = [type(one) for one in row] if isinstance(row, (list, tuple)) else []
-        if types not in ([str, str], [str, int]):
-            raise ValueError(f"{path}: entry {place} is {row!r}; {EXPECTED}")
-    labels: dict[str, str] = {}
-    for image, label in rows:
-        if labels.setdefault(image, str(label)) != str(label):
-            raise ValueError(f"{path}: {image} has two labels, {labels[image]} and {label}")
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: {_EXPECTED}")
+    for image, label in content.items():
+        if not isinstance(label, str | int):
+            raise ValueError(f"{path}: the label of {image} is {label!r}; {_EXPECTED}")
+    labels = {image: str(label) for image, label in content.items()}
     if (count := len(set(labels.values()))) < 2:
         raise ValueError(f"{path}: {count} different labels, expected 2 or more")
     return labels
@@ -179,7 +169,7 @@ def _start_from_labels(cfg: Any, labels: Mapping[str, str], args: argparse.Names
 
     batches = (batch for _ in range(args.epochs) for batch in loader)
     right = train_encoder(encoder, heads, batches, loss_of, steps, args.lr)
-    save_encoder(encoder, args.output, right)
+    save_encoder(encoder, args.output)
     return right
 
 
@@ -205,7 +195,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Train the encoder and write its checkpoint, and its accuracy next to it as JSON."""
+    """Train the encoder and write its checkpoint."""
     if args.epochs < 1 or args.batch_size < 1 or args.lr <= 0:
         args.error("--epochs and --batch-size must be at least 1, --lr above 0")
     args.output.parent.mkdir(parents=True, exist_ok=True)

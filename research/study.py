@@ -10,7 +10,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--results", type=Path, help="Markdown file to write, with JSON and figure next to it"
     )
-    parser.add_argument("--seeds", nargs="+", type=_seed, help="default: those of the study")
+    parser.add_argument("--seeds", nargs="+", type=_number, help="default: those of the study")
     parser.add_argument("--rows", nargs="+", metavar="NAME", help="run only these (see --list)")
     parser.add_argument("--columns", nargs="+", metavar="NAME", help="show only these (see --list)")
     parser.add_argument(
@@ -72,9 +72,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run nothing: write the results in this JSON file again, or pool the seeds of "
         "several files, such as those of several machines",
     )
-    parser.add_argument("--at-once", type=_at_least_1, help="number of runs at the same time")
     parser.add_argument(
-        "--processes", type=_at_least_1, help="processes of each training: one for each GPU"
+        "--at-once", type=partial(_number, least=1), help="number of runs at the same time"
+    )
+    parser.add_argument(
+        "--processes",
+        type=partial(_number, least=1),
+        help="processes of each training: one for each GPU",
     )
     parser.add_argument("--list", action="store_true", help="print rows and columns, and exit")
     parser.add_argument(
@@ -84,15 +88,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _seed(text: str) -> int:
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r}: expected whole numbers >= 0")
-    return int(text)
-
-
-def _at_least_1(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected at least 1")
+def _number(text: str, least: int = 0) -> int:
+    if not text.isdigit() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected whole numbers from {least} on")
     return int(text)
 
 
@@ -140,8 +138,8 @@ def study_of(args: argparse.Namespace) -> Study:
     """
     parameters = {name: yaml.safe_load(value) for name, value in args.set}
     study = read_study(args.file, args.at, parameters)
-    processes, at_once = args.processes or study.processes, args.at_once or study.at_once
-    study = replace(study, processes=processes, at_once=at_once)
+    study.file.processes = args.processes or study.file.processes
+    study.file.at_once = args.at_once or study.file.at_once
     given = {
         name: path if "://" in path else str(Path(path).resolve()) for name, path in args.given
     }
@@ -186,7 +184,7 @@ def conduct(plan: Plan, path: Path | None = None) -> tuple[Results, int]:
     # A termination signal must stop the runs as well: `run_all` does it while an exception unwinds.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with exclusive(plan.output):
-        jobs, at_once = plan.jobs, plan.study.at_once
+        jobs, at_once = plan.jobs, plan.study.file.at_once
         left = sum(not job.done for job in jobs.values())
         print(f"{len(jobs)} runs, {left} to do, {at_once} at the same time", flush=True)
         # Measured beside the runs that are left: no core waits, and a stopped study has figures.

@@ -129,7 +129,7 @@ def main(argv: list[str] | None = None) -> int:
     torch.manual_seed(args.seed)
     encoder = load_model(args.arch, "tiny").visual_encoder
     right = _train(encoder, world, args.steps, args.attributes)
-    save_encoder(encoder, args.output, right)
+    save_encoder(encoder, args.output)
     print(f"predicts {100 * right:.0f} % of the attributes of objects; saved as {args.output}")
     return 0
 

@@ -43,10 +43,6 @@ class CachedBatch:
         # What needs no chunks, and what only some families have, such as `regions`.
         return getattr(self.backbone, name)
 
-    @property
-    def temperature(self) -> Tensor:
-        return self.backbone.temperature
-
     def image_tokens(self, images: Tensor) -> Tensor:
         compute = self.backbone.image_tokens
         return torch.cat([self._recomputed(compute, x) for x in self._split(images)])
@@ -85,12 +81,6 @@ class CachedBatch:
             _joined([part.embeds for part in parts]),
             _joined([part.features for part in parts]),
         )
-
-    def similarity(self, image_features: Tensor, text_features: Tensor) -> Tensor:
-        return self.backbone.similarity(image_features, text_features)
-
-    def grit_vectors(self, images: Images, texts: Texts) -> tuple[Tensor, Tensor]:
-        return self.backbone.grit_vectors(images, texts)
 
     def match(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
         if len(image_of) <= self.size:

@@ -28,7 +28,7 @@ BETAS, EPS = (0.9, 0.98), 1e-8  # of Adam
 
 @dataclass(frozen=True)
 class GlobalThreshold(Checked):
-    """How the thresholds of `GlobalThresholds` are learned."""
+    """How the thresholds of `_GlobalThresholds` are learned."""
 
     share: float = option(
         0.001,
@@ -47,7 +47,7 @@ class GlobalThreshold(Checked):
 
 
 @RULES.register("global_threshold", settings=GlobalThreshold, source="GloFND", needs_all=True)
-class GlobalThresholds(nn.Module):
+class _GlobalThresholds(nn.Module):
     """Call a pair positive if it scores above its anchor's learned threshold.
 
     Buffers of images and of texts by ``loaded_index`` are equal on all ranks and saved in

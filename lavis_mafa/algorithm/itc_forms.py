@@ -87,7 +87,7 @@ class SigmoidRule(Checked):
     )
 
 
-def sigmoid_loss(logits: Tensor, targets: Tensor, dropped: Tensor | None = None) -> Tensor:
+def _sigmoid_loss(logits: Tensor, targets: Tensor, dropped: Tensor | None = None) -> Tensor:
     """Return the binary cross-entropy of all pairs, summed over candidates, mean over anchors.
 
     ``-1 / B * sum_ij [y_ij log s(l_ij) + (1 - y_ij) log s(-l_ij)]`` with the logits l and the
@@ -106,7 +106,7 @@ def sigmoid_loss(logits: Tensor, targets: Tensor, dropped: Tensor | None = None)
 
 # A queue's negatives, thousands for every anchor, would outweigh its positives in the sum.
 @ITC_LOSSES.register("sigmoid", settings=SigmoidRule, source="SigLIP eq. 1, FFF", queue=False)
-class SigmoidForm(nn.Module):
+class _SigmoidForm(nn.Module):
     """Decide for every pair by itself whether it matches, by a sigmoid with a learned bias.
 
     An anchor may have any number of positives, each with a target of its own, see `degrees`.
@@ -130,7 +130,7 @@ class SigmoidForm(nn.Module):
     def forward(self, side: ItcSide, labels: Tensor) -> Tensor:
         """Return the loss of one direction."""
         logits = side.sim - self.relative_bias / side.temperature
-        return sigmoid_loss(logits, degrees(labels), side.dropped)
+        return _sigmoid_loss(logits, degrees(labels), side.dropped)
 
 
 @dataclass(frozen=True)

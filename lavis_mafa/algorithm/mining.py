@@ -169,7 +169,7 @@ def _all_by_hardness(sim: Tensor, positives: Tensor, first: Tensor) -> tuple[Ten
     return order.t().flatten(), torch.full_like(first, NONE)
 
 
-def unique_pairs(
+def _unique_pairs(
     hard_i2t: Tensor, hard_t2i: Tensor, own: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the distinct nominated pairs of both directions.
@@ -323,7 +323,7 @@ def _by_con_d(
     judge: Judge | None, hard: Both, own: Tensor, needs_own: bool, judge_none: bool
 ) -> tuple[Both, tuple[Tensor | None, ...], tuple[Tensor | None, ...], int]:
     """Return what `_looked_up` does, of distinct pairs, and how many of them Con-D judged."""
-    image_of, text_of, *rows = unique_pairs(*hard, own)
+    image_of, text_of, *rows = _unique_pairs(*hard, own)
     pairs, both = len(image_of), (rows[0], rows[1])
     if needs_own:
         image_of, text_of = torch.cat([image_of, own]), torch.cat([text_of, own])

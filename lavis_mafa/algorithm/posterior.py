@@ -70,7 +70,7 @@ class PosteriorRule(Checked):
     )
 
 
-class RunningNormal(nn.Module):
+class _RunningNormal(nn.Module):
     """A normal distribution fitted to a stream of values of all ranks.
 
     Count, mean and sum of squared deviations are merged by Chan's formulas in float64, so that
@@ -132,7 +132,7 @@ class RunningNormal(nn.Module):
 
 
 def posterior(
-    sim: Tensor, positive: RunningNormal, negative: RunningNormal, prior: float
+    sim: Tensor, positive: _RunningNormal, negative: _RunningNormal, prior: float
 ) -> Tensor:
     """Return the probability that pairs of the given similarities match (FNE, Bayes' rule).
 
@@ -156,7 +156,7 @@ def posterior(
     return torch.sigmoid(odds + math.log(prior) - math.log1p(-prior))
 
 
-def sampling_weights(
+def _sampling_weights(
     sim: Tensor,
     own_sim: Tensor,
     posterior: Tensor | None,
@@ -234,8 +234,8 @@ class PosteriorPicker(nn.Module):
     def __init__(self, rule: PosteriorRule | None = None) -> None:
         super().__init__()
         self.rule = rule or PosteriorRule()
-        self.positive = RunningNormal()
-        self.negative = RunningNormal()
+        self.positive = _RunningNormal()
+        self.negative = _RunningNormal()
         self.register_buffer("epoch", torch.tensor(-1))
 
     @property
@@ -290,12 +290,12 @@ class PosteriorPicker(nn.Module):
         self.epoch.fill_(-1)
 
     def weights(self, sim: Tensor, positives: Tensor, own_sim: Tensor) -> Tensor:
-        """Return `sampling_weights` ``(B, N)`` with the distributions observed so far."""
+        """Return `_sampling_weights` ``(B, N)`` with the distributions observed so far."""
         rule = self.rule
         known = posterior(sim, self.positive, self.negative, rule.prior) if self.ready else None
         known_mean = rule.cut_down and bool(self.positive.count > 0)
         mean = self.positive.mean if known_mean else None
-        return sampling_weights(
+        return _sampling_weights(
             sim, own_sim, known, positives, mean, rule.margin, rule.sharpness, rule.suspicion
         )
 

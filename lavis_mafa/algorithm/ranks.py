@@ -13,7 +13,7 @@ from torch import Tensor
 from lavis_mafa.algorithm.backbone import Images, Texts
 
 
-def world_and_rank() -> tuple[int, int]:
+def _world_and_rank() -> tuple[int, int]:
     """Return the number of processes and this one's rank; ``(1, 0)`` without a process group."""
     if not (dist.is_available() and dist.is_initialized()):
         return 1, 0
@@ -51,7 +51,7 @@ class Ranks:
     """
 
     def __init__(self, together: bool) -> None:
-        self.world, self.rank = world_and_rank() if together else (1, 0)
+        self.world, self.rank = _world_and_rank() if together else (1, 0)
 
     def own(self, size: int, device: torch.device) -> Tensor:
         """Return the numbers ``(B,)`` of this rank's B pairs among the candidates."""

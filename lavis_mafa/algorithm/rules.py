@@ -28,7 +28,7 @@ class ScoredPairs:
         direction: ``i2t`` or ``t2i``.
         score: ``(R,)``, NaN where there is none.
         own_score: ``(R,)`` of each nomination's anchor with its own pair; None unless the rule
-            needs it, see `RuleTraits`.
+            needs it, see `_RuleTraits`.
         anchor: ``(R,)``, 0 to B - 1.
     """
 
@@ -39,7 +39,7 @@ class ScoredPairs:
 
 
 @dataclass(frozen=True)
-class RuleTraits:
+class _RuleTraits:
     """What the step must know of a rule; keyword arguments of ``register``.
 
     Attributes:
@@ -57,7 +57,7 @@ class RuleTraits:
 
 
 Rule = Callable[..., Tensor]  # (pairs, rule) or (pairs, rule, own=settings)
-RULES: Registry[Rule] = Registry("rule", MAFA, RuleTraits)
+RULES: Registry[Rule] = Registry("rule", MAFA, _RuleTraits)
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class PairView:
 
 
 @dataclass(frozen=True)
-class ScoreTraits:
+class _ScoreTraits:
     """What the step must know of a score; keyword arguments of ``register``.
 
     Attributes:
@@ -59,7 +59,7 @@ class ScoreTraits:
 
 
 Score = Callable[..., tuple[Tensor, Tensor]]  # (view) or (view, own=settings)
-SCORES: Registry[Score] = Registry("score", MAFA, ScoreTraits)
+SCORES: Registry[Score] = Registry("score", MAFA, _ScoreTraits)
 JUDGES = FirstAnd(CON_D, SCORES)  # values of ``connections.score``
 
 

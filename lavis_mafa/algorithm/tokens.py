@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -85,12 +86,17 @@ class Tokenizer:
     def __call__(self, captions: Sequence[str]) -> Tokens:
         return self.counted(captions)[0]
 
-    def counted(self, captions: Sequence[str]) -> tuple[Tokens, dict[str, int]]:
+    def counted(
+        self, captions: Sequence[str], cut_before: Sequence[bool] = ()
+    ) -> tuple[Tokens, dict[str, int]]:
         """Return tokens and two counts of captions.
 
-        `CUT` counts those that were cut, `UNKNOWN` those with special tokens and unknown words
-        only. Slow tokenizers do not report what they cut; captions of exactly ``max_length`` tokens
-        count as cut there.
+        `CUT` counts those that were cut, here or before, `UNKNOWN` those with special tokens and
+        unknown words only. Slow tokenizers do not report what they cut; captions of exactly
+        ``max_length`` tokens count as cut there.
+
+        Args:
+            cut_before: whether each caption was cut before; empty: none was.
         """
         if get_worker_info() is not None:
             # Threads of the main process do not exist in a forked worker: it would wait for them
@@ -98,9 +104,10 @@ class Tokenizer:
             os.environ["TOKENIZERS_PARALLELISM"] = "false"
         made = _tokenised(self.tokenizer, captions, self.max_length)
         if made.encodings is None:
-            cut = int((made.attention_mask.sum(dim=1) >= self.max_length).sum())
+            cut_here = (made.attention_mask.sum(dim=1) >= self.max_length).tolist()
         else:
-            cut = sum(bool(encoding.overflowing) for encoding in made.encodings)
+            cut_here = [bool(encoding.overflowing) for encoding in made.encodings]
+        cut = sum(map(any, zip_longest(cut_here, cut_before, fillvalue=False)))
         known = ~torch.isin(made.input_ids, self._special)
         counts = {CUT: cut, UNKNOWN: int((~known.any(dim=1)).sum())}
         return Tokens(made.input_ids, made.attention_mask), counts

@@ -2,12 +2,13 @@
 
     lavis-mafa check-data train.json --image-root images/
     lavis-mafa check-data hub_folder/ --split train
+    lavis-mafa check-data "shards/{00000..00331}.tar"
     lavis-mafa check-data train.json --image-root images/ --vocab vocab.txt
 
-Reads every annotation row and every image, and reports what training would skip or refuse: missing
-and unreadable images, duplicates, captions without a word, malformed rows. With --vocab, a
-lower-case WordPiece vocabulary is trained from all captions of the files, for model.tokenizer: a
-BERT vocab.txt, one token a line.
+Reads every annotation row (or every sample of tar shards) and every image, and reports what
+training would skip, cut or refuse: missing and unreadable images, duplicates, captions without a
+word or with too many, malformed rows. With --vocab, a lower-case WordPiece vocabulary is trained
+from all captions of the files, for model.tokenizer: a BERT vocab.txt, one token a line.
 Exit status: 0 no problems, 1 problems found, 2 unusable arguments or files.
 """
 

@@ -19,25 +19,36 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
+from collections import deque
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from lavis_mafa.datasets.annotation_rows import (
     IMAGE_KEYS,
+    KARPATHY,
     PairColumns,
     Problem,
     Row,
+    is_karpathy,
     short,
 )
 from lavis_mafa.datasets.columnar_files import COLUMNAR_SUFFIXES, is_columnar, raw_rows
 from lavis_mafa.datasets.data_folders import files_of
+from lavis_mafa.io.files import require_regular
 
 _JSON_LINES_SUFFIXES = (".jsonl", ".ndjson", ".jsonlines")
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 TEXT_SUFFIXES = (".json", *_JSON_LINES_SUFFIXES, *_DELIMITERS)
 SUFFIXES = (*TEXT_SUFFIXES, *COLUMNAR_SUFFIXES)
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_OTHER_FILES = {  # by their first bytes
+    **{b"\x1f\x8b": "gzip file", b"BZh": "bzip2 file", b"\xfd7zX": "xz file"},
+    **{b"\x28\xb5\x2f\xfd": "zstd file", b"PK\3\4": "zip file", b"PAR1": "parquet file"},
+}
+_LONGEST_CELL = 2**24  # characters; one with an unclosed quotation mark is read to here at most
 
 
 # A format's reader yields the place of a record and its unchecked content.
@@ -65,10 +76,13 @@ def require_files(
     paths = [path for file in files for path in files_of(file, split)]
     for path in paths:
         if path.suffix.lower() not in suffixes:
+            packed = path.suffix.lower() in (".gz", ".bz2", ".xz", ".zst", ".zip")
             raise ValueError(
                 f"annotation file {path}: unknown suffix {path.suffix!r}, expected one of "
-                f"{', '.join(suffixes)}; rename the file by its format"
+                f"{', '.join(suffixes)}; "
+                f"{'unpack the file' if packed else 'rename the file by its format'}"
             )
+        require_regular(path)
         if not path.is_file():
             raise FileNotFoundError(
                 f"annotation file {path} does not exist (looked for a JSON, JSONL, CSV, TSV, "
@@ -106,7 +120,7 @@ def read_rows(
         yield raw if isinstance(raw, Problem) else columns.row(*raw)
     missing = columns.missing_at_end()
     if missing is not None:
-        yield Problem("whole file", missing)
+        yield Problem("whole file", missing, fatal=True)
 
 
 def raw_records(path: Path, columns: Any) -> Iterator[_Raw]:
@@ -114,14 +128,33 @@ def raw_records(path: Path, columns: Any) -> Iterator[_Raw]:
 
     Args:
         columns: `PairColumns` or its like: its ``choose`` is called with the header of a CSV or TSV
-            file and returns what is wrong with it; ``image_key`` is that of COCO's images.
+            file and returns what is wrong with it; ``image_key`` is that of COCO's images, and of a
+            table.
     """
     suffix = path.suffix.lower()
-    if suffix in _DELIMITERS:
-        return _delimited(path, _DELIMITERS[suffix], columns)
-    if suffix in _JSON_LINES_SUFFIXES:
-        return _json_lines(path)
-    return _json(path, columns)
+    why = _no_text(path)
+    if why:
+        yield Problem("whole file", why, fatal=True)
+    elif suffix in _DELIMITERS:
+        yield from _delimited(path, _DELIMITERS[suffix], columns)
+    elif _has_json_lines(path):
+        yield from _json_lines(path)
+    else:
+        yield from _json(path, columns)
+
+
+def _no_text(path: Path) -> str | None:
+    """Return why a file is no text in UTF-8, as its first bytes say."""
+    with open(path, "rb") as stream:
+        start = stream.read(4)
+    if not start:
+        return "the file is empty"
+    found = next((kind for magic, kind in _OTHER_FILES.items() if start.startswith(magic)), None)
+    if found:
+        return f"this is a {found}; unpack or rename the file"
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in start:
+        return "the text is not UTF-8 but UTF-16 or UTF-32; convert it: iconv -f UTF-16 -t UTF-8"
+    return None
 
 
 def _json_lines(path: Path) -> Iterator[_Raw]:
@@ -141,14 +174,12 @@ def _json_lines(path: Path) -> Iterator[_Raw]:
 
 
 def _json(path: Path, columns: Any) -> Iterator[_Raw]:
-    """Read a whole JSON document, or JSON-lines in a file named .json."""
-    if _begins_like_json_lines(path):
-        yield from _json_lines(path)
-        return
+    """Read a whole JSON document."""
     try:
         document = json.loads(path.read_bytes().removeprefix(BYTE_ORDER_MARK).decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        yield Problem("whole file", f"expected a JSON document: {error}")
+        why = "text is not UTF-8" if isinstance(error, UnicodeDecodeError) else "no JSON document"
+        yield Problem("whole file", f"{why}: {error}", fatal=True)
         return
     if isinstance(document, list):
         for number, record in enumerate(document, 1):
@@ -156,25 +187,35 @@ def _json(path: Path, columns: Any) -> Iterator[_Raw]:
     elif _is_coco(document):
         yield from _coco(document["images"], document["annotations"], columns)
     else:
-        yield Problem(
-            "whole file",
+        why = (
             "expected an array of records, or a COCO caption object with the lists 'images' and "
-            f"'annotations', got {short(document)}",
+            f"'annotations', got {short(document)}"
         )
+        yield Problem("whole file", KARPATHY if _is_karpathy(document) else why, fatal=True)
 
 
-def _begins_like_json_lines(path: Path) -> bool:
-    """Return whether the first non-blank line is a whole object and no COCO document."""
+def _has_json_lines(path: Path) -> bool:
+    """Return whether a JSON file has a record per line.
+
+    A file called .jsonl has, unless it begins with an array; another one if its first line that is
+    not blank is a whole object, and no document of several records.
+    """
+    named = path.suffix.lower() in _JSON_LINES_SUFFIXES
     with open(path, "rb") as stream:
         first = next((line for line in stream if line.removeprefix(BYTE_ORDER_MARK).strip()), b"")
     first = first.removeprefix(BYTE_ORDER_MARK).strip()
     if not first.startswith(b"{"):
-        return False
+        return named and not first.startswith(b"[")
     try:
         record = json.loads(first)
     except (ValueError, RecursionError):
-        return False
-    return not _is_coco(record)
+        return named
+    return not (_is_coco(record) or _is_karpathy(record))
+
+
+def _is_karpathy(document: Any) -> bool:
+    images = document.get("images") if isinstance(document, dict) else None
+    return isinstance(images, list) and any(map(is_karpathy, images))
 
 
 def _is_coco(document: Any) -> bool:
@@ -197,7 +238,7 @@ def _coco(images: list[Any], annotations: list[Any], columns: Any) -> Iterator[_
             if known != image.get(image_key):
                 names = f"{short(known)} and {short(image.get(image_key))}"
                 why = f"'id' {short(image['id'])} is of two files, {names}; give each its own"
-                yield Problem(f"image {number}", why)
+                yield Problem(f"image {number}", why, fatal=True)
         else:
             yield Problem(f"image {number}", f"expected an object with 'id', got {short(image)}")
     for number, annotation in enumerate(annotations, 1):
@@ -213,33 +254,111 @@ def _coco(images: list[Any], annotations: list[Any], columns: Any) -> Iterator[_
 
 
 def _delimited(path: Path, delimiter: str, columns: Any) -> Iterator[_Raw]:
+    """Read a CSV or TSV file.
+
+    A stray quotation mark would join all rows up to the next one: a quoted cell of several lines
+    is taken for one only if these are not rows themselves. Otherwise its first line is a row, with
+    its quotation marks, and reading goes on behind it.
+    """
+    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))
+    header: list[str] = []
+    again: deque[str] = deque()  # lines to read once more
+    taken: list[str] = []  # lines of the record that is being read
+    options: dict[str, Any] = {"delimiter": delimiter, "strict": True}
+
+    def lines() -> Iterator[str]:
+        while again:
+            taken.append(again.popleft())
+            yield taken[-1]
+        for line in stream:
+            taken.append(line)
+            yield line
+
     # Invalid UTF-8 becomes lone surrogates, so that the check of the row reports it with its line
     # number; a strict decoder would fail anywhere in the block that is read ahead.
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as stream:
-        reader = csv.reader(stream, delimiter=delimiter, strict=True)
-        header: list[str] | None = None
+        reader, number, image = csv.reader(lines(), **options), 1, 0
         while True:
-            where = f"line {reader.line_num + 1}"
+            where, why = f"line {number}", ""
             try:
                 cells = next(reader)
             except StopIteration:
                 return
             except csv.Error as error:
-                yield Problem(where, f"expected a row of quoted or plain cells: {error}")
+                cells, why = [], f"expected a row of quoted or plain cells: {error}"
+            if why and len(taken) == 1 and not taken[0].endswith(("\r", "\n")):
+                pass  # the file is cut short in this cell
+            elif why or (
+                len(taken) > 1
+                and (len(cells) != len(header) or _are_rows(taken, delimiter, image, len(header)))
+            ):
+                again.extendleft(reversed(taken[1:]))
+                del taken[1:]
+                cells = _split(taken[0], delimiter)
+                reader = csv.reader(lines(), **options)
+            if header and cells and len(cells) != len(header):
+                # A cell in quotation marks may follow a blank.
+                with suppress(csv.Error):
+                    cells = next(csv.reader(taken, **{**options, "skipinitialspace": True}))
+            number += len(taken)
+            taken.clear()
+            if not cells and not why:
                 continue
-            if not cells:
-                continue
-            if header is None:
+            if not header:
                 header = [name.strip() for name in cells]
-                missing = columns.choose(header)
-                if missing:
-                    yield Problem(where, f"header: {missing}")
+                problem = columns.choose(header)
+                if problem:
+                    yield Problem(where, _about_header(problem, cells, delimiter), fatal=True)
                     return
-            elif len(cells) != len(header):
+                image = header.index(columns.image_key or "image")
+                if any(name[:1] == " " for name in cells[1:]):
+                    options["skipinitialspace"] = True
+                    reader = csv.reader(lines(), **options)
+            elif len(cells) == len(header):
+                yield where, dict(zip(header, cells, strict=True))
+            else:
                 yield Problem(
                     where,
-                    f"expected {len(header)} cells as in the header, got {len(cells)}; put a text "
-                    'with separators or line breaks in "quotes"',
+                    why
+                    or f"expected {len(header)} cells as in the header, got {len(cells)}; put a "
+                    'text with separators or line breaks in "quotes"',
                 )
-            else:
-                yield where, dict(zip(header, cells, strict=True))
+
+
+def _split(line: str, delimiter: str) -> list[str]:
+    """Return the cells of a line whose quotation marks mean nothing."""
+    line = line.rstrip("\r\n")
+    return line.split(delimiter) if line else []
+
+
+def _are_rows(lines: list[str], delimiter: str, image: int, width: int) -> bool:
+    """Return whether the lines of a quoted cell look like rows: as many cells, and names of images
+    of one kind."""
+    first, *others = (_split(line, delimiter) for line in lines)
+    if len(first) != width:
+        return False
+    kind = _kind_of_name(first[image])
+    return kind != "" and any(
+        len(other) == width and _kind_of_name(other[image]) == kind for other in others
+    )
+
+
+def _kind_of_name(name: str) -> str:
+    """Return the suffix of a file name, or the name with 0 for its digits; "" for a word."""
+    name = name.strip()
+    suffix = os.path.splitext(name)[1].lower()
+    return suffix or (re.sub(r"\d+", "0", name) if re.search(r"\d", name) else "")
+
+
+def _about_header(problem: str, cells: list[str], delimiter: str) -> str:
+    """Return what is wrong with the first line of a table, and what may be the cause."""
+    text = "".join(cells)
+    if not text.isascii() and any("\udc80" <= char <= "\udcff" for char in text):
+        return "the text is not UTF-8; convert the file"
+    other = max(";|\t,", key=text.count)
+    if len(cells) == 1 and text.count(other):
+        separator = {"\t": "tabs", ",": "commas"}
+        hint = f"cells are separated by {separator[delimiter]}, and this line has {other!r}"
+    else:
+        hint = "the first line must be a header, with the names of the columns"
+    return f"header: {problem}; {hint}"

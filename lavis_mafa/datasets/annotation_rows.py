@@ -12,6 +12,16 @@ IMAGE_KEYS = (
 CAPTION_KEYS = ("caption", "text", "title", "captions", "sentence", "sentences", "txt")
 _IMAGE_ID_KEY = "image_id"
 LISTED_PROBLEMS = 20
+MAX_UNUSABLE = 0.01  # default of the share of records that may be left out
+# Beginnings of JPEG, PNG, WebP and GIF files in base64; the shortest that are an image's are longer
+# than this.
+_BASE64 = ("data:image/", "/9j/", "iVBORw0KGgo", "UklGR", "R0lGOD")
+_SHORTEST_BASE64 = 80
+KARPATHY = (
+    "this is Karpathy's format (dataset_coco.json, dataset_flickr30k.json), whose file has all "
+    "splits; write a file for each 'split', with a record for each image: 'image', its 'filepath' "
+    "and 'filename' joined, and 'caption', the list of 'raw' of its 'sentences'"
+)
 
 
 class StoredImage(NamedTuple):
@@ -45,29 +55,63 @@ class Row(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """A record that cannot be used: its place in the file and what was expected."""
+    """A record that cannot be used: its place in the file and what was expected.
+
+    Attributes:
+        fatal: whether it concerns more than this record, such as a damaged file: how many records
+            are lost is unknown, so that none may be left out.
+    """
 
     where: str
     message: str
+    fatal: bool = False
+
+
+class PassedOver(NamedTuple):
+    """Members of a tar file that belong to no sample: their number and the name of the first."""
+
+    members: int
+    first: str
 
 
 class Refusals:
-    """Collects problems: counts all, and lists the first 20 in an error."""
+    """Collects problems: counts all, and lists the first 20.
+
+    Attributes:
+        first: the first 20, and the number of the others, in lines.
+    """
 
     def __init__(self) -> None:
         self.count = 0
+        self._fatal = False
         self._first: list[str] = []
 
-    def add(self, *problems: str) -> None:
-        self.count += len(problems)
-        self._first += problems[: LISTED_PROBLEMS - len(self._first)]
+    def add(self, problem: str, fatal: bool = False) -> None:
+        """Add a problem; `fatal` as in `Problem`."""
+        self.count += 1
+        self._fatal |= fatal
+        if len(self._first) < LISTED_PROBLEMS:
+            self._first.append(problem)
 
-    def end(self, what: str) -> None:
+    @property
+    def first(self) -> list[str]:
+        left = self.count - len(self._first)
+        return [*self._first, *([f"and {left} more"] if left else [])]
+
+    def end(self, what: str, hint: str = "") -> None:
         """Raise ValueError, "``what`` cannot be used", if there is any problem."""
         if self.count:
-            left = self.count - len(self._first)
-            more = [f"and {left} more"] if left else []
-            raise ValueError("\n  ".join([f"{what} cannot be used:", *self._first, *more]))
+            lines = [f"{what} cannot be used:", *self.first, *filter(None, [hint])]
+            raise ValueError("\n  ".join(lines))
+
+    def end_with_share(self, records: int, allowed: float) -> None:
+        """Raise ValueError for a fatal problem, or if more than a share of the records has one."""
+        if self._fatal or self.count > allowed * records:
+            share = f"max_unusable: {allowed:g} is the share that may be left out; repair the data"
+            self.end(
+                f"{self.count} of {records} records",
+                "" if self._fatal else f"{share}, or raise it (build_info)",
+            )
 
 
 class PairColumns:
@@ -155,14 +199,18 @@ class PairColumns:
         stored = image if isinstance(image, StoredImage) else None
         name = stored.name if stored else image
         if not isinstance(name, str) or not name.strip():
-            return Problem(
-                where, f"{image_key!r}: expected the path of an image, got {short(name)}"
-            )
+            why = f"expected the path of an image, got {short(name)}"
+            return Problem(where, f"{image_key!r}: {why}")
+        if len(name) > _SHORTEST_BASE64 and name.startswith(_BASE64):
+            why = f"got an image in base64, {short(name)}: store image files, or bytes in parquet"
+            return Problem(where, f"{image_key!r}: expected the path of an image, {why}")
         if not isinstance(captions, list):
             captions = [captions]
         captions = ["" if caption is None else caption for caption in captions] or [""]
         if not all(isinstance(caption, str) for caption in captions):
             why = f"expected a string or strings, got {short(captions)}"
+            if is_karpathy(record):
+                why = KARPATHY
             return Problem(where, f"{caption_key!r}: {why}")
         for key, value in zip(id_keys, ids, strict=True):
             if not is_id(value):
@@ -176,6 +224,14 @@ class PairColumns:
             known = [short(one) for one in (image_id, group_id) if one is not None]
             return Problem(where, ", ".join([why, *known]))
         return Row(where, name, captions, image_id, stored, group_id)
+
+
+def is_karpathy(record: Any) -> bool:
+    """Return whether a record describes an image in the format of Karpathy's ``dataset_*.json``."""
+    sentences = record.get("sentences") if isinstance(record, dict) else None
+    return isinstance(sentences, list) and any(
+        isinstance(one, dict) and "raw" in one for one in sentences
+    )
 
 
 def is_id(value: Any) -> bool:

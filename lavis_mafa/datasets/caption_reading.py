@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import sys
 import unicodedata
+from collections.abc import Callable
+from typing import Any
 
 # Categories that tokenizers drop: control and format characters, private use, blanks, combining
 # marks. Unassigned characters are not among them: a later version of Unicode may have emoji there.
@@ -29,6 +33,21 @@ def require_readable(caption: str) -> None:
         raise ValueError(f"the caption {_short(caption)} contains half of a surrogate pair")
     if not any(_is_readable(char) for char in caption):
         raise ValueError(f"the caption {_short(caption)} has no readable character")
+
+
+def was_cut(processor: Any, caption: Callable[[], str], processed: str) -> bool:
+    """Return whether a text processor has cut a caption to its ``max_words``, as those of LAVIS do.
+
+    Args:
+        caption: returns the caption; called only if it may have been cut.
+        processed: what the processor has made of the caption.
+    """
+    most = getattr(processor, "max_words", None)
+    if most is None or len(processed.split(" ")) < most:
+        return False
+    whole = copy.copy(processor)
+    whole.max_words = sys.maxsize
+    return bool(whole(caption()) != processed)
 
 
 def _is_readable(char: str) -> bool:

@@ -18,6 +18,7 @@ import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,9 +39,9 @@ from lavis_mafa.datasets.annotation_rows import (
 PARQUET, _ARROW = ".parquet", ".arrow"
 COLUMNAR_SUFFIXES = (PARQUET, _ARROW)
 BATCH_BYTES = 2**25  # of a batch of parquet rows with images, unless a single row has more
-_TEXT_ROWS = 1024  # in a batch of parquet rows without images
-_MOST_TEXT = 2**27  # bytes of a batch's texts, where these are repeated or lists
-_LONG_TEXT = 2**9  # bytes of a text on average, up to which larger batches are read
+_BATCH_ROWS = 4096  # that are read at a time
+_FEW_ROWS = 16  # that are read at a time if the size of their texts is not known before
+_MOST_TEXT = 2**27  # bytes of the texts of a column in that many rows
 _PAGE_BYTES = 2**20  # read at a time: a column of a row group may be larger than the memory
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 _IPC_FILE = b"ARROW1"
@@ -63,6 +64,9 @@ _HINTS = {
     "image_id": _OF_IDS,
     "group_id": _OF_IDS,
 }
+# pyarrow makes no dictionary of texts that are stored as differences of each other, and of lists
+# that are stored partly in one.
+_NO_DICTIONARY = ("DictAccumulator", "Nested data conversions")
 # pyarrow reports damaged files by its own classes, by OSError and by those of Python's decoders.
 _DAMAGE = (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError)
 
@@ -125,8 +129,7 @@ def raw_rows(path: Path, columns: PairColumns, images: bool = True) -> Iterator[
             total = file.rows
             if not images:
                 used = [column for column in used if column.kind not in STORED]
-            stores = any(column.kind in STORED for column in used)
-            for batch in file.batches([column.name for column in used], stores):
+            for batch in file.batches(used):
                 yield from _rows_of(batch, used, columns.image_key, number, path.name, file.base)
                 number += batch.num_rows
     except _DAMAGE as error:
@@ -135,10 +138,11 @@ def raw_rows(path: Path, columns: PairColumns, images: bool = True) -> Iterator[
         if isinstance(error, _WrongColumns):
             why = str(error)
         place = f"after {number}{known} rows" if number else "whole file"
-        yield Problem(place, why)
+        yield Problem(place, why, fatal=True)
         return
     if total is not None and number != total:
-        yield Problem(f"after {number} rows", f"expected the {total} rows that the file states")
+        why = f"expected the {total} rows that the file states"
+        yield Problem(f"after {number} rows", why, fatal=True)
 
 
 def rows_stated(path: Path) -> int | None:
@@ -185,29 +189,21 @@ class _File(NamedTuple):
     Attributes:
         rows: the number that the file states; None if it states none.
         base: the memory map; None if the file is not mapped.
-        batches: yields record batches of the named columns; the flag says whether these may hold
-            images. It raises one of `_DAMAGE` if the file is damaged or cut short.
+        batches: yields record batches of columns. It raises one of `_DAMAGE` if the file is damaged
+            or cut short.
     """
 
     schema: pa.Schema
     rows: int | None
     base: pa.Buffer | None
-    batches: Callable[[list[str], bool], Iterator[pa.RecordBatch]]
+    batches: Callable[[list[UsedColumn]], Iterator[pa.RecordBatch]]
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[_File]:
     if path.suffix.lower() == PARQUET:
-        # Texts stay dictionaries, so that their size is checked before they are written out.
-        # In lists pyarrow cannot read them as such.
-        schema = pq.read_schema(path)
-        texts = [
-            name for name, kind in zip(schema.names, schema.types, strict=True) if _is_text(kind)
-        ]
-        with pq.ParquetFile(
-            path, read_dictionary=texts, buffer_size=_PAGE_BYTES, pre_buffer=False
-        ) as file:
-            batches = partial(_parquet_batches, file)
+        with pq.ParquetFile(path, buffer_size=_PAGE_BYTES, pre_buffer=False) as file:
+            batches = partial(_parquet_batches, path, file)
             yield _File(file.schema_arrow, file.metadata.num_rows, None, batches)
         return
     with pa.memory_map(os.fspath(path)) as source:
@@ -221,22 +217,43 @@ def _opened(path: Path) -> Iterator[_File]:
 
 
 def _parquet_batches(
-    file: pq.ParquetFile, names: list[str], images: bool
+    path: Path, file: pq.ParquetFile, used: list[UsedColumn]
 ) -> Iterator[pa.RecordBatch]:
-    rows = _TEXT_ROWS
-    if images or any(_kind(file.schema_arrow.field(name).type) == _TEXTS for name in names):
+    rows = _BATCH_ROWS
+    if any(column.kind in STORED for column in used):
         # In a dictionary a megabyte may be thousands of rows of a megabyte each, so that every row
         # may be as large as its whole group. Nothing more is asked of the metadata of columns: of
         # damaged ones pyarrow aborts the process.
         groups = map(file.metadata.row_group, range(file.num_row_groups))
         largest = max((group.total_byte_size for group in groups), default=1)
-        bound = BATCH_BYTES if images else _MOST_TEXT
-        rows = min(_TEXT_ROWS, max(1, bound // max(1, largest)))
-    yield from file.iter_batches(rows, columns=names, use_threads=False)
+        rows = min(_BATCH_ROWS, max(1, BATCH_BYTES // max(1, largest)))
+    leaves = [file.schema.column(i).path for i in range(len(file.schema))]
+    names = [column.name for column in used]
+    of_text = {column.name for column in used if column.kind in (TEXT, _TEXTS)}
+
+    def batches(rows: int, in_dictionary: list[str]) -> Iterator[pa.RecordBatch]:
+        options = {"read_dictionary": in_dictionary, "pre_buffer": False}
+        with pq.ParquetFile(path, buffer_size=_PAGE_BYTES, **options) as opened:
+            for group in range(opened.num_row_groups):  # each has its own dictionaries
+                yield from opened.iter_batches(rows, [group], columns=names, use_threads=False)
+
+    done = 0
+    try:
+        # Texts remain in their dictionaries, so that their size is known before they are unpacked.
+        for batch in batches(rows, [leaf for leaf in leaves if leaf.split(".")[0] in of_text]):
+            done += batch.num_rows
+            yield batch
+    except OSError as error:
+        if not any(one in str(error) for one in _NO_DICTIONARY):
+            raise
+        for batch in batches(min(rows, _FEW_ROWS), []):
+            known = min(done, batch.num_rows)
+            done -= known
+            yield batch.slice(known)
 
 
 def _arrow_batches(
-    reader: Any, base: pa.Buffer, is_file: bool, names: list[str], images: bool
+    reader: Any, base: pa.Buffer, is_file: bool, used: list[UsedColumn]
 ) -> Iterator[pa.RecordBatch]:
     if is_file:
         yield from map(reader.get_batch, range(reader.num_record_batches))
@@ -299,7 +316,7 @@ def _kind(kind: pa.DataType) -> str:
         parts = {kind.field(i).name: _kind(kind.field(i).type) for i in range(kind.num_fields)}
         known = {"bytes": (_BYTES, _EMPTY), "path": (TEXT, _EMPTY)}
         fits = all(parts[name] in known[name] for name in known if name in parts)
-        return _FILES if fits and parts.keys() & known.keys() else ""
+        return _FILES if fits and {parts.get(name) for name in known} & {_BYTES, TEXT} else ""
     return ""
 
 
@@ -335,25 +352,30 @@ def _rows_of(
     first: int,
     file: str,
     base: pa.Buffer | None,
-) -> Iterator[tuple[str, dict[str, Any]] | Problem]:
-    """Yield the rows of a batch, whose first row has the number ``first`` in the file."""
-    numbers = range(first, first + batch.num_rows)
-    values: dict[str, list[Any]] = {str(image_key): [f"{file}/{row}" for row in numbers]}
-    try:
-        for role, name, _ in used:
-            found = _values(batch.column(name))
-            if len(found) != len(numbers):
-                raise ValueError(f"column {short(name)} has {len(found)} rows of {len(numbers)}")
-            if role == "image":
-                named = zip(numbers, values[name], found, strict=True)
-                found = [_image(row, place, value, base) for row, place, value in named]
-            values[name] = found
-    except _DAMAGE as error:
-        why = f"the content is damaged: {_message(error)}"
-        yield Problem(f"rows {first} to {numbers.stop - 1}", why)
-        return
-    for number, *row in zip(numbers, *values.values(), strict=True):
-        yield f"row {number}", dict(zip(values, row, strict=True))
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the rows of a batch, whose first row has the number ``first`` in the file.
+
+    Raises:
+        ValueError: naming the rows, if their content is damaged.
+    """
+    columns = [(role, name, _reader(batch.column(name))) for role, name, _ in used]
+    for start in range(0, batch.num_rows, _BATCH_ROWS):
+        numbers = range(first + start, first + min(start + _BATCH_ROWS, batch.num_rows))
+        values: dict[str, list[Any]] = {str(image_key): [f"{file}/{row}" for row in numbers]}
+        try:
+            for role, name, read in columns:
+                found = read(start, len(numbers))
+                if len(found) != len(numbers):
+                    raise ValueError(f"column {short(name)} has {len(found)} rows")
+                if role == "image":
+                    named = zip(numbers, values[name], found, strict=True)
+                    found = [_image(row, place, value, base) for row, place, value in named]
+                values[name] = found
+        except _DAMAGE as error:
+            place = f"rows {numbers.start} to {numbers.stop - 1}"
+            raise ValueError(f"{place}: {_message(error)}") from error
+        for number, *row in zip(numbers, *values.values(), strict=True):
+            yield f"row {number}", dict(zip(values, row, strict=True))
 
 
 def _image(row: int, place: str, value: Any, base: pa.Buffer | None) -> str | StoredImage | None:
@@ -371,6 +393,29 @@ def _image(row: int, place: str, value: Any, base: pa.Buffer | None) -> str | St
     return StoredImage(path if path and path.strip() else place, start, content.size, row, content)
 
 
+def _reader(column: pa.Array) -> Callable[[int, int], list[Any]]:
+    """Return a function that returns the values of some rows of a column, given the first and their
+    number; a dictionary is checked only once."""
+    if not types.is_dictionary(column.type):
+        return lambda start, count: _values(column.slice(start, count))
+    words = _checked(column.dictionary)
+    codes = pa.DictionaryArray.from_arrays(column.indices, words).indices  # checks them
+    sizes = None if types.is_integer(words.type) else pc.binary_length(words)
+
+    def read(start: int, count: int) -> list[Any]:
+        some = codes.slice(start, count)
+        if sizes is not None:
+            _require_size(pc.sum(sizes.take(some)).as_py() or 0)
+        return _decoded(words.take(some).to_pylist())
+
+    return read
+
+
+def _require_size(size: int) -> None:
+    if size > _MOST_TEXT:
+        raise ValueError(f"a column has texts of {size} bytes, allowed are {_MOST_TEXT}")
+
+
 def _values(column: pa.Array) -> list[Any]:
     """Return the values of a column: bytes as buffers, without a copy; of a struct of bytes and
     path both as a tuple. Bytes that are not UTF-8 become lone surrogates in texts, which the check
@@ -382,10 +427,29 @@ def _values(column: pa.Array) -> list[Any]:
         absent = [None] * len(column)
         both = [_values(parts[name]) if name in parts else absent for name in ("bytes", "path")]
         return list(zip(*both, strict=True))
+    if types.is_dictionary(kind):
+        return _reader(column)(0, len(column))
+    if _kind(kind) == _TEXTS:
+        return _lists(column)
     checked = _checked(column)
     if _kind(kind) == _BYTES:
         return _buffers(checked)
-    return [_decoded(value) for value in checked.to_pylist()]
+    return _decoded(checked.to_pylist())
+
+
+def _lists(column: pa.Array) -> list[list[Any] | None]:
+    """Return lists of texts."""
+    column.validate()
+    sizes = pc.list_value_length(column).fill_null(0).to_pylist()
+    if min(sizes, default=0) < 0:
+        raise ValueError("the offsets of a list are wrong")
+    _require_size(sum(sizes))
+    texts = iter(_values(column.flatten()))
+    absent = column.is_null().to_pylist()
+    return [
+        None if none else list(islice(texts, size))
+        for none, size in zip(absent, sizes, strict=True)
+    ]
 
 
 def _buffers(column: pa.Array) -> list[pa.Buffer | None]:
@@ -403,57 +467,23 @@ def _buffers(column: pa.Array) -> list[pa.Buffer | None]:
     ]
 
 
-def _decoded(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_decoded(one) for one in value]
-    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
-
-
-def _repeats(kind: pa.DataType) -> bool:
-    """Return whether values of a type may share their bytes: a dictionary's, or views."""
-    return types.is_dictionary(kind) or _is_view(kind, "string") or _is_view(kind, "binary")
-
-
-def _require_moderate(size: int, rows: int) -> None:
-    """Refuse texts that would take gigabytes, although few bytes of them are in the file."""
-    most = max(_MOST_TEXT, _LONG_TEXT * rows)
-    if size > most:
-        raise ValueError(
-            f"the texts of these rows are {size} bytes, repeated from fewer; expected up to {most}"
-        )
+def _decoded(values: list[Any]) -> list[Any]:
+    return [
+        one.decode("utf-8", "surrogateescape") if isinstance(one, bytes) else one for one in values
+    ]
 
 
 def _checked(column: pa.Array) -> pa.Array:
-    """Return a column whose offsets and indices have been checked, with texts as bytes: pyarrow's
-    check of texts would stop at the first that is not UTF-8, and would not say where it is."""
+    """Return a column whose offsets have been checked, with texts as bytes: pyarrow's check of
+    texts would stop at the first that is not UTF-8, and would not say where it is."""
     kind = column.type
-    if types.is_dictionary(kind):
-        words = _checked(column.dictionary)
-        column = pa.DictionaryArray.from_arrays(column.indices, words)
-        if types.is_large_binary(words.type):
-            size = pc.sum(pc.binary_length(words).take(column.indices)).as_py()
-            _require_moderate(size or 0, len(column))
-        column = column.dictionary_decode()
-    elif _kind(kind) == _TEXTS and _repeats(kind.value_type):
-        if types.is_fixed_size_list(kind):
-            column = column.cast(pa.large_list(kind.value_type))
-        ends = np.asarray(column.offsets.to_numpy(), np.int64)
-        if (np.diff(ends, prepend=0) < 0).any() or ends[-1] > len(column.values):
-            raise ValueError("its lists end before they begin, or behind the texts")
-        inner = _checked(column.values[ends[0] : ends[-1]])
-        ends = pa.array(ends - ends[0])
-        column = pa.LargeListArray.from_arrays(ends, inner, mask=column.is_null())
-    else:
-        # A view is checked in full before it is cast, since that follows it.
-        column.validate(full=_repeats(kind))
-        if _repeats(kind):
-            lengths = np.frombuffer(column.buffers()[1], np.int32)[4 * column.offset :: 4]
-            _require_moderate(int(lengths[: len(column)].sum(dtype=np.int64)), len(column))
-        if _is_text(kind):
-            column = column.cast(pa.large_binary())
-        elif _kind(kind) == _TEXTS:
-            column = column.cast(pa.large_list(pa.large_binary()))
-        elif _is_view(kind, "binary"):
-            column = column.cast(pa.large_binary())
+    is_view = _is_view(kind, "string") or _is_view(kind, "binary")
+    # A view is checked in full before it is cast, since that follows it.
+    column.validate(full=is_view)
+    if is_view:  # which may name the same bytes often
+        words = np.frombuffer(column.buffers()[1], np.int32)[4 * column.offset :: 4]
+        _require_size(int(words[: len(column)].sum(dtype=np.int64)))
+    if _is_text(kind) or is_view:
+        column = column.cast(pa.large_binary())
     column.validate(full=True)
     return column

@@ -11,8 +11,9 @@ import hashlib
 import os
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,11 @@ import numpy as np
 from lavis.processors.blip_processors import BlipCaptionProcessor
 
 from lavis_mafa.datasets.annotation_files import read_rows, require_files
-from lavis_mafa.datasets.annotation_rows import Problem, Row
-from lavis_mafa.datasets.caption_reading import require_readable
+from lavis_mafa.datasets.annotation_rows import MAX_UNUSABLE, PassedOver, Problem, Row, short
+from lavis_mafa.datasets.caption_reading import require_readable, was_cut
 from lavis_mafa.datasets.columnar_files import require_same_columns
-from lavis_mafa.datasets.image_reading import read_rgb, read_size, require_file
+from lavis_mafa.datasets.image_reading import read_rgb, read_size, require_below, require_file
+from lavis_mafa.datasets.shards import find_shards, names_shards, read_samples
 from lavis_mafa.io.processes import progress
 
 _MIN_SIDE = 32  # pixels; smaller images are reported as tiny
@@ -33,9 +35,14 @@ _BLOCK = 1024  # image files handed to the worker threads at a time
 _BLOCK_BYTES = 2**26  # of images inside annotation files, handed to them at a time
 _PRINTED = 10  # examples of each problem in the printed summary
 
+# The default processor of our builders. It removes some characters: of "..." nothing is left.
+_processed = BlipCaptionProcessor()
+
 PROBLEMS = {
     "malformed_rows": "malformed rows",
     "empty_captions": "captions with nothing to read",
+    "cut_captions": f"captions of which blip_caption keeps {_processed.max_words} words "
+    "(text_processor.train.max_words)",
     "missing_files": "missing image files",
     "unreadable_images": "unreadable images",
     "duplicate_images": "images with the content of another file",
@@ -50,9 +57,6 @@ PROBLEMS = {
 
 # Digest and (width, height) of an image file, or why it cannot be read.
 _Facts = tuple[bytes, tuple[int, int]] | Exception
-
-# The default processor of our builders. It removes some characters: of "..." nothing is left.
-_processed = BlipCaptionProcessor()
 
 
 def _group_report(groups: dict[str, Counter[str]], pairs: int) -> dict[str, Any]:
@@ -92,6 +96,9 @@ class _Rows:
 
     problems: dict[str, list[str]]
     pairs: int = 0
+    records: int = 0
+    fatal: int = 0
+    passed_over: int = 0
     words: array[int] = field(default_factory=lambda: array("q"))
     captions_of: dict[str, int] = field(default_factory=dict)
     groups: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
@@ -107,12 +114,12 @@ class _Rows:
         stored = set(self._place_of.values())
         return [image for image in self.captions_of if image not in stored]
 
-    def name_of(self, path: Path, row: Row) -> str:
+    def name_of(self, path: Path, row: Row, content: bytes | None) -> str:
         """Return the name of a row's image: its path, or the first place of its content."""
-        if row.stored is None:
+        if content is None:
             return row.image
-        content = hashlib.blake2b(row.stored.content, digest_size=16).digest()
-        return self._place_of.setdefault(content, f"{path}, {row.where}")
+        digest = hashlib.blake2b(content, digest_size=16).digest()
+        return self._place_of.setdefault(digest, f"{path}, {row.where}")
 
     def add(self, place: str, image: str, caption: str, row: Row) -> None:
         image_id = row.image_id
@@ -122,7 +129,11 @@ class _Rows:
         self.captions_of[image] = self.captions_of.get(image, 0) + 1
         self.words.append(len(caption.split()))
         try:
-            require_readable(_processed(caption))
+            read = _processed(caption)
+            if was_cut(_processed, lambda: caption, read):
+                cut = f"{place}: {image!r} has {len(caption.split())} words"
+                self.problems["cut_captions"].append(cut)
+            require_readable(read)
         except ValueError:
             shown = f" {caption!r:.60}" if caption.strip() else ""
             self.problems["empty_captions"].append(f"{place}: {image!r}{shown}")
@@ -157,7 +168,8 @@ def check(
     """Read all pairs and images and return what is wrong with them.
 
     Args:
-        files: annotation files (formats: `datasets.annotation_files`), globs and folders.
+        files: annotation files (formats: `datasets.annotation_files`), globs and folders; or tar
+            shards, as `datasets.shards.find_shards` takes them.
         image_root: folder that the image paths are relative to; None if there are no paths.
         image_key, caption_key, image_id_key: column names; None: detected.
         group_id_key: name of the column of groups; None: no groups.
@@ -167,7 +179,9 @@ def check(
         decode: decode all pixels as training does; False reads files and image headers only.
 
     Returns:
-        `pairs`, `images` and `images_with_several_captions` (counts), `caption_words`, `width` and
+        `pairs`, `images`, `records` of the files, `fatal` malformed rows (such as damaged files),
+        `passed_over` members of tar files that belong to no sample, `images_with_several_captions`
+        (counts), `caption_words`, `width` and
         `height` (min, median, 95 %, max; None where there is nothing to measure), `looked_in` (the
         folder of the images; None without one), `groups` (only with ``group_id_key``:
         numbers of `groups`, of `groups_with_several_images`, of `pairs` in groups and their
@@ -180,12 +194,16 @@ def check(
             files have other columns than expected or than each other, or the image root is not
             given.
     """
-    paths = require_files(files, split)
     keys = {
         **{"image_key": image_key, "caption_key": caption_key},
         **{"image_id_key": image_id_key, "group_id_key": group_id_key},
     }
-    require_same_columns(paths, **keys)
+    if any(map(names_shards, files)):
+        read = partial(read_samples, group_id_key=group_id_key)
+        paths = [Path(shard.path) for shard in find_shards(list(files))]
+    else:
+        read, paths = partial(read_rows, **keys), require_files(files, split)
+        require_same_columns(paths, **keys)
     if image_root is not None and not os.path.isdir(image_root):
         raise FileNotFoundError(
             f"image root {os.path.abspath(image_root)} is not a folder (--image-root)"
@@ -196,13 +214,13 @@ def check(
     rows = _Rows(problems)
     with ThreadPool(workers) as pool:
         images = _Images(pool, os.fspath(image_root or ""), decode, problems)
-        for path, row, name in _rows_of(paths, keys, limit, rows):
-            if row.stored is not None:
-                images.add(name, row.stored.content)
+        for path, row, name, content in _rows_of(paths, read, limit, rows):
+            if content is not None:
+                images.add(name, content)
             elif image_root is None:
                 raise ValueError(
-                    f"{path}, {row.where} has the path of an image, {row.image!r}: give the folder "
-                    "that paths are relative to (--image-root)"
+                    f"{path}, {row.where} has the path of an image, {short(row.image)}: give the "
+                    "folder that paths are relative to (--image-root)"
                 )
         for name in progress(rows.files, "images", unit=" images"):
             images.add(name)
@@ -214,6 +232,9 @@ def check(
     return {
         "pairs": rows.pairs,
         "images": len(rows.captions_of),
+        "records": rows.records,
+        "fatal": rows.fatal,
+        "passed_over": rows.passed_over,
         "images_with_several_captions": several,
         "caption_words": _distribution(rows.words),
         "width": _distribution([width for width, _ in images.sizes]),
@@ -256,7 +277,18 @@ def render(report: dict[str, Any]) -> str:
             values = ", ".join(f"{label} {value:g}" for label, value in report[key].items())
             lines.append(f"{name}: {values}")
     found = {key: list_ for key, list_ in report["problems"].items() if list_}
-    lines.append("problems:" if found else "no problems")
+    if report["passed_over"]:
+        lines.append(f"members of tar files that belong to no sample: {report['passed_over']}")
+    unusable = len(report["problems"]["malformed_rows"])
+    if report["fatal"]:
+        lines.append("training refuses these files because of malformed rows")
+    elif unusable:
+        lines.append(
+            f"training leaves malformed rows out if they are at most {MAX_UNUSABLE:.0%} of the "
+            f"records (build_info.max_unusable); here they are {unusable / report['records']:.1%}"
+        )
+    ending = "no problems" if report["pairs"] else "no pair found"
+    lines.append("problems:" if found else ending)
     for key, findings in found.items():
         lines.append(f"  {len(findings)} {PROBLEMS[key]}")
         lines += [f"    {finding}" for finding in findings[:_PRINTED]]
@@ -266,24 +298,41 @@ def render(report: dict[str, Any]) -> str:
 
 
 def _rows_of(
-    paths: list[Path], keys: dict[str, Any], limit: int | None, rows: _Rows
-) -> Iterator[tuple[Path, Row, str]]:
+    paths: list[Path], read: Callable[[Path], Iterator[Any]], limit: int | None, rows: _Rows
+) -> Iterator[tuple[Path, Row, str, bytes | None]]:
     """Add up to `limit` pairs to `rows`, with a progress bar, and yield each row that can be used
-    with its file and the name of its image."""
+    with its file, the name of its image, and the image if it lies in the file."""
     with progress(desc="pairs", unit=" pairs") as bar:
         for path in paths:
-            for row in read_rows(path, **keys):
+            for row in read(path):
+                if isinstance(row, PassedOver):
+                    rows.passed_over += row.members
+                    continue
+                rows.records += 1
                 place = f"{path}, {row.where}"
                 if isinstance(row, Problem):
                     rows.problems["malformed_rows"].append(f"{place}: {row.message}")
+                    rows.fatal += row.fatal
                     continue
                 if rows.pairs == limit:
                     return
-                name = rows.name_of(path, row)
+                content = _content(path, row)
+                name = rows.name_of(path, row, content)
                 for caption in row.captions[: None if limit is None else limit - rows.pairs]:
                     rows.add(place, name, caption, row)
                     bar.update()
-                yield path, row, name
+                yield path, row, name, content
+
+
+def _content(path: Path, row: Row) -> bytes | None:
+    """Return the image of a row that lies in its file; None if it is a file of its own."""
+    if row.stored is None:
+        return None
+    if row.stored.content is not None:
+        return bytes(row.stored.content)
+    with open(path, "rb") as file:
+        file.seek(row.stored.start or 0)
+        return file.read(row.stored.size)
 
 
 class _Images:
@@ -308,16 +357,16 @@ class _Images:
         self._waiting: list[tuple[str, bytes | None]] = []
         self._waiting_bytes = 0
 
-    def add(self, name: str, content: Any = None) -> None:
+    def add(self, name: str, content: bytes | None = None) -> None:
         """Read an image soon, unless it has been read.
 
         Args:
-            content: its bytes, a buffer of pyarrow; None if it is a file of its own.
+            content: its bytes; None if it is a file of its own.
         """
         if name in self._seen:
             return
         self._seen.add(name)
-        self._waiting.append((name, None if content is None else content.to_pybytes()))
+        self._waiting.append((name, content))
         self._waiting_bytes += len(content or b"")
         if len(self._waiting) >= _BLOCK or self._waiting_bytes > _BLOCK_BYTES:
             self.read()
@@ -355,6 +404,7 @@ def _facts(name: str, data: bytes | None, root: str, decode: bool) -> _Facts:
     try:
         digest = hashlib.sha256(data or b"")
         if data is None:
+            require_below(path, root)
             require_file(path)
             with open(path, "rb") as stream:
                 while block := stream.read(1 << 20):

@@ -36,6 +36,7 @@ _SUFFIXES = {
 }
 _JPEG_FACTORS = (1, 2, 4, 8)  # by which a JPEG's decoder can reduce it
 _MOST_SCANS = 100  # of a JPEG; progressive ones have about ten
+LARGEST_FILE = 2**30  # bytes; uncompressed pixels of the most that Pillow reads take 0.7 GB
 
 _WHITE = (255, 255, 255, 255)
 _START_OF_SCAN, _END_OF_IMAGE = b"\xff\xda", 0xD9  # marks of a JPEG
@@ -118,18 +119,22 @@ def read_size(path: str | os.PathLike[str], data: bytes | None = None) -> tuple[
 
 
 def require_file(path: str | os.PathLike[str]) -> None:
-    """Raise OSError unless ``path`` is a plain file: opening a pipe would wait forever, and a
-    device may never end."""
-    mode = os.stat(path).st_mode
+    """Raise OSError unless ``path`` is a plain file of at most `LARGEST_FILE` bytes: opening a pipe
+    would wait forever, and a device may never end."""
+    found = os.stat(path)
+    mode = found.st_mode
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     if not stat.S_ISREG(mode):
         raise OSError(f"{os.fspath(path)} is a pipe, a socket or a device, not a file")
+    if found.st_size > LARGEST_FILE:
+        raise OSError(f"{os.fspath(path)} has {found.st_size} bytes, too many for an image")
 
 
 def require_below(path: str | None, root: str | os.PathLike[str]) -> None:
     """Raise OSError unless ``path``, which begins with ``root`` unless it is absolute, leads to a
-    place below it. Links in the folder are followed, as they are its owner's."""
+    place below it: an annotation file must not bring any picture of the machine into a data set or
+    a page. Links in the folder are followed, as they are its owner's."""
     root = os.path.join(os.path.abspath(root), "")
     below = path is None or os.path.abspath(path).startswith(root)
     if path is not None and ".." in path.removeprefix(os.fspath(root)).split(os.sep):
@@ -137,9 +142,21 @@ def require_below(path: str | None, root: str | os.PathLike[str]) -> None:
         below &= os.path.realpath(path).startswith(os.path.join(os.path.realpath(root), ""))
     if not below:
         raise PermissionError(
-            f"image {path!r} is not shown: it is outside of the image folder {root!r}; set "
+            f"image {path!r} is not read: it is outside of the image folder {root!r}; set "
             "build_info.images.storage to a folder that contains it"
         )
+
+
+def read_file(path: str, root: str | os.PathLike[str]) -> bytes:
+    """Return the content of an image file in an image folder.
+
+    Raises:
+        OSError: if it is no plain file, or lies outside of the folder.
+    """
+    require_below(path, root)
+    require_file(path)
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def suffix_of(data: bytes) -> str | None:

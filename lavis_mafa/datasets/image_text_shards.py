@@ -6,14 +6,14 @@ A dataset configuration:
       image_text_shards:
         build_info:
           annotations:
-            train: {storage: "mine/{00000..00331}.tar"}  # a glob, an index or a list does as well
+            train: {storage: "mine/{00000..00331}.tar"}  # or a glob, a folder, an index, a list
             val: {storage: mine/val/pairs.json}
 
-A sample is a run of members whose names are equal up to the first dot, with one image (`.jpg`,
-`.jpeg`, `.png`, `.webp`) and a caption (`.txt`, `.caption`, or `caption` in `.json`): what
-`lavis_mafa.datasets.shards` and img2dataset write. Samples with equal `image_id` in `.json` show
-the same image. Shards are listed once, without reading images, into a `pair_table` in the cache
-folder ``image_text_shards``.
+A sample is a run of members whose names are equal up to the first dot (or up to the suffix), with
+one image (`.jpg`, `.jpeg`, `.png`, `.webp`) and a caption (`.txt`, `.caption`, or `caption` in
+`.json`, perhaps a list): what `lavis_mafa.datasets.shards` and img2dataset write. Samples with
+equal `image_id` in `.json` show the same image. Shards are listed once, without reading images,
+into a `pair_table` in the cache folder ``image_text_shards``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lavis.common.registry import registry
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from lavis_mafa.datasets.annotation_rows import Problem, Row
+from lavis_mafa.datasets.annotation_rows import MAX_UNUSABLE, PassedOver, Problem, Row
 from lavis_mafa.datasets.local_builder import (
     ConvertedFiles,
     ConvertingBuilder,
@@ -71,6 +71,7 @@ def listed(
     storage: Collection[str | os.PathLike[str]],
     *,
     drop_empty: bool = True,
+    max_unusable: float = MAX_UNUSABLE,
     group_id_key: str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> ShardTable:
@@ -81,29 +82,32 @@ def listed(
     Args:
         storage: index files, tar files, globs and brace lists; see `find_shards`.
         drop_empty: drop samples with an empty caption instead of refusing them.
+        max_unusable: share of the samples that may be unusable: these are left out and logged.
         group_id_key: of the id of a sample's group in its `.json`; None: no groups.
         cache_dir: folder of all tables; None: $LAVIS_MAFA_CACHE, else ~/.cache/lavis_mafa.
 
     Raises:
-        FileNotFoundError, ValueError: see `find_shards`; also for samples that cannot be used and
-            damaged shards (the first 20 are listed), or no sample at all.
+        FileNotFoundError, ValueError: see `find_shards`; also for too many samples that cannot be
+            used (the first 20 are listed), damaged shards, or no sample at all.
         RuntimeError: if a shard changed while it was listed.
     """
 
     def state() -> list[Any]:
-        return [find_shards(list(storage)), bool(drop_empty), group_id_key]
+        return [find_shards(list(storage)), bool(drop_empty), group_id_key, max_unusable]
 
     def convert(folder: Path) -> None:
         shards = find_shards(list(storage))
         with PairWriter(folder, group_id_key is not None, stores=True, shards=True) as writer:
             rows = _rows_of(shards, group_id_key)
-            writer.write([shard.path for shard in shards], rows, drop_empty)
+            writer.write([shard.path for shard in shards], rows, drop_empty, max_unusable)
 
     root = cache_root(cache_dir) / "image_text_shards"
     return cached_table(ShardTable, root, storage, state, convert)
 
 
-def _rows_of(shards: list[Shard], group_id_key: str | None) -> Iterator[list[Row | Problem]]:
+def _rows_of(
+    shards: list[Shard], group_id_key: str | None
+) -> Iterator[list[Row | Problem | PassedOver]]:
     """Yield the samples of each shard, in order; several processes list many shards."""
     workers = min(usable_cores(), len(shards) // SHARDS_PER_WORKER)
     loader = DataLoader(
@@ -115,21 +119,22 @@ def _rows_of(shards: list[Shard], group_id_key: str | None) -> Iterator[list[Row
     )
     without_group = group_id_key is not None
     for number, rows in enumerate(progress(loader, "shards", unit=" shards"), 1):
-        found, shard = len(rows), shards[number - 1]
+        shard = shards[number - 1]
+        found = sum(isinstance(row, Row) for row in rows)
         if shard.samples not in (None, found) and not any(isinstance(row, Problem) for row in rows):
             why = f"{found} samples, but its index says {shard.samples}; write either again"
-            rows.append(Problem("index", why))
+            rows.append(Problem("index", why, fatal=True))
         without_group &= not any(isinstance(row, Row) and row.has_group for row in rows)
         if without_group and number == len(shards):
             why = (
                 f"no group_id: {group_id_key!r} is in the .json of no sample; set group_id_key to "
                 "its name"
             )
-            rows.append(Problem("all shards", why))
+            rows.append(Problem("all shards", why, fatal=True))
         yield rows
 
 
-class _Listing(Dataset[list[Row | Problem]]):
+class _Listing(Dataset[list[Row | Problem | PassedOver]]):
     """The samples of each shard."""
 
     def __init__(self, shards: list[Shard], group_id_key: str | None) -> None:
@@ -139,7 +144,7 @@ class _Listing(Dataset[list[Row | Problem]]):
     def __len__(self) -> int:
         return len(self.paths)
 
-    def __getitem__(self, number: int) -> list[Row | Problem]:
+    def __getitem__(self, number: int) -> list[Row | Problem | PassedOver]:
         return list(read_samples(self.paths[number], self.group_id_key))
 
 

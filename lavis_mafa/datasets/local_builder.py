@@ -45,6 +45,12 @@ class ConvertedFiles:
         words=(SAME_CAPTION,),
     )
     drop_empty: bool = option(doc="drop samples with an empty caption; False: refuse them")
+    max_unusable: float = option(
+        doc="permitted share of records that cannot be used, such as a sample without a caption: "
+        "they are left out and listed in the log; if there are more, the data are refused",
+        low=0,
+        high=1,
+    )
 
 
 def group_id_option(where: str) -> Any:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lavis_mafa.datasets.annotation_files import read_rows, require_files
-from lavis_mafa.datasets.annotation_rows import Problem
+from lavis_mafa.datasets.annotation_rows import MAX_UNUSABLE, PassedOver, Problem, Refusals, Row
 from lavis_mafa.datasets.columnar_files import require_same_columns
+from lavis_mafa.datasets.shards import find_shards, names_shards, read_samples
 from lavis_mafa.io.files import write_text
 from lavis_mafa.io.processes import progress
 
@@ -46,14 +48,17 @@ def make_vocab(
             f"expected a size above {len(SPECIAL_TOKENS)} (the special tokens) and a min_count of "
             f"at least 1, got {size} and {min_count}"
         )
-    paths = require_files(files, split)
     keys = {"image_key": image_key, "caption_key": caption_key, "image_id_key": image_id_key}
-    require_same_columns(paths, **keys)
+    if any(map(names_shards, files)):
+        paths, read = [Path(shard.path) for shard in find_shards(list(files))], read_samples
+    else:
+        paths, read = require_files(files, split), partial(read_rows, **keys, images=False)
+        require_same_columns(paths, **keys)
 
     def train(first_tokens: list[str], size: int) -> list[str]:
         tokenizer = BertWordPieceTokenizer(lowercase=True)
         tokenizer.train_from_iterator(
-            _captions(paths, keys),
+            _captions(paths, read),
             vocab_size=size,
             min_frequency=min_count,
             special_tokens=first_tokens,
@@ -72,9 +77,14 @@ def make_vocab(
     return tokens
 
 
-def _captions(paths: list[Path], keys: dict[str, Any]) -> Iterator[str]:
+def _captions(paths: list[Path], read: Callable[[Path], Iterator[Any]]) -> Iterator[str]:
+    """Yield the captions of all records that can be used, as training does."""
+    refused, records = Refusals(), 0
     for path in paths:
-        for row in progress(read_rows(path, **keys, images=False), path.name, unit=" rows"):
+        for row in progress(read(path), path.name, unit=" rows"):
+            records += not isinstance(row, PassedOver)
             if isinstance(row, Problem):
-                raise ValueError(f"{path}, {row.where}: {row.message}")
-            yield from row.captions
+                refused.add(f"{path}, {row.where}: {row.message}", row.fatal)
+            elif isinstance(row, Row):
+                yield from row.captions
+    refused.end_with_share(records, MAX_UNUSABLE)

@@ -25,7 +25,14 @@ import pyarrow as pa
 
 from lavis_mafa.algorithm.context import NO_GROUP
 from lavis_mafa.datasets.annotation_files import read_rows, require_files
-from lavis_mafa.datasets.annotation_rows import Problem, Refusals, Row, StoredImage
+from lavis_mafa.datasets.annotation_rows import (
+    MAX_UNUSABLE,
+    PassedOver,
+    Problem,
+    Refusals,
+    Row,
+    StoredImage,
+)
 from lavis_mafa.datasets.columnar_files import PARQUET, STORED, require_same_columns, rows_stated
 from lavis_mafa.datasets.pair_table import (
     CONTENTS,
@@ -61,6 +68,7 @@ def converted(
     group_id_key: str | None = None,
     split: str | None = None,
     drop_empty: bool = True,
+    max_unusable: float = MAX_UNUSABLE,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> PairTable:
     """Return the table of the pairs in `files`; convert them unless their current state is cached.
@@ -75,12 +83,13 @@ def converted(
         group_id_key: name of the column of groups; None: no groups.
         split: see `require_files`.
         drop_empty: drop empty captions (counted and logged) instead of refusing them.
+        max_unusable: share of the records that may be unusable: these are left out and logged.
         cache_dir: folder of all tables; None: $LAVIS_MAFA_CACHE, else ~/.cache/lavis_mafa.
 
     Raises:
         FileNotFoundError: if a file is missing.
-        ValueError: for rows that cannot be used (the first 20 are listed), no pair at all, or an
-            unknown suffix; for parquet and Arrow files of different columns.
+        ValueError: for too many rows that cannot be used (the first 20 are listed), no pair at all,
+            a damaged file or an unknown suffix; for parquet and Arrow files of different columns.
         OSError: if the cache has no room for images that must be copied.
         RuntimeError: if a file changed while it was read.
     """
@@ -95,16 +104,18 @@ def converted(
         # put back, and a file of equal size would be taken for the converted one.
         stats = [(os.fspath(path), path.stat()) for path in paths]
         sources = [(path, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for path, one in stats]
-        return [sources, keys, bool(drop_empty)]
+        return [sources, keys, bool(drop_empty), max_unusable]
 
     def convert(folder: Path) -> None:
-        _convert(paths, folder, keys, drop_empty)
+        _convert(paths, folder, keys, drop_empty, max_unusable)
 
     root = cache_root(cache_dir) / "image_text"
     return cached_table(PairTable, root, paths, state, convert)
 
 
-def _convert(paths: list[Path], folder: Path, keys: dict[str, Any], drop_empty: bool) -> None:
+def _convert(
+    paths: list[Path], folder: Path, keys: dict[str, Any], drop_empty: bool, max_unusable: float
+) -> None:
     columns = require_same_columns(paths, **keys)
     stores = any(column.kind in STORED for column in columns)
     if stores:
@@ -114,7 +125,7 @@ def _convert(paths: list[Path], folder: Path, keys: dict[str, Any], drop_empty: 
         for path in paths
     )
     with PairWriter(folder, keys["group_id_key"] is not None, stores) as writer:
-        writer.write(list(map(os.fspath, paths)), sources, drop_empty)
+        writer.write(list(map(os.fspath, paths)), sources, drop_empty, max_unusable)
 
 
 def cached_table(
@@ -153,6 +164,12 @@ def cached_table(
     logging.info("%s: %d pairs, %d images%s", names, *counts)
     if meta["empty_dropped"]:
         logging.warning("%s: dropped %d empty captions", names, meta["empty_dropped"])
+    if meta["unusable"]:
+        listed = "\n  ".join(meta["first_unusable"])
+        left_out = meta["unusable"], meta["records"]
+        logging.warning("%s: left out %d of %d records:\n  %s", names, *left_out, listed)
+    if meta["passed_over"]:
+        logging.info("%s: %d members of no sample, such as %s", names, *meta["passed_over"])
     if meta["id_conflicts"]:
         logging.warning("%s: %s", names, describe_conflict(table))
     return table
@@ -247,30 +264,39 @@ class PairWriter:
         self._stack.close()
 
     def write(
-        self, sources: list[str], rows_of: Iterable[Iterable[Row | Problem]], drop_empty: bool
+        self,
+        sources: list[str],
+        rows_of: Iterable[Iterable[Row | Problem | PassedOver]],
+        drop_empty: bool,
+        max_unusable: float,
     ) -> None:
         """Write the rows of all sources, and what is known of them.
 
         Raises:
-            ValueError: for rows that cannot be used (the first 20 are listed), or no pair at all.
+            ValueError: for too many rows that cannot be used (the first 20 are listed), or no pair
+                at all.
         """
         refused, records, empty = Refusals(), 0, 0
+        passed_over: list[PassedOver] = []
         for number, (source, rows) in enumerate(zip(sources, rows_of, strict=True)):
             for row in rows:
+                if isinstance(row, PassedOver):
+                    passed_over.append(row._replace(first=f"{source}/{row.first}"))
+                    continue
                 records += 1
                 if isinstance(row, Problem):
-                    refused.add(f"{source}, {row.where}: {row.message}")
+                    refused.add(f"{source}, {row.where}: {row.message}", row.fatal)
                     continue
                 captions = [caption for caption in row.captions if caption.strip()]
                 empty += len(row.captions) - len(captions)
                 if len(captions) < len(row.captions) and not drop_empty:
                     why = "empty caption; fill it in, or set drop_empty: true"
-                    refused.add(f"{source}, {row.where}: {why}")
+                    refused.add(f"{source}, {row.where}: {why}", fatal=True)
                 self._add(row, captions, source, number)
             if self.shards:
                 self._flush()
         self._flush()
-        refused.end(f"{refused.count} of {records} records")
+        refused.end_with_share(records, max_unusable)
         if not self.pairs:
             raise ValueError(f"no image-text pair in {names_of(sources)} ({empty} empty captions)")
         ids, first = dense_ids(_mapped(self._digests))
@@ -283,6 +309,11 @@ class PairWriter:
             "pairs": self.pairs,
             "images": len(first),
             "empty_dropped": empty,
+            "records": records,
+            "unusable": refused.count,
+            "first_unusable": refused.first,
+            "passed_over": passed_over
+            and PassedOver(sum(one.members for one in passed_over), passed_over[0].first),
             # Pairs whose image_id was first seen with another image file.
             "id_conflicts": len(conflicts),
             "first_conflict": [[int(row), int(first[ids[row]])] for row in conflicts[:1]],

@@ -34,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-FORMAT_VERSION = 6  # of the folder; a table of another version is converted again
+FORMAT_VERSION = 7  # of the folder; a table of another version is converted again
 SCHEMA = pa.schema([(name, pa.string()) for name in ("image", "caption", "image_id")])
 GROUPED = SCHEMA.append(pa.field("group_id", pa.string()))
 PLACES, CONTENTS = "places.bin", "contents.bin"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,13 @@ from torch.utils.data import Dataset
 from torch.utils.data.dataloader import default_collate
 
 from lavis_mafa.datasets.caption_truth import CaptionTruth, PairTruth
-from lavis_mafa.datasets.image_reading import image_suffix, read_rgb, suffix_of
+from lavis_mafa.datasets.image_reading import (
+    image_suffix,
+    read_file,
+    read_rgb,
+    require_below,
+    suffix_of,
+)
 from lavis_mafa.datasets.pair_table import PairTable, describe_conflict
 
 
@@ -45,10 +50,13 @@ class Pairs(Dataset[dict[str, Any]]):
         """Return the image (RGB) of pair `row` of the table.
 
         Raises:
-            OSError: naming the image, if it cannot be read.
+            OSError: naming the image, if it cannot be read, or lies outside of the image root.
         """
-        data = self.table.image_bytes(row)
-        return read_rgb(self._path_of(row) or self.table.place(row), data)
+        path = self._path_of(row)
+        if path is None:
+            return read_rgb(self.table.place(row), self.table.image_bytes(row))
+        require_below(path, self.vis_root or "")
+        return read_rgb(path)
 
     def _path_of(self, row: int) -> str | None:
         """Return the path of the image of pair `row` of the table, including the image root; None
@@ -120,7 +128,7 @@ class TrainPairs(Pairs):
         """Return the image file of pair `index`, and its suffix."""
         name, path = self.table.image(index), self._path_of(index)
         if path is not None:
-            return Path(path).read_bytes(), image_suffix(path)
+            return read_file(path, self.vis_root or ""), image_suffix(path)
         data = self.table.image_bytes(index)
         assert data is not None
         return data, (suffix_of(data) if self.images_by_content else None) or image_suffix(name)

@@ -262,9 +262,10 @@ def require_answer_files(name: str, builder: Any, annotations: Mapping[str, Any]
         if counts and given and len(given) not in counts:
             files = "questions with their images, then the list of candidate answers"
             files += ", then VQA's questions and annotations" if 4 in counts else ""
+            key = f"datasets.{name}.build_info.annotations.{split}.storage"
             raise ValueError(
-                f"datasets.{name}.build_info.annotations.{split}.storage has {len(given)} files, "
-                f"expected {' or '.join(map(str, counts))}: {files}. Join several files of "
+                f"{key} names {len(given)} file(s), expected {' or '.join(map(str, counts))}: "
+                f"{files}. Join several files of "
                 "questions into one"
             )
 
@@ -343,7 +344,8 @@ def _check(dataset: Any, files: Sequence[tuple[str, Any]], allowed: float) -> No
     lenient = isinstance(dataset, (*_PAIRS, VQADataset)) and len(unusable) <= allowed * len(rows)
     if unusable and not lenient:
         refused = Refusals()
-        refused.add(*unusable)
+        for problem in unusable:
+            refused.add(problem)
         refused.end(names)
     if unusable:
         logger.warning(

@@ -33,14 +33,25 @@ from braceexpand import braceexpand
 from webdataset import TarWriter
 from webdataset.tariterators import base_plus_ext
 
-from lavis_mafa.datasets.annotation_rows import Problem, Row, StoredImage, as_id, is_id, short
-from lavis_mafa.io.files import atomic_write, remove_partial_files, write_text
+from lavis_mafa.datasets.annotation_rows import (
+    PassedOver,
+    Problem,
+    Row,
+    StoredImage,
+    as_id,
+    is_id,
+    short,
+)
+from lavis_mafa.datasets.image_reading import LARGEST_FILE
+from lavis_mafa.io.files import atomic_write, remove_partial_files, require_regular, write_text
 
 KIND = "wids-shard-index-v1"
 NAME = "pairs"  # of the shards written here, and of their index
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 _CAPTION_SUFFIXES = ("txt", "caption")
 _READ_BYTES = 2**20  # bytes read at a time behind the end
+_INDEX_START = 4096  # bytes of an index that have its kind
+_MOST_TEXT = 2**24  # bytes of a caption or a .json
 _TEXT_SUFFIXES = (*_CAPTION_SUFFIXES, "json")
 KEY = re.compile(r"[^./]+(/[^./]+)*")
 LONGEST_KEY = tarfile.LENGTH_NAME - len(".json")  # bytes; limit of a plain tar header
@@ -208,11 +219,13 @@ class Shard(NamedTuple):
 
 
 def files_named(storage: str) -> list[str]:
-    """Return the files of a path, a brace list or a glob; for a glob only tar files.
+    """Return the files of a path, a brace list, a glob or a folder; of the last two only tar files.
 
     Files of a brace list need not exist.
     """
     storage = os.path.expanduser(storage)
+    if os.path.isdir(storage):
+        return sorted(glob.glob(os.path.join(glob.escape(storage), "*.tar")))
     if os.path.exists(storage):
         return [storage]
     files: list[str] = []
@@ -239,7 +252,7 @@ def find_shards(storage: Sequence[str | os.PathLike[str]]) -> list[Shard]:
             raise FileNotFoundError(f"{given}: no tar file found; {_WANTED}")
         for file in files:
             path = Path(os.path.abspath(file))
-            if path.suffix not in (".json", ".tar") or path.is_dir():
+            if path.suffix not in (".json", ".tar"):
                 raise ValueError(f"{path} is no index and no tar file; {_WANTED}")
             if path.suffix == ".tar":
                 shards.append(_shard(path, {}, path))
@@ -253,10 +266,23 @@ def find_shards(storage: Sequence[str | os.PathLike[str]]) -> list[Shard]:
     return shards
 
 
+def names_shards(storage: str | os.PathLike[str]) -> bool:
+    """Return whether a path, a glob, a brace list or a folder stands for tar files or an index."""
+    files = files_named(os.fspath(storage))
+    return any(file.endswith(".tar") or _is_index(file) for file in files)
+
+
+def _is_index(path: str) -> bool:
+    if not path.endswith(".json") or not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        return KIND.encode() in file.read(_INDEX_START)
+
+
 _WANTED = (
-    "expected an index (.json), a tar file, a glob such as folder/*.tar, a brace list such as "
-    "folder/{00000..00331}.tar, or a list of them. Compressed tar files have to be unpacked first "
-    "(gunzip), and nothing is downloaded"
+    "expected an index (.json), a tar file, a folder of them, a glob such as folder/*.tar, a brace "
+    "list such as folder/{00000..00331}.tar, or a list of these. Compressed tar files have to be "
+    "unpacked first (gunzip), and nothing is downloaded"
 )
 
 
@@ -297,6 +323,7 @@ def _shard(path: Path, entry: Mapping[str, Any], source: Path) -> Shard:
 
 
 def _require(path: Path, source: Path) -> None:
+    require_regular(path)
     if not path.is_file():
         where = "" if path == source else f", which {source} lists,"
         raise FileNotFoundError(
@@ -316,29 +343,55 @@ class _Member(NamedTuple):
 
 def read_samples(
     path: str | os.PathLike[str], group_id_key: str | None = None
-) -> Iterator[Row | Problem]:
-    """Yield every sample of a shard, without reading images; a Problem ends a damaged shard.
+) -> Iterator[Row | Problem | PassedOver]:
+    """Yield every sample of a shard, without reading images; a fatal Problem ends a damaged shard.
 
     A row's place is the name of its image's member.
 
     Args:
         group_id_key: of the id of a sample's group in its `.json`; None: no groups.
     """
-    last = "its beginning"
+    last, passed_over = "its beginning", 0
+    first_passed_over = ""
+    incomplete: dict[str, Problem] = {}
     with open(path, "rb") as file:
 
         def text(member: _Member) -> bytes:
+            if member.size > _MOST_TEXT:
+                raise ValueError(f"{member.name} has {member.size} bytes, allowed are {_MOST_TEXT}")
             return os.pread(file.fileno(), member.size, member.start)
 
+        def named() -> Iterator[tuple[str, str, _Member]]:
+            nonlocal passed_over, first_passed_over
+            for member in _listed(file):
+                key, suffix = base_plus_ext(member.name)
+                if key is None:  # README, and macOS's ._a.jpg before a.jpg
+                    passed_over += 1
+                    first_passed_over = first_passed_over or member.name
+                else:
+                    yield key, suffix.lower(), member
+
         try:
-            named = ((base_plus_ext(member.name), member) for member in _listed(file))
-            for key, run in groupby(named, lambda item: item[0][0]):
-                parts = [(str(suffix).lower(), member) for (_, suffix), member in run]
-                if key is not None:
-                    sample = _sample(key, parts, text, group_id_key)
+            for key, run in groupby(named(), lambda item: item[0]):
+                members = [(suffix, member) for _, suffix, member in run]
+                found = _samples(key, members, text, group_id_key)
+                if not found:
+                    passed_over += len(members)
+                    first_passed_over = first_passed_over or members[0][1].name
+                for sample in found:
                     last = f"sample {key}"
-                    if sample is not None:
+                    if isinstance(sample, Row):
                         yield sample
+                    elif sample.where in incomplete:
+                        yield Problem(
+                            sample.where,
+                            "its members do not follow each other; write the tar file in the order "
+                            "of names: tar --sort=name",
+                            fatal=True,
+                        )
+                        return
+                    else:
+                        incomplete[sample.where] = sample
         # OverflowError: of sizes and places that no file can have.
         except (tarfile.TarError, ValueError, EOFError, OverflowError) as error:
             size = os.fstat(file.fileno()).st_size
@@ -346,7 +399,11 @@ def read_samples(
                 f"after {last}",
                 f"the tar file ({size} bytes) is damaged or cut short: {error}; copy, download or "
                 "write it again",
+                fatal=True,
             )
+        yield from incomplete.values()
+        if passed_over:
+            yield PassedOver(passed_over, first_passed_over)
 
 
 def _listed(file: Any) -> Iterator[_Member]:
@@ -378,46 +435,85 @@ def _require_end(file: Any, end: int, size: int) -> None:
             )
 
 
+def _samples(
+    key: str, members: list[tuple[str, _Member]], text: Any, group_id_key: str | None
+) -> list[Row | Problem]:
+    """Return the samples of the members `key`.*; [] if none has a known suffix.
+
+    Usually that is one. Members such as `photo 1.5m.jpg`, with more dots in their names, are a
+    sample of their own if they have both an image and a caption; otherwise they are something else
+    about the sample without these dots, such as a mask.
+    """
+    if not any("." in suffix for suffix, _ in members):
+        return _sample(key, members, text, group_id_key)
+    parts: dict[str, list[tuple[str, _Member]]] = {}
+    for suffix, member in members:
+        more, _, last = suffix.rpartition(".")
+        known = last in (*IMAGE_SUFFIXES, *_TEXT_SUFFIXES)
+        name = f"{key}.{more}" if more and known else key
+        parts.setdefault(name, []).append((last if known else suffix, member))
+    found = [one for name in parts for one in _sample(name, parts[name], text, group_id_key)]
+    return [one for one in found if isinstance(one, Row)] or found
+
+
 def _sample(
-    key: str, parts: list[tuple[str, _Member]], text: Any, group_id_key: str | None = None
-) -> Row | Problem | None:
-    """Return the sample of the members `key`.*; None if none has a known suffix."""
+    key: str, parts: list[tuple[str, _Member]], text: Any, group_id_key: str | None
+) -> list[Row | Problem]:
+    """Return the sample of some members, or what is wrong with it; [] without a known suffix."""
     images = [member for suffix, member in parts if suffix in IMAGE_SUFFIXES]
     found = {s: m for s, m in parts if s in _TEXT_SUFFIXES}
-    if not images and not found:
-        return None
     where = f"sample {key}"
-    if len(images) != 1 or len(found) < sum(s in _TEXT_SUFFIXES for s, _ in parts):
-        names = ", ".join(member.name for _, member in parts)
-        wanted = f"one image ({', '.join(IMAGE_SUFFIXES)}) and a caption"
-        return Problem(where, f"expected {wanted}, found {names}")
-    values: Any = {}
-    caption: Any = None
+    if not images and not found:
+        return []
     try:
-        if "json" in found:
-            values = json.loads(text(found["json"]))
-            if not isinstance(values, dict):
-                return Problem(where, f"expected an object in {found['json'].name}")
-        plain = next((found[suffix] for suffix in _CAPTION_SUFFIXES if suffix in found), None)
-        if plain is not None:
-            caption = text(plain).decode("utf-8-sig")
-        elif "caption" in values:
-            caption = values["caption"] or ""
-            str(caption).encode()  # fails for half of a surrogate pair, written as \\u
-    except (ValueError, RecursionError) as error:
-        return Problem(where, f"its caption or JSON cannot be read: {error}")
-    if not isinstance(caption, str):
-        wanted = ", ".join(f".{suffix}" for suffix in _CAPTION_SUFFIXES)
-        return Problem(where, f"no caption; expected {wanted}, or a string 'caption' in .json")
-    ids = [None if key is None else values.get(key) for key in ("image_id", group_id_key)]
-    for name, value in zip(("image_id", group_id_key), ids, strict=True):
-        if not is_id(value):
-            return Problem(where, f"{name!r}: expected a string or an integer, got {short(value)}")
-        try:
-            (as_id(value) or "").encode()
-        except UnicodeEncodeError:
-            return Problem(where, f"{name!r}: text is not valid UTF-8: {short(value)}")
+        if len(images) != 1 or len(found) < sum(s in _TEXT_SUFFIXES for s, _ in parts):
+            names = ", ".join(member.name for _, member in parts)
+            wanted = f"one image ({', '.join(IMAGE_SUFFIXES)}) and a caption"
+            raise ValueError(f"expected {wanted}, found {names}")
+        if images[0].size > LARGEST_FILE:
+            raise ValueError(f"{images[0].name} has {images[0].size} bytes, more than an image")
+        captions, values = _texts(found, text)
+        ids = [None if one is None else values.get(one) for one in ("image_id", group_id_key)]
+        for name, value in zip(("image_id", group_id_key), ids, strict=True):
+            if not is_id(value):
+                raise ValueError(f"{name!r}: expected a string or an integer, got {short(value)}")
+            try:
+                (as_id(value) or "").encode()
+            except UnicodeEncodeError as error:
+                why = f"{name!r}: text is not valid UTF-8: {short(value)}"
+                raise ValueError(why) from error
+    except ValueError as error:
+        return [Problem(where, str(error))]
     image_id, group_id = map(as_id, ids)
     member = images[0].name.encode("utf-8", "replace").decode()
     stored = StoredImage(member, images[0].start, images[0].size, 0)
-    return Row(member, member, [caption], image_id, stored, group_id, group_id_key in values)
+    return [Row(member, member, captions, image_id, stored, group_id, group_id_key in values)]
+
+
+def _texts(found: dict[str, _Member], text: Any) -> tuple[list[str], dict[str, Any]]:
+    """Return the captions of a sample, and the values of its `.json`."""
+    values: Any = {}
+    captions: list[Any] = []
+    plain = next((found[suffix] for suffix in _CAPTION_SUFFIXES if suffix in found), None)
+    try:
+        if "json" in found:
+            values = json.loads(text(found["json"]))
+        if plain is not None:
+            captions = [text(plain).decode("utf-8-sig")]
+        elif isinstance(values, dict) and "caption" in values:
+            given = values["caption"]
+            captions = given if isinstance(given, list) else [given]
+            captions = ["" if one is None else one for one in captions] or [""]
+            "".join(map(str, captions)).encode()  # fails for half of a surrogate pair
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"its caption or JSON cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"expected an object in {found['json'].name}")
+    if not captions or not all(isinstance(one, str) for one in captions):
+        wanted = ", ".join(f".{suffix}" for suffix in _CAPTION_SUFFIXES)
+        given = f"{short(values['caption'])}" if captions else ", ".join(map(short, values))
+        raise ValueError(
+            f"no caption; expected {wanted}, or a string or strings as 'caption' in .json, found "
+            f"{given or 'none of them'}"
+        )
+    return captions, values

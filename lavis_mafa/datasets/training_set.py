@@ -1,8 +1,9 @@
 """Read any map-style LAVIS training set by index, and replace unreadable samples.
 
 A sample is unreadable if `image_reading` refuses its image, or `caption_reading` its caption
-(processed, but without the text processor's prompt). All other samples are trained on; truncated
-captions and those with only unknown words are counted where they are tokenised.
+(processed, but without the text processor's prompt). All other samples are trained on; captions
+that the text processor or the tokenizer cuts, and those with only unknown words, are counted where
+they are tokenised.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,10 +26,11 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from lavis_mafa.algorithm.context import NO_GROUP
 from lavis_mafa.algorithm.tokens import TOKENS, Tokenizer, Tokens
-from lavis_mafa.datasets.caption_reading import require_readable
+from lavis_mafa.datasets.caption_reading import require_readable, was_cut
 from lavis_mafa.datasets.image_reading import (
     as_png,
     image_suffix,
+    read_file,
     read_rgb,
     reduced_jpegs,
     require_below,
@@ -51,7 +52,7 @@ UNREADABLE = (
 Processor = Callable[[Any], Any]
 ATTEMPTS = 20
 NUMBERS = ("index", "loaded_index", "image_id", "group_id")
-_OWN_KEYS = (*NUMBERS, "load_error")
+_OWN_KEYS = (*NUMBERS, "load_error", "was_cut")
 
 
 class TrainingSet(Dataset[dict[str, Any]]):
@@ -133,8 +134,10 @@ class TrainingSet(Dataset[dict[str, Any]]):
         if sample is None:
             raise OSError(f"sample {index} is empty")
         if isinstance(sample.get("text_input"), str):
-            prompt = getattr(getattr(part, "text_processor", None), "prompt", "")
-            require_readable(sample["text_input"].removeprefix(prompt))
+            processor = getattr(part, "text_processor", None)
+            require_readable(sample["text_input"].removeprefix(getattr(processor, "prompt", "")))
+            if was_cut(processor, lambda: self.source(index)[1], sample["text_input"]):
+                sample = {**sample, "was_cut": True}
         if isinstance(sample.get("image"), dict):  # of `_Views`
             return {**sample, **sample["image"]}
         return sample
@@ -263,7 +266,7 @@ class TrainingSet(Dataset[dict[str, Any]]):
             return stored
         path, _ = self.source(index)
         if path is not None:
-            return Path(path).read_bytes(), image_suffix(path)
+            return read_file(path, getattr(dataset, "vis_root", "/")), image_suffix(path)
         return as_png(self.show(index)[0])
 
     def by_content(self, index: int) -> bool:
@@ -293,7 +296,9 @@ class TrainingSet(Dataset[dict[str, Any]]):
         made: dict[int, Tokens] = {}  # shared by models with the same tokenizer
         for name, tokenizer in self._tokenizers.items():
             if id(tokenizer) not in made:
-                made[id(tokenizer)], counts = tokenizer.counted(batch["text_input"])
+                made[id(tokenizer)], counts = tokenizer.counted(
+                    batch["text_input"], [bool(s.get("was_cut")) for s in samples]
+                )
                 if name == TOKENS:
                     batch.update(counts)
             batch[name] = made[id(tokenizer)]

@@ -77,8 +77,7 @@ class Blip2OptMafa(Blip2Llm, Blip2OPT):
 
     def _tokens(self, texts: Sequence[str], side: str, **options: Any) -> Any:
         self.opt_tokenizer.padding_side = side
-        tokens = self.opt_tokenizer(list(texts), return_tensors="pt", padding="longest", **options)
-        return tokens.to(self.device)
+        return self._encode(texts, **options)
 
     def forward(self, samples: dict[str, Any]) -> dict[str, Tensor]:
         """Language modelling of captions after their image (BLIP-2 3.2).

@@ -68,16 +68,6 @@ class Blip2T5Mafa(Blip2Llm, Blip2T5):
         self._apply_lemmatizer, self._lemmatizer = apply_lemmatizer, None  # read by LAVIS's class
         return T5TokenizerFast.from_pretrained, _load_t5
 
-    def _tokens(self, texts: Sequence[str]) -> Any:
-        tokens = self.t5_tokenizer(
-            list(texts),
-            padding="longest",
-            truncation=True,
-            max_length=self.max_txt_len,
-            return_tensors="pt",
-        )
-        return tokens.to(self.device)
-
     def forward(self, samples: dict[str, Any]) -> dict[str, Tensor]:
         """Language modelling of a text after an image and another text (BLIP-2 3.2).
 
@@ -95,7 +85,8 @@ class Blip2T5Mafa(Blip2Llm, Blip2T5):
             read, written = samples["text_input"], samples["text_output"]
         else:
             read, written = self._read_and_write(samples["text_input"])
-        source, target = self._tokens(read), self._tokens(written)
+        cut = {"truncation": True, "max_length": self.max_txt_len}
+        source, target = (self._encode(texts, **cut) for texts in (read, written))
         embeds = self.t5_model.get_input_embeddings()(source.input_ids)
         with self.llm_autocast():
             output = self.t5_model(
@@ -113,7 +104,7 @@ class Blip2T5Mafa(Blip2Llm, Blip2T5):
             without = [caption.removeprefix(self.prompt).strip() for caption in captions]
             return [self.prompt] * len(captions), without
         places = torch.rand(len(captions)).tolist()
-        pairs = [split_caption(text, place) for text, place in zip(captions, places, strict=True)]
+        pairs = [_split_caption(text, place) for text, place in zip(captions, places, strict=True)]
         return [prefix for prefix, _ in pairs], [suffix for _, suffix in pairs]
 
     # Tasks inspect the signatures, so these must stay LAVIS's.
@@ -139,7 +130,7 @@ def _load_t5(name: str, **options: Any) -> _CachedT5:
     return model
 
 
-def split_caption(caption: str, place: float) -> tuple[str, str]:
+def _split_caption(caption: str, place: float) -> tuple[str, str]:
     """Split a caption into prefix and suffix, of at least one word each.
 
     All cuts between words are equally likely if ``place`` is uniform in [0, 1). A caption of one

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lavis_mafa.algorithm.backbone import Backbone
+from lavis_mafa.algorithm.grit.reward import evaluating
 
 # The tokens that maps are averaged over.
 TOKENS = ("all", "words")
@@ -53,7 +54,7 @@ def heat_maps(
     model: Any = getattr(backbone, "model", None)
     attention = _cross_attention(model, layer)
     # Evaluation may run in inference mode, whose tensors no gradient can pass.
-    with torch.inference_mode(False), _in_eval_mode(model):
+    with torch.inference_mode(False), evaluating(model):
         with torch.no_grad():
             seen = backbone.encode_images(images, for_matching=True)
             texts = backbone.encode_texts(captions, for_matching=True)
@@ -72,10 +73,10 @@ def heat_maps(
             mask = mask * ((places > 0) & (places < lengths - 1))
         counted = mask.sum(dim=1).clamp(min=1)
         maps = torch.einsum("bls,bl->bs", maps, mask.float()) / counted[:, None]
-        return maps.reshape(len(maps), *_grid(model, images, maps.shape[1]))
+        return maps.reshape(len(maps), *_grid(model, images))
 
 
-def cross_layers(model: Any) -> list[int]:
+def _cross_layers(model: Any) -> list[int]:
     """Return the layers of a LAVIS model's BERT that attend to images."""
     encoder = getattr(model, "text_encoder", None)
     encoder = getattr(getattr(encoder, "bert", encoder), "encoder", None)
@@ -91,7 +92,7 @@ def default_layer(model: Any) -> int:
     Raises:
         TypeError: if there is none.
     """
-    layers = cross_layers(model)
+    layers = _cross_layers(model)
     if not layers:
         raise TypeError(
             f"{type(model).__name__} has no layer in which texts attend to images, which Grad-CAM "
@@ -103,8 +104,8 @@ def default_layer(model: Any) -> int:
 def _cross_attention(model: Any, layer: int | None) -> Any:
     """Return the cross-attention of a layer: LAVIS's ``BertSelfAttention``."""
     chosen = default_layer(model) if layer is None else layer
-    if chosen not in cross_layers(model):
-        known = ", ".join(map(str, cross_layers(model)))
+    if chosen not in _cross_layers(model):
+        known = ", ".join(map(str, _cross_layers(model)))
         raise ValueError(
             f"layer {layer} of {type(model).__name__} does not attend to images; layers that do: "
             f"{known or 'none'}"
@@ -134,25 +135,7 @@ def _recorded(attention: Any) -> Iterator[list[Tensor]]:
         hook.remove()
 
 
-@contextmanager
-def _in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Switch every module to evaluation mode, and restore its own mode afterwards."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-def _grid(model: Any, images: Tensor, patches: int) -> tuple[int, int]:
+def _grid(model: Any, images: Tensor) -> tuple[int, int]:
     """Return the numbers of rows and columns of the image encoder's patches."""
     height, width = model.visual_encoder.patch_embed.patch_size
-    rows, columns = images.shape[-2] // height, images.shape[-1] // width
-    if rows * columns != patches:
-        raise ValueError(
-            f"images of {tuple(images.shape[-2:])} pixels in patches of {height} x {width} make "
-            f"{rows} x {columns} patches, but the image encoder gives {patches}"
-        )
-    return rows, columns
+    return images.shape[-2] // height, images.shape[-1] // width

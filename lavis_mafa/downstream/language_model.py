@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -154,6 +154,11 @@ class Blip2Llm(Blip2Parts, Blip2Base):
     @property
     def language_model(self) -> Any:
         return getattr(self, self.llm_key)
+
+    def _encode(self, texts: Sequence[str], **options: Any) -> Any:
+        """Return the language model's tokens of B texts, padded to the longest."""
+        tokenizer, more = getattr(self, self.llm_tokenizer), {"return_tensors": "pt", **options}
+        return tokenizer(list(texts), padding="longest", **more).to(self.device)
 
     def train(self, mode: bool = True) -> Any:
         """Training or evaluation mode; frozen parts stay in evaluation mode."""

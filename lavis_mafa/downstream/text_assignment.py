@@ -11,7 +11,7 @@ FIRST, SECOND, NEITHER = 0, 1, 2  # labels
 
 
 @dataclass
-class Assignment:
+class _Assignment:
     """Two images for each of B texts, as positions in the mini-batch.
 
     Attributes:
@@ -24,7 +24,7 @@ class Assignment:
     labels: Tensor
 
 
-def assign_texts(image_ids: Tensor, preference: Tensor | None = None) -> Assignment:
+def assign_texts(image_ids: Tensor, preference: Tensor | None = None) -> _Assignment:
     """Draw the two images of each text: `FIRST`, `SECOND` and `NEITHER` with probability 1/3 each.
 
     The other images are never the text's own. Where neither is the text's they differ from
@@ -62,4 +62,4 @@ def assign_texts(image_ids: Tensor, preference: Tensor | None = None) -> Assignm
     first = torch.where(labels == FIRST, own, one)
     second = torch.where(labels == FIRST, one, torch.where(labels == SECOND, own, another))
     device = image_ids.device
-    return Assignment(first.to(device), second.to(device), labels.to(device))
+    return _Assignment(first.to(device), second.to(device), labels.to(device))

@@ -21,9 +21,10 @@ import torch
 
 from lavis_mafa._version import __version__
 from lavis_mafa.config import ConfigError, load_config
+from lavis_mafa.config.check import suggest
 from lavis_mafa.io.project_files import project_file
 from research.studies.run_key import digest_of, sources_of, text_if_any, with_contents, yaml_of
-from research.studies.study_file import OWN, PLACEHOLDER, Row, Step, Study, StudyError, suggest
+from research.studies.study_file import OWN, PLACEHOLDER, Row, Step, Study, StudyError
 
 RESUME = "run.resume_ckpt_path=auto"
 DONE, COMMAND, FIGURES = "done", "command.txt", "figures.json"
@@ -143,11 +144,12 @@ def narrowed(
     places = {name: Step(checkpoint=path) for name, path in (given or {}).items()}
     kept = [row for row in study.rows if rows is None or called[row.name] & {*rows}]
     shown = {row.name for row in kept}
+    claims = [claim for claim in study.file.claims if {claim.row, claim.than} <= shown]
     return replace(
         study,
+        file=study.file.model_copy(update={"claims": claims}),
         shared={**study.shared, **places},
         rows=kept,
-        claims=[claim for claim in study.claims if {claim.row, claim.than} <= shown],
         columns=study.columns if shows is None else [study.catalogue[name] for name in shows],
     )
 
@@ -242,7 +244,7 @@ class _Maker:
         config = yaml_of(project_file(step.config)) if step.config else None
         files = with_contents([config, step.options]), with_contents(step.arguments, folders=True)
         code = [step.script, step.module, sources_of(step.module), __version__, torch.__version__]
-        form = digest_of([step.config, *files, *code, self.study.processes])
+        form = digest_of([step.config, *files, *code, self.study.file.processes])
         sources = {one: getattr(job, "key", with_contents(job)) for one, job in needs.items()}
         key = digest_of([form, self.seed, sources])
         place = f"{folder.name if folder else f'{name}-{key}'}/{self.seed}"
@@ -285,9 +287,9 @@ class _Maker:
         command += [str(project_file(step.config)), "--options"]
         command += [f"{key}={written(value)}" for key, value in options.items()]
         command += [RESUME] if step.script == "train.py" else []
-        if self.study.processes == 1:
+        if self.study.file.processes == 1:
             return command
-        count = f"--nproc_per_node={self.study.processes}"
+        count = f"--nproc_per_node={self.study.file.processes}"
         return ["-m", "torch.distributed.run", "--standalone", count, *command]
 
 

@@ -6,7 +6,6 @@ The keys are described in `research.studies`. What a part can hold is checked by
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, mod
 from pydantic import NonNegativeInt as WholeNumber
 from pydantic import PositiveInt as Count
 
+from lavis_mafa.config.check import suggest
 from lavis_mafa.io.project_files import PROJECTS, project_file
 from lavis_mafa.io.yaml_files import check_yaml_file
 from lavis_mafa.runners.checkpoint import LAST
@@ -44,12 +44,6 @@ class StudyError(ValueError):
         self.problems = list(dict.fromkeys(problems))
         count = f"{len(self.problems)} problem{'s' if len(self.problems) > 1 else ''}"
         super().__init__("\n".join([f"{count} in the study {path}:", *self.problems]))
-
-
-def suggest(name: str, known: Collection[str]) -> str:
-    """Return what may have been meant by an unknown name."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known) or 'none'}"
 
 
 class _Part(BaseModel):
@@ -116,7 +110,17 @@ class GivenRow(_Part):
     stages: dict[str, Options] = {}
 
 
-class Column(_Part):
+class _Keyed(_Part):
+    """A logged figure: the mean of its keys."""
+
+    key: str | list[str] = []
+
+    @property
+    def keys(self) -> list[str]:
+        return [self.key] if isinstance(self.key, str) else self.key
+
+
+class Column(_Keyed):
     """A figure of a stage: the mean of ``key`` in its log's last record of a kind and split.
 
     With kind ``measured`` the record is what the study's measuring function returned. ``best``
@@ -125,7 +129,6 @@ class Column(_Part):
 
     name: str = ""
     title: str = ""
-    key: str | list[str] = []
     stage: str = ""
     kind: str = "eval"
     split: str = "test"
@@ -135,7 +138,7 @@ class Column(_Part):
 
     @property
     def keys(self) -> list[str]:
-        return ([self.key] if isinstance(self.key, str) else self.key) or [self.name]
+        return super().keys or [self.name]
 
 
 class Claim(_Part):
@@ -162,17 +165,12 @@ class Reference(_Part):
     after: str = ""
 
 
-class LogCurve(_Part):
+class LogCurve(_Keyed):
     """The mean of logged figures over ``step`` or ``epoch``, a line for each row of ``lines``."""
 
     title: str = ""
-    key: str | list[str]
     kind: Literal["step", "epoch"] = "epoch"
     lines: list[str] = []
-
-    @property
-    def keys(self) -> list[str]:
-        return [self.key] if isinstance(self.key, str) else self.key
 
 
 class Measure(_Part):
@@ -276,10 +274,7 @@ class Study:
     rows: Sequence[Row]
     columns: Sequence[Column]
     catalogue: Mapping[str, Column]
-    claims: Sequence[Claim]
-    paper: Sequence[tuple[Mapping[str, str], Sequence[Any]]]
-    at_once: int
-    processes: int
+    paper: Sequence[tuple[Mapping[str, str], Sequence[Any]]] = ()
 
 
 def placeholders(values: Iterable[Any]) -> set[str]:
@@ -412,18 +407,8 @@ def _parsed(path: Path, content: Mapping[str, Any]) -> StudyFile:
     try:
         return StudyFile.model_validate(content)
     except ValidationError as error:
-        raise StudyError(path, map(_problem, error.errors())) from None
-
-
-def _problem(error: Any) -> str:
-    where, what = ".".join(map(str, error["loc"])), error["msg"]
-    if error["type"] == "extra_forbidden":
-        return f"{where}: unknown; {suggest(str(error['loc'][-1]), _KEYS)}"
-    return f"{where}: missing" if error["type"] == "missing" else f"{where}: {what}"
-
-
-_PARTS = (StudyFile, Step, GivenRow, Column, Claim, Reference, LogCurve, Measure, Figure, Paper)
-_KEYS = {key: None for part in _PARTS for key in part.model_fields}
+        problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+        raise StudyError(path, problems) from None
 
 
 def _cell(value: Any) -> str:
@@ -478,10 +463,6 @@ class _Resolver:
             rows,
             columns=[columns[name] for name in shown if name in columns],
             catalogue=columns,
-            claims=file.claims,
-            paper=[],
-            at_once=file.at_once,
-            processes=file.processes,
         )
 
     def _check_names_of(

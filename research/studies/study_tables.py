@@ -119,7 +119,7 @@ def _claims(results: Results) -> Table:
         "Gain: difference with the same seed, positive if the claim is right. It holds if the "
         "interval is above zero and does not hold if it is below; otherwise it is open."
     )
-    for claim in results.study.claims:
+    for claim in results.study.file.claims:
         column, lower = results.study.catalogue[claim.column], claim.better == "lower"
         gains = gains_of(results.figures, claim.row, claim.than, column.name, lower)
         spread = Spread.of(gains)

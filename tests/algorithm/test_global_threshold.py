@@ -9,7 +9,7 @@ from two_ranks import on_two_ranks
 
 from lavis_mafa import load_model
 from lavis_mafa.algorithm import global_threshold
-from lavis_mafa.algorithm.global_threshold import GlobalThreshold, GlobalThresholds
+from lavis_mafa.algorithm.global_threshold import GlobalThreshold, _GlobalThresholds
 from lavis_mafa.algorithm.mining import ALL, MiningRule
 from lavis_mafa.algorithm.parts import build_parts
 from lavis_mafa.algorithm.rules import POSITIVE
@@ -22,7 +22,7 @@ RULE = MiningRule(score="similarity", rule="global_threshold", top_k=ALL)
 
 
 def thresholds(size=SIZE, **own):
-    made = GlobalThresholds(GlobalThreshold(**own))
+    made = _GlobalThresholds(GlobalThreshold(**own))
     made.allocate(size)
     return made
 

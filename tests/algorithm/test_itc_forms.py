@@ -15,13 +15,13 @@ from lavis_mafa.algorithm.itc_forms import (
     ITC_LOSSES,
     DebiasedRule,
     RinceRule,
-    SigmoidForm,
     SigmoidRule,
+    _sigmoid_loss,
+    _SigmoidForm,
     contrastive_loss,
     debiased,
     degrees,
     rince,
-    sigmoid_loss,
 )
 from lavis_mafa.algorithm.labels import ItcSide, labels_from_positives, smooth
 
@@ -122,7 +122,7 @@ def test_rince_at_q_1_is_symmetric():
 
 def test_sigmoid_of_both_directions_counts_a_pair_once():
     cosines, side = side_of(candidates=5, positives=torch.eye(5, dtype=torch.bool))
-    form = SigmoidForm(SigmoidRule(0.4))
+    form = _SigmoidForm(SigmoidRule(0.4))
     transposed = ItcSide(side.sim.t(), side.sim, side.positives.t(), temperature=TEMPERATURE)
     both = (form(side, side.one_hot()) + form(transposed, transposed.one_hot())) / 2
     z = 2 * torch.eye(5) - 1
@@ -139,12 +139,12 @@ def test_sigmoid_starts_as_in_its_paper_at_any_temperature():
     """At 1 / 10 its bias is -10; equal vectors have even odds, however cold a trained model is."""
     _, side = side_of(temperature=0.1, positives=torch.eye(5, 7, dtype=torch.bool))
     targets = side.one_hot()
-    found = SigmoidForm()(side, targets).item()
-    assert found == pytest.approx(sigmoid_loss(side.sim - 10.0, targets).item(), rel=1e-6)
+    found = _SigmoidForm()(side, targets).item()
+    assert found == pytest.approx(_sigmoid_loss(side.sim - 10.0, targets).item(), rel=1e-6)
     for temperature in (0.01, 0.1, 0.5):
         sim = torch.ones(1, 1) / temperature
         pair = ItcSide(sim, sim, sim > 0, temperature=temperature)
-        assert SigmoidForm()(pair, torch.ones(1, 1)).item() == pytest.approx(math.log(2), rel=1e-4)
+        assert _SigmoidForm()(pair, torch.ones(1, 1)).item() == pytest.approx(math.log(2), rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ITC_LOSSES)

@@ -11,9 +11,9 @@ from lavis_mafa.algorithm.mining import (
     KEPT,
     POSITIVE,
     MiningRule,
+    _unique_pairs,
     connect,
     pick,
-    unique_pairs,
 )
 from lavis_mafa.algorithm.pickers import NONE, hardest, sampled, uniform
 
@@ -32,7 +32,7 @@ def mine_both_directions(sim, verdicts, rule=RULE, positives=None):
     own = torch.arange(size)
     hard_i2t, second_i2t = pick(sim, positives, hardest)
     hard_t2i, second_t2i = pick(sim.t(), positives, hardest)
-    images, texts, row_i2t, row_t2i = unique_pairs(hard_i2t, hard_t2i, own)
+    images, texts, row_i2t, row_t2i = _unique_pairs(hard_i2t, hard_t2i, own)
     judged = list(zip(images.tolist(), texts.tolist(), strict=True))
     probability = torch.tensor([verdicts.get(pair, 0.0) for pair in judged])
     i2t = connect(positives, hard_i2t, second_i2t, probability, row_i2t, rule)
@@ -226,7 +226,7 @@ def test_several_nominations_equal_slow_loop(size, seed, top_k, labels, resample
     rule = MiningRule(top_k=top_k, labels=labels, resample=resample)
     hard, second = pick(sim, known, hardest, True, top_k)
     from_texts = torch.full_like(hard, NONE)
-    images, texts, row, _ = unique_pairs(hard, from_texts, torch.arange(size))
+    images, texts, row, _ = _unique_pairs(hard, from_texts, torch.arange(size))
     found = connect(known, hard, second, table[images, texts], row, rule)
     itm, lm, weights = slow_top_k(sim, table, known, rule)
     pairs = [x.tolist() for x in found.itm_pairs(rule)]

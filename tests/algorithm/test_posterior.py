@@ -13,10 +13,10 @@ from lavis_mafa.algorithm.pickers import NONE, hardest
 from lavis_mafa.algorithm.posterior import (
     PosteriorPicker,
     PosteriorRule,
-    RunningNormal,
+    _RunningNormal,
+    _sampling_weights,
     draw,
     posterior,
-    sampling_weights,
 )
 
 POSITIVES = [0.62, 0.7, 0.75, 0.8, 0.58]
@@ -24,7 +24,7 @@ NEGATIVES = [0.3, 0.41, 0.22, 0.55, 0.35, 0.1]
 
 
 def running_normal(values):
-    normal = RunningNormal()
+    normal = _RunningNormal()
     normal.observe(torch.tensor(values, dtype=torch.float64))
     return normal
 
@@ -85,7 +85,7 @@ def test_zero_variance_does_not_divide_by_zero():
 @settings(deadline=None, max_examples=60)
 def test_statistics_do_not_depend_on_the_split(parts, offset, scale):
     values = [[offset + scale * v for v in part] for part in parts]
-    running = RunningNormal()
+    running = _RunningNormal()
     for part in values:
         running.observe(torch.tensor(part, dtype=torch.float64))
     everything = np.concatenate([np.array(part, dtype=np.float64) for part in values])
@@ -99,7 +99,7 @@ def test_statistics_do_not_depend_on_the_split(parts, offset, scale):
 
 
 def test_variance_of_fewer_than_two_values_is_nan():
-    running = RunningNormal()
+    running = _RunningNormal()
     assert math.isnan(running.variance)
     running.observe(torch.tensor([]))
     running.observe(torch.tensor([0.5]))
@@ -118,10 +118,10 @@ PARTS = (np.linspace(0.1, 0.9, 7) ** 2, np.linspace(-0.4, 0.3, 12), np.zeros(0),
 
 
 def observe_on_rank(rank):
-    running = RunningNormal()
+    running = _RunningNormal()
     for step in range(2):
         running.observe(torch.from_numpy(PARTS[2 * step + rank]))
-    alone = RunningNormal()
+    alone = _RunningNormal()
     alone.observe(torch.from_numpy(PARTS[rank]), together=False)
     return [running.state_dict(), alone.state_dict()]
 
@@ -155,7 +155,7 @@ def slow_weights(sim, own, posteriors, known, mean, margin):
 def test_weights_equal_fne_formula():
     sim, own, posteriors = random(6, 9), random(6, seed=1), random(6, 9, seed=2) ** 12
     known = random(6, 9, seed=3) < 0.2
-    found = sampling_weights(sim, own, posteriors, known, 0.6, 0.2)
+    found = _sampling_weights(sim, own, posteriors, known, 0.6, 0.2)
     assert torch.allclose(found, slow_weights(sim, own, posteriors, known, 0.6, 0.2), atol=1e-12)
     suspected, easy = posteriors > 0.001, sim <= 0.4
     for mask in (suspected, easy, known):
@@ -165,9 +165,9 @@ def test_weights_equal_fne_formula():
 def test_margin_removes_only_easy_negatives():
     sim = torch.tensor([[0.1, 0.49, 0.5, 0.51, 0.9]], dtype=torch.float64)
     known = torch.zeros(1, 5, dtype=torch.bool)
-    weights = sampling_weights(sim, torch.tensor([0.7]), None, known, 0.75, 0.25)
+    weights = _sampling_weights(sim, torch.tensor([0.7]), None, known, 0.75, 0.25)
     assert (weights > 0).tolist() == [[False, False, False, True, True]]
-    assert bool((sampling_weights(sim, torch.tensor([0.7]), None, known, None, 0.2) > 0).all())
+    assert bool((_sampling_weights(sim, torch.tensor([0.7]), None, known, None, 0.2) > 0).all())
 
 
 # Draws
@@ -210,7 +210,7 @@ def test_all_weights_zero_falls_back_to_the_hardest():
 def test_nan_similarity_does_not_break_the_draw():
     sim = torch.tensor([[float("nan"), 0.3], [0.2, 0.1]])
     known = torch.zeros(2, 2, dtype=torch.bool)
-    weights = sampling_weights(sim, torch.tensor([float("nan"), 0.5]), None, known, 0.1, 0.2)
+    weights = _sampling_weights(sim, torch.tensor([float("nan"), 0.5]), None, known, 0.1, 0.2)
     assert set(draw(weights, sim, known).tolist()) <= {0, 1}
 
 
@@ -219,7 +219,7 @@ def test_nan_similarity_does_not_break_the_draw():
 def test_known_positive_is_never_drawn(b, n, seed):
     torch.manual_seed(seed)
     sim, known = torch.rand(b, n), torch.rand(b, n) < 0.6
-    weights = sampling_weights(sim, torch.rand(b), torch.rand(b, n).double(), known, 0.5, 0.2)
+    weights = _sampling_weights(sim, torch.rand(b), torch.rand(b, n).double(), known, 0.5, 0.2)
     drawn = draw(weights, sim, known)
     for row, index in enumerate(drawn.tolist()):
         assert (index == NONE) == bool(known[row].all())
@@ -281,7 +281,7 @@ def test_similarity_sampling_until_enough_is_observed():
     picker, sim, own = observed_picker(rule, steps=1)
     assert not picker.ready
     own_sim = sim.diagonal()
-    expected = sampling_weights(sim, own_sim, None, own, float(picker.positive.mean), 0.5)
+    expected = _sampling_weights(sim, own_sim, None, own, float(picker.positive.mean), 0.5)
     assert torch.equal(picker.weights(sim, own, own_sim), expected)
     torch.manual_seed(0)
     assert not torch.equal(picker.pick(sim, own, sim.diagonal()), hardest(sim, own))

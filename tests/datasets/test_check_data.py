@@ -20,6 +20,7 @@ from PIL import Image
 from lavis_mafa.cli import main
 from lavis_mafa.datasets.data_check import PROBLEMS, check
 from lavis_mafa.datasets.make_vocab import SPECIAL_TOKENS, make_vocab
+from lavis_mafa.datasets.shards import write_shards
 from lavis_mafa.models.parts.tokenizers import build_tokenizer
 
 needs_flickr = pytest.mark.skipif(
@@ -60,6 +61,7 @@ def test_clean_data_pass(clean: Path, capsys) -> None:
     assert report == {
         "pairs": 3,
         "images": 2,
+        **{"records": 2, "fatal": 0, "passed_over": 0},
         "images_with_several_captions": 1,
         "caption_words": {"min": 1, "median": 2, "95 %": pytest.approx(2.9), "max": 3},
         "width": {"min": 64, "median": 72, "95 %": pytest.approx(79.2), "max": 80},
@@ -223,7 +225,42 @@ def test_make_vocab_rejects_invalid_input(tmp_path: Path, capsys) -> None:
     assert not (tmp_path / "v.txt").exists()
 
 
-# Images inside parquet and Arrow files
+def test_long_captions_are_listed(clean: Path) -> None:
+    long = " ".join(["word"] * 51)
+    found = find_problems(
+        clean,
+        {"image": "a.png", "caption": [long, long.rsplit(" ", 1)[0]]},
+        {"image": "b.png", "caption": f"{long} {long}"},
+    )
+    path = clean / "rows.jsonl"
+    assert found == {
+        "cut_captions": [
+            f"{path}, line 1: 'a.png' has 51 words",
+            f"{path}, line 2: 'b.png' has 102 words",
+        ]
+    }
+
+
+# Images inside other files
+
+
+@pytest.mark.parametrize("storage", ["s.tar", "folder", "*.tar", "{s,s}.tar", "folder/pairs.json"])
+def test_shards_are_checked(storage: str, clean: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(clean)
+    a, b = ((clean / f"{name}.png").read_bytes() for name in "ab")
+    samples = [(str(k), [a, b][k % 2], "png", f"caption {k}", {}) for k in range(3)]
+    write_shards("folder", [*samples, ("3", b"no picture", "jpg", "caption", {})])
+    shutil.copy("folder/pairs-000000.tar", "s.tar")
+    if storage == "{s,s}.tar":  # given twice
+        with pytest.raises(SystemExit):
+            main(["check-data", storage])
+        assert "given 2 times" in capsys.readouterr().err
+        return
+    assert main(["check-data", storage, "--vocab", "v.txt", "--vocab-size", "30"]) == 1
+    printed = capsys.readouterr().out
+    assert "pairs   4\nimages  3" in printed and "1 unreadable images" in printed
+    assert "pairs-000000.tar, 3.jpg" in printed or "s.tar, 3.jpg" in printed
+    assert "##n" in Path("v.txt").read_text().split() or "c" in Path("v.txt").read_text()
 
 
 def stored_rows(clean: Path, rows: list[tuple[bytes | None, str, int]]) -> Path:

@@ -24,7 +24,6 @@ from torch.utils.data import DataLoader
 from lavis_mafa.datasets import TrainingSet, columnar_files, pair_conversion
 from lavis_mafa.datasets.annotation_files import read_rows
 from lavis_mafa.datasets.annotation_rows import Problem
-from lavis_mafa.datasets.columnar_files import PARQUET
 from lavis_mafa.datasets.data_identity import DataIdentity
 from lavis_mafa.datasets.image_text_json import ImageTextEval, ImageTextTrain
 from lavis_mafa.mining.corpus import Corpus
@@ -462,37 +461,44 @@ def test_every_cut_is_noticed(tmp_path, name):
         train_set(tmp_path, tmp_path / name)
 
 
-def repeated(kind, size, rows):
-    """Return a column whose rows share one text of ``size`` bytes."""
-    if kind == "views":
-        _, view, *texts = pa.array(["w" * size], pa.string_view()).buffers()
-        return pa.Array.from_buffers(
-            pa.string_view(), rows, [None, pa.py_buffer(view.to_pybytes()[:16] * rows), *texts]
-        )
-    texts = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), ["w" * size])
-    if kind == "a dictionary":
-        return texts
-    return pa.ListArray.from_arrays(pa.array(range(rows + 1), pa.int32()), texts)
+def test_stated_number_of_rows_is_required(tmp_path):
+    """The footer is altered, as by a writer that was killed."""
+    path = tmp_path / "a.parquet"
+    write_parquet(pa.table({"image": STORED, "caption": CAPTION}), path)
+    other = 4
+    with columnar_files._opened(path) as file:
+        assert file.rows == 3
+    content = path.read_bytes()
+    place = content.index(b"\x16\x06\x19\x1c")  # num_rows, then the list of row groups
+    path.write_bytes(content[: place + 1] + bytes([2 * other]) + content[place + 2 :])
+    (problem,) = problems_in(path)
+    assert problem == ("after 3 rows", f"expected the {other} rows that the file states", True)
 
 
-@pytest.mark.parametrize(
-    "suffix, kind",
-    [
-        *((PARQUET, "a dictionary"), (".arrow", "a dictionary")),
-        *((".arrow", "lists of a dictionary"), (".arrow", "views")),
-    ],
-)
-def test_texts_that_are_repeated_to_gigabytes_are_refused(tmp_path, suffix, kind):
-    size, rows = 2**18, 1024
-    names = [f"{k}.jpg" for k in range(rows)]
-    table = pa.table({"image": names, "caption": repeated(kind, size, rows)})
-    path, before = tmp_path / f"a{suffix}", pa.total_allocated_bytes()
-    if suffix == PARQUET:
-        pq.write_table(table, path, store_schema=False, compression="zstd")
+@pytest.mark.parametrize("name", ["a.parquet", "stream.arrow"])
+@pytest.mark.parametrize("column", ["image", "caption", "captions", "image_id"])
+def test_small_files_do_not_unpack_to_gigabytes(tmp_path, name, column):
+    rows = 1100
+    words = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), ["x" * 2**20])
+    offsets = pa.array(range(rows + 1), pa.int32())
+    columns = {"image": pa.array(["a.jpg"] * rows), "caption": pa.array(["a"] * rows)}
+    large = pa.ListArray.from_arrays(offsets, words) if column == "captions" else words
+    columns[column.removesuffix("s")] = large
+    if name == "a.parquet":
+        pq.write_table(pa.table(columns), tmp_path / name, compression="zstd")
     else:
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table)
-    assert path.stat().st_size < 3 * size
-    with pytest.raises(ValueError, match=f"a{suffix}, rows 0 to 1023: .* are {size * rows} bytes"):
-        ImageTextTrain(np.asarray, str, tmp_path, [path], cache_dir=tmp_path / "cache")
-    assert pa.total_allocated_bytes() - before < 8 * size
+        write_stream(pa.table(columns), tmp_path / name, rows, compression="zstd")
+    assert (tmp_path / name).stat().st_size < 10_000
+    before = pa.total_allocated_bytes()
+    (problem,) = problems_in(tmp_path / name)
+    assert problem.fatal and "texts of 1153433600 bytes, allowed are 134217728" in problem.message
+    assert pa.total_allocated_bytes() - before < 2**26
+
+
+def test_texts_without_dictionary_are_read_after_those_with_one(tmp_path):
+    captions = [f"a caption {k}" for k in range(3000)]
+    table = pa.table({"image": STORED.take([k % 3 for k in range(3000)]), "caption": captions})
+    encoding = {"caption": "DELTA_BYTE_ARRAY", "image": "PLAIN"}
+    options = {"use_dictionary": False, "column_encoding": encoding}
+    pq.write_table(table, tmp_path / "a.parquet", **options)
+    assert [row.captions for row in read_rows(tmp_path / "a.parquet")] == [[c] for c in captions]

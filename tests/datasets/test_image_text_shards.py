@@ -314,7 +314,10 @@ def test_supported_member_names(work_folder: Path) -> None:
         ([("a.jpg", b"1"), ("a.txt", b"x"), ("a.txt", b"y")], r"found a\.jpg, a\.txt, a\.txt"),
         ({"a.jpg": b"1"}, r"sample a: no caption; expected \.txt"),
         ({"a.jpg": b"1", "a.json": b"{}"}, "sample a: no caption"),
-        ({"a.jpg": b"1", "a.json": b'{"caption": ["x"]}'}, "sample a: no caption"),
+        ({"a.jpg": b"1", "a.json": b'{"caption": 7}'}, "sample a: no caption; .*found 7"),
+        ({"a.jpg": b"1", "a.json": b'{"text": "x"}'}, "sample a: no caption; .*found 'text'"),
+        ({"a.x.jpg": b"1", "a.y.txt": b"x"}, r"sample a\.x: no caption"),
+        ({"a.jpg": b"1", "a.txt": bytes(2**24 + 1)}, r"a\.txt has 16777217 bytes"),
         ({"a.jpg": b"1", "a.json": b"["}, "sample a: its caption or JSON cannot be read"),
         ({"a.jpg": b"1", "a.json": b"[" * 10**5}, "sample a: its caption or JSON cannot be read"),
         ({"a.jpg": b"1", "a.json": b"[]"}, r"expected an object in a\.json"),
@@ -326,9 +329,54 @@ def test_supported_member_names(work_folder: Path) -> None:
 def test_unusable_samples_are_listed(members, message: str, work_folder: Path) -> None:
     tar(work_folder / "good.tar", {"g.jpg": b"1", "g.txt": b"good"})
     tar(work_folder / "s.tar", members)
-    with pytest.raises(ValueError, match=f"^1 of 2 records cannot be used:\n.*{message}"):
+    with pytest.raises(ValueError, match=rf"^\d of \d records cannot be used:\n.*{message}"):
         listed(["*.tar"])
     assert list((work_folder / "cache/image_text_shards").iterdir()) == []
+
+
+def test_names_with_dots_are_samples(work_folder: Path) -> None:
+    members = [
+        *(("photo 1.jpg", b"1"), ("photo 1.txt", b"one")),
+        *(("photo 1.5m.jpg", b"2"), ("photo 1.5m.txt", b"two")),
+        *(("photo 1.6m.jpg", b"3"), ("photo 1.6m.json", b'{"caption": ["three", null, "four"]}')),
+        *(("v2.0_0.jpg", b"4"), ("v2.0_0.txt", b"five"), ("v2.0_0.cls", b"1")),
+        *(("a.jpg", b"5"), ("a.mask.png", b"6"), ("a.mask.json", b"{}"), ("a.txt", b"six")),
+    ]
+    table = listed([tar(work_folder / "s.tar", members)])
+    found = [(table.image_bytes(i), table.caption(i)) for i in range(len(table))]
+    captions = ["one", "two", "three", "four", "five", "six"]
+    assert found == list(zip([b"1", b"2", b"3", b"3", b"4", b"5"], captions, strict=True))
+
+
+def test_members_of_no_sample_are_passed_over_and_counted(work_folder: Path, caplog) -> None:
+    members = [("README", b"x"), ("./._a.jpg", b"\0"), ("./a.jpg", b"1"), ("a", b"x")]
+    members += [("./._a.txt", b"\0"), ("./a.txt", b"of a"), ("z.yaml", b"")]
+    with caplog.at_level("INFO"):
+        table = listed([tar(work_folder / "s.tar", members)])
+    assert [table.caption(i) for i in range(len(table))] == ["of a"]
+    assert f"5 members of no sample, such as {work_folder}/s.tar/README" in caplog.text
+
+
+def test_one_incomplete_sample_is_left_out(work_folder: Path, caplog) -> None:
+    members = {}
+    for k in range(120):
+        members[f"{k:03d}.jpg"], members[f"{k:03d}.txt"] = b"1", b"caption %d" % k
+    del members["007.txt"]
+    path = tar(work_folder / "s.tar", members)
+    assert len(listed([path])) == 119
+    assert f"left out 1 of 120 records:\n  {path}, sample 007: no caption" in caplog.text
+    with pytest.raises(ValueError, match="1 of 120 records cannot be used"):
+        listed([path], max_unusable=0)
+
+
+def test_unsorted_members_are_refused_with_a_hint(work_folder: Path) -> None:
+    members = [(f"{k}.jpg", b"1") for k in range(3)] + [(f"{k}.txt", b"x") for k in range(3)]
+    tar(work_folder / "s.tar", members)
+    with pytest.raises(ValueError, match=r"^1 of 1 .*\n.*sample 0: .*tar --sort=name$"):
+        listed(["s.tar"], max_unusable=1.0)
+    os.mkfifo(work_folder / "pipe.tar")
+    with pytest.raises(ValueError, match=r"pipe\.tar is a pipe, socket or device"):
+        listed(["pipe.tar"])
 
 
 @pytest.fixture(scope="module")
@@ -389,7 +437,7 @@ def test_damaged_header_is_reported(
         (["gone.tar"], FileNotFoundError, r"gone\.tar does not exist.*nothing is downloaded"),
         (["gone/*.tar"], FileNotFoundError, r"gone/\*\.tar: no tar file found"),
         (["a/pairs-00000{0..3}.tar"], FileNotFoundError, r"pairs-000003\.tar does not exist"),
-        (["a"], ValueError, "is no index and no tar file"),
+        (["empty"], FileNotFoundError, "empty: no tar file found; expected .*a folder of them"),
         (["a.tar.gz"], ValueError, "no tar file; .*gunzip"),
         (["a/*.tar", "a/pairs.json"], ValueError, r"pairs-000000\.tar is given 2 times"),
         (["empty.json"], ValueError, r"empty\.json is no shard index .*lists no shard"),
@@ -400,6 +448,7 @@ def test_damaged_header_is_reported(
 )
 def test_invalid_storage_is_rejected(storage, error, message: str, work_folder: Path) -> None:
     write_shards("a", map(sample, range(5)), per_shard=2)
+    (work_folder / "empty").mkdir()
     (work_folder / "empty.json").write_text('{"shardlist": []}')
     (work_folder / "list.json").write_text("[]")
     (work_folder / "other.json").write_text('{"__kind__": "annotations"}')

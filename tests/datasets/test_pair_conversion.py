@@ -142,7 +142,11 @@ def test_byte_order_mark_and_blank_lines(tmp_path: Path) -> None:
 
 DEFECTS = {
     "not_json.jsonl": ('{"image": "a", "caption": "x"}\n{"image": \n', "line 2", "JSON object"),
-    "array_row.jsonl": ('\n["a", "x"]\n', "line 2", "expected an object"),
+    "array_row.jsonl": (
+        '\n{"image": "a", "caption": "x"}\n["a", "x"]\n',
+        "line 3",
+        "expected an object",
+    ),
     "no_caption.jsonl": ('{"image": "a"}\n', "line 1", "no caption column: expected caption or"),
     "later.jsonl": (
         '{"image": "a", "text": "x"}\n{"image": "a", "caption": "x"}\n',
@@ -198,7 +202,7 @@ def test_all_malformed_rows_are_reported_together(tmp_path: Path) -> None:
         converted([path], cache_dir=tmp_path)
     lines = str(error.value).splitlines()
     assert lines[0] == "30 of 35 records cannot be used:"
-    assert len(lines) == 1 + 20 + 1
+    assert len(lines) == 1 + 20 + 2
     assert "line 7:" in lines[1] and "line 26:" in lines[20]
     assert lines[21] == "  and 10 more"
     assert not list(tmp_path.glob("image_text/*")), "a failed conversion leaves nothing behind"

@@ -227,7 +227,7 @@ def test_candidate_answers_are_texts(tmp_path):
 def test_number_of_files_with_questions_is_checked(name, number):
     files = {"val": {"storage": ["a.json"] * number}, "train": {"storage": "a.json"}}
     with pytest.raises(
-        ValueError, match=rf"{name}\.build_info\.annotations\.val\.storage has {number}"
+        ValueError, match=rf"{name}\.build_info\.annotations\.val\.storage names {number}"
     ):
         require_answer_files(name, registry.get_builder_class(name), files)
     require_answer_files("flickr30k", registry.get_builder_class("flickr30k"), files)

@@ -9,6 +9,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from lavis.processors.blip_processors import BlipCaptionProcessor
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
@@ -17,7 +18,7 @@ from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.momentum import Momentum
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
-from lavis_mafa.algorithm.tokens import CON_D_TOKENS, TOKENS, Tokenizer, Tokens, tokens_of
+from lavis_mafa.algorithm.tokens import CON_D_TOKENS, CUT, TOKENS, Tokenizer, Tokens, tokens_of
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.datasets.image_text_json import ImageTextTrain
 from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
@@ -127,6 +128,25 @@ def test_replaced_samples_have_the_tokens_of_their_replacement(tmp_path):
     loaded = batch["loaded_index"].tolist()
     assert loaded[:3] == [0, 1, 2] and loaded[3] != 3
     assert torch.equal(batch[TOKENS].input_ids[3], batch[TOKENS].input_ids[loaded[3]])
+
+
+def test_captions_that_the_processor_cuts_are_counted(tmp_path):
+    captions = ["red " * 51, "red " * 50, "red, " * 51, "red " * 20 + "blue " * 31, "red " * 70]
+    rows = [{"image": "a.png", "caption": caption} for caption in captions]
+    Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / "a.png")
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    model = load_model("albef_mafa", "tiny")
+    model.max_txt_len = 60
+    counts = []
+    for processor in (BlipCaptionProcessor(prompt="a "), str):
+        files, cache = [tmp_path / "a.json"], {"cache_dir": tmp_path}
+        data = ImageTextTrain(lambda _: torch.zeros(3, 2, 2), processor, tmp_path, files, **cache)
+        train_set = TrainingSet(data)
+        add_tokens(train_set, model, [])
+        (batch,) = loader(train_set, 0)
+        assert "was_cut" not in batch
+        counts.append(batch[CUT])
+    assert counts == [4, 2]  # 102 and 70 tokens are more than 60
 
 
 def test_con_d_has_separate_tokens_only_if_its_tokenizer_differs():

@@ -114,11 +114,6 @@ def test_captions_of_one_image_are_not_assigned_to_each_other(toy_train, monkeyp
     assert [ids.tolist() for ids in seen] == [[4, 4, 9, 4], [0, 1, 2, 3]]
 
 
-def test_mini_batch_of_one_is_rejected(toy_train):
-    with pytest.raises(ValueError, match="two different images in a mini-batch, got 1"):
-        build(AlbefNlvrPretrainMafa)(mini_batch(toy_train, [3]))
-
-
 def test_unknown_negatives_are_rejected():
     with pytest.raises(ValueError, match="ta_negatives must be .*similar.*random, got 'hard'"):
         build(AlbefNlvrPretrainMafa, ta_negatives="hard")
@@ -296,11 +291,11 @@ def test_momentum_copies_start_equal_to_the_encoders(tmp_path, momentum):
 def test_incomplete_fine_tuned_checkpoint_is_rejected(tmp_path, tiny, cls):
     head = {AlbefNlvrMafa: "cls_head", AlbefNlvrPretrainMafa: "ta_head"}[cls]
     other = build(next(one for one in TWO if one is not cls))
-    for path in (
-        save(tiny, tmp_path / "one.pth"),
-        save(other, tmp_path / "other.pth"),
+    for path, message in (
+        (save(tiny, tmp_path / "one.pth"), "4 layers in the file, 6 in the model"),
+        (save(other, tmp_path / "other.pth"), rf"lacks \d+ weights:(.|\n)*  {head}: "),
     ):
-        with pytest.raises(ValueError, match=rf"lacks \d+ weights:(.|\n)*  {head}: "):
+        with pytest.raises(ValueError, match=message):
             build(cls, load_finetuned=True, finetuned=path)
     build(cls, load_pretrained=True, pretrained=str(tmp_path / "one.pth"))
     pretrained = {"load_pretrained": True, "pretrained": str(tmp_path / "other.pth")}

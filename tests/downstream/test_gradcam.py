@@ -16,7 +16,7 @@ from torch import nn
 from transformers import BertConfig
 
 from lavis_mafa import load_model
-from lavis_mafa.downstream.gradcam import cross_layers, default_layer, heat_maps
+from lavis_mafa.downstream.gradcam import _cross_layers, default_layer, heat_maps
 from lavis_mafa.models.families import BlipBackbone, backbone_of
 from lavis_mafa.models.parts.tokenizers import add_blip_tokens, build_tokenizer
 
@@ -74,7 +74,7 @@ def slow_map(model, image, caption, layer, tokens):
 
 @pytest.mark.parametrize("tokens", ["all", "words"])
 def test_batched_maps_equal_single_slow_maps(model, images, tokens):
-    for layer in cross_layers(model):
+    for layer in _cross_layers(model):
         maps = heat_maps(backbone_of(model), images, CAPTIONS, layer, tokens)
         assert maps.shape == (3, 2, 2) and maps.dtype == torch.float32
         for number, caption in enumerate(CAPTIONS):
@@ -83,7 +83,7 @@ def test_batched_maps_equal_single_slow_maps(model, images, tokens):
             image = images[number : number + 1]
             single = heat_maps(backbone_of(model), image, [caption], layer, tokens)
             torch.testing.assert_close(single[0], maps[number], rtol=1e-4, atol=1e-7)
-        last = layer == cross_layers(model)[-1]
+        last = layer == _cross_layers(model)[-1]
         # In the last layer only [CLS] influences the ITM head.
         assert bool((maps == 0).all()) is (last and tokens == "words")
 
@@ -181,7 +181,7 @@ def test_default_layer():
     config.update({"add_cross_attention": True, "fusion_layer": 6, "encoder_width": 4})
     config.update({"add_type_embeddings": False, "vocab_size": 8})
     albef = SimpleNamespace(text_encoder=XBertEncoder(config))
-    assert cross_layers(albef) == [6, 7, 8, 9, 10, 11]
+    assert _cross_layers(albef) == [6, 7, 8, 9, 10, 11]
     assert default_layer(albef) == 8  # ALBEF's
 
 
@@ -191,6 +191,6 @@ def test_other_kinds_of_tokens_are_rejected(model, images):
 
 
 def test_text_without_words_has_an_empty_map(model, images):
-    first = cross_layers(model)[0]
+    first = _cross_layers(model)[0]
     maps = heat_maps(backbone_of(model), images[:2], ["", "red circle"], first, "words")
     assert float(maps[0].abs().max()) == 0.0 < float(maps[1].max())

@@ -7,7 +7,7 @@ import pytest
 import tiny_opt
 import torch
 from lavis.models.blip2_models.modeling_opt import OPTForCausalLM
-from tiny_opt import CONTEXT, PROMPT, TARGET, make_tiny_opt
+from tiny_opt import PROMPT, make_tiny_opt
 from toy_questions import make_questions, possible_answers
 from transformers import AutoTokenizer
 from transformers.models.opt import OPTForCausalLM as TheirOPT
@@ -21,8 +21,7 @@ WORLD = WorldConfig.preset("dense")
 def folder(tmp_path_factory):
     """The folder after a few training steps."""
     folder = tmp_path_factory.mktemp("opt") / "new"
-    measured = make_tiny_opt(folder, WORLD, steps=8, batch_size=8, examined=5)
-    assert set(measured) == {"loss", "accuracy", "accuracy_captions", "accuracy_blind"}
+    assert make_tiny_opt(folder, WORLD, steps=8, batch_size=8) > 0
     return folder
 
 
@@ -50,21 +49,6 @@ def test_tokenizer_is_one_of_opt_with_a_token_a_word(tokenizer):
         assert tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True) == text
 
 
-def test_training_uses_the_tokens_of_the_saved_tokenizer(folder):
-    rng = np.random.default_rng(2)
-    documents = tiny_opt._answered(WORLD, 80, rng) + tiny_opt._echoes(WORLD, 80, rng)
-    retrained = tiny_opt.make_tokenizer(folder.parent, documents)
-    slow = AutoTokenizer.from_pretrained(folder.parent, use_fast=False)
-    encoded = tiny_opt._encode(retrained, documents)
-    for document, tokens in zip(documents, encoded, strict=True):
-        text = "".join(piece for piece, _ in document)
-        assert tokens.ids == slow(text, add_special_tokens=False).input_ids
-        for place in tokens.answers:
-            assert slow.decode(tokens.ids[place]).strip() in possible_answers()
-            assert tokens.weights[place - 4 : place + 1] == [CONTEXT] * 4 + [TARGET]
-    assert 120 < sum(len(one.answers) for one in encoded) < 160  # two in nine of ten
-
-
 def test_lavis_and_hugging_face_load_the_same_model(folder, tokenizer):
     model = OPTForCausalLM.from_pretrained(folder).eval()
     theirs, loading_info = TheirOPT.from_pretrained(folder, output_loading_info=True)
@@ -78,6 +62,18 @@ def test_lavis_and_hugging_face_load_the_same_model(folder, tokenizer):
 
 @pytest.mark.slow
 def test_trained_opt_answers_from_descriptions(tmp_path):
-    figures = make_tiny_opt(tmp_path, WORLD)
-    assert figures["accuracy"] > 0.85
-    assert figures["accuracy_blind"] < 0.5 < 0.75 < figures["accuracy_captions"]
+    make_tiny_opt(tmp_path, WORLD)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path, use_fast=False)
+    model = TheirOPT.from_pretrained(tmp_path).eval()
+    rng = np.random.default_rng(1)
+    scenes = make_scenes(WORLD, 200, rng)
+    right = []
+    described = tiny_opt._described(WORLD, scenes, rng)
+    for text, asked in zip(described, make_questions(scenes, 6, rng), strict=True):
+        for question in asked:
+            prompt = f"{text}</s>{PROMPT.format(question.text)}"
+            given = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")
+            with torch.no_grad():
+                said = model(**given).logits[0, -1].argmax()
+            right.append(tokenizer.decode(said).strip() == question.answer)
+    assert np.mean(right) > 0.85

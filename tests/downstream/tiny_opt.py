@@ -23,7 +23,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lavis_mafa.io.files import write_json
 from lavis_mafa.io.processes import progress
 from lavis_mafa.toyworld import (
     PRESETS,
@@ -63,8 +62,7 @@ def make_tiny_opt(
     steps: int = STEPS,
     seed: int = 0,
     batch_size: int = BATCH_SIZE,
-    examined: int = 200,
-) -> dict[str, float]:
+) -> float:
     """Train tokenizer and model from scratch and save them, fp32.
 
     Args:
@@ -72,12 +70,9 @@ def make_tiny_opt(
         world: of the scenes and captions.
         steps: mini-batches of ``batch_size`` documents.
         seed: of scenes, documents and weights.
-        examined: number of scenes in the final evaluation.
 
     Returns:
-        ``loss``, the mean of the last tenth of the steps, and accuracies, 0 to 1, on questions
-        about new scenes: after a full description (``accuracy``), after three captions, which may
-        omit the answer (``accuracy_captions``), and without any text (``accuracy_blind``).
+        The mean loss of the last tenth of the steps.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -94,8 +89,7 @@ def make_tiny_opt(
     loss = _train(model, _batches(documents, batch_size, rng))
     # .bin, since transformers 4.26 reads safetensors only if that package is installed.
     model.save_pretrained(folder, safe_serialization=False)
-    shares = _examine(model, tokenizer, world, np.random.default_rng([seed, 1]), examined)
-    return {"loss": loss, **shares}
+    return loss
 
 
 # --- training texts
@@ -292,7 +286,7 @@ def _train(model: Any, batches: list[list[Encoded]]) -> float:
 
 
 def _loss(model: Any, early: nn.Module, batch: list[Encoded]) -> Tensor:
-    ids, mask = _padded([document.ids for document in batch], left=False)
+    ids, mask = _padded([document.ids for document in batch])
     weights = torch.zeros(ids.shape)
     for row, document in enumerate(batch):
         weights[row, : len(document.ids)] = torch.tensor(document.weights)
@@ -308,51 +302,14 @@ def _loss(model: Any, early: nn.Module, batch: list[Encoded]) -> Tensor:
     return loss
 
 
-def _padded(texts: list[list[int]], left: bool) -> tuple[Tensor, Tensor]:
-    """Return tokens ``(B, L)`` and their mask, padded on one side."""
+def _padded(texts: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """Return tokens ``(B, L)`` and their mask, padded on the right."""
     longest = max(map(len, texts))
     ids = torch.full((len(texts), longest), PAD)
     mask = torch.zeros_like(ids)
     for row, text in enumerate(texts):
-        own = slice(longest - len(text), None) if left else slice(0, len(text))
-        ids[row, own], mask[row, own] = torch.tensor(text), 1
+        ids[row, : len(text)], mask[row, : len(text)] = torch.tensor(text), 1
     return ids, mask
-
-
-# --- evaluation
-
-
-@torch.no_grad()
-def _examine(
-    model: Any, tokenizer: Any, world: WorldConfig, rng: np.random.Generator, n: int
-) -> dict[str, float]:
-    """Return the accuracy on six questions about each of n scenes, by the text before them."""
-    scenes = make_scenes(world, n, rng)
-    questions_of = make_questions(scenes, 6, rng)
-    full = _described(world, scenes, rng)
-    captions = [make_captions(world, scenes, rng)[1] for _ in range(3)]
-    given = {
-        "accuracy": [f"{text}</s>" for text in full],
-        "accuracy_captions": [
-            "</s>" + "\n".join([*three, ""]) for three in zip(*captions, strict=True)
-        ],
-        "accuracy_blind": ["</s>"] * n,
-    }
-    answers = [question.answer for questions in questions_of for question in questions]
-    wanted = torch.tensor([tokenizer.encode(f" {answer}").ids[0] for answer in answers])
-    shares = {}
-    for name, before in given.items():
-        prompts = [
-            tokenizer.encode(known + PROMPT.format(question.text)).ids
-            for known, questions in zip(before, questions_of, strict=True)
-            for question in questions
-        ]
-        said = []
-        for start in range(0, len(prompts), 120):
-            ids, mask = _padded(prompts[start : start + 120], left=True)
-            said.append(model(input_ids=ids, attention_mask=mask).logits[:, -1].argmax(-1))
-        shares[name] = float((torch.cat(said) == wanted).float().mean())
-    return shares
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -369,10 +326,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--steps {args.steps}: expected a whole number from 1 up")
     torch.set_num_threads(1)
     world = WorldConfig.preset(args.preset)
-    figures = make_tiny_opt(args.output, world, args.steps, args.seed)
-    write_json(args.output.with_suffix(".json"), figures)
-    print(", ".join(f"{name} {value:.3f}" for name, value in figures.items()))
-    print(f"{args.output}: for model.opt_model")
+    loss = make_tiny_opt(args.output, world, args.steps, args.seed)
+    print(f"loss {loss:.3f}; {args.output}: for model.opt_model")
     return 0
 
 

@@ -23,6 +23,9 @@ def test_another_identity_is_rejected(tmp_path):
     check_identity(tmp_path, IDENTITY)
     with pytest.raises(ValueError, match="something else .data: b recorded, c expected.*remove"):
         check_identity(tmp_path, {**IDENTITY, "data": "c"})
+    (tmp_path / name).write_text(json.dumps({"model": "a"}))
+    with pytest.raises(ValueError, match="data: None recorded, b expected"):
+        check_identity(tmp_path, IDENTITY)
     (tmp_path / name).write_text("{")
     with pytest.raises(ValueError, match=f"{name} is damaged.*remove that folder"):
         check_identity(tmp_path, IDENTITY)

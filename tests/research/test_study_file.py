@@ -126,8 +126,8 @@ def test_keys_and_types_that_are_wrong_are_reported_together(tmp_path):
         shared={"start": {"config": TOY}},
     )
     expected = [
-        *("colums: unknown; did you mean columns?", "row: unknown", "stages.test.script"),
-        *("rows.0.option: unknown; did you mean options?", "run.grit is a mapping", "seeds.0"),
+        *("colums: Extra inputs are not permitted", "row: Extra inputs", "stages.test.script"),
+        *("rows.0.option: Extra inputs", "run.grit is a mapping", "seeds.0"),
         *("at_once: Input should be greater than 0", f"vary.{SPACE}", "settings.random"),
         "shared.start: Value error, expected one of config, module and checkpoint",
     ]

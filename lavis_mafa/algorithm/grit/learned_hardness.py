@@ -95,7 +95,7 @@ class _QuantileNetwork(nn.Module):
         return alpha, beta
 
 
-def similarity_quantiles(sims: Floats, count: int) -> NDArray[np.float16]:
+def _similarity_quantiles(sims: Floats, count: int) -> NDArray[np.float16]:
     """Return evenly spaced quantiles of every anchor's similarities to all others.
 
     Args:
@@ -141,14 +141,14 @@ class Draw:
         Args:
             i2t, t2i: ``(M, M)`` similarities, both the sum of the two directions.
         """
-        seen = similarity_quantiles(i2t, self.quantiles)
+        seen = _similarity_quantiles(i2t, self.quantiles)
         alpha, beta = self.network(torch.from_numpy(seen).float())
         rng = np.random.default_rng(self.seed)
         drawn = rng.beta(alpha.double().numpy(), beta.double().numpy())
         self.choices = np.empty(len(seen), self.kind)
         self.choices["q"] = np.clip(drawn, _EDGE, 1.0 - _EDGE)
         self.choices["seen"] = seen
-        self.choices["density"] = log_densities(self.network, self.choices).numpy()
+        self.choices["density"] = _log_densities(self.network, self.choices).numpy()
         found: Floats = self.choices["q"].copy()
         return found
 
@@ -333,7 +333,7 @@ class LearnedHardness(HardnessSchedule):
     def _objective(self, choices: Choices, advantage: float) -> Tensor:
         """Return PPO's clipped objective of choices with one advantage, their sum (scalar)."""
         at_draw = torch.from_numpy(choices["density"].copy())
-        ratio = (log_densities(self.network, choices) - at_draw).exp()
+        ratio = (_log_densities(self.network, choices) - at_draw).exp()
         held = ratio.clamp(1.0 - self.settings.clip, 1.0 + self.settings.clip)
         return torch.minimum(advantage * ratio, advantage * held).sum()
 
@@ -379,7 +379,7 @@ class LearnedHardness(HardnessSchedule):
         self.table = None if table is None else from_bytes(table, self.kind)
 
 
-def log_densities(network: nn.Module, choices: Choices) -> Tensor:
+def _log_densities(network: nn.Module, choices: Choices) -> Tensor:
     """Return log pi(q) ``(A,)`` of choices under a network."""
     alpha, beta = network(torch.from_numpy(choices["seen"].astype(np.float32)))
     density: Any = torch.distributions.Beta(alpha, beta)

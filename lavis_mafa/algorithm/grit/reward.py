@@ -30,7 +30,7 @@ def language_loss(
         seed: of the words that MLM hides.
     """
     images: Tensor = samples["image"]
-    with _evaluating(model), torch.random.fork_rng([images.device.index] if images.is_cuda else []):
+    with evaluating(model), torch.random.fork_rng([images.device.index] if images.is_cuda else []):
         torch.manual_seed(seed)
         encoded, texts = backbone.encode_images(images), backbone.encode_texts(captions_of(samples))
         own = torch.arange(len(images), device=encoded.embeds.device)
@@ -38,7 +38,8 @@ def language_loss(
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put every module into evaluation mode, and restore its own mode afterwards."""
     # Not model.train() afterwards: frozen parts and momentum encoders stay in evaluation mode.
     training = [module for module in model.modules() if module.training]
     try:

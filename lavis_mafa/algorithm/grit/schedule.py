@@ -196,7 +196,7 @@ class GritSchedule:
         path = self.settings.first_order
         if self.settings.enabled and path and epoch == 0:
             return EpochPlan(
-                read_order(path, self.size), self.batch_size, self.world_size, grouped=True
+                _read_order(path, self.size), self.batch_size, self.world_size, grouped=True
             )
         if epoch and self.wants_grouped(epoch) and not self.settings.naive:
             logging.warning("there is no grouped order for epoch %d: a random one is used", epoch)
@@ -246,7 +246,7 @@ class GritSchedule:
         return EpochPlan(order, self.batch_size, self.world_size, grouped, q)
 
 
-def read_order(path: str, size: int) -> Indices:
+def _read_order(path: str, size: int) -> Indices:
     """Read a saved order (``.npy``), a permutation of ``size`` sample indices.
 
     Raises:

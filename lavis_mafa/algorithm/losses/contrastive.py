@@ -17,10 +17,10 @@ from lavis_mafa.algorithm.mining import Connections
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step_context import StepContext
 
-__all__ = ["contrastive_loss", "itc", "itc_labels", "itc_sides"]
+__all__ = ["contrastive_loss", "itc", "itc_labels"]
 
 
-def itc_sides(
+def _itc_sides(
     compared: Compared,
     i2t: Connections,
     t2i: Connections,
@@ -78,7 +78,7 @@ def itc_labels(
         settings: see `StepSettings`.
         active: whether labels are soft by now, see `SoftLabels.active`.
     """
-    sides = itc_sides(compared, i2t, t2i, settings)
+    sides = _itc_sides(compared, i2t, t2i, settings)
     soft = settings.soft_labels
     label = settings.make(SOFT_LABELS.entry(soft.type if active else "one_hot"))
     return [(label(side, soft), side.dropped) for side in sides]
@@ -89,7 +89,7 @@ def itc(step: StepContext) -> Tensor:
     soft, active = step.settings.soft_labels, step.soft_labels_active
     label = step.soft_label if active else SOFT_LABELS["one_hot"]
     total = step.compared.i2t.new_zeros(())
-    for side in itc_sides(step.compared, step.i2t, step.t2i, step.settings, step.batch):
+    for side in _itc_sides(step.compared, step.i2t, step.t2i, step.settings, step.batch):
         total = total + step.form(side, label(side, soft)) / 2
         if active and step.extra_loss is not None:
             total = total + step.extra_loss(side, soft) / 2

@@ -28,9 +28,9 @@ from lavis_mafa.algorithm.grit.hardness import StepAhead
 from lavis_mafa.algorithm.grit.learned_hardness import (
     FIRST_REWARDS,
     LearnedSettings,
+    _log_densities,
+    _similarity_quantiles,
     from_bytes,
-    log_densities,
-    similarity_quantiles,
 )
 
 SIZE, BATCH, M = 96, 8, 24
@@ -109,7 +109,7 @@ def test_quantiles_equal_slow_loop(size, count, seed):
     sims = np.random.default_rng(seed).uniform(-2, 2, (size, size)).astype(np.float32)
     np.fill_diagonal(sims, 9.0)  # an own pair must not show
     given = sims.copy()
-    found = similarity_quantiles(sims, count)
+    found = _similarity_quantiles(sims, count)
     assert found.shape == (size, count) and np.array_equal(sims, given)
     for anchor in range(size):
         others = sorted(sims[anchor, other] for other in range(size) if other != anchor)
@@ -203,7 +203,7 @@ def test_choices_are_those_that_led_to_the_pairs():
     images, texts = features_of(samples)
     one = images @ texts.t()
     sums = (one + one.t()).numpy()
-    seen, chosen = similarity_quantiles(sums, 5), collector.choices
+    seen, chosen = _similarity_quantiles(sums, 5), collector.choices
     assert np.isnan(chosen["q"][0]) and not np.isnan(chosen["q"][1:]).any()
     for place in range(1, M):
         anchor, q = order[place - 1], float(chosen["q"][place])
@@ -254,7 +254,7 @@ def filled(own=OWN, rewards=FIRST_REWARDS):
     learned.table["seen"] = np.sort(rng.uniform(-2, 2, (SIZE, own.quantiles)), axis=1)
     learned.table["q"] = rng.uniform(0.01, 0.99, SIZE)
     with torch.no_grad():
-        learned.table["density"] = log_densities(learned.network, learned.table).numpy()
+        learned.table["density"] = _log_densities(learned.network, learned.table).numpy()
     learned.table["q"][::9] = np.nan
     for number in range(rewards):
         learned.learn(np.arange(BATCH), math.cos(number))
@@ -352,7 +352,7 @@ def test_anchors_get_a_hardness_of_their_own():
     rng = np.random.default_rng(0)
     sims = rng.uniform(-1, 0, (256, 256)).astype(np.float32)
     sims[:128, ::2] += 1.8  # a bimodal row
-    seen = similarity_quantiles(sims, 5)
+    seen = _similarity_quantiles(sims, 5)
     for seed in range(20):
         draw = learned.draws([seed])[0]
         q = draw(sims, sims)

@@ -21,7 +21,7 @@ from lavis_mafa.algorithm.grit import collector as collector_module
 from lavis_mafa.algorithm.grit import schedule as schedule_module
 from lavis_mafa.algorithm.grit.grouping import group
 from lavis_mafa.algorithm.grit.sampler import index_dtype
-from lavis_mafa.algorithm.grit.schedule import read_order
+from lavis_mafa.algorithm.grit.schedule import _read_order
 
 
 def grit_settings(**changes):
@@ -361,15 +361,15 @@ def test_search_space_above_the_queue_size_is_rejected():
 
 def test_saved_order_must_be_a_permutation(tmp_path):
     np.save(tmp_path / "order.npy", np.array([2, 0, 1]))
-    assert read_order(str(tmp_path / "order.npy"), 3).tolist() == [2, 0, 1]
+    assert _read_order(str(tmp_path / "order.npy"), 3).tolist() == [2, 0, 1]
     plan = GritSchedule(3, 1, grit_settings(first_order=str(tmp_path / "order.npy"))).begin(0)
     assert plan.order.tolist() == [2, 0, 1] and plan.grouped
     with pytest.raises(ValueError, match="permutation"):
-        read_order(str(tmp_path / "order.npy"), 4)
+        _read_order(str(tmp_path / "order.npy"), 4)
     for wrong in ([0, 0, 1], [0, 1, 3], [-1, 0, 1], [0.5, 1, 2], [2**32, 1, 2], [[0, 1, 2]]):
         np.save(tmp_path / "wrong.npy", np.array(wrong))
         with pytest.raises(ValueError, match="permutation"):
-            read_order(str(tmp_path / "wrong.npy"), 3)
+            _read_order(str(tmp_path / "wrong.npy"), 3)
 
 
 def test_random_orders_differ_by_epoch():
