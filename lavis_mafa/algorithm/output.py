@@ -16,7 +16,10 @@ from lavis_mafa.algorithm.mining import Connections
 from lavis_mafa.algorithm.rules import ABSENT, AMBIGUOUS, POSITIVE
 
 # Figures of `StepOutput.counts`. "found": judged positive, whether or not it is used.
-COUNTS = ("picked", "judged", "found", "ambiguous", "kept", "probability_sum")
+COUNTS = (
+    *("picked", "judged", "found", "ambiguous", "kept", "probability_sum"),
+    "without_negative",  # anchors that have no candidate but known positives
+)
 LOSS = "loss_"  # before the name of a loss
 
 
@@ -36,7 +39,7 @@ class StepOutput(Mapping[str, Any]):
         own: ``(B,)``, numbers of the mini-batch's pairs among the C candidates.
         candidates: ``(C,)``, ``loaded_index`` of the candidates' samples; None if unknown.
         i2t, t2i: the hard negatives of both directions and their verdicts.
-        counts: ``(2, 6)``, per direction (i2t, t2i) the figures named in `COUNTS`; with a score in
+        counts: ``(2, 7)``, per direction (i2t, t2i) the figures named in `COUNTS`; with a score in
             place of Con-D, ``probability_sum`` is the sum of scores.
         judged_pairs: number of distinct pairs that Con-D judged; own pairs that a rule asks for are
             among them. 0 with a score in Con-D's place.
@@ -97,7 +100,7 @@ _pytree.register_pytree_node(
 
 
 def counts_of(found: Connections, judged: bool) -> Tensor:
-    """Return the figures ``(6,)`` named in `COUNTS`.
+    """Return the figures ``(7,)`` named in `COUNTS`.
 
     Args:
         found: of one direction.
@@ -115,5 +118,7 @@ def counts_of(found: Connections, judged: bool) -> Tensor:
             (present & ~positive & ~ambiguous).sum(),
             # A probability that is not finite must show here: the runner checks the sum.
             torch.where(present & judged, found.probability, 0.0).sum(),
+            # The first nominations, one for each anchor.
+            (~present[: len(found.second)]).sum(),
         ]
     ).float()

@@ -54,27 +54,55 @@ class DataIdentity:
         return cls(len(ids), distinct, images.hexdigest(), captions.hexdigest())
 
 
+def digest_of_rows(data: Any) -> str:
+    """Return the number of samples of a split's data set, and a digest of its rows in order.
+
+    Of data without a table or annotations, the captions, image names and ids that they list count.
+    """
+    found = _hash()
+    for row in _listed_rows(data):
+        for one in row:
+            found.update(one)
+    names = ("text", "texts", "image", "image_names", "image_ids", "group_ids")
+    for listed in (getattr(data, name, None) for name in names):
+        if isinstance(listed, np.ndarray) and not listed.dtype.hasobject:
+            found.update(listed.tobytes())
+        elif isinstance(listed, (list, tuple)):
+            found.update(repr(listed).encode(errors="replace"))
+    samples = len(data) if hasattr(data, "__len__") else "an unknown number of"
+    return f"{samples} samples, {found.hexdigest()}"
+
+
 def _hash() -> Any:
     return hashlib.blake2b(digest_size=16)
 
 
 def _rows_of(part: Any, train_set: TrainingSet, begin: int) -> Iterator[tuple[Any, Any]]:
     """Yield bytes that identify the images and the captions of a part of the data."""
+    listed = False
+    for row in _listed_rows(part):
+        listed = True
+        yield row
+    if listed:
+        return
+    some = np.unique(np.linspace(0, max(0, len(part) - 1), SAMPLED).astype(np.int64))
+    for number in some[: len(part)]:
+        yield _content(train_set, begin + int(number)), b""
+
+
+def _listed_rows(part: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield what `_rows_of` does of a table or of annotations; nothing if there are neither."""
     table = getattr(part, "table", None)
     if isinstance(table, PairTable):
         yield from table.identity()
         return
     annotation = getattr(part, "annotation", None)
-    if annotation and isinstance(annotation[0], dict):
+    if isinstance(annotation, list) and annotation and isinstance(annotation[0], dict):
         for row in annotation:
             yield (
                 f"{row.get('image')!r}\n".encode(errors="replace"),
                 (f"{sorted(row.items(), key=str)!r}\n".encode(errors="replace")),
             )
-        return
-    some = np.unique(np.linspace(0, max(0, len(part) - 1), SAMPLED).astype(np.int64))
-    for number in some[: len(part)]:
-        yield _content(train_set, begin + int(number)), b""
 
 
 def _content(train_set: TrainingSet, number: int) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -97,6 +97,27 @@ def on_main_process(action: Callable[[], T]) -> T | None:
     if failure is not None:
         raise failure
     return value
+
+
+def from_main_process(action: Callable[[], T]) -> T:
+    """Return on every rank what ``action`` returns on the main process; all ranks must call it.
+
+    For what is decided by looking at a file system, which may differ between machines.
+    """
+    value: list[Any] = [on_main_process(action)]
+    if get_world_size() > 1:
+        dist.broadcast_object_list(value, src=0)
+    decided: T = value[0]
+    return decided
+
+
+def share_tensors(tensors: Iterable[torch.Tensor]) -> None:
+    """Give every rank the values of rank 0, in place; all ranks must call it."""
+    for tensor in tensors if get_world_size() > 1 else ():
+        whole = tensor.detach().contiguous()
+        if len(whole.shape) == 0 or whole.numel():
+            dist.broadcast(whole, src=0)
+            tensor.detach().copy_(whole)
 
 
 def gather_objects(value: Any) -> list[Any] | None:

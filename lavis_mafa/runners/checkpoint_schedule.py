@@ -9,14 +9,14 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from lavis.common.dist_utils import is_main_process
 
-from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.io.checkpoints import local_file, read_checkpoint
 from lavis_mafa.io.files import atomic_write, lost_writes, remove_partial_files
 from lavis_mafa.io.identity import weights_digest
-from lavis_mafa.io.processes import any_rank, barrier, on_main_process
+from lavis_mafa.io.processes import any_rank, barrier, from_main_process, on_main_process
 from lavis_mafa.runners import checkpoint as ckpt
 from lavis_mafa.runners.state import BestFigure, RunState
 
@@ -26,6 +26,35 @@ _RETRY_SECONDS = 1.0
 
 class NotSavedError(RuntimeError):
     """A checkpoint cannot be written."""
+
+
+def check_resumption(cfg: Any) -> None:
+    """Refuse a checkpoint of other settings before anything is built; all ranks must call it.
+
+    Other settings of the learning rate cause a warning, since it may jump.
+
+    Raises:
+        ValueError: naming every setting that may not change, with both values.
+    """
+    run_cfg = cfg.run_cfg
+    if run_cfg.evaluate or not run_cfg.get("resume_ckpt_path"):
+        return
+    path = local_file(run_cfg.resume_ckpt_path)
+
+    def check() -> None:
+        content, now = read_checkpoint(path, mapped=True), cfg.to_dict()
+        before, run = content.get("config"), content.get("run")
+        if not (isinstance(before, dict) and isinstance(run, dict) and "ranks" in run):
+            return  # of another runner, which the runner reports
+        ckpt.check_same_settings(before, now, path, (len(run["ranks"]), int(run_cfg.world_size)))
+        changed = ckpt.changed_schedule(before, now)
+        if changed:
+            logging.warning(
+                "%s was saved with other settings of the learning rate, which may jump: %s",
+                *(path, changed),
+            )
+
+    on_main_process(check)
 
 
 class CheckpointSchedule:
@@ -152,7 +181,8 @@ class CheckpointSchedule:
         if resume_from:
             file = os.path.abspath(resume_from)
             log.write("resume", file=file, epoch=progress.epoch, step=progress.step)
-            if Path(resume_from).resolve() != (self.folder / ckpt.LAST).resolve():
+            last = self.folder / ckpt.LAST
+            if from_main_process(lambda: Path(resume_from).resolve() != last.resolve()):
                 # A restart of this run resumes from the folder's last checkpoint: without this
                 # one it would resume from a later state that the user chose to go back from.
                 self.save(progress.epoch, progress.step)
@@ -168,7 +198,7 @@ class CheckpointSchedule:
         state.from_plain(content, path)
         logs = [rank["logs"] for rank in content["run"]["ranks"]]
         self._settle_best(Path(path))
-        if Path(path).parent.resolve() != self.folder.resolve():
+        if from_main_process(lambda: Path(path).parent.resolve() != self.folder.resolve()):
             state.log.rewind({})
         else:
             sizes = {name: size for own in logs for name, size in own.items()}

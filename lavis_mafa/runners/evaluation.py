@@ -14,6 +14,7 @@ from torch import nn
 from lavis_mafa.io.checkpoints import read_checkpoint
 from lavis_mafa.io.files import STORAGE_ERRORS, lost_writes
 from lavis_mafa.io.identity import weights_digest
+from lavis_mafa.io.processes import from_main_process, share_tensors
 from lavis_mafa.runners.checkpoint import BEST, load_trained_state, trained_state
 from lavis_mafa.runners.lavis_runner import AnyDeviceRunner
 from lavis_mafa.runners.loaders import Loaders, evaluation_sets
@@ -41,15 +42,20 @@ class EvaluatingRunner(AnyDeviceRunner):
 
     def evaluate(self, cur_epoch: Any = "best", skip_reload: bool = False) -> dict[str, Any]:
         """Evaluate the test splits, with the best checkpoint's weights if there is one."""
-        best = self.output_dir / BEST
-        # By the state rather than by the file, which ranks may not see at the same time.
-        has_best = self.progress.best.value is not None
-        if not skip_reload and cur_epoch == "best" and has_best:
-            load_trained_state(self._model, read_checkpoint(str(best))["model"], str(best))
+        if not skip_reload and cur_epoch == "best" and from_main_process(self._load_best):
+            share_tensors(trained_state(self._model).values())
         return {
             split: self.eval_epoch(split, cur_epoch, skip_reload=True)
             for split in matching_splits(self.eval_sets, self.test_splits)
         }
+
+    def _load_best(self) -> bool:
+        """Load the best checkpoint if there is a best epoch; return whether there is."""
+        best = self.output_dir / BEST
+        if self.progress.best.value is None:
+            return False
+        load_trained_state(self._model, read_checkpoint(str(best))["model"], str(best))
+        return True
 
     def validate(self, epoch: int) -> BestFigure | None:
         """Evaluate the validation splits after an epoch.
@@ -84,6 +90,8 @@ class EvaluatingRunner(AnyDeviceRunner):
         # Unwrapped: tasks call methods such as `generate`, which DDP does not pass on.
         model = self.unwrap_dist_model(self.model)
         model.eval()
+        # Such as running means of a batch norm, which each rank computes of its own mini-batches.
+        share_tensors(model.buffers())
         self.task.before_evaluation(model=model, dataset=loader.dataset)
         whole = whole_weights(model) if self.shards else nullcontext()
         with whole, _limited_k_test(self.run_cfg, model, loader.dataset):

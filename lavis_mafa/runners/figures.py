@@ -13,6 +13,7 @@ from lavis_mafa.algorithm.mining import DIRECTIONS
 from lavis_mafa.loggers import EPOCH
 from lavis_mafa.runners.connection_pictures import Show, show_connections
 from lavis_mafa.runners.run_log import CONNECTIONS, RunLog
+from lavis_mafa.tasks.mafa_pretrain import WITHOUT_NEGATIVE
 from lavis_mafa.tasks.tally import Tally
 
 
@@ -116,6 +117,16 @@ class Figures:
             figures.update(self.task.epoch_figures(total))
         if hardness is not None:
             figures["hardness"] = hardness
+        none = [
+            int(figures.get(f"{WITHOUT_NEGATIVE}_{direction}") or 0) for direction in DIRECTIONS
+        ]
+        if any(none) and is_main_process():
+            logging.warning(
+                "epoch %d: %d images and %d captions had no negative in their mini-batch, only "
+                "pairs of the same image, caption or group: ITM learns from them that every pair "
+                "matches. Use a larger run.batch_size_train, or data with more distinct images",
+                *(epoch, *none),
+            )
         self.log.write("epoch", epoch=epoch, global_step=global_step, **figures)
         self.log.scalars("epoch", figures, epoch, EPOCH)
         self._log_histogram(total, epoch, global_step)

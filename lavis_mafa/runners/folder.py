@@ -9,19 +9,18 @@ import json
 import logging
 import os
 import socket
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from lavis.common.dist_utils import is_main_process
 
 from lavis_mafa.config import ConfigError
 from lavis_mafa.io.checksums import is_intact
 from lavis_mafa.io.files import write_json
 from lavis_mafa.io.folder_lock import FolderInUseError, lock_folder, release_folders
-from lavis_mafa.io.processes import any_rank, on_main_process
+from lavis_mafa.io.processes import any_rank, from_main_process
 from lavis_mafa.loggers.redact import redact
 from lavis_mafa.runners.checkpoint import EVERY, LAST
 
@@ -47,19 +46,9 @@ def choose_folder(cfg: Any) -> str:
     given = run_cfg.get("job_id"), run_cfg.get("resume_ckpt_path")
     restarted = _is_restart(torch.device(run_cfg.device))
     # Rank 0 chooses for all: ranks may see a shared disk, and the clock, differently.
-    chosen: list[Any] = list(
-        on_main_process(lambda: _choose_and_lock(cfg, root, restarted, *given)) or given
+    job_id, run_cfg.resume_ckpt_path = from_main_process(
+        lambda: _choose_and_lock(cfg, root, restarted, *given)
     )
-    if dist.is_initialized():
-        dist.broadcast_object_list(chosen, src=0, device=torch.device(run_cfg.device))
-    job_id, run_cfg.resume_ckpt_path = str(chosen[0]), chosen[1]
-    if not (run_cfg.resume_ckpt_path or run_cfg.evaluate) and (root / job_id / LAST).exists():
-        release_folders()
-        problem = (
-            f"run.job_id: {root / job_id} holds another run's checkpoint; resume it with "
-            "run.resume_ckpt_path=auto, choose another job_id, or remove the folder"
-        )
-        raise ConfigError(str(cfg.args.cfg_path), [problem])
     return job_id
 
 
@@ -70,10 +59,18 @@ def _choose_and_lock(
         job_id, resume = _choose(cfg, root, restarted, *given)
         try:
             if not lock_folder(root / job_id):
-                return job_id, resume
+                break
         except FolderInUseError as error:
             raise ConfigError(str(cfg.args.cfg_path), [f"run.job_id: {error}"]) from None
         # Choose again: the process that left the folder may have saved a newer checkpoint.
+    if not (resume or cfg.run_cfg.evaluate) and (root / job_id / LAST).exists():
+        release_folders()
+        problem = (
+            f"run.job_id: {root / job_id} holds another run's checkpoint; resume it with "
+            "run.resume_ckpt_path=auto, choose another job_id, or remove the folder"
+        )
+        raise ConfigError(str(cfg.args.cfg_path), [problem])
+    return job_id, resume
 
 
 def _choose(
@@ -141,30 +138,52 @@ def _age(path: Path) -> float:
     return path.stat().st_mtime
 
 
-def launch_identity(cfg: Any) -> dict[str, str] | None:
+def launch_identity(cfg: Any) -> dict[str, Any] | None:
     """Return what stays the same when a cluster requeues a job or a launcher restarts its ranks.
 
-    None for a process that was started by neither.
+    ``launcher`` may change where several nodes have one launch, of which any can become the first.
+
+    Returns:
+        None for a process that was started by neither.
     """
     if "SLURM_JOB_ID" in os.environ:
-        launch = f"Slurm job {os.environ['SLURM_JOB_ID']}"
+        launch = launcher = f"Slurm job {os.environ['SLURM_JOB_ID']}"
     elif "TORCHELASTIC_RUN_ID" in os.environ:
-        run = os.environ["TORCHELASTIC_RUN_ID"]
+        run, launcher = os.environ["TORCHELASTIC_RUN_ID"], _launcher()
         # All launchers without --rdzv-id have the id "none", so their process tells them apart.
-        launcher = f"launcher {os.getppid()} of {socket.gethostname()}"
         launch = launcher if run == "none" else f"run {run}"
     else:
         return None
     config = cfg.to_dict()
     config["run"] = {k: v for k, v in config["run"].items() if k not in _PER_PROCESS_KEYS}
     text = json.dumps(redact(config), sort_keys=True, default=str)
-    return {"launch": launch, "config": hashlib.sha256(text.encode()).hexdigest()}
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return {"launch": launch, "launcher": launcher, "config": digest}
 
 
-def record_launch(launch: dict[str, str] | None, folder: Path) -> None:
-    """Write a `launch_identity` into the run's folder, by which a restart finds it."""
+def _launcher() -> str:
+    """Return an identity of the parent process, which no later process has.
+
+    In containers, process ids and host names repeat: the id of the machine's boot and the time of
+    the process's start since then do not.
+    """
+    parent = os.getppid()
+    name = f"launcher {parent} of {socket.gethostname()}"
+    with suppress(OSError, IndexError):  # a system without /proc
+        fields = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        name += f", started at {fields[19]} of boot {boot}"
+    return name
+
+
+def record_launch(launch: dict[str, Any] | None, folder: Path, finished: bool = False) -> None:
+    """Write a `launch_identity` into the run's folder, by which a restart finds it.
+
+    That a run has ``finished`` is written if it can be: a full disk must not make it fail.
+    """
     if launch is not None and is_main_process():
-        write_json(folder / _LAUNCH, launch)
+        with suppress(OSError) if finished else nullcontext():
+            write_json(folder / _LAUNCH, {**launch, "finished": finished})
 
 
 def _is_restart(device: torch.device) -> bool:
@@ -177,13 +196,25 @@ def _is_restart(device: torch.device) -> bool:
 
 
 def _folder_of_launch(cfg: Any, root: Path) -> Path | None:
-    """Return the folder in which an earlier start of the same launch ran, if any."""
+    """Return the folder in which an earlier start of the same launch ran, if any.
+
+    The same launcher may restart after a run has finished, when a process fails at its exit.
+    Another launcher with the same ``--rdzv-id`` begins a new run then.
+    """
     wanted = launch_identity(cfg)
     if wanted is None:
         return None
     found = [path for path in (root / _LAUNCH, *root.glob(f"*/{_LAUNCH}")) if path.is_file()]
-    ours = [path for path in found if _launch_in(path) == wanted]
+    ours = [path for path in found if _is_of(_launch_in(path), wanted)]
     return max(ours, key=_age).parent if ours else None
+
+
+def _is_of(recorded: Any, wanted: dict[str, Any]) -> bool:
+    """Return whether the run that recorded a launch is continued by another start of a launch."""
+    if not isinstance(recorded, dict):
+        return False
+    names = ("launch", "config", *(["launcher"] if recorded.get("finished") else []))
+    return all(recorded.get(name) == wanted[name] for name in names)
 
 
 def _launch_in(path: Path) -> Any:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
+from lavis_mafa.io.processes import share_tensors
 from lavis_mafa.models.con_d.frozen import frozen_models
 from lavis_mafa.runners.launch import amp_dtype_of, compile_image_encoders
 from lavis_mafa.runners.sharding import shard_frozen
@@ -92,11 +93,15 @@ class AnyDeviceRunner(RunnerBase):
         # `no_sync` in `RunnerMafa`.
         recomputes = any(self.config.model_cfg.get(key, False) for key in _RECOMPUTATION_KEYS)
         self._static_graph = bool(unused) and recomputes
+        # Once, since queues begin with random values. Every rank updates its buffers by what all
+        # ranks have gathered, so that DDP need not send them before every forward pass.
+        share_tensors(self._model.buffers())
         return DistributedDataParallel(
             self._model,
             device_ids=[self.device.index] if self.cuda_enabled else None,
             find_unused_parameters=bool(unused) and not self._static_graph,
             static_graph=self._static_graph,
+            broadcast_buffers=False,
         )
 
     @property

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+import signal
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.utils.data._utils.signal_handling as signal_handling
 from lavis.datasets.data_utils import concat_datasets, reorg_datasets_by_split
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -18,6 +22,29 @@ from lavis_mafa.models.con_d.frozen import FrozenModel, ModelBeside
 from lavis_mafa.models.con_d.pair_reader import no_pictures
 from lavis_mafa.processors.augmentation import ImageBytes
 from lavis_mafa.runners.termination import ignore_signals_to_job
+
+
+class LostWorkerError(RuntimeError):
+    """A worker of a data loader was killed, as by a system that runs out of memory."""
+
+
+@contextmanager
+def explain_lost_worker() -> Iterator[None]:
+    """Translate the error by which torch reports that a worker of a data loader has ended.
+
+    Raises:
+        LostWorkerError: in its place.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker (pid"):
+            raise
+        raise LostWorkerError(
+            f"{str(error).strip()}, most likely because the machine has run out of memory, or of "
+            "shared memory in /dev/shm. Lower run.num_workers or run.batch_size_train, or give the "
+            "job more memory, then start again; training resumes with run.resume_ckpt_path=auto"
+        ) from error
 
 
 def evaluation_sets(datasets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -120,6 +147,12 @@ class Loaders:
         self.rank, self.device, self.share_evaluation = rank, device, share_evaluation
         self._batches: EpochBatches | None = None
         self._train: DataLoader[Any] | None = None
+        # torch's handler raises wherever the main process is when a worker ends, such as amid an
+        # optimizer step or a save. Without it, a lost worker is noticed at its next mini-batch.
+        if signal_handling._SIGCHLD_handler_set:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal_handling._SIGCHLD_handler_set = True
 
     @property
     def _common(self) -> dict[str, Any]:
@@ -150,6 +183,12 @@ class Loaders:
         self._batches.plan, self._batches.epoch = plan, epoch
         self._batches.first_step = first_step
         return self._train
+
+    def read_here(self, plan: EpochPlan, epoch: int, step: int) -> dict[str, Any]:
+        """Return this rank's mini-batch of a step, read in this process as a worker reads it."""
+        assert self.train_set is not None
+        indices = plan.mini_batches(self.rank)[step]
+        return self.train_set.collater([self.train_set[int(index), epoch] for index in indices])
 
     def evaluation(self, split: str) -> DataLoader[Any]:
         """Return a loader of an evaluation split, or of this rank's share of it.

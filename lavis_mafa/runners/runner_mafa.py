@@ -30,6 +30,7 @@ from lavis_mafa.models.con_d.kept_rows import KeptRows
 from lavis_mafa.models.con_d.self_check import SelfCheck
 from lavis_mafa.problems import ConfigView, Problem
 from lavis_mafa.runners import loaders
+from lavis_mafa.runners.agreement import require_same_state
 from lavis_mafa.runners.checkpoint import BEST, LAST
 from lavis_mafa.runners.checkpoint_schedule import CheckpointSchedule, NotSavedError
 from lavis_mafa.runners.con_d_check import check_con_d, log_check
@@ -37,6 +38,7 @@ from lavis_mafa.runners.evaluation import EvaluatingRunner, matching_splits
 from lavis_mafa.runners.figures import Figures
 from lavis_mafa.runners.forecast import forecast
 from lavis_mafa.runners.guard import NonFiniteGuard, UnreadableSamples
+from lavis_mafa.runners.loaders import LostWorkerError
 from lavis_mafa.runners.run_checks import problems_of_runner
 from lavis_mafa.runners.run_log import RunLog
 from lavis_mafa.runners.state import RunState
@@ -96,6 +98,8 @@ class RunnerMafa(EvaluatingRunner):
         self.kept: KeptRows | None = None
         self.time_left: TimeLeft | None = None  # since training began
         self._terminating = False  # a signal has arrived on any rank
+        self._lost_worker: LostWorkerError | None = None  # of this rank
+        self._worker_lost = False  # on any rank
         self._schedule: GritSchedule | None = None
         self._checkpoints: CheckpointSchedule | None = None
 
@@ -234,6 +238,7 @@ class RunnerMafa(EvaluatingRunner):
         found = None if self.resume_ckpt_path else self.check_con_d()
         self.kept = keep_images(self.config.model_cfg, self._model, self.train_set, self.device)
         self.checkpoints.begin(self.resume_ckpt_path and str(self.resume_ckpt_path))
+        require_same_state(self.unwrap_dist_model(self.model), self.progress)
         if found is not None:
             log_check(self.log, found)
         if self._max_steps_done():
@@ -352,12 +357,12 @@ class RunnerMafa(EvaluatingRunner):
         for step in bar:
             window_size = min(window, plan.steps - step // window * window)  # shorter at the end
             ends_window = (step + 1) % window == 0 or step + 1 == plan.steps
-            samples = self._prepare(next(batches), epoch, step, plan)
+            samples = self._prepare(self._next(batches, epoch, step, plan), epoch, step, plan)
             self.set_learning_rate(epoch, self.progress.global_step)
             output, losses = self._train_step(samples, window_size, ends_window)
             self.progress.global_step += 1
             self._record_step(output, losses, samples, bar)
-            if self._terminating or self._max_steps_done():
+            if self._terminating or self._worker_lost or self._max_steps_done():
                 bar.close()
                 self._stop_after(epoch, step)
                 return False
@@ -418,8 +423,12 @@ class RunnerMafa(EvaluatingRunner):
         )
 
     def _stop_after(self, epoch: int, step: int) -> None:
-        """Save before the run ends early; raise if it ends because of a signal."""
+        """Save before the run ends early; raise if it ends because of a signal or a lost worker."""
         self.checkpoints.save(epoch, step + 1, last=True)
+        if self._worker_lost:
+            barrier()
+            other = LostWorkerError("a data loader's worker of another rank was killed")
+            raise self._lost_worker or other
         if self._terminating:
             self.log.close("stopped")
             barrier()  # the launcher ends all ranks once the first one has ended
@@ -441,6 +450,20 @@ class RunnerMafa(EvaluatingRunner):
         return bool(every) and done // every > (done - self.accum_grad_iters) // every
 
     # A step
+
+    def _next(
+        self, batches: Iterator[dict[str, Any]], epoch: int, step: int, plan: EpochPlan
+    ) -> dict[str, Any]:
+        """Return the next mini-batch; read it here if a worker was killed that was to read it.
+
+        The other ranks are in this step already: the run ends after it, with its state saved.
+        """
+        try:
+            with loaders.explain_lost_worker():
+                return next(batches)
+        except LostWorkerError as error:
+            self._lost_worker = error
+            return self.loaders.read_here(plan, epoch, step)
 
     def _prepare(
         self, batch: dict[str, Any], epoch: int, step: int, plan: EpochPlan
@@ -471,12 +494,13 @@ class RunnerMafa(EvaluatingRunner):
             loss = output["loss"] / window_size
             (self.scaler.scale(loss) if self.scaler else loss).backward()
         losses = read_values(output, self.device)
-        # One collective for all three: each costs a round trip at every step.
-        bad, too_many, self._terminating = any_rank(
+        # One collective for all four: each costs a round trip at every step.
+        bad, too_many, self._terminating, self._worker_lost = any_rank(
             [
                 self.guard.check(losses),
                 self.unreadable.too_many,
                 self.termination.signal_name is not None,
+                self._lost_worker is not None,
             ],
             self.device,
         )

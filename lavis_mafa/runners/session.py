@@ -34,16 +34,24 @@ from lavis_mafa.models.con_d.self_check import PoorDiscriminatorError
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.models.weight_loading import complete_lavis_loading
 from lavis_mafa.plugins import PluginError
-from lavis_mafa.runners.checkpoint_schedule import NotSavedError
+from lavis_mafa.runners.agreement import (
+    DisagreementError,
+    require_same_config,
+    require_same_data,
+    require_same_models,
+)
+from lavis_mafa.runners.checkpoint_schedule import NotSavedError, check_resumption
 from lavis_mafa.runners.dry_run import dry_run
 from lavis_mafa.runners.folder import choose_folder, launch_identity, record_launch
 from lavis_mafa.runners.guard import NonFiniteError, UnreadableError
 from lavis_mafa.runners.launch import init_distributed, seed_everything
+from lavis_mafa.runners.loaders import LostWorkerError, explain_lost_worker
 from lavis_mafa.runners.prefetch import only_splits, prefetch, require_sources
 from lavis_mafa.runners.termination import REQUEUE, Terminated, ignore_signals
 
 # Their messages say what to do: a traceback above them would only hide it.
 _CLEAR_ERRORS = (
+    DisagreementError,
     PluginError,
     ConfigError,
     NonFiniteError,
@@ -51,6 +59,7 @@ _CLEAR_ERRORS = (
     OfflineError,
     UnreadableError,
     LostContactError,
+    LostWorkerError,
     PoorDiscriminatorError,
 )
 INTERRUPTED = 128 + signal.SIGINT  # the exit status that a shell reports after Ctrl-C
@@ -69,13 +78,20 @@ def build_data(cfg: Any, splits: Collection[str] | None = None) -> tuple[Any, An
         _find_annotations(cfg)
         with checked_rows(float(cfg.run_cfg.get("max_unreadable", 0.0))):
             datasets = task.build_datasets(cfg)
+    require_same_data(datasets)
     if splits is None or "train" in splits:  # else there are no training pairs
         _check_size(cfg, datasets)
     return task, datasets
 
 
 def build_model(cfg: Any, task: Any) -> Any:
-    """Build the model of a config."""
+    """Build the model of a config; all ranks must get the same frozen models and vocabularies."""
+    model = _build_model(cfg, task)
+    require_same_models(model)
+    return model
+
+
+def _build_model(cfg: Any, task: Any) -> Any:
     key = "finetuned" if cfg.model_cfg.get("load_finetuned", True) else "pretrained"
     given, traits = cfg.model_cfg.get(key), traits_of(cfg.model_cfg.arch)
     if traits.loads_with_our_loader or not traits.pretrained_is_file or not given:
@@ -93,6 +109,7 @@ def build_runner(cfg: Any) -> Any:
     """Build the runner of a config and all it needs; the process group must exist already."""
     require_sources(cfg)
     job_id = choose_folder(cfg)
+    check_resumption(cfg)
     task, datasets = build_data(cfg)
     model = build_model(cfg, task)
     runner_cls = registry.get_runner_class(cfg.run_cfg.get("runner", "runner_mafa"))
@@ -107,6 +124,7 @@ def run(cfg_path: str, options: Sequence[str] = (), evaluate: bool = False) -> A
         runner = build_runner(cfg)
         record_launch(launch, runner.output_dir)
         runner.train()
+        record_launch(launch, runner.output_dir, finished=True)
     finally:
         release_folders()
     return runner
@@ -120,7 +138,7 @@ def exit_status(action: Callable[[], int | None]) -> int:
     One of several ranks does not return: its process exits here.
     """
     try:
-        with explain_lost_rank():
+        with explain_lost_rank(), explain_lost_worker():
             status = action() or 0
     except Terminated as termination:
         ignore_signals()
@@ -145,7 +163,7 @@ def exit_status(action: Callable[[], int | None]) -> int:
         status = 1
     except _USER_ERRORS as error:
         clear, status = _is_clear(error), getattr(error, "exit_status", 1)
-        if isinstance(error, ConfigError):
+        if isinstance(error, ConfigError | DisagreementError):
             _wait_for_first_rank()
         if clear:
             report_to_launcher(str(error))
@@ -192,6 +210,7 @@ def begin(cfg_path: str, options: Sequence[str], evaluate: bool = False) -> Any:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     cfg = load_config(cfg_path, [*options, "run.evaluate=True"] if evaluate else list(options))
     init_distributed(cfg.run_cfg)
+    require_same_config(cfg.to_dict())
     seed_everything(int(cfg.run_cfg.seed))
     if not is_main_process():
         # Otherwise every rank would log the same lines.
@@ -236,11 +255,19 @@ def _check_size(cfg: Any, datasets: Any) -> None:
     queue, problem = cfg.model_cfg.get("queue_size"), None
     momentum = issubclass(registry.get_model_class(cfg.model_cfg.arch), SharedQueueMixin)
     pairs = sum(len(parts["train"]) for parts in datasets.values() if "train" in parts)
+    traits, mafa = traits_of(cfg.model_cfg.arch), cfg.model_cfg.get("mafa") or {}
+    alone = traits.trains_by_step and not mafa.get("all_ranks")
+    candidates = int(run_cfg.batch_size_train) if alone else together
     # LAVIS's models assert it at the first step; only here is the number of ranks known.
     if momentum and queue and queue % together:
         problem = (
             f"model.queue_size: {queue} must be a multiple of the global batch size {together}; "
             "change model.queue_size or run.batch_size_train"
+        )
+    elif candidates < 2 and (traits.trains_by_step or traits.can_judge):
+        problem = (
+            "run.batch_size_train: 1 has no negatives: hard negatives are other pairs of a "
+            "mini-batch, and without them ITM learns to call every pair a match; use 2 or more"
         )
     elif pairs < together:
         problem = (

@@ -30,6 +30,7 @@ from lavis_mafa.tasks.tally import Tally
 Array = npt.NDArray[Any]
 
 REPLACED = "samples_replaced"  # unreadable, another one was read instead
+WITHOUT_NEGATIVE = "anchors_without_negative"  # in an epoch, by direction
 TRUTHS = ("true", "false", "unknown")
 # So many that thresholds with two digits are edges of bins.
 HISTOGRAM_BINS = 100  # of Con-D's probabilities
@@ -100,8 +101,14 @@ class StepFigures:
         if output.get("counts") is None:
             return {}
         figures: dict[str, float] = {}
+        texts = samples.get("text_input") or ()
+        # The captions of other ranks are not known here.
+        alone = output.candidates is None or len(output.candidates) == len(texts)
+        one_caption = alone and len(set(texts)) == 1
         for direction, row in zip(DIRECTIONS, output.counts.tolist(), strict=True):
             counts = dict(zip(COUNTS, row, strict=True))
+            if one_caption:  # every negative is a pair with the anchor's own caption
+                counts["without_negative"] = float(len(texts))
             figures.update({f"{name}_{direction}": value for name, value in counts.items()})
             judged, total = counts["judged"], counts["probability_sum"]
             # NaN rather than missing where nothing was judged: ranks must sum the same names.
@@ -170,7 +177,8 @@ class StepFigures:
 
         Rates of false negatives by Con-D and by truth, precision and recall of Con-D, the base rate
         (share of valid pairs among those judged) and lift that precision must be compared with, and
-        numbers of samples replaced and of captions truncated or without a known word. With a score
+        numbers of samples replaced, of captions truncated or without a known word, and of anchors
+        without a negative in their mini-batch, if there are any. With a score
         in Con-D's place, names have ``score`` instead of ``con_d`` or ``con_d_probability``.
         """
         figures: dict[str, float | None] = {
@@ -179,6 +187,8 @@ class StepFigures:
             if name in tally.sums
         }
         for d in DIRECTIONS:
+            if tally.sums.get(f"without_negative_{d}"):
+                figures[f"{WITHOUT_NEGATIVE}_{d}"] = int(tally.sums[f"without_negative_{d}"])
             judged = bool(tally.sums.get(f"judged_{d}"))
             for name, (part, whole) in _BY_CON_D.items() if judged else ():
                 figures[f"{name}_{d}"] = tally.ratio(f"{part}_{d}", f"{whole}_{d}")

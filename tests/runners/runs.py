@@ -58,9 +58,9 @@ PROCESSORS = {
 }
 
 
-def write_toy_config(path, datasets):
-    """Write the toy config with other data sets; return its path."""
-    toy = Path(CONFIG).read_text()
+def write_toy_config(path, datasets, config=CONFIG):
+    """Write a toy config with other data sets; return its path."""
+    toy = Path(config).read_text()
     data = json.dumps({"datasets": datasets})[1:-1]  # JSON is YAML
     path.write_text(f"{toy[: toy.index('datasets:')]}{data}\n\n{toy[toy.index('run:') :]}")
     return str(path)

@@ -7,11 +7,13 @@ import random
 import numpy as np
 import pytest
 import torch
-from runs import resume_bit_for_bit, run_here, same_weights, weights
+from runs import ROOT, resume_bit_for_bit, run_here, same_weights, weights
 
 from lavis_mafa.io.random_streams import random_states, set_random_states
 from lavis_mafa.runners.checkpoint import check_same_settings, load_trained_state, trained_state
 from lavis_mafa.runners.state import BestFigure
+
+BLIP2 = str(ROOT / "projects/mafa/train/blip2_toy.yaml")
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +83,48 @@ def test_resuming_with_other_settings_is_rejected(uninterrupted, tmp_path):
         "run.amp_dtype: fp16 before, bf16 now",
     ):
         assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "key, before, after",
+    [
+        ("image_size", 32, 48),
+        ("vit.patch_size", 16, 8),
+        ("embed_dim", 64, 32),
+        ("queue_size", 16, 24),
+        ("num_query_token", 8, 4),
+    ],
+)
+def test_resuming_a_model_of_another_size_names_the_key(tmp_path, monkeypatch, key, before, after):
+    """Before anything is built, also where the checkpoint is found by ``auto``."""
+    from lavis_mafa.runners import session
+
+    changes = {"config": BLIP2} if key == "num_query_token" else {}
+    if key == "queue_size":
+        changes["model__mafa__soft_labels__type"] = "momentum"
+    name = f"model__{key.replace('.', '__')}"
+
+    def sized(size):
+        own = {name: size}
+        for split in ("train", "eval") if key == "image_size" else ():
+            processor = f"datasets__toy_scenes__vis_processor__{split}"
+            own |= {f"{processor}__name": f"blip_image_{split}", f"{processor}__image_size": size}
+        return {**changes, **own}
+
+    run_here(tmp_path, run__max_steps=1, **sized(before))
+    monkeypatch.setattr(session, "build_data", lambda *_: 1 / 0)
+    with pytest.raises(ValueError, match=f"\\n  model.{key}: {before} before, {after} now\\n"):
+        run_here(tmp_path, run__resume_ckpt_path="auto", **sized(after))
+
+
+def test_resuming_with_another_learning_rate_or_more_epochs_is_announced(tmp_path, caplog):
+    run_here(tmp_path, run__max_epoch=1)
+    more = {"run__resume_ckpt_path": "auto", "run__max_epoch": 2, "run__init_lr": 1e-5}
+    runner = run_here(tmp_path, **more, run__min_lr=1e-6)
+    assert runner.progress.global_step == 18
+    (told,) = [line for line in caplog.messages if "which may jump" in line]
+    assert "run.init_lr: 0.002 before, 1e-05 now" in told, told
+    assert "run.max_epoch: 1 before, 2 now" in told
 
 
 def test_negatives_that_change_by_epoch_resume(tmp_path):

@@ -119,7 +119,7 @@ def output():
             [0.6, 0.95, 0.81, 0.7],
             second=[2, 3, 3, 2],
         ),
-        counts=torch.tensor([[3, 3, 2, 0, 1, 1.85], [4, 4, 2, 2, 0, 3.06]]),
+        counts=torch.tensor([[3, 3, 2, 0, 1, 1.85, 0], [4, 4, 2, 2, 0, 3.06, 0]]),
         judged_pairs=6,
     )
 
@@ -174,7 +174,7 @@ def test_false_negatives_among_itm_negatives(output, rule, i2t, t2i):
 def test_step_without_picks(output):
     nothing = connections([NONE] * 4, [ABSENT] * 4, [NAN] * 4)
     output.i2t = output.t2i = nothing
-    output.counts, output.judged_pairs = torch.zeros(2, 6), 0
+    output.counts, output.judged_pairs = torch.zeros(2, 7), 0
     counted = task_with_truth().step_figures(output, SAMPLES)
     # The mean of no probabilities is NaN; its key is present because all ranks need the same keys.
     means = {name: counted.pop(name) for name in list(counted) if "con_d_probability" in name}
@@ -275,7 +275,7 @@ def test_rates_contain_only_what_is_known(output):
     for found in (output.i2t, output.t2i):
         found.probability[:] = NAN
         found.state[found.state != ABSENT] = KEPT
-    output.counts = torch.tensor([[3, 0, 0, 0, 3, 0.0], [4, 0, 0, 0, 4, 0.0]])
+    output.counts = torch.tensor([[3, 0, 0, 0, 3, 0.0, 0], [4, 0, 0, 0, 4, 0.0, 0]])
     told = task_with_truth()
     without_con_d = told.epoch_figures(Tally(told.step_figures(output, SAMPLES)))
     # Everything that was picked trains ITM as a negative.
