@@ -194,7 +194,8 @@ def check(
             files have other columns than expected or than each other, or the image root is not
             given.
     """
-    keys = {
+    read: Callable[[Path], Iterator[Any]]
+    keys: dict[str, Any] = {
         **{"image_key": image_key, "caption_key": caption_key},
         **{"image_id_key": image_id_key, "group_id_key": group_id_key},
     }

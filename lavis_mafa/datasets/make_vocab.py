@@ -48,7 +48,10 @@ def make_vocab(
             f"expected a size above {len(SPECIAL_TOKENS)} (the special tokens) and a min_count of "
             f"at least 1, got {size} and {min_count}"
         )
-    keys = {"image_key": image_key, "caption_key": caption_key, "image_id_key": image_id_key}
+    keys: dict[str, Any] = {"image_key": image_key, "caption_key": caption_key}
+    keys["image_id_key"] = image_id_key
+    read: Callable[[Path], Iterator[Any]]
+    paths: list[Path]
     if any(map(names_shards, files)):
         paths, read = [Path(shard.path) for shard in find_shards(list(files))], read_samples
     else:
