@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -148,6 +149,7 @@ def open_model(model):
         options=[DENSE, f"datasets.toy_scenes.build_info.train_size={SIZE}"],
         checkpoint=model,
         split="train",
+        output=Path("unused"),
     )
     return load_model_and_data(args)
 
