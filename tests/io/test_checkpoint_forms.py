@@ -145,6 +145,7 @@ def test_names_of_our_own_runner_are_kept(tmp_path):
         (gzip.compress(b"weights"), "expected a file of torch.save"),
         ((20).to_bytes(8, "little") + b'{"a": {}}           ', "end in .safetensors"),
     ],
+    ids=("Git LFS", "HTML", "gzip", "safetensors"),
 )
 def test_files_that_torch_did_not_save_are_named(tmp_path, content, message):
     (tmp_path / "given.pth").write_bytes(content)
