@@ -93,27 +93,20 @@ def require_files(
 
 
 def read_rows(
-    path: str | os.PathLike[str],
-    image_key: str | None = None,
-    caption_key: str | None = None,
-    image_id_key: str | None = None,
-    group_id_key: str | None = None,
-    *,
-    images: bool = True,
+    path: str | os.PathLike[str], *, images: bool = True, **keys: str | None
 ) -> Iterator[Row | Problem]:
     """Read every record of one annotation file, in order.
 
     Args:
         path: the file; its suffix must be one of `SUFFIXES`.
-        image_key, caption_key, image_id_key, group_id_key: names of the columns; None: those of
-            `PairColumns`, in the file's first record (CSV: in the header, parquet and Arrow: in
-            the schema).
         images: False: leave out the images in parquet and Arrow files; `Row.image` names them.
+        keys: names of the columns, as of `PairColumns`; others are found in the file's first record
+            (CSV: in the header, parquet and Arrow: in the schema).
 
     Yields:
         a `Row`, or a `Problem` for a record that cannot be used.
     """
-    columns = PairColumns(image_key, caption_key, image_id_key, group_id_key)
+    columns = PairColumns(**keys)
     path = Path(path)
     found = raw_rows(path, columns, images) if is_columnar(path) else raw_records(path, columns)
     for raw in found:

@@ -254,6 +254,5 @@ def _no_column(kind: str, wanted: Collection[str], names: Collection[str]) -> st
 
 def short(value: Any) -> str:
     """Return a value for a message, shortened and printable."""
-    text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
-    text = text.encode("ascii", "backslashreplace").decode() if not text.isprintable() else text
+    text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -84,16 +84,13 @@ def is_columnar(path: str | os.PathLike[str]) -> bool:
     return Path(path).suffix.lower() in COLUMNAR_SUFFIXES
 
 
-def require_same_columns(
-    paths: Collection[Path],
-    image_key: str | None = None,
-    caption_key: str | None = None,
-    image_id_key: str | None = None,
-    group_id_key: str | None = None,
-) -> list[UsedColumn]:
+def require_same_columns(paths: Collection[Path], **keys: str | None) -> list[UsedColumn]:
     """Return the columns of the parquet and Arrow files among `paths`; [] if there are none.
 
     Only their schemas are read.
+
+    Args:
+        keys: names of the columns, as of `PairColumns`.
 
     Raises:
         ValueError: naming the file, for columns that are missing, doubled or of another type, for a
@@ -102,8 +99,7 @@ def require_same_columns(
     first: tuple[Path, list[UsedColumn]] | None = None
     for path in filter(is_columnar, paths):
         with _naming(path), _opened(path) as file:
-            keys = PairColumns(image_key, caption_key, image_id_key, group_id_key)
-            found = _used(file.schema, keys)
+            found = _used(file.schema, PairColumns(**keys))
         first = first or (path, found)
         if not _agree(first[1], found):
             raise ValueError(

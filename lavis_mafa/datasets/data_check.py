@@ -152,18 +152,40 @@ class _Rows:
                 self.problems["split_image_ids"].append(f"{image!r}: {known_id!r}, {image_id!r}")
 
 
+def readable(
+    files: Collection[str | os.PathLike[str]],
+    split: str | None,
+    images: bool = True,
+    group_id_key: str | None = None,
+    **keys: str | None,
+) -> tuple[list[Path], Callable[[Path], Iterator[Any]]]:
+    """Return the annotation files or shards that are named, and what reads the rows of one of them.
+
+    Args:
+        files, split, group_id_key, keys: as of `check`.
+        images: as of `read_rows`.
+
+    Raises:
+        FileNotFoundError, ValueError: as `check`.
+    """
+    if any(map(names_shards, files)):
+        paths = [Path(shard.path) for shard in find_shards(list(files))]
+        return paths, partial(read_samples, group_id_key=group_id_key)
+    paths, keys = require_files(files, split), {**keys, "group_id_key": group_id_key}
+    require_same_columns(paths, **keys)
+    return paths, lambda path: read_rows(path, images=images, **keys)
+
+
 def check(
     files: Collection[str | os.PathLike[str]],
     image_root: str | os.PathLike[str] | None = None,
     *,
-    image_key: str | None = None,
-    caption_key: str | None = None,
-    image_id_key: str | None = None,
     group_id_key: str | None = None,
     split: str | None = None,
     workers: int = 4,
     limit: int | None = None,
     decode: bool = True,
+    **keys: str | None,
 ) -> dict[str, Any]:
     """Read all pairs and images and return what is wrong with them.
 
@@ -171,12 +193,12 @@ def check(
         files: annotation files (formats: `datasets.annotation_files`), globs and folders; or tar
             shards, as `datasets.shards.find_shards` takes them.
         image_root: folder that the image paths are relative to; None if there are no paths.
-        image_key, caption_key, image_id_key: column names; None: detected.
         group_id_key: name of the column of groups; None: no groups.
         split: train, val or test: of folders, only the files of this split; None: all.
         workers: threads that read images, at least 1.
         limit: stop after this many pairs.
         decode: decode all pixels as training does; False reads files and image headers only.
+        keys: names of the other columns, as of `PairColumns`.
 
     Returns:
         `pairs`, `images`, `records` of the files, `fatal` malformed rows (such as damaged files),
@@ -194,17 +216,7 @@ def check(
             files have other columns than expected or than each other, or the image root is not
             given.
     """
-    read: Callable[[Path], Iterator[Any]]
-    keys: dict[str, Any] = {
-        **{"image_key": image_key, "caption_key": caption_key},
-        **{"image_id_key": image_id_key, "group_id_key": group_id_key},
-    }
-    if any(map(names_shards, files)):
-        read = partial(read_samples, group_id_key=group_id_key)
-        paths = [Path(shard.path) for shard in find_shards(list(files))]
-    else:
-        read, paths = partial(read_rows, **keys), require_files(files, split)
-        require_same_columns(paths, **keys)
+    paths, read = readable(files, split, group_id_key=group_id_key, **keys)
     if image_root is not None and not os.path.isdir(image_root):
         raise FileNotFoundError(
             f"image root {os.path.abspath(image_root)} is not a folder (--image-root)"

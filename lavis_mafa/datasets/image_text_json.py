@@ -26,11 +26,7 @@ from PIL import Image
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.datasets.annotation_files import TEXT_SUFFIXES, require_files
 from lavis_mafa.datasets.annotation_rows import CAPTION_KEYS, IMAGE_KEYS
-from lavis_mafa.datasets.columnar_files import (
-    TEXT,
-    UsedColumn,
-    require_same_columns,
-)
+from lavis_mafa.datasets.columnar_files import TEXT, UsedColumn, require_same_columns
 from lavis_mafa.datasets.data_folders import files_named
 from lavis_mafa.datasets.local_builder import (
     ConvertedFiles,
@@ -40,8 +36,7 @@ from lavis_mafa.datasets.local_builder import (
 )
 from lavis_mafa.datasets.pair_conversion import converted
 from lavis_mafa.datasets.pairs import EvalPairs, Pairs, TrainPairs
-
-_DEFAULT_CONFIG = Path(__file__).parents[1] / "configs/datasets/image_text_json/default.yaml"
+from lavis_mafa.io.checkpoints import dataset_yamls
 
 
 class _Files(Pairs):
@@ -114,14 +109,17 @@ class ImageTextJsonBuilder(ConvertingBuilder):
     build_options = _AnnotationColumns
     train_dataset_cls = ImageTextTrain
     eval_dataset_cls = ImageTextEval
-    DATASET_CONFIG_DICT = {"default": str(_DEFAULT_CONFIG)}
+    DATASET_CONFIG_DICT = dataset_yamls("image_text_json")
 
     # Expands a glob, for the check of the config.
     files_named = staticmethod(files_named)
 
     @staticmethod
-    def used_columns_of(storage: Collection[str], split: str, info: Any) -> list[UsedColumn]:
-        """Return the columns of parquet and Arrow files of a split; [] if there are none.
+    def check_files(storage: Collection[str], split: str, info: Any) -> list[UsedColumn]:
+        """Check for the config whether the files of a split can be read, by what they state.
+
+        Returns:
+            the columns of parquet and Arrow files; [] if there are none.
 
         Raises:
             FileNotFoundError, ValueError: see `require_files` and `require_same_columns`.
@@ -131,22 +129,13 @@ class ImageTextJsonBuilder(ConvertingBuilder):
         return require_same_columns(require_files(storage, split), **keys)
 
     @classmethod
-    def check_files(cls, storage: Collection[str], split: str, info: Any) -> None:
-        """Check for the config whether the files of a split can be read, by what they state.
-
-        Raises:
-            FileNotFoundError, ValueError: as `used_columns_of`.
-        """
-        cls.used_columns_of(storage, split, info)
-
-    @classmethod
     def needs_folder(cls, storage: Collection[str], split: str, info: Any) -> bool:
         """Return whether images of a split are files, so that their folder must be named."""
         if any(Path(file).suffix.lower() in TEXT_SUFFIXES for file in storage):
             return True
         try:
-            columns = cls.used_columns_of(storage, split, info)
-        except (OSError, ValueError):  # reported by `check_files`
+            columns = cls.check_files(storage, split, info)
+        except (OSError, ValueError):  # reported by the check of the config
             return False
         return any(column.role == "image" and column.kind == TEXT for column in columns)
 

@@ -30,11 +30,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from lavis_mafa.datasets.annotation_rows import MAX_UNUSABLE, PassedOver, Problem, Row
-from lavis_mafa.datasets.local_builder import (
-    ConvertedFiles,
-    ConvertingBuilder,
-    group_id_option,
-)
+from lavis_mafa.datasets.local_builder import ConvertedFiles, ConvertingBuilder, group_id_option
 from lavis_mafa.datasets.pair_conversion import PairWriter, cached_table
 from lavis_mafa.datasets.pair_table import PairTable
 from lavis_mafa.datasets.pairs import EvalPairs, Pairs, TrainPairs

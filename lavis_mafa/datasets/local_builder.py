@@ -85,9 +85,9 @@ class ConvertingBuilder(LocalBuilder):
 
     def dataset_options(self, info: Any, split: str) -> dict[str, Any]:
         """Read further constructor arguments of a split's data set from `build_info`."""
-        names = (field.name for field in fields(self.build_options) if field.name != "truth")
-        unused = set() if split == "train" else {"group_id_key"}
-        return {name: info[name] for name in names if name not in unused}
+        unused = {"truth"} if split == "train" else {"truth", "group_id_key"}
+        names = {field.name for field in fields(self.build_options)} - unused
+        return {name: info[name] for name in names}
 
     def build_datasets(self) -> dict[str, Dataset[Any]]:
         """Return {split: data set}; under torch.distributed rank 0 converts while the others wait.

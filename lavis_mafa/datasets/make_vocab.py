@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lavis_mafa.datasets.annotation_files import read_rows, require_files
 from lavis_mafa.datasets.annotation_rows import MAX_UNUSABLE, PassedOver, Problem, Refusals, Row
-from lavis_mafa.datasets.columnar_files import require_same_columns
-from lavis_mafa.datasets.shards import find_shards, names_shards, read_samples
+from lavis_mafa.datasets.data_check import readable
 from lavis_mafa.io.files import write_text
 from lavis_mafa.io.processes import progress
 
+_MIN_COUNT = 2  # a word piece must occur at least this often
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
@@ -23,47 +21,35 @@ def make_vocab(
     out: str | os.PathLike[str],
     *,
     size: int = 8000,
-    min_count: int = 2,
     split: str | None = None,
-    image_key: str | None = None,
-    caption_key: str | None = None,
-    image_id_key: str | None = None,
+    **keys: str | None,
 ) -> list[str]:
     """Train on all captions of `files`, write the vocabulary to `out` and return its tokens.
 
     Args:
         size: number of tokens wanted, including special ones. Few captions give fewer; captions
             with more different characters than that give more.
-        min_count: a word piece must occur at least this often.
         split: of folders, only the files of this split; None: all.
+        keys: names of the columns, as of `PairColumns`.
 
     Raises:
         FileNotFoundError, ValueError: a file is missing, a row cannot be used, there is no caption,
-            or a number is out of range.
+            or the size is out of range.
     """
     from tokenizers import BertWordPieceTokenizer
 
-    if size <= len(SPECIAL_TOKENS) or min_count < 1:
+    if size <= len(SPECIAL_TOKENS):
         raise ValueError(
-            f"expected a size above {len(SPECIAL_TOKENS)} (the special tokens) and a min_count of "
-            f"at least 1, got {size} and {min_count}"
+            f"expected a size above {len(SPECIAL_TOKENS)} (the special tokens), got {size}"
         )
-    keys: dict[str, Any] = {"image_key": image_key, "caption_key": caption_key}
-    keys["image_id_key"] = image_id_key
-    read: Callable[[Path], Iterator[Any]]
-    paths: list[Path]
-    if any(map(names_shards, files)):
-        paths, read = [Path(shard.path) for shard in find_shards(list(files))], read_samples
-    else:
-        paths, read = require_files(files, split), partial(read_rows, **keys, images=False)
-        require_same_columns(paths, **keys)
+    paths, read = readable(files, split, images=False, **keys)
 
     def train(first_tokens: list[str], size: int) -> list[str]:
         tokenizer = BertWordPieceTokenizer(lowercase=True)
         tokenizer.train_from_iterator(
             _captions(paths, read),
             vocab_size=size,
-            min_frequency=min_count,
+            min_frequency=_MIN_COUNT,
             special_tokens=first_tokens,
             show_progress=False,
         )

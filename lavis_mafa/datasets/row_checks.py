@@ -322,7 +322,7 @@ def _check(dataset: Any, files: Sequence[tuple[str, Any]], allowed: float) -> No
         return
     read = _Rows(dataset, *forms)
     rows: list[dict[str, Any]] = []
-    unusable: list[str] = []
+    refused = Refusals()
     used: dict[str, None] = {}
     for (file, number), row in zip(
         _places(dataset.annotation, files), dataset.annotation, strict=True
@@ -333,24 +333,21 @@ def _check(dataset: Any, files: Sequence[tuple[str, Any]], allowed: float) -> No
         except ValueError as error:
             asked = row.get("question_id") if isinstance(row, Mapping) else None
             which = f" (question {asked!r})" if asked is not None else ""
-            unusable.append(f"{file}, row {number}{which}: {error}")
+            problem = f"{file}, row {number}{which}: {error}"
+            refused.add(problem)
             own = {
                 key: f"{key} of row {number} of {file}" for key in ("image", "video", "image_id")
             }
-            rows.append({**own, "caption": "", UNREADABLE_ROW: unusable[-1]})
+            rows.append({**own, "caption": "", UNREADABLE_ROW: problem})
     names = names_of(used or [file for file, _ in files])
     if not rows:
         raise ValueError(f"{names or type(dataset).__name__} has no rows; expected at least one")
-    lenient = isinstance(dataset, (*_PAIRS, VQADataset)) and len(unusable) <= allowed * len(rows)
-    if unusable and not lenient:
-        refused = Refusals()
-        for problem in unusable:
-            refused.add(problem)
+    if not isinstance(dataset, (*_PAIRS, VQADataset)) or refused.count > allowed * len(rows):
         refused.end(names)
-    if unusable:
+    if refused.count:
         logger.warning(
             "%d of %d rows of %s cannot be used; they count as unreadable samples, the first is %s",
-            *(len(unusable), len(rows), names, unusable[0]),
+            *(refused.count, len(rows), names, refused.first[0]),
         )
     if read.left_out:
         logger.warning("%d captions of %s are null or blank: left out", read.left_out, names)

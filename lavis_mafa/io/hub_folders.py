@@ -199,22 +199,22 @@ def _text(path: Path) -> str:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    text = _text(path)
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
+    content = _parsed(_text(path), str(path))
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}, expected a mapping")
     return content
 
 
-def _record(text: str, origin: str) -> dict[str, Any]:
-    """Return the entries that `write_record` writes, if they are of the right kinds."""
+def _parsed(text: str, origin: str) -> Any:
     try:
-        found = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{origin} is not valid JSON: {error}") from error
+
+
+def _record(text: str, origin: str) -> dict[str, Any]:
+    """Return the entries that `write_record` writes, if they are of the right kinds."""
+    found = _parsed(text, origin)
     kinds = {"vocabulary": str, "family": str, "temp": float, "shared": dict}
     found = found if isinstance(found, dict) else {}
     record = {
