@@ -155,7 +155,7 @@ class _Rows:
 def readable(
     files: Collection[str | os.PathLike[str]],
     split: str | None,
-    images: bool = True,
+    images: bool,
     group_id_key: str | None = None,
     **keys: str | None,
 ) -> tuple[list[Path], Callable[[Path], Iterator[Any]]]:
@@ -216,7 +216,7 @@ def check(
             files have other columns than expected or than each other, or the image root is not
             given.
     """
-    paths, read = readable(files, split, group_id_key=group_id_key, **keys)
+    paths, read = readable(files, split, images=True, group_id_key=group_id_key, **keys)
     if image_root is not None and not os.path.isdir(image_root):
         raise FileNotFoundError(
             f"image root {os.path.abspath(image_root)} is not a folder (--image-root)"

@@ -115,8 +115,9 @@ def test_collated_samples(six_images, pictures, tmp_path):
     assert batch["load_error"][:2] == ["", ""] and "gone.jpg" in batch["load_error"][2]
 
 
-def test_truth_is_known_for_a_single_set_only(toy, six_images):
+def test_truth_is_known_and_ids_are_not_copied_for_a_single_set_only(toy, six_images):
     assert TrainingSet(toy["train"]).truth == toy["train"].truth
+    assert TrainingSet(toy["train"]).image_ids is toy["train"].image_ids  # not copied
     assert TrainingSet(ConcatDataset([toy["train"]])).truth == toy["train"].truth
     assert TrainingSet(ConcatDataset([toy["train"], six_images])).truth is None
     assert TrainingSet(six_images).truth is None
@@ -290,10 +291,6 @@ def test_image_ids_across_lavis_data_sets(pictures, tmp_path):
     assert ids[[0, 1, 2, 3, 4]].tolist() == [a, b, a, b, c] and len({a, b, c}) == 3
     assert ids[7:].tolist() == [c, a]
     assert len({*ids[5:7].tolist(), a, b, c}) == 5
-
-
-def test_image_ids_of_one_set_are_not_copied(toy):
-    assert TrainingSet(toy["train"]).image_ids is toy["train"].image_ids
 
 
 class Part:
