@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from albef_models import build, perturb_copies, save, write_lavis_sizes, write_vocabulary
+from albef_models import build, save, write_lavis_sizes, write_vocabulary
 from lavis.models.albef_models.albef_classification import AlbefClassification
 from lavis.models.albef_models.albef_vqa import AlbefVQA
-from same_gradients import assert_same_gradients
+from same_gradients import assert_same_gradients, perturb_copies
 
 from lavis_mafa.downstream import AlbefNlvrMafa, AlbefVeMafa, AlbefVqaMafa
 from lavis_mafa.downstream.albef_downstream import decoder_from_fusion

@@ -30,11 +30,9 @@ from lavis_mafa.downstream import MafaCaptionTask, MafaGQATask, MafaVQATask
 from lavis_mafa.downstream import answer_metrics as answering
 from lavis_mafa.downstream import task_records as results
 from lavis_mafa.downstream.answer_metrics import one_accuracy
-from lavis_mafa.downstream.caption_metrics import PYTHON, Tools
 from lavis_mafa.runners.session import run
 
 SCRIPT = Path(__file__).with_name("generation_run.py")
-TOOLS = Tools(("bleu", "rouge", "cider"), PYTHON)
 NAMES = list(COLOURS)
 CAPTION_RUN = {"num_beams": 5, "max_len": 30, "min_len": 8, "evaluate": True, "metrics": ["cider"]}
 

@@ -267,16 +267,6 @@ def test_area_equals_slow_loop(given_pairs):
     assert area_under_roc(scores, ~relevant) == pytest.approx(1 - area)
 
 
-@pytest.mark.strict_smoke
-def test_area_in_closed_form():
-    relevant = np.array([False, True, False, True, True])
-    assert area_under_roc(relevant.astype(float), relevant) == 1
-    assert area_under_roc(1 - relevant.astype(float), relevant) == 0
-    assert area_under_roc(np.full(5, 0.3), relevant) == 0.5
-    # Scores 0..4: relevant 1, 3, 4 against 0 and 2: 1 + 2 + 2 of 6 pairs.
-    assert area_under_roc(np.arange(5.0), relevant) == pytest.approx(5 / 6)
-
-
 @pytest.mark.parametrize("truth, counts", [(True, "5 and 0"), (False, "0 and 5")])
 def test_area_needs_relevant_and_irrelevant_pairs(truth, counts):
     with pytest.raises(ValueError, match=f"need relevant and irrelevant pairs, got {counts}"):
