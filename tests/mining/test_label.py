@@ -15,6 +15,7 @@ import pytest
 from browser import Browser, needs_browser
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from judged_cases import page_data
 from PIL import Image
 
 from lavis_mafa.cli import main
@@ -55,10 +56,6 @@ def judged_file(probability, **about):
     numbers = np.arange(len(probability))
     texts = (numbers + 3) % len(numbers)
     return judged_cases.judged_file(numbers, texts, None, {"low": 0.5, **about}, con_d=probability)
-
-
-def page_data(path: Path) -> dict:
-    return json.loads(re.search(r'id="data">(.*?)</script>', path.read_text(), re.S)[1])
 
 
 def save_labels(path, judged, answers, *more, **changes):

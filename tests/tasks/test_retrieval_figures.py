@@ -16,7 +16,6 @@ from lavis.datasets.datasets.retrieval_datasets import RetrievalEvalDataset
 from lavis.processors.blip_processors import BlipCaptionProcessor
 from lavis.tasks.retrieval import RetrievalTask
 from small_coco import karpathy, small_metrics, use_small
-from test_tasks import FixedScores
 
 from lavis_mafa import load_model
 from lavis_mafa.cli import main
@@ -38,6 +37,19 @@ def folders(tmp_path, monkeypatch):
     for name in ("output_dir", "result_dir"):
         monkeypatch.setitem(registry.mapping["paths"], name, str(tmp_path))
     return tmp_path
+
+
+class FixedScores:
+    """A model with fixed scores."""
+
+    def __init__(self, dataset):
+        rng = np.random.default_rng(4)
+        shape = len(dataset.image), len(dataset.text)
+        self.tables = rng.random(shape, np.float32), rng.random(shape[::-1], np.float32)
+
+    def compute_sim_matrix(self, data_loader, task_cfg):
+        self.asked = task_cfg
+        return self.tables
 
 
 def lavis_dataset(rows, folder):
