@@ -9,7 +9,6 @@ with Browser() as browser:
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import json
 import os
@@ -294,18 +293,3 @@ class Browser:
             mobile=phone,
         )
         self.command("Emulation.setTouchEmulationEnabled", enabled=phone)
-
-    def prefer(self, **features: str) -> None:
-        """Emulate media features, such as ``prefers_color_scheme="dark"``."""
-        media = [{"name": k.replace("_", "-"), "value": v} for k, v in features.items()]
-        self.command("Emulation.setEmulatedMedia", features=media)
-
-    def screenshot(
-        self, path: str | os.PathLike[str], width: int | None = None, height: int | None = None
-    ) -> Path:
-        """Write a PNG of the view, resized first if a size is given."""
-        if width and height:
-            self.set_size(width, height)
-        data = self.command("Page.captureScreenshot", format="png")["data"]
-        Path(path).write_bytes(base64.b64decode(data))
-        return Path(path)

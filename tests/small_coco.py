@@ -7,7 +7,6 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
-import json
 
 import numpy as np
 
@@ -48,27 +47,6 @@ def small_metrics(seed=0, images=IMAGES):
     return metrics
 
 
-def part_of(metrics, images_of_a_fold):
-    """Return the real positives among the first images of every fold."""
-    subset = copy.copy(metrics)
-    folds = metrics.coco_ids.reshape(5, -1, 5)[:, :images_of_a_fold]
-    subset.coco_ids = folds.ravel()
-    captions = set(subset.coco_ids.tolist())
-    images = {metrics.coco_gts["t2i"][caption][0] for caption in captions}
-    for name in ("coco_gts", "cxc_gts", "eccv_gts"):
-        truth = {}
-        for way, queries, candidates in (("i2t", images, captions), ("t2i", captions, images)):
-            positives = getattr(metrics, name)[way]
-            kept = {
-                q: [candidate for candidate in positives[q] if candidate in candidates]
-                for q in positives
-                if q in queries
-            }
-            truth[way] = {query: valid for query, valid in kept.items() if valid}
-        setattr(subset, name, truth)
-    return subset
-
-
 def _both_ways(pairs):
     truth = {"i2t": {}, "t2i": {}}
     for image, caption in sorted(pairs):
@@ -105,24 +83,6 @@ def use_small(monkeypatch, metrics):
     monkeypatch.setattr(eccv, "_load_metrics", lambda: metrics)
     monkeypatch.setattr(eccv, "IMAGES", len(metrics.coco_gts["i2t"]))
     monkeypatch.setattr(eccv, "TEST_SPLIT", hashlib.sha256(ids.encode()).hexdigest())
-
-
-def captions_json(path, metrics, change=None):
-    """Write a file like ``captions_val2014.json``; ``change`` maps ids to other texts."""
-    rows = [
-        {"id": caption, "image_id": images[0], "caption": f"Caption {caption}, as it is."}
-        for caption, images in metrics.coco_gts["t2i"].items()
-    ]
-    for row in rows:
-        row["caption"] = (change or {}).get(row["id"], row["caption"])
-    rows.append({"id": 10**7, "image_id": 10**7, "caption": "of an image of no interest"})
-    # Sixth captions have ids in COCO's file too, but not in the ECCV data.
-    rows += [
-        {"id": 10**7 + image, "image_id": image, "caption": "One more, which has no id."}
-        for image in metrics.coco_gts["i2t"]
-    ]
-    path.write_text(json.dumps({"annotations": rows[::-1], "images": []}))
-    return path
 
 
 def slow_figures(scores_i2t, scores_t2i, image_ids, caption_ids, metrics):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 
+import torch
+import torch.distributed as dist
+
 
 def answers_of_two(target, *args, seconds=60) -> list[tuple]:
     """Return the sorted answers that ``target(rank, *args, results)`` puts into ``results``."""
@@ -16,3 +19,21 @@ def answers_of_two(target, *args, seconds=60) -> list[tuple]:
     for process in ranks:
         process.join(30)
     return answers
+
+
+def answers_of_a_group(target, folder, *args) -> list[tuple]:
+    """Return ``(rank, *target(rank, *args))`` of two processes in one process group.
+
+    Args:
+        folder: for what the processes exchange.
+    """
+    return answers_of_two(_in_a_group, target, folder, args)
+
+
+def _in_a_group(rank, target, folder, args, results):
+    torch.set_num_threads(1)
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    answer = target(rank, *args)
+    dist.destroy_process_group()
+    results.put((rank, *answer))

@@ -73,5 +73,7 @@ def run(args: argparse.Namespace) -> None:
 
     action = session.check_only if args.dry_run else session.run
     action = session.fetch_only if args.prefetch else action
-    action(args.cfg_path, options, args.command == "evaluate")
+    if args.command == "evaluate":
+        options = [*options, "run.evaluate=True"]
+    action(args.cfg_path, options)
     return None

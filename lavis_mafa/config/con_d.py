@@ -41,15 +41,22 @@ def check_con_d(
 
 
 def check_frozen(config: Mapping[str, Any], report: Report) -> None:
-    """Check what frozen models can do, their weights and their cached images."""
-    check_weights(config, report)
-    check_kept_images(config, report)
-    check_frozen_files(config, report)
+    """Check that frozen models have weights, a checkpoint or published ones of their type, what
+    they can do, and their cached images."""
+    s = Settings(config, report)
+    for path in FROZEN:
+        _check_weights(path, s, report)
+    arch = s[f"{CON_D}.arch"]
+    if arch in DISCRIMINATORS:
+        ask_class(DISCRIMINATORS[arch], "model", config, report)
+    _check_kept_images(s, report)
+    for path in FROZEN:
+        check_frozen_files(path, s, report)
 
 
-def check_kept_images(config: Mapping[str, Any], report: Report) -> None:
+def _check_kept_images(s: Settings, report: Report) -> None:
     """Check that cached image features are deterministic: no augmentation."""
-    s, path = Settings(config, report), "model.mafa.con_d"
+    path = CON_D
     if s[f"{path}.keep_images"] is None:
         return
     if s[f"{path}.arch"] in DISCRIMINATORS:
@@ -61,16 +68,7 @@ def check_kept_images(config: Mapping[str, Any], report: Report) -> None:
         report.add(f"{path}.keep_images", why)
 
 
-def check_weights(config: Mapping[str, Any], report: Report) -> None:
-    """Check that frozen models have weights: a checkpoint, or published weights of their type."""
-    for path in FROZEN:
-        _check_weights_of(path, Settings(config, report), report)
-    arch = Settings(config, report)[f"{CON_D}.arch"]
-    if arch in DISCRIMINATORS:
-        ask_class(DISCRIMINATORS[arch], "model", config, report)
-
-
-def _check_weights_of(path: str, s: Settings, report: Report) -> None:
+def _check_weights(path: str, s: Settings, report: Report) -> None:
     arch, model_type = s[f"{path}.arch"], s[f"{path}.model_type"]
     if arch is None or arch in DISCRIMINATORS or f"{path}.model_type" in report.bad:
         return

@@ -67,20 +67,8 @@ def recorded_config(folder: str | Path) -> dict[str, Any]:
         raise ValueError(f"{path} records no config: give --cfg-path")
     # A run records its config with all values resolved: what looks like an interpolation was put
     # there by someone else, and could read environment variables.
-    if any("${" in text for text in _texts(found)):
+    if "${" in json.dumps(found):
         raise ValueError(f"{path} was not written by a run: its config has interpolations")
     config = {name: found[name] for name in ("run", "model", "datasets") if name in found}
     config["run"] = {k: v for k, v in found["run"].items() if k not in OF_ONE_START}
     return config
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield str(name)
-            yield from _texts(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _texts(inner)
-    elif isinstance(value, str):
-        yield value

@@ -88,14 +88,8 @@ def check_weight_files(config: Mapping[str, Any], report: Report) -> None:
             report.add("run.grit.first_order", f"{order} is not a readable .npy file: {error}")
 
 
-def check_frozen_files(config: Mapping[str, Any], report: Report) -> None:
-    """Check the checkpoints of Con-D and of the encoder of hard negatives, and the weight files
-    below their ``model``."""
-    for place in FROZEN:
-        _check_frozen(place, Settings(config, report), report)
-
-
-def _check_frozen(place: str, s: Settings, report: Report) -> None:
+def check_frozen_files(place: str, s: Settings, report: Report) -> None:
+    """Check the checkpoint of a model of `FROZEN`, and the weight files below its ``model``."""
     arch = s[f"{place}.arch"]
     if arch in DISCRIMINATORS or f"{place}.arch" in report.bad:
         return  # not a model, so it has no weights, or refused already

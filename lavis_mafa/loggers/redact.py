@@ -10,26 +10,20 @@ from urllib.parse import urlsplit, urlunsplit
 
 HIDDEN = "(hidden)"
 # Last words of the names of secrets: of those that are nothing else, and of others.
-_SURE = {"password", "passwords", "passwd", "passphrase", "passcode", "pwd", "secret", "secrets"}
-_SURE |= {"apikey", "authorization", "credential", "credentials"}
-_OTHER = {"token", "pass", "pw", "auth", "bearer", "cookie", "sig"}
-_KEYS = {"api", "access", "private", "secret", "ssh", "encryption", "signing", "account", "session"}
-_KEYS |= {"master", "deploy", "auth", "subscription", "shared"}
-# Words before "token" that mean a piece of text.
-_TEXT_TOKENS = {
-    "mask",
-    "pad",
-    "sep",
-    "cls",
-    "bos",
-    "eos",
-    "unk",
-    "special",
-    "query",
-    "text",
-    "image",
-}
-_TEXT_TOKENS |= {"start", "end", "decoder", "encoder", "prompt", "dec", "enc", "yes", "no", "per"}
+_SURE = frozenset(
+    "password passwords passwd passphrase passcode pwd secret secrets apikey authorization "
+    "credential credentials".split()
+)
+_OTHER = frozenset("token pass pw auth bearer cookie sig".split())
+# Words before "key", and those before "token" that mean a piece of text.
+_KEYS = frozenset(
+    "api access private secret ssh encryption signing account session master deploy auth "
+    "subscription shared".split()
+)
+_TEXT_TOKENS = frozenset(
+    "mask pad sep cls bos eos unk special query text image start end decoder encoder prompt dec "
+    "enc yes no per".split()
+)
 # Secrets that are known by their form, whatever they stand below.
 _TOKENS = re.compile(
     r"\bhf_[A-Za-z0-9]{16,}|\bgh[pousr]_[A-Za-z0-9]{16,}|\bgithub_pat_\w{16,}|\bglpat-[\w-]{16,}"

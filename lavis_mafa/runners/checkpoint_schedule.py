@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from lavis.common.dist_utils import is_main_process
 
@@ -153,13 +153,6 @@ class CheckpointSchedule:
         """
         if self.unsaved is not None:
             self.save(*self.unsaved, last=True)
-
-    def write_optional(self, name: str, write: Callable[[BinaryIO], None]) -> None:
-        """Write a file that no run needs to resume; see `lost_writes`."""
-        path = self.folder / name
-        if is_main_process():
-            with lost_writes.allow(path), atomic_write(path) as file:
-                write(file)
 
     def begin(self, resume_from: str | None) -> None:
         """Resume from a checkpoint or start a new run; all ranks must call it.

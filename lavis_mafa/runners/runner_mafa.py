@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from lavis_mafa.algorithm.grit import EpochPlan, GritSchedule, GritSettings
 from lavis_mafa.algorithm.grit.hardness import StepAhead
 from lavis_mafa.algorithm.tokens import captions_of
-from lavis_mafa.io.files import lost_writes
+from lavis_mafa.io.files import atomic_write, lost_writes
 from lavis_mafa.io.processes import all_gather_objects, any_rank, barrier
 from lavis_mafa.loggers import STEP, loggers_of
 from lavis_mafa.models.con_d.frozen import frozen_models, models_beside
@@ -30,7 +30,7 @@ from lavis_mafa.models.con_d.kept_rows import KeptRows
 from lavis_mafa.models.con_d.self_check import SelfCheck
 from lavis_mafa.problems import ConfigView, Problem
 from lavis_mafa.runners import loaders
-from lavis_mafa.runners.agreement import require_same_state
+from lavis_mafa.runners.agreement import of_state, require_agreement
 from lavis_mafa.runners.checkpoint import BEST, LAST
 from lavis_mafa.runners.checkpoint_schedule import CheckpointSchedule, NotSavedError
 from lavis_mafa.runners.con_d_check import check_con_d, log_check
@@ -120,18 +120,13 @@ class RunnerMafa(EvaluatingRunner):
         use of groups."""
         return getattr(getattr(self._model, "settings", None), "same_group", None)
 
-    def _groups_apart(self) -> Any:
-        """Return the group ``(N,)`` of every sample, which grouping keeps apart; None where pairs
-        of one group are negatives, or the model makes no use of groups."""
-        if self.same_group in (None, "negative"):
-            return None
-        return getattr(self.train_set, "group_ids", None)
-
     @property
     def schedule(self) -> GritSchedule:
         """The orders of the epochs."""
         if self._schedule is None:
             assert self.train_set is not None
+            # Grouping keeps groups apart, unless pairs of one group are negatives.
+            apart = self.same_group not in (None, "negative")
             self._schedule = GritSchedule(
                 len(self.train_set),
                 int(self.run_cfg.batch_size_train),
@@ -140,7 +135,7 @@ class RunnerMafa(EvaluatingRunner):
                 self.world_size,
                 int(self.run_cfg.seed),
                 self.train_set.image_ids,
-                self._groups_apart(),
+                self.train_set.group_ids if apart else None,
             )
         return self._schedule
 
@@ -238,7 +233,7 @@ class RunnerMafa(EvaluatingRunner):
         found = None if self.resume_ckpt_path else self.check_con_d()
         self.kept = keep_images(self.config.model_cfg, self._model, self.train_set, self.device)
         self.checkpoints.begin(self.resume_ckpt_path and str(self.resume_ckpt_path))
-        require_same_state(self.unwrap_dist_model(self.model), self.progress)
+        require_agreement(of_state, self.unwrap_dist_model(self.model), self.progress)
         if found is not None:
             log_check(self.log, found)
         if self._max_steps_done():
@@ -410,10 +405,10 @@ class RunnerMafa(EvaluatingRunner):
         self.schedule.end(epoch)
         following = self.schedule.next_plan
         assert following is not None and self.train_set is not None
-        if self.run_cfg.grit.get("save_order") and following.grouped:
-            self.checkpoints.write_optional(
-                "grit_order.npy", lambda file: np.save(file, following.order)
-            )
+        if self.run_cfg.grit.get("save_order") and following.grouped and is_main_process():
+            path = self.output_dir / "grit_order.npy"  # no run needs it to resume
+            with lost_writes.allow(path), atomic_write(path) as file:
+                np.save(file, following.order)
         self.figures.record_epoch(
             epoch,
             self.progress.global_step,

@@ -36,9 +36,10 @@ from lavis_mafa.models.weight_loading import complete_lavis_loading
 from lavis_mafa.plugins import PluginError
 from lavis_mafa.runners.agreement import (
     DisagreementError,
-    require_same_config,
-    require_same_data,
-    require_same_models,
+    of_config,
+    of_data,
+    of_models,
+    require_agreement,
 )
 from lavis_mafa.runners.checkpoint_schedule import NotSavedError, check_resumption
 from lavis_mafa.runners.dry_run import dry_run
@@ -78,7 +79,7 @@ def build_data(cfg: Any, splits: Collection[str] | None = None) -> tuple[Any, An
         _find_annotations(cfg)
         with checked_rows(float(cfg.run_cfg.get("max_unreadable", 0.0))):
             datasets = task.build_datasets(cfg)
-    require_same_data(datasets)
+    require_agreement(of_data, datasets)
     if splits is None or "train" in splits:  # else there are no training pairs
         _check_size(cfg, datasets)
     return task, datasets
@@ -87,7 +88,7 @@ def build_data(cfg: Any, splits: Collection[str] | None = None) -> tuple[Any, An
 def build_model(cfg: Any, task: Any) -> Any:
     """Build the model of a config; all ranks must get the same frozen models and vocabularies."""
     model = _build_model(cfg, task)
-    require_same_models(model)
+    require_agreement(of_models, model)
     return model
 
 
@@ -116,9 +117,9 @@ def build_runner(cfg: Any) -> Any:
     return runner_cls(cfg=cfg, job_id=job_id, task=task, model=model, datasets=datasets)
 
 
-def run(cfg_path: str, options: Sequence[str] = (), evaluate: bool = False) -> Any:
+def run(cfg_path: str, options: Sequence[str] = ()) -> Any:
     """Train, or only evaluate, by a config; return the runner."""
-    cfg = begin(cfg_path, options, evaluate)
+    cfg = begin(cfg_path, options)
     launch = launch_identity(cfg)
     try:
         runner = build_runner(cfg)
@@ -203,14 +204,14 @@ def _is_clear(error: Exception) -> bool:
     return bool(frames) and Path(frames[-1].filename).is_relative_to(Path(__file__).parents[1])
 
 
-def begin(cfg_path: str, options: Sequence[str], evaluate: bool = False) -> Any:
+def begin(cfg_path: str, options: Sequence[str]) -> Any:
     """Load and check a config, join the process group and seed the generators."""
     end_with_launcher()
     # Tokenizers warn in every worker that is forked after their first use.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    cfg = load_config(cfg_path, [*options, "run.evaluate=True"] if evaluate else list(options))
+    cfg = load_config(cfg_path, options)
     init_distributed(cfg.run_cfg)
-    require_same_config(cfg.to_dict())
+    require_agreement(of_config, cfg.to_dict())
     seed_everything(int(cfg.run_cfg.seed))
     if not is_main_process():
         # Otherwise every rank would log the same lines.
@@ -218,9 +219,9 @@ def begin(cfg_path: str, options: Sequence[str], evaluate: bool = False) -> Any:
     return cfg
 
 
-def check_only(cfg_path: str, options: Sequence[str] = (), evaluate: bool = False) -> None:
+def check_only(cfg_path: str, options: Sequence[str] = ()) -> None:
     """Build and check everything, take one mini-batch forward, and print what would run."""
-    cfg = begin(cfg_path, options, evaluate)
+    cfg = begin(cfg_path, options)
     try:
         lines = dry_run(build_runner(cfg))
     finally:
@@ -229,11 +230,10 @@ def check_only(cfg_path: str, options: Sequence[str] = (), evaluate: bool = Fals
         print("\n".join(["dry run: nothing is trained", *redact(lines)]))
 
 
-def fetch_only(cfg_path: str, options: Sequence[str] = (), evaluate: bool = False) -> None:
+def fetch_only(cfg_path: str, options: Sequence[str] = ()) -> None:
     """Download everything that a config fetches from elsewhere, and print where it is."""
     # The machine that fetches need not be the one that trains: its files and GPUs do not count.
-    given = [*options, "run.evaluate=True"] if evaluate else list(options)
-    cfg = load_config(cfg_path, given, machine=False)
+    cfg = load_config(cfg_path, options, machine=False)
     print("\n".join(redact(prefetch(cfg))))
 
 

@@ -11,7 +11,7 @@ import functools
 import io
 import json
 import re
-import shutil
+import sys
 import tarfile
 from pathlib import Path
 
@@ -24,8 +24,10 @@ from shipped import SHIPPED, loaded, required_options
 from small_language_models import tiny_opt, tiny_t5
 
 from lavis_mafa.cli import main
-from lavis_mafa.io.checkpoints import CONFIGS
 from lavis_mafa.models.traits import traits_of
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "runners"))
+from runs import put_small_lavis  # noqa: E402
 
 PAIRS, SIZE, BATCH = 12, 32, 4
 SMALL = {
@@ -232,24 +234,8 @@ def put_con_d(con_d, checkpoint):
 @pytest.fixture
 def small_lavis(tmp_path, monkeypatch):
     """Options for LAVIS's own ALBEF with tiny image encoder, text encoder and vocabulary."""
-    from lavis.models.vit import VisionTransformerEncoder
-
-    from lavis_mafa.models.parts.vit import build_vit
-
-    tiny = OmegaConf.load(CONFIGS / "models/albef_mafa_tiny.yaml").model
-
-    def small_encoder(cls, cfg, from_pretrained=False):
-        return build_vit(tiny, from_pretrained=False)
-
-    monkeypatch.setattr(VisionTransformerEncoder, "from_config", classmethod(small_encoder))
-    # LAVIS loads this tokenizer by name; a local folder of that name takes precedence.
-    (tmp_path / "bert-base-uncased").mkdir()
-    vocabulary = tmp_path / "bert-base-uncased" / "vocab.txt"
-    shutil.copy(CONFIGS / "models/tiny_vocab.txt", vocabulary)
-    med = json.loads((CONFIGS / "models/med_config_tiny.json").read_text())
-    med["vocab_size"] = len(vocabulary.read_text().splitlines())
-    write(tmp_path / "med.json", med)
-    return [f"model.med_config_path={tmp_path / 'med.json'}", "model.queue_size=64"]
+    med = put_small_lavis(tmp_path, monkeypatch)
+    return [f"model.med_config_path={med}", "model.queue_size=64"]
 
 
 def options_for(path, folder, language_models, checkpoint, lavis_own):

@@ -6,18 +6,14 @@ import json
 import shutil
 
 import torch
-from omegaconf import OmegaConf
+from conftest import tiny_config
 
 from lavis_mafa.io.checkpoints import CONFIGS
 
 
-def config_of(cls, **changes):
-    return OmegaConf.merge(OmegaConf.load(cls.default_config_path("tiny")).model, changes)
-
-
 def build(cls, seed=0, **changes):
     torch.manual_seed(seed)
-    return cls.from_config(config_of(cls, **changes))
+    return cls.from_config(tiny_config(cls, **changes))
 
 
 def save(model, path, **content):
@@ -36,13 +32,3 @@ def write_lavis_sizes(path, **changes):
     tiny = json.loads((CONFIGS / "models/med_config_tiny.json").read_text())
     path.write_text(json.dumps({**tiny, "num_hidden_layers": 12, "fusion_layer": 6, **changes}))
     return str(path)
-
-
-def perturb_copies(*models, by=0.02):
-    """Make momentum encoders differ from the encoders, equally in all models."""
-    with torch.no_grad():
-        for name, weight in models[0].named_parameters():
-            if "_m." in name:
-                weight.add_(by * torch.randn_like(weight))
-    for other in models[1:]:
-        other.load_state_dict(models[0].state_dict())

@@ -128,17 +128,6 @@ def test_t5_equals_lavis(folders, t5):
     assert torch.allclose(t5(batch)["loss"], lavis(batch)["loss"], rtol=1e-5)
 
 
-def test_opt_loss_equals_captions_one_by_one(folders, opt):
-    """On Hugging Face's own OPT, without padding."""
-    slow, total, count = hugging_face_opt(folders), 0.0, 0
-    for embeds, ids in prompt_embeddings(opt, samples(), [c + "\n" for c in CAPTIONS]):
-        logits = slow(inputs_embeds=embeds).logits[0]
-        first = embeds.shape[1] - ids.shape[1]
-        losses = torch.nn.functional.cross_entropy(logits[first - 1 : -1], ids[0], reduction="none")
-        total, count = total + losses.sum(), count + len(losses)
-    assert torch.allclose(opt(samples())["loss"], total / count, rtol=1e-4)
-
-
 @pytest.mark.parametrize("cls", BOTH)
 def test_frozen_parts_stay_in_evaluation_mode(folders, cls):
     model = build(cls, folders).train()

@@ -99,7 +99,7 @@ def test_python_tokens(text, tokens):
 
 @needs_java
 def test_python_tokens_equal_those_of_the_penn_treebank():
-    texts = [t for several in REFERENCES.values() for t in several]
+    texts = [*CHINESE, *(t for several in REFERENCES.values() for t in several)]
     texts += [
         "A man's dog isn't big.",
         'a "stop" sign',
@@ -388,12 +388,6 @@ def test_composed_characters_equal_combining_marks():
     assert (
         tokens_of({0: ["un café，vert", "un cafe\u0301 vert"]}, PYTHON)[0] == ["un café vert"] * 2
     )
-
-
-@needs_java
-def test_both_tokenizers_separate_chinese():
-    numbered = dict(enumerate([[text] for text in CHINESE]))
-    assert tokens_of(numbered, PTB) == tokens_of(numbered, PYTHON)
 
 
 def test_numeric_ids_become_numbers():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-import yaml
-from runs import finish, options, records, run_here, same_weights, start, weights
+from omegaconf import OmegaConf
+from runs import ROOT, finish, options, records, run_here, same_weights, start, weights
 from small_language_models import tiny_opt, tiny_t5
 
 from lavis_mafa.cli import main
@@ -13,35 +13,19 @@ from lavis_mafa.config import ConfigError, load_config
 
 KEYS = {"blip2_opt_mafa": "opt_model", "blip2_t5_mafa": "t5_model"}
 BOTH = list(KEYS)
-RUN = {
-    "task": "image_text_pretrain",
-    "runner": "runner_mafa",
-    "lr_sched": "linear_warmup_cosine_lr",
-    "init_lr": 1e-3,
-    "min_lr": 1e-4,
-    "warmup_lr": 1e-5,
-    "weight_decay": 0.05,
-    "batch_size_eval": 8,
-    "num_workers": 0,
-    "seed": 42,
-    "device": "cpu",
-    "train_splits": ["train"],
-    "output_dir": "output/stage_2",
-    "batch_size_train": 8,
-    "max_epoch": 2,
-}
+CONFIG = ROOT / "tests/downstream/configs/train/blip2_stage2_toy.yaml"
 NO_STEP = {f"run__grit__{key}": None for key in ("queue_size", "search_space", "start_epoch")}
 NO_STEP |= {"model__mafa__con_d__arch": None, "run__k_test": None, "run__max_epoch": 2}
 
 
-def write_config(folder, model, task="image_text_pretrain"):
-    config = {
-        "model": {"model_type": "tiny", **model},
-        "datasets": {"toy_scenes": {"type": "dense"}},
-        "run": {**RUN, "task": task},
-    }
-    path = folder / f"{model['arch']}.yaml"
-    path.write_text(yaml.safe_dump(config, sort_keys=False))
+def write_config(folder, arch, **model):
+    """Write the toy config of stage 2 with another model, on captions of `toy_scenes`."""
+    config = OmegaConf.load(CONFIG)
+    config.model = {"arch": arch, "model_type": "tiny", **model}
+    config.datasets = {"toy_scenes": {"type": "dense"}}
+    del config.run.plugins
+    path = folder / f"{arch}.yaml"
+    OmegaConf.save(config, path)
     return str(path)
 
 
@@ -50,13 +34,14 @@ def world(tmp_path_factory):
     """Language models, a checkpoint of stage 1, and a config of stage 2 for each arch."""
     folder = tmp_path_factory.mktemp("stage_2")
     models = {"opt_model": tiny_opt(folder / "opt"), "t5_model": tiny_t5(folder / "t5")}
-    config = write_config(folder, {"arch": "blip2_mafa"}, "mafa_pretrain")
-    run_here(folder / "stage_1", config=config, model__mafa__con_d__arch=None, run__max_steps=4)
+    stage_1 = ROOT / "projects/mafa/train/blip2_toy.yaml"
+    run_here(
+        folder / "stage_1", config=str(stage_1), model__mafa__con_d__arch=None, run__max_steps=4
+    )
     stage_1 = str(folder / "stage_1" / "job" / "checkpoint_last.pth")
     configs = {
         arch: write_config(
-            folder,
-            {"arch": arch, key: str(models[key]), "load_pretrained": True, "pretrained": stage_1},
+            folder, arch, load_pretrained=True, pretrained=stage_1, **{key: str(models[key])}
         )
         for arch, key in KEYS.items()
     }
@@ -172,10 +157,10 @@ def test_invalid_settings_are_refused(world, arch, given, told):
     assert caught.value.problems[0].startswith(told.format(**names))
 
 
-def test_stage_2_is_no_discriminator(world, tmp_path):
-    judge = {"arch": "blip2_mafa", "mafa": {"con_d": {"arch": "blip2_opt_mafa"}}}
+def test_stage_2_is_no_discriminator():
+    given = ["model.mafa.con_d.arch=blip2_opt_mafa"]
     with pytest.raises(ConfigError, match="con_d.arch: blip2_opt_mafa cannot judge pairs"):
-        load_config(write_config(tmp_path, judge, "mafa_pretrain"))
+        load_config(ROOT / "projects/mafa/train/blip2_toy.yaml", given)
 
 
 @pytest.mark.parametrize("arch", BOTH)

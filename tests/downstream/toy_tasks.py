@@ -4,8 +4,8 @@
 |---|---|
 | `toy_caption` | pictures to caption, as in LAVIS's `COCOCapEvalDataset` |
 | `toy_vqa` | questions, as in LAVIS's data sets for VQA |
-| `toy_ve` | sentences that a picture with an object of ambiguous colour entails or not |
-| `toy_nlvr` | statements about two pictures, as in LAVIS's `NLVRDataset` |
+| `toy_ve` | a colour and a shape: an object has both, only the shape, or none has it |
+| `toy_nlvr` | statements about the backgrounds of two pictures, as in LAVIS's `NLVRDataset` |
 | `toy_grounding` | expressions for an object, with the boxes of all objects |
 
 A data set has the attributes of `_ToyPictures` and `annotation`, a list of rows.
@@ -20,11 +20,9 @@ from lavis.datasets.datasets.base_dataset import BaseDataset
 from torch.utils.data import default_collate
 from toy_expressions import make_expressions
 from toy_questions import make_questions, possible_answers
-from toy_sentences import CLASS_LABELS, ambiguous_cells, leave_open, make_sentences
-from toy_statements import STATEMENT_TYPES, make_statements
 
+from lavis_mafa.toyworld import BACKGROUNDS, COLOURS, SHAPES
 from lavis_mafa.toyworld.builder import ToyScenesBuilder, _ToyScenesTrain
-from lavis_mafa.toyworld.world import write_captions
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
 PLUGIN = str(Path(__file__).resolve().parent / "toys.py")
@@ -153,23 +151,21 @@ class ToyEntailmentBuilder(ToyTaskBuilder):
     holds, num_classes = "labels", 3
 
     def rows_of(self, pictures, rng):
-        used, cells = ambiguous_cells(pictures.scenes, rng)
-        scenes, world = pictures.scenes[used], pictures.world
-        pictures.images = pictures.images.copy()
-        pictures.images[used] = leave_open(pictures.images[used], world, scenes, cells, rng)
-        sentences = make_sentences(world, scenes, cells, rng).ravel()
-        texts = write_captions(sentences, world.synonym_rate, rng)
-        images = np.repeat(used, len(CLASS_LABELS)).tolist()
-        labels = list(CLASS_LABELS.values()) * len(used)
-        data = ToyTask(
-            pictures,
-            [
-                {"picture": image, "text": text, "label": label, "image_id": image}
-                for image, text, label in zip(images, texts, labels, strict=True)
-            ],
-        )
-        data.sentences, data.open_cells = sentences, dict(zip(used.tolist(), cells, strict=True))
-        return data
+        """Make a sentence of each of SNLI-VE's labels, contradiction, neutral and entailment."""
+        every, rows = [(colour, shape) for colour in COLOURS for shape in SHAPES], []
+        for image, scene in enumerate(pictures.scenes):
+            cells = np.flatnonzero(scene["shape"])
+            shown = [
+                every[(scene["colour"][c] - 1) * len(SHAPES) + scene["shape"][c] - 1] for c in cells
+            ]
+            shapes = {shape for _, shape in shown}
+            absent = [one for one in every if one[1] not in shapes]
+            others = [one for one in every if one[1] in shapes and one not in shown]
+            for label, choices in enumerate((absent, others, shown)):
+                colour, shape = choices[int(rng.integers(len(choices)))]
+                text = f"a {colour} {shape}"
+                rows.append({"picture": image, "text": text, "label": label, "image_id": image})
+        return ToyTask(pictures, rows)
 
 
 class ToyStatements(ToyTask):
@@ -185,20 +181,23 @@ class ToyStatements(ToyTask):
 @register("toy_nlvr")
 class ToyNlvrBuilder(ToyTaskBuilder):
     holds, num_classes, images_per_sample = "labels", 2, 2
-    own = {"statements_per_image": 2, "statement_types": STATEMENT_TYPES}
+    own = {"statements_per_image": 2, "statement_types": ("both", "side", "same")}
 
     def rows_of(self, pictures, rng, statements_per_image, statement_types):
-        number = statements_per_image * len(pictures.scenes)
-        statements = make_statements(pictures.scenes, number, rng, statement_types)
-        rows = [
-            {
-                "pair": (one.left, one.right),
-                "text": one.text,
-                "label": int(one.label),
-                "statement_type": one.statement_type,
-            }
-            for one in statements
-        ]
+        """Make as many true statements of each kind as false ones."""
+        rows, grounds = [], [BACKGROUNDS[one - 1] for one in pictures.scenes["background"]]
+        while len(rows) < statements_per_image * len(grounds):
+            kind = statement_types[len(rows) % len(statement_types)]
+            label = len(rows) // len(statement_types) % 2
+            pair = left, right = rng.choice(len(grounds), 2, replace=False).tolist()
+            ground = grounds[pair[int(rng.integers(2))]]
+            text, true = {
+                "both": (f"both are on {ground}", grounds[left] == grounds[right]),
+                "side": (f"the left is on {ground}", grounds[left] == ground),
+                "same": ("both have the same background", grounds[left] == grounds[right]),
+            }[kind]
+            if true == label:
+                rows.append({"pair": pair, "text": text, "label": label, "statement_type": kind})
         return ToyStatements(pictures, rows)
 
 

@@ -129,7 +129,7 @@ if find_spec("lavis_mafa.downstream"):
             model__use_distill=True,
             datasets__toy_vqa__build_info__questions_per_image=2,
         ),
-        "entailment, momentum": downstream("ve_ft", "toy_ve", 14, model__use_distill=True),
+        "entailment, momentum": downstream("ve_ft", "toy_ve", 11, model__use_distill=True),
         "text assignment": downstream("nlvr_pretrain", "toy_scenes", 34),
     }
 

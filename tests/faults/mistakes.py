@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import math
 import random
@@ -13,6 +14,7 @@ from typing import Any
 from lavis.common.registry import registry
 from omegaconf import OmegaConf
 from pydantic.fields import FieldInfo
+from shipped import required_options
 
 from lavis_mafa.config.check import Report
 from lavis_mafa.config.key import keys_in, kind_of, option_of
@@ -79,11 +81,14 @@ class Mistake:
         return [line for line in problems if line.startswith(prefixes) and self.meant in line]
 
 
-def plain(path: Any, options: list[str]) -> dict[str, Any]:
-    """Return a config file with options, as plain data."""
-    merged = OmegaConf.merge(OmegaConf.load(path), OmegaConf.from_dotlist(options))
-    found: Any = OmegaConf.to_container(merged, resolve=True)
-    return found
+@functools.cache
+def valid_config(path: Any) -> dict[str, Any]:
+    """Return a shipped config as plain data, without problems."""
+    required = OmegaConf.from_dotlist(required_options(path))
+    merged = OmegaConf.merge(OmegaConf.load(path), required)
+    config: Any = OmegaConf.to_container(merged, resolve=True)
+    assert complete(config, machine=False)[1] == []
+    return config
 
 
 def misspellings(name: str, number: int | None = 1) -> list[str]:

@@ -6,18 +6,12 @@ Each would crash after the model is built, often not before the end of an epoch,
 from __future__ import annotations
 
 import copy
-import functools
-import json
-import sys
-from pathlib import Path
 
 import mistakes as making
 import pytest
+from shipped import SHIPPED, TOY_TASKS
 
 from lavis_mafa.config.load import complete
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "config"))
-from shipped import SHIPPED, TOY_TASKS, required_options  # noqa: E402
 
 MAFA, RULE = "model.mafa", "model.mafa.connections"
 ORACLE = {f"{MAFA}.con_d": {"arch": "oracle"}}
@@ -117,19 +111,11 @@ CONTRADICTIONS = [
 ]  # fmt: skip
 
 
-@functools.cache
-def valid_config(path):
-    """Return a shipped config as plain data, without problems."""
-    config = making.plain(path, required_options(path))
-    assert complete(config, machine=False)[1] == []
-    return config
-
-
 def config_of(name, changes):
     """Return a shipped config with changes by dotted key; the training config if both exist."""
     paths = [*SHIPPED, *sorted(TOY_TASKS.rglob("*.yaml"))]
     path = [path for path in paths if path.stem == name][-1]  # train is sorted after eval
-    config = copy.deepcopy(valid_config(path))
+    config = copy.deepcopy(making.valid_config(path))
     for key, value in changes.items():
         *parents, leaf = key.split(".")
         node = config
@@ -157,10 +143,6 @@ def test_contradictions_are_rejected(name, changes, key, message, injected):
     found = any(message in line for line in lines)
     injected("config: contradiction", survived=found)
     assert found, complete(config_of(name, changes), machine=False)[1]
-
-
-def test_every_contradiction_is_tested_once():
-    assert len({json.dumps(case, default=str) for case in CONTRADICTIONS}) == len(CONTRADICTIONS)
 
 
 # Notes: valid settings without effect, or with an effect that is probably not intended

@@ -22,13 +22,12 @@ from lavis_mafa.datasets import pair_conversion
 from lavis_mafa.datasets.annotation_files import read_rows
 from lavis_mafa.datasets.annotation_rows import Problem, Row
 from lavis_mafa.datasets.image_text_shards import ImageTextShardsTrain, listed
-from lavis_mafa.datasets.judgements import LABELS, read_judgements
+from lavis_mafa.datasets.judgements import read_judgements
 from lavis_mafa.datasets.pair_conversion import converted
 from lavis_mafa.datasets.shards import write_shards
 from lavis_mafa.io.cache import _TEMPORARY
 from lavis_mafa.io.yaml_files import MOST_NODES, check_yaml
 from lavis_mafa.mining.judged_pairs import Judged
-from lavis_mafa.mining.quality.annotator_labels import read_labels
 from lavis_mafa.models.con_d.calibration import CalibratedThresholds
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -274,53 +273,6 @@ def test_column_that_occurs_twice_is_a_problem(tmp_path, injected, column):
 
 
 # Labels
-
-
-def labels(**changes):
-    strata = [{"low": 0.5, "high": 1.0, "pairs": 3}]
-    answers = [{"image": 0, "text": 1, "answer": "yes"}]
-    content = {"kind": LABELS, "version": 1, "page": "p", "judged": "j", "name": "con_d"}
-    content |= {"drawn": {"above": 0.5, "strata": strata}, "labels": answers}
-    return {**content, **changes}
-
-
-def drawn(above=0.5, **stratum):
-    strata = [{"low": 0.5, "high": 1.0, "pairs": 3, **stratum}]
-    return {"drawn": {"above": above, "strata": strata}}
-
-
-ODD_LABELS = {
-    "above is NaN": labels(**drawn(float("nan"))),
-    "above is infinite": labels(**drawn(float("inf"))),
-    "above is text": labels(**drawn("0.5")),
-    "above is 1": labels(**drawn(1)),
-    "a limit is NaN": labels(**drawn(low=float("nan"))),
-    "a limit of 400 digits": labels(**drawn(high=10**400)),
-    "limits in the wrong order": labels(**drawn(low=1.0, high=0.5)),
-    "no stratum": labels(drawn={"above": None, "strata": []}),
-    "a number of 100 digits": labels(labels=[{"image": 10**100, "text": 1, "answer": "yes"}]),
-    "an answer that is a list": labels(labels=[{"image": 0, "text": 1, "answer": ["yes"]}]),
-    "labels that are text": labels(labels="yes"),
-    "deeply nested": DEEP,
-    "a list": "[]",
-    "a number": "3",
-    "null": "null",
-    "empty": "",
-    "no UTF-8": "\udcff",
-}
-
-
-@pytest.mark.parametrize("what", ODD_LABELS)
-def test_odd_labels_are_refused(tmp_path, injected, what):
-    path = tmp_path / "labels.json"
-    content = ODD_LABELS[what]
-    text = content if isinstance(content, str) else json.dumps(content)
-    path.write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(ValueError, match="labels.json"):
-        read_labels(path)
-    injected("odd labels", 1)
-    path.write_text(json.dumps(labels()))
-    assert read_labels(path).above == 0.5
 
 
 @pytest.mark.parametrize("about", ["[]", "3", "null", DEEP, "{", ""])

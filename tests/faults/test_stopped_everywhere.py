@@ -142,22 +142,3 @@ def test_fp16_scaler_state_is_resumed(tmp_path, starting_files, injected):
         assert_stops_change_nothing(tmp_path, injected, "albef, fp16 and its scaler", 0, **case)
     scaler = state(tmp_path / "whole")["scaler"]
     assert scaler["scale"] != 2.0**24, "the scale must have changed"
-
-
-def test_bits_differing_counts_bits():
-    one = {"a": torch.tensor([1.0, 2.0]), "b": [1, 0.5, None], 3: {"c": "x"}}
-    assert bits_differing(one, {**one, "a": one["a"].clone()}) == 0
-    assert bits_differing(one, {**one, "a": torch.tensor([1.0, -2.0])}) == 1
-    assert bits_differing(one, {**one, "b": [1, 0.5]}) > 0
-    assert bits_differing(one, {**one, "b": [1, 1.0, None]}) == 1
-    assert bits_differing({"a": {}}, {}) > 0 and bits_differing({}, {"a": torch.empty(0)}) > 0
-    nan = {"a": torch.tensor(float("nan"))}
-    assert bits_differing(nan, {"a": torch.tensor(float("nan"))}) == 0
-
-
-def test_samples_lost_counts_samples_out_of_place():
-    records_ = [{"epoch": 0, "step": step, "index": [2 * step, 2 * step + 1]} for step in range(3)]
-    assert samples_lost(records_, records_) == 0
-    assert samples_lost(records_[:2], records_) == 2  # never trained
-    assert samples_lost([*records_, records_[0]], records_) == 2  # twice
-    assert samples_lost([{**records_[0], "index": [1, 4]}, *records_[1:]], records_) == 2

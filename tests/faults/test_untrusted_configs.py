@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import http.server
 import json
-import socket
 import threading
 from pathlib import Path
 
@@ -91,17 +90,6 @@ def saved(content, path, **model):
 SECRET_URL = "http://localhost:{port}/${{oc.env:ATTACKED_TOKEN}}/{name}.json"
 PLACES = ["tokenizer", "med_config_path", "vit_weights", "bert_weights", "opt_model", "finetuned"]
 PLACES += ["pretrained", "prompt", "vit_type", "an_unknown_key", "q_former_config"]
-
-
-def test_server_of_this_test_would_learn_the_secret(server):
-    port, asked = server
-    url = OmegaConf.create({"a": SECRET_URL.format(port=port, name="a")}).a
-    with socket.create_connection(("localhost", port)) as client:
-        client.sendall(
-            f"GET {url[len('http://localhost:') + len(str(port)) :]} HTTP/1.0\r\n\r\n".encode()
-        )
-        client.recv(100)
-    assert asked == [f"/{SECRET}/a.json"]
 
 
 def test_no_url_or_interpolation_of_a_checkpoint_is_resolved(content, server, tmp_path, injected):

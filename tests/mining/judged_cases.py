@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 
@@ -32,3 +33,9 @@ def save_labels(path, digest, answers, above=0.5, strata=STRATA, **changes):
     }
     path.write_text(json.dumps({**content, **changes}))
     return path
+
+
+def page_data(path):
+    """Return the data inside a page of labels or a report."""
+    text = path.read_text(encoding="utf-8")
+    return json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])

@@ -42,17 +42,21 @@ def features_of(size, seed, width=3, queries=0):
     return Features(np.arange(size) * 2, images, texts, vectors, captions, [])
 
 
+def accept_half(model, samples, factor):
+    """Scale the ITM head and set its bias so that Con-D accepts half of the samples' pairs."""
+    numbers = torch.arange(len(samples["image"]))
+    pairs = torch.cartesian_prod(numbers, numbers).unbind(1)
+    model.itm_head.weight.data *= factor
+    for _ in range(2):
+        odds = torch.logit(ModelDiscriminator(model).judge(samples, *pairs).double(), eps=1e-12)
+        model.itm_head.bias.data[1] -= odds.median().float()
+
+
 def save_model(path, train_set, seed):
     """Save a random tiny ALBEF that accepts about half of all pairs as Con-D; return the path."""
     torch.manual_seed(seed)
     model = load_model("albef_mafa", "tiny")
-    con_d = ModelDiscriminator(model)
-    samples = mini_batch(train_set, range(20))
-    pairs = torch.cartesian_prod(torch.arange(20), torch.arange(20)).unbind(1)
-    model.itm_head.weight.data *= 100.0
-    for _ in range(2):
-        odds = torch.logit(con_d.judge(samples, *pairs).double(), eps=1e-12)
-        model.itm_head.bias.data[1] -= odds.median().float()
+    accept_half(model, mini_batch(train_set, range(20)), 100.0)
     torch.save({"model": load_model("albef_mafa", "tiny").state_dict() | model.state_dict()}, path)
     return str(path)
 

@@ -238,13 +238,7 @@ def test_precisions_out_of_range_are_refused(tmp_path, caplog, given, message):
 
 
 def test_thresholds_that_the_rule_does_not_use_are_refused(tmp_path):
-    rule = {"rule": "margin", "score": "similarity", "calibration": str(saved(tmp_path))}
-    config = {
-        "model": {"arch": "albef_mafa", "model_type": "tiny", "mafa": {"connections": rule}},
-        "datasets": {"toy_scenes": {}},
-        "run": {"task": "mafa_pretrain", "runner": "runner_mafa"},
-    }
-    path = tmp_path / "config.yaml"
-    path.write_text(json.dumps(config), encoding="utf-8")
+    rule = {"rule": "margin", "score": "similarity", "calibration": saved(tmp_path)}
+    given = [f"model.mafa.connections.{key}={value}" for key, value in rule.items()]
     with pytest.raises(ValueError, match="which rule: margin does not use; remove it"):
-        load_config(str(path))
+        load_config(ROOT / "projects/mafa/train/albef_toy.yaml", given)

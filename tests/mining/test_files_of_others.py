@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from judged_cases import page_data
 from own_pairs import CONFIG
 from PIL import Image
 from small_world import call
@@ -218,7 +219,7 @@ def test_pages_of_foreign_annotations_have_no_private_picture(outside, caplog):
     given = ["--cfg-path", CONFIG, "--options", *options]
     call("label", "page", path, "--output", folder / "labels.html", *given)
     assert "outside of the image folder" in caplog.text
-    page = json.loads((folder / "labels.html").read_text().split('id="data">')[1].split("</")[0])
+    page = page_data(folder / "labels.html")
     assert [pair[:2] for pair in page["pairs"]] == [[0, 1]] and len(page["images"]) == 1
 
 

@@ -15,6 +15,7 @@ import pytest
 from browser import Browser, needs_browser
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from judged_cases import page_data
 from PIL import Image
 
 from lavis_mafa.cli import main
@@ -55,10 +56,6 @@ def judged_file(probability, **about):
     numbers = np.arange(len(probability))
     texts = (numbers + 3) % len(numbers)
     return judged_cases.judged_file(numbers, texts, None, {"low": 0.5, **about}, con_d=probability)
-
-
-def page_data(path: Path) -> dict:
-    return json.loads(re.search(r'id="data">(.*?)</script>', path.read_text(), re.S)[1])
 
 
 def save_labels(path, judged, answers, *more, **changes):
@@ -232,6 +229,21 @@ def test_a_pair_at_the_threshold_is_no_match(tmp_path):
         ({"labels": None}, "labels: Input should be a valid array"),
         ({"drawn": {"strata": []}}, "drawn.above: Field required"),
         ({"page": 5}, "page: Input should be a valid string, got 5"),
+        ({"labels": "yes"}, "labels: Input should be a valid array"),
+        ({"labels": [{"image": 10**100, "text": 3, "answer": "yes"}]}, "labels.0.image"),
+        ({"labels": [{"image": 0, "text": 3, "answer": ["yes"]}]}, "labels.0.answer"),
+        ({"drawn": {"above": None, "strata": []}}, "drawn.strata"),
+        *[
+            ({"drawn": {"above": above, "strata": judged_cases.STRATA}}, "drawn.above")
+            for above in (float("nan"), float("inf"), "0.5", 1)
+        ],
+        *[
+            (
+                {"drawn": {"above": 0.5, "strata": [{"low": low, "high": high, "pairs": 3}]}},
+                "strata",
+            )
+            for low, high in ((float("nan"), 1.0), (0.5, 10**400), (1.0, 0.5))
+        ],
     ],
 )
 def test_damaged_labels_are_rejected(tmp_path, changes, message):
@@ -250,8 +262,9 @@ def test_answers_that_are_all_unsure_give_no_factor(tmp_path):
 def test_other_files_are_rejected(tmp_path):
     with pytest.raises(FileNotFoundError, match="label page"):
         read_labels(tmp_path / "none.json")
-    for text in ("[1]", "{}", "no json"):
-        (tmp_path / "a.json").write_text(text)
+    nested = b"[" * 3000 + b"]" * 3000
+    for content in (b"[1]", b"{}", b"no json", b"3", b"null", b"", b"\xff", nested):
+        (tmp_path / "a.json").write_bytes(content)
         with pytest.raises(ValueError, match="a.json"):
             read_labels(tmp_path / "a.json")
 

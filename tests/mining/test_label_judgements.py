@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT
+from judged_cases import page_data
 from omegaconf import OmegaConf
 from PIL import Image
 from small_world import CONFIG, call, con_d
@@ -71,7 +71,7 @@ def answer(judged, name, answers, *more):
     """Write the page of a judged file, answer its pairs, and save ``name``.json next to it."""
     page = judged.parent / f"{name}.html"
     call("label", "page", judged, "--all", "--output", page, *more)
-    data = json.loads(re.search(r'id="data">(.*?)</script>', page.read_text(), re.S)[1])
+    data = page_data(page)
     shown = {tuple(pair[:2]) for pair in data["pairs"]}
     labels = [{"image": i, "text": t, "answer": one} for (i, t), one in answers.items()]
     assert shown >= set(answers)

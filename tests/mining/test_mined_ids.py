@@ -42,56 +42,48 @@ IDS = [
 ]
 
 
-@pytest.mark.parametrize("ids", [*IDS, ["007", "007", "7", "7", 8, 8]])
-def test_mined_and_original_files_are_read_together(tmp_path, ids):
-    for name in "abc":
-        Image.new("RGB", (8, 8)).save(tmp_path / f"{name}.png")
-    (tmp_path / "train.json").write_text(json.dumps(rows_with(ids)))
-    writer = PairRecords(Corpus(TrainingSet(data_set(tmp_path, "train.json")), None), tmp_path)
-    mined = [writer.record(0, 5), writer.record(2, 1), writer.record(4, 0)]
-    (tmp_path / "mined.json").write_text(json.dumps(mined))
-    together = data_set(tmp_path, "train.json", "mined.json")
-    assert list(together.image_ids) == [0, 0, 1, 1, 2, 2, 0, 1, 2]
-    for record, number in zip(mined, (0, 2, 4), strict=True):
-        given = rows_with(ids)[number]
-        assert str(record.get("image_id")) == str(given.get("image_id"))
-        assert record["image"] == given["image"]
+CASES = [(ids, kind) for ids in IDS for kind in ("json", "parquet", "stored")]
 
 
-@pytest.mark.parametrize("stored", [False, True])
-@pytest.mark.parametrize("ids", IDS)
-def test_mined_and_original_parquet_files_are_read_together(tmp_path, ids, stored):
+@pytest.mark.parametrize("ids, kind", [*CASES, (["007", "007", "7", "7", 8, 8], "json")])
+def test_mined_and_original_files_are_read_together(tmp_path, ids, kind):
+    """From JSON, from parquet with paths, and from parquet with the images inside."""
     for number, name in enumerate("abc"):
         Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / f"{name}.png")
-    rows = rows_with(ids)
-    images = [row["image"] for row in rows]
-    if stored:
-        images = [(tmp_path / name).read_bytes() for name in images]
-    columns = {"image": images, "caption": [[row["caption"]] for row in rows]}
-    if any(one is not None for one in ids):
-        columns["image_id"] = ids
-    pq.write_table(pa.table(columns), tmp_path / "train.parquet")
-    original = data_set(tmp_path, "train.parquet")
-    corpus = Corpus(TrainingSet(original), None)
-    writer = ParquetRecords(corpus, tmp_path / "out")
-    new = [{**writer.record(0, 5), "score": 0.9, "direction": "i2t"}, writer.record(2, 1)]
-    writer.write(tmp_path / "mined.parquet", [*new, *writer.records([4])])
+    rows, stored = rows_with(ids), kind == "stored"
+    names = [f"{name}.{'json' if kind == 'json' else 'parquet'}" for name in ("train", "mined")]
+    if kind == "json":
+        (tmp_path / names[0]).write_text(json.dumps(rows))
+    else:
+        images = [
+            (tmp_path / row["image"]).read_bytes() if stored else row["image"] for row in rows
+        ]
+        columns = {"image": images, "caption": [[row["caption"]] for row in rows]}
+        if any(one is not None for one in ids):
+            columns["image_id"] = ids
+        pq.write_table(pa.table(columns), tmp_path / names[0])
+    corpus = Corpus(TrainingSet(data_set(tmp_path, names[0])), None)
+    writer = (PairRecords if kind == "json" else ParquetRecords)(corpus, tmp_path / "out")
+    mined = [{**writer.record(0, 5), "score": 0.9, "direction": "i2t"}, writer.record(2, 1)]
+    writer.write(tmp_path / names[1], [*mined, writer.record(4, 0)])
     assert not (tmp_path / "out").exists()
-    together = data_set(tmp_path, "train.parquet", "mined.parquet")
+    together = data_set(tmp_path, *names)
     assert list(together.image_ids) == [0, 0, 1, 1, 2, 2, 0, 1, 2]
-    assert [together.caption(k) for k in (6, 7, 8)] == ["caption 5", "caption 1", "caption 4"]
+    assert [together.caption(k) for k in (6, 7, 8)] == ["caption 5", "caption 1", "caption 0"]
     for place, number in ((6, 0), (7, 2), (8, 4)):
         assert together.own_image_id(place) == (None if ids[number] is None else str(ids[number]))
         assert together.show(place)[0].getpixel((0, 0)) == (number // 2, 0, 0)
-    found = pq.read_table(tmp_path / "mined.parquet")
+    if kind == "json":
+        written = json.loads((tmp_path / names[1]).read_text())
+        assert [one["image"] for one in written] == [rows[k]["image"] for k in (0, 2, 4)]
+        return
+    found = pq.read_table(tmp_path / names[1])
     assert found["score"].to_pylist() == [0.9, None, None]
     whole = all(isinstance(one, int) for one in ids) or ids == [1, 1, None, None, 2, 2]
     if "image_id" in found.column_names:
         assert (found.schema.field("image_id").type == pa.int64()) == whole
     datasets = pytest.importorskip("datasets")
-    shown = datasets.Dataset.from_parquet(
-        str(tmp_path / "mined.parquet"), cache_dir=str(tmp_path / "hf")
-    )
+    shown = datasets.Dataset.from_parquet(str(tmp_path / names[1]), cache_dir=str(tmp_path / "hf"))
     assert shown["caption"][0] == "caption 5"
     assert shown.features["image"] == (datasets.Image() if stored else datasets.Value("string"))
     if stored:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from judged_cases import page_data
 from PIL import Image
 from small_world import arguments, call, con_d
 
@@ -34,12 +34,6 @@ def write_log(folder, *lines):
 def step(epoch, step_of_epoch, number, loss, **more):
     kind = {"kind": "step", "epoch": epoch, "step": step_of_epoch, "global_step": number}
     return {**kind, "loss": loss, **more}
-
-
-def data_of_page(path):
-    text = path.read_text(encoding="utf-8")
-    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
-    return json.loads(data[1])
 
 
 def test_repeated_steps_count_once(tmp_path):
@@ -222,7 +216,7 @@ def test_page_of_judged_pairs(tmp_path):
 
     show = SampleViewer(Data(), images=False)
     path = report_of_judged(judged_pairs(), show, tmp_path / "page.html", "Pairs")
-    data = data_of_page(path)
+    data = page_data(path)
     assert data["thresholds"] == [0.25, 0.75]
     assert [j["name"] for j in data["judged"]] == [
         f"{name}, {part}"
@@ -253,7 +247,7 @@ def test_report_command_on_mined_pairs(tmp_path, models):
     more = ("--batch-size", 16, "--search-space", 48, "--threshold", 0.6)
     call(*arguments("mine", tmp_path, model, *more, "--con-d", *con_d("a", model)))
     call("report", tmp_path)
-    judged, data = Judged.load(tmp_path), data_of_page(tmp_path / "judged.html")
+    judged, data = Judged.load(tmp_path), page_data(tmp_path / "judged.html")
     counts = np.array(data["judged"][0]["counts"])
     assert counts.sum() == len(judged) > 100
     _, high = data["thresholds"]
@@ -271,7 +265,7 @@ def test_report_command_on_judged_pairs_without_config(tmp_path):
     judged_pairs().save(tmp_path / "judged.npz")
     (tmp_path / "report.html").write_text("of the count")
     assert main(["report", str(tmp_path)]) == 0
-    data = data_of_page(tmp_path / "judged.html")
+    data = page_data(tmp_path / "judged.html")
     assert len(data["cards"]) == 7 and data["images"] == []
     assert (tmp_path / "report.html").read_text() == "of the count"
 

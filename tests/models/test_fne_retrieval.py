@@ -8,10 +8,10 @@ import functools
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from conftest import mini_batch, tiny_config, toy_config
 from omegaconf import OmegaConf
 from torch.nn.parallel import DistributedDataParallel
+from two_ranks import on_two_ranks
 
 from lavis_mafa.algorithm.pair_memory import EMPTY
 from lavis_mafa.algorithm.posterior import PosteriorRule
@@ -286,9 +286,7 @@ def steps_of(model, train_set, epoch, first_sample, size, stride):
     }
 
 
-def run_rank(rank, file, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+def run_rank(rank):
     data = TrainingSet(ToyScenesBuilder(toy_config()).build_datasets()["train"], seed=0)
     results = {}
     for name, epoch in CASES.items():
@@ -296,8 +294,7 @@ def run_rank(rank, file, folder):
         results[name] = steps_of(model, data, epoch, rank * BATCH, BATCH, 2 * BATCH)
         dist.all_reduce(results[name]["losses"])
         results[name]["losses"] /= 2
-    torch.save(results, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    return results
 
 
 def observing_model():
@@ -309,9 +306,7 @@ def observing_model():
 
 @pytest.fixture(scope="module")
 def rank_results(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(run_rank, (str(folder / "store"), str(folder)), nprocs=2)
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
+    return on_two_ranks(run_rank, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+from conftest import ROOT
 from lavis.common.registry import registry
 from lavis.models.albef_models.albef_retrieval import AlbefRetrieval
 from lavis.models.base_model import BaseModel
+from mistakes import valid_config
 
 from lavis_mafa import load_model
 from lavis_mafa.config.con_d import check_con_d
@@ -28,23 +32,11 @@ def albef_mine():
 
 
 def make_config(tmp_path, **model):
-    mafa = {"con_d": None, **model.pop("mafa", {})}
-    return {
-        "run": {
-            "task": "mafa_pretrain",
-            "runner": "runner_mafa",
-            "lr_sched": "linear_warmup_cosine_lr",
-            **{"init_lr": 1e-4, "min_lr": 1e-5, "weight_decay": 0.02, "max_epoch": 2},
-            **{"batch_size_train": 8, "batch_size_eval": 8, "num_workers": 0},
-            **{"train_splits": ["train"], "device": "cpu", "output_dir": str(tmp_path)},
-            "grit": {"queue_size": 64, "search_space": 32},
-        },
-        "model": {
-            **{"arch": "albef_mine", "model_type": "tiny", "load_pretrained": False},
-            **{"mafa": mafa, **model},
-        },
-        "datasets": {"toy_scenes": {"type": "dense"}},
-    }
+    config = copy.deepcopy(valid_config(ROOT / "projects/mafa/train/albef_toy.yaml"))
+    mafa = {**config["model"]["mafa"], "con_d": None, **model.pop("mafa", {})}
+    config["model"] |= {"arch": "albef_mine", "mafa": mafa, **model}
+    config["run"]["output_dir"] = str(tmp_path)
+    return config
 
 
 def save_model(path, arch, **config):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 
 ROOT = Path(__file__).resolve().parents[2]
+MODELS = ROOT / "lavis_mafa/configs/models"
 CONFIG = str(ROOT / "projects/mafa/train/albef_toy.yaml")
 
 # 74 pairs, mini-batches of 8: 9 steps an epoch with 2 pairs left over; grouped from epoch 1 on.
@@ -64,6 +67,28 @@ def write_toy_config(path, datasets, config=CONFIG):
     data = json.dumps({"datasets": datasets})[1:-1]  # JSON is YAML
     path.write_text(f"{toy[: toy.index('datasets:')]}{data}\n\n{toy[toy.index('run:') :]}")
     return str(path)
+
+
+def put_small_lavis(folder, patch, vocabulary=MODELS / "tiny_vocab.txt", more_words=0, **bert):
+    """Give LAVIS's own models the small image encoder, and write ``med.json``, the config of a
+    narrow BERT, and a tokenizer into a folder; return the path of ``med.json``.
+
+    LAVIS loads the tokenizer by name: a folder of that name in the working directory takes
+    precedence.
+    """
+    from lavis.models.vit import VisionTransformerEncoder
+
+    from lavis_mafa.models.parts.vit import build_vit
+
+    tiny = OmegaConf.load(MODELS / "albef_mafa_tiny.yaml").model
+    small = classmethod(lambda cls, cfg, from_pretrained=False: build_vit(tiny, False))
+    patch.setattr(VisionTransformerEncoder, "from_config", small)
+    (folder / "bert-base-uncased").mkdir()
+    shutil.copy(vocabulary, folder / "bert-base-uncased" / "vocab.txt")
+    words = len(Path(vocabulary).read_text().splitlines()) + more_words
+    med = json.loads((MODELS / "med_config_tiny.json").read_text())
+    (folder / "med.json").write_text(json.dumps({**med, "vocab_size": words, **bert}))
+    return str(folder / "med.json")
 
 
 def options(folder, **changes):

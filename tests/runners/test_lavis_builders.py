@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 import yaml
-from runs import PROCESSORS, TOY, records, run_here, weights
+from runs import PROCESSORS, TOY, put_small_lavis, records, run_here, weights
 
 from lavis_mafa.runners import RunnerMafa
 from lavis_mafa.runners.loaders import evaluation_sets
@@ -195,32 +195,13 @@ def test_photograph_in_several_builders_is_one_image(
 @pytest.fixture
 def small_lavis_captioner(tmp_path, monkeypatch):
     """LAVIS's BLIP captioner with few weights: its own classes, a vocabulary in a folder."""
-    from lavis.models.vit import VisionTransformerEncoder
-    from omegaconf import OmegaConf
-
-    from lavis_mafa.io.checkpoints import CONFIGS
-    from lavis_mafa.models import AlbefMafa
-    from lavis_mafa.models.parts.vit import build_vit
-
-    tiny = OmegaConf.load(AlbefMafa.default_config_path("tiny")).model
-
-    def small_encoder(cls, cfg, from_pretrained=False):
-        return build_vit(tiny, from_pretrained)
-
-    monkeypatch.setattr(VisionTransformerEncoder, "from_config", classmethod(small_encoder))
     monkeypatch.chdir(tmp_path)
-    # LAVIS loads this tokenizer by name; a local folder of that name takes precedence.
-    vocabulary = tmp_path / "bert-base-uncased" / "vocab.txt"
-    vocabulary.parent.mkdir()
-    shutil.copy(CONFIGS / "models" / "tiny_vocab.txt", vocabulary)
-    med = json.loads((CONFIGS / "models" / "med_config_tiny.json").read_text())
-    med["vocab_size"] = len(vocabulary.read_text().splitlines()) + 2  # [DEC] and [ENC]
-    (tmp_path / "med.json").write_text(json.dumps(med))
+    med = put_small_lavis(tmp_path, monkeypatch, more_words=2)  # [DEC] and [ENC]
     torch.save({"model": {}}, tmp_path / "nothing.pth")
     return {
         "arch": "blip_caption",
         "model_type": "base_coco",
-        "med_config_path": str(tmp_path / "med.json"),
+        "med_config_path": med,
         "image_size": 32,
         "load_finetuned": True,
         "finetuned": str(tmp_path / "nothing.pth"),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import pytest
 import torch
 from omegaconf import OmegaConf
-from runs import INFO, OWN, ROOT, TINY, TOY, records, run_here
+from runs import INFO, OWN, ROOT, TINY, TOY, put_small_lavis, records, run_here
 
 from lavis_mafa.cli import main
 
@@ -88,26 +87,11 @@ def test_train_and_evaluate(data_folder, photographs, tmp_path):
 @pytest.fixture(scope="module")
 def small_albef(tmp_path_factory, data_folder):
     """A folder with the config of a narrow BERT; LAVIS's classes get a small image encoder."""
-    from lavis.models.vit import VisionTransformerEncoder
-
-    from lavis_mafa.models.parts.vit import build_vit
-
     folder = tmp_path_factory.mktemp("albef")
-    tiny = json.loads((ROOT / "lavis_mafa/configs/models/med_config_tiny.json").read_text())
-    vocabulary = len((data_folder / "vocab.txt").read_text().splitlines())
-    med = {**tiny, "vocab_size": vocabulary}
-    # Depth as in ALBEF: LAVIS's loaders assume six text and six fusion layers.
-    med.update(num_hidden_layers=12, fusion_layer=6)
-    (folder / "med.json").write_text(json.dumps(med))
-    # LAVIS loads this tokenizer by name; a local folder of that name takes precedence.
-    (folder / "bert-base-uncased").mkdir()
-    shutil.copy(data_folder / "vocab.txt", folder / "bert-base-uncased" / "vocab.txt")
-
-    def small_encoder(cls, cfg, from_pretrained=False):
-        return build_vit(OmegaConf.create({"image_size": cfg.image_size, "vit": VIT}), False)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(VisionTransformerEncoder, "from_config", classmethod(small_encoder))
+        # Depth as in ALBEF: LAVIS's loaders assume six text and six fusion layers.
+        deep = {"num_hidden_layers": 12, "fusion_layer": 6}
+        put_small_lavis(folder, patch, data_folder / "vocab.txt", **deep)
         yield folder
 
 

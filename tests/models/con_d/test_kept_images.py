@@ -23,8 +23,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from PIL import Image
+from small_world import accept_half
 from torch.utils.data import Subset
-from two_forks import answers_of_two
+from two_forks import answers_of_a_group
 
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.discriminator import VIEW
@@ -265,12 +266,7 @@ def con_d_from(family, precision="fp32", samples=None):
     torch.manual_seed(7)
     model = load_model(family, "tiny")
     if samples is not None:
-        count = len(samples["image"])
-        pairs = torch.cartesian_prod(torch.arange(count), torch.arange(count)).unbind(1)
-        model.itm_head.weight.data *= 30.0
-        for _ in range(2):
-            odds = torch.logit(ModelDiscriminator(model).judge(samples, *pairs).double(), eps=1e-12)
-            model.itm_head.bias.data[1] -= odds.median().float()
+        accept_half(model, samples, 30.0)
     con_d = ModelDiscriminator(model, precision, processor=str, own_view=True)
     assert not con_d.share_encoder(model)  # because it has its own view
     return con_d
@@ -389,10 +385,8 @@ def test_cache_needs_an_unaugmented_own_view(tmp_path, con_d, problem):
         assert re.search(problem, problems[0])
 
 
-def judge_on_rank(rank, file, folder, train_set, results):
+def judge_on_rank(rank, folder, train_set):
     """Candidates of both ranks: each rank caches the images of its own mini-batch."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
     con_d = con_d_from("albef_mafa", samples=mini_batch(train_set, range(10, 18)))
     samples = mini_batch(train_set, range(10 + 4 * rank, 14 + 4 * rank))
     ranks = Ranks(together=True)
@@ -408,12 +402,11 @@ def judge_on_rank(rank, file, folder, train_set, results):
     dist.barrier()
     con_d.kept.flush()
     both = set(np.flatnonzero(con_d.kept.stored))
-    dist.destroy_process_group()
-    results.put((rank, difference, kept == set(own_ids.tolist()), both))
+    return difference, kept == set(own_ids.tolist()), both
 
 
 def test_two_ranks_share_a_folder(toy_train, tmp_path):
-    answers = answers_of_two(judge_on_rank, tmp_path / "meet", tmp_path / "kept", toy_train)
+    answers = answers_of_a_group(judge_on_rank, tmp_path, tmp_path / "kept", toy_train)
     ids = set(toy_train.image_ids[10:18].tolist())
     for _, difference, own_images_only, both in answers:
         assert difference < 1e-6 and own_images_only and both == ids
