@@ -667,7 +667,7 @@ def test_two_ranks_write_and_score_the_same_as_one(tmp_path, pictures):
     config = write_config(tmp_path, "mafa_captioning", "coco_caption", files)
     arguments = [SCRIPT, "--cfg-path", config, "--options", f"run.output_dir={tmp_path / 'two'}"]
     finish(spawn(tmp_path, [*launcher(2), *arguments], TRY_TOGETHER=str(tmp_path)))
-    run(config, [f"run.output_dir={tmp_path / 'one'}"], evaluate=True)
+    run(config, [f"run.output_dir={tmp_path / 'one'}", "run.evaluate=True"])
     written, figures = [], []
     for name in ("one", "two"):
         written.append((tmp_path / name / "job/result/test_epochgiven.json").read_text())

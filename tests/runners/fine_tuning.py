@@ -86,8 +86,8 @@ def assert_trains_and_evaluates(name, data, metric, checkpoint, tmp_path):
             *(["datasets.toy_scenes.type=dense"] if data == "toy_scenes" else []),
             f"model.finetuned={tmp_path}/job/checkpoint_best.pth",
             *("run.job_id=job", f"run.output_dir={evaluated}", "run.tensorboard=False"),
+            "run.evaluate=True",
         ],
-        evaluate=True,
     )
     separate = records(evaluated, "eval")[-1]
     for key, value in trained[-1].items():

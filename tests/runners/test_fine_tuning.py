@@ -58,8 +58,9 @@ def test_retrieval_with_lavis_flickr30k_builder(photographs, checkpoint, tmp_pat
         "run.job_id": "job",
         "run.output_dir": evaluated,
         "run.tensorboard": False,
+        "run.evaluate": True,
     }
     option_list = [f"{key}={value}" for key, value in evaluate_options.items()]
-    run(str(EVAL / "retrieval_ft_flickr.yaml"), option_list, evaluate=True)
+    run(str(EVAL / "retrieval_ft_flickr.yaml"), option_list)
     for key in ("txt_r1", "txt_r5", "img_r1", "img_r10"):
         assert records(evaluated, "eval")[0][key] == evaluations[-1][key]

@@ -287,9 +287,10 @@ def test_evaluate_reproduces_the_measurement_of_the_demo(folders):
         "run.job_id=job",
         "run.save_scores=True",
         f"run.truth_file={path}",
+        "run.evaluate=True",
     ]
     try:
-        run(str(ROOT / "projects/mafa/eval/retrieval_toy.yaml"), options, evaluate=True)
+        run(str(ROOT / "projects/mafa/eval/retrieval_toy.yaml"), options)
     finally:
         torch.set_num_threads(threads)
     lines = (folders / "job" / "log.jsonl").read_text().splitlines()
@@ -305,8 +306,9 @@ def test_evaluate_reproduces_the_measurement_of_the_demo(folders):
 
 def test_missing_truth_file_is_a_config_problem(folders):
     options = [f"run.truth_file={folders / 'none.json'}", f"run.output_dir={folders}"]
+    options.append("run.evaluate=True")
     with pytest.raises(ConfigError, match="run.truth_file: no such file"):
-        run(str(ROOT / "projects/mafa/eval/retrieval_toy.yaml"), options, evaluate=True)
+        run(str(ROOT / "projects/mafa/eval/retrieval_toy.yaml"), options)
 
 
 def test_pairs_of_another_split_keep_the_truth_of_the_split(toy, folders):
