@@ -341,7 +341,8 @@ class RunnerMafa(EvaluatingRunner):
             self._begin_epoch(epoch)
         plan = self.schedule.plan
         assert plan is not None
-        batches = iter(self.loaders.train(plan, epoch, first_step))
+        with loaders.explain_lost_worker():  # between epochs, whose state is saved
+            batches = iter(self.loaders.train(plan, epoch, first_step))
         bar = self.log.progress(
             range(first_step, plan.steps), f"epoch {epoch}", first_step, plan.steps
         )

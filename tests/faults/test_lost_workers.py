@@ -34,7 +34,8 @@ def test_run_with_a_killed_worker_saves_and_resumes(tmp_path, injected, monkeypa
         with pytest.raises(LostWorkerError, match="killed|exited.*run.num_workers.*=auto"):
             run_here(tmp_path / "cut", **RUN)
     steps = len(records(tmp_path / "cut", "step"))
-    assert step < steps == state(tmp_path / "cut")["run"]["global_step"]
+    # A worker whose mini-batches of the epoch were read is missed when the next epoch begins.
+    assert step <= steps == state(tmp_path / "cut")["run"]["global_step"]
     run_here(tmp_path / "cut", **RUN, run__resume_ckpt_path="auto")
     assert_equal_runs(tmp_path / "cut", tmp_path / "whole", injected, "a killed worker")
 
