@@ -37,12 +37,12 @@ def explain_lost_worker() -> Iterator[None]:
     """
     try:
         yield
-    except RuntimeError as error:
-        if not str(error).startswith("DataLoader worker (pid"):
+    except (RuntimeError, ConnectionError, EOFError) as error:  # also amid what it has sent
+        if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker (pid"):
             raise
         raise LostWorkerError(
-            f"{str(error).strip()}, most likely because the machine has run out of memory, or of "
-            "shared memory in /dev/shm. Lower run.num_workers or run.batch_size_train, or give the "
+            f"a data loader's worker was killed: {str(error).strip()}, most likely because the "
+            "machine has run out of memory, or of shared memory in /dev/shm. Lower run.num_workers or run.batch_size_train, or give the "
             "job more memory, then start again; training resumes with run.resume_ckpt_path=auto"
         ) from error
 
