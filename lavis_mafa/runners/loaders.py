@@ -42,7 +42,8 @@ def explain_lost_worker() -> Iterator[None]:
             raise
         raise LostWorkerError(
             f"a data loader's worker was killed: {str(error).strip()}, most likely because the "
-            "machine has run out of memory, or of shared memory in /dev/shm. Lower run.num_workers or run.batch_size_train, or give the "
+            "machine has run out of memory, or of shared memory in /dev/shm. Lower "
+            "run.num_workers or run.batch_size_train, or give the "
             "job more memory, then start again; training resumes with run.resume_ckpt_path=auto"
         ) from error
 
