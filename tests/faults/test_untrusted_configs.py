@@ -415,7 +415,7 @@ def test_places_elsewhere_that_a_run_names_are_refused(foreign, key):
 
 
 def test_own_files_that_a_run_names_are_read(foreign, tmp_path):
-    """What the user names beside them, and places to write, are the user's."""
+    """Local files are read; places to write are those that the user gives."""
     words = Path(lavis_mafa.io.checkpoints.CONFIGS) / "models/tiny_vocab.txt"
     (tmp_path / "words.txt").write_bytes(words.read_bytes())
     folder = foreign.run(

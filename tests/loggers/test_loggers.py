@@ -305,12 +305,12 @@ def test_secrets_inside_texts_are_hidden(monkeypatch, text, expected):
 
 
 def test_other_texts_are_left(monkeypatch):
-    monkeypatch.setenv("PWD", "/work/folder")
+    monkeypatch.setenv("PWD", "/home/me/folder")
     texts = [
         *(
             "Question: {} Short answer:",
             "a photo of a token: two dogs at 3:30@noon",
-            "/work/folder/x",
+            "/home/me/folder/x",
         ),
         *("model.max_token_len=32", "model.num_query_token=32", "mask_token=[MASK]", "author=Bob"),
         *("text_tokens=all", "model.tokenizer=bert-base-uncased", "run.pairs_per_pass=64"),
