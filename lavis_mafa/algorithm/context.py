@@ -102,7 +102,7 @@ class MiniBatch:
         ranks = Ranks(settings.all_ranks)
         images = backbone.encode_images(samples["image"])
         texts = backbone.encode_texts(captions_of(samples))
-        own = ranks.own(len(samples["text_input"]), images.embeds.device)
+        own = ranks.own(len(texts.ids), images.embeds.device)
         return cls(
             backbone,
             settings,

@@ -38,14 +38,14 @@ Captions = Sequence[str] | Tokens
 
 
 def captions_of(samples: Mapping[str, Any], key: str = TOKENS) -> Captions:
-    """Return a mini-batch's captions, as tokens if the data loader made them.
+    """Return a mini-batch's captions, as tokens if it has them; ``text_input`` is then not needed.
 
     Code that changes ``text_input`` of a mini-batch must remove its tokens.
 
     Args:
         key: `TOKENS` or `CON_D_TOKENS`.
     """
-    captions: Captions = samples.get(key, samples["text_input"])
+    captions: Captions = samples[key] if key in samples else samples["text_input"]
     return captions
 
 

@@ -67,6 +67,40 @@ def test_documented_loop_learns_and_finds_false_negatives():
     assert namespace["plan"].grouped
 
 
+def test_documented_backbone_trains_on_tokens_by_the_whole_step(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    from mafa_from_scratch import Model, World, vocabulary
+
+    page = (ROOT / "docs" / "your_trainer.md").read_text()
+    code = re.findall(r"```python\n(.*?)```", page, re.S)[1]
+    torch.manual_seed(0)
+    words = vocabulary()
+    world, model = World(96, 1, words), Model(3 + len(words), 64)
+    index = torch.arange(96).view(4, 24)
+    judged, losses = [], []
+
+    class ConD:
+        def judge(self, samples, image_of, text_of, ranks=None, seen=None):
+            assert "text_input" not in samples
+            rows = samples["image_id"]
+            judged.append(world.truth[rows[image_of], rows[text_of]].float())
+            return judged[-1]
+
+    def batches():
+        for rows in [*index] * 3:
+            yield world.images[rows], world.tokens[rows], rows
+            losses.append({name: loss.item() for name, loss in names["output"].losses.items()})
+
+    names = {
+        **{"model": model, "con_d": ConD(), "batches": batches(), "epoch": 0},
+        "optimizer": torch.optim.AdamW(model.parameters(), lr=2e-3),
+    }
+    exec(code, names)
+    assert losses[0].keys() == {"itc", "itm", "lm"} and len(losses) == 12
+    assert all(losses[-1][name] < losses[0][name] for name in losses[0])
+    assert len(judged) == 12 and torch.cat(judged).any(), "a hard negative matches"
+
+
 def run_example(*arguments):
     process = subprocess.run(
         [sys.executable, ROOT / "examples" / "mafa_from_scratch.py", *arguments],
