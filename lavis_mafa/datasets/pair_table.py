@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 FORMAT_VERSION = 7  # of the folder; a table of another version is converted again
 SCHEMA = pa.schema([(name, pa.string()) for name in ("image", "caption", "image_id")])
@@ -104,6 +105,11 @@ class PairTable:
     def image(self, index: int) -> str:
         """Return the image path of pair `index`, as in the annotation file."""
         return str(self._columns[0][int(index)].as_py())
+
+    def image_names(self) -> pa.Array:
+        """Return the names of the images of all pairs, which do not depend on where the data are:
+        as `image`, and of shards with the file's name instead of its path."""
+        return self._columns[0].combine_chunks()
 
     def caption(self, index: int) -> str:
         """Return the caption of pair `index`, as in the annotation file."""
@@ -186,6 +192,12 @@ class PairTable:
     ) -> Iterator[tuple[Any, Any]]:
         for rows in np.array_split(array, 1 + len(self) // _IDENTITY_ROWS):
             yield np.ascontiguousarray(rows[:, columns]).data, b""
+
+
+def places_of(names: pa.Array, known: list[str]) -> Ints:
+    """Return the place ``(N,)`` of each name in a list; -1 if it is not there."""
+    found = pc.index_in(names, value_set=pa.array(known, pa.string()))
+    return np.asarray(found.cast(pa.int64()).fill_null(-1))
 
 
 def describe_groups(meta: dict[str, Any]) -> str:
