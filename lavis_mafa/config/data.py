@@ -108,7 +108,8 @@ def take_features(config: MutableMapping[str, Any], report: Report) -> None:
         key, builder = f"datasets.{name}.build_info.features", registry.get_builder_class(name)
         if not _may_have_features(builder):
             continue  # of other builders the samples are not known
-        if folder is None and reads:
+        processor = s[f"datasets.{name}.vis_processor.train.name"]
+        if folder is None and reads and _makes(processor or "") == "vis":
             report.missing(key, "model.image_encoder: features reads them; {storage: FOLDER}")
         elif folder is not None and not reads:
             why = "is not features: a vit reads pictures, and the data give features. Set features"

@@ -18,7 +18,7 @@ from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS, ModelDiscrimi
 from lavis_mafa.models.con_d.frozen import FrozenModel
 from lavis_mafa.models.con_d.frozen_encoder import ModelNegativesEncoder
 from lavis_mafa.models.families.family import image_size_of
-from lavis_mafa.models.parts.features import Features
+from lavis_mafa.models.parts.feature_encoder import Features
 from lavis_mafa.models.traits import shipped_config, traits_of
 from lavis_mafa.models.weight_loading import (
     check_origin,

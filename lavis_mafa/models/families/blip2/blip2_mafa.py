@@ -16,7 +16,7 @@ from lavis_mafa.io.checkpoints import model_yamls, read_checkpoint
 from lavis_mafa.models.families import Blip2Backbone
 from lavis_mafa.models.families.blip2.blip2_parts import PREFIX, SIZES, Blip2Parts, Parts
 from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of, step_parts
-from lavis_mafa.models.parts.features import FeatureOptions
+from lavis_mafa.models.parts.feature_encoder import FeatureOptions
 
 
 @registry.register_model("blip2_mafa")

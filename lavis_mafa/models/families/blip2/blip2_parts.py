@@ -21,7 +21,7 @@ from transformers.models.bert.configuration_bert import BertConfig
 from lavis_mafa.io.checkpoints import find_config, problem_of_types, read_checkpoint
 from lavis_mafa.io.downloads import HubFiles, UrlFile, is_timm_name, weights_on_hub
 from lavis_mafa.models.parts.beams import OneRowPerBeam
-from lavis_mafa.models.parts.features import Features, feature_width_of
+from lavis_mafa.models.parts.feature_encoder import Features, feature_width_of
 from lavis_mafa.models.parts.tokenizers import add_dec_token, build_tokenizer, from_hub
 from lavis_mafa.models.parts.vit import begin_narrow
 from lavis_mafa.models.traits import traits_of
