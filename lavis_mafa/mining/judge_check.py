@@ -6,9 +6,8 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lavis_mafa.mining.judging import AnyJudge
 from lavis_mafa.mining.model_and_data import ModelAndData
-from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
-from lavis_mafa.models.con_d.pair_reader import PairReader
 from lavis_mafa.models.con_d.self_check import (
     LEAST_AUC,
     LEAST_FOUND,
@@ -35,7 +34,7 @@ NOTE = (
 
 def check_judges(
     loaded: ModelAndData,
-    judges: Mapping[str, ModelDiscriminator | PairReader],
+    judges: Mapping[str, AnyJudge],
     configs: Mapping[str, Mapping[str, Any]],
     thresholds: Sequence[float],
     args: argparse.Namespace,

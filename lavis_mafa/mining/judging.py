@@ -29,11 +29,12 @@ from lavis_mafa.mining.hard_negatives import HardNegatives
 from lavis_mafa.mining.judged_pairs import UNKNOWN, Judged, pair_keys
 from lavis_mafa.mining.model_and_data import ModelAndData, log_on_main, options_of
 from lavis_mafa.models.con_d.build import ORACLE, build_discriminator
-from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
+from lavis_mafa.models.con_d.discriminators import ModelDiscriminator, SampleJudge
 from lavis_mafa.models.con_d.pair_reader import PairReader
 from lavis_mafa.models.inference.many_pairs import ManyPairs
 
-_AnyJudge = ModelDiscriminator | PairReader
+_ModelJudge = ModelDiscriminator | PairReader
+AnyJudge = _ModelJudge | SampleJudge
 TRUTH = "truth"  # name of the ground truth among the judges
 CHUNK_IMAGES, CHUNK_PAIRS = 64, 4096  # of a chunk, after which verdicts are saved
 RECORD = np.dtype([("image", "<i8"), ("text", "<i8"), ("probability", "<f4")])
@@ -73,7 +74,7 @@ def discriminators_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return found
 
 
-def build_judge(con_d: Mapping[str, Any], known: Mapping[str, Any]) -> _AnyJudge:
+def build_judge(con_d: Mapping[str, Any], known: Mapping[str, Any]) -> AnyJudge:
     """Build a discriminator from a config like ``model.mafa.con_d``, other than the oracle.
 
     Args:
@@ -83,7 +84,7 @@ def build_judge(con_d: Mapping[str, Any], known: Mapping[str, Any]) -> _AnyJudge
         ValueError: for a user's discriminator, whose weights nobody knows.
     """
     judge: Any = build_discriminator(con_d, known)
-    if isinstance(judge, PairReader):
+    if isinstance(judge, PairReader | SampleJudge):
         return judge
     if not isinstance(judge, ModelDiscriminator):
         raise ValueError(
@@ -97,16 +98,20 @@ def build_judge(con_d: Mapping[str, Any], known: Mapping[str, Any]) -> _AnyJudge
 
 def build_judges(
     loaded: ModelAndData, con_ds: Mapping[str, Mapping[str, Any]]
-) -> dict[str, _AnyJudge]:
+) -> dict[str, AnyJudge]:
     """Build the discriminators of a command by name, see `build_judge`."""
-    return {name: build_judge(con_d, loaded.cfg.model_cfg) for name, con_d in con_ds.items()}
+    judges = {name: build_judge(con_d, loaded.cfg.model_cfg) for name, con_d in con_ds.items()}
+    for one in judges.values():
+        if isinstance(one, SampleJudge):
+            one.know(loaded.data.pairs)
+    return judges
 
 
 def judge_all(
     loaded: ModelAndData,
     features: Features,
     negatives: Sequence[HardNegatives],
-    judges: Mapping[str, _AnyJudge],
+    judges: Mapping[str, AnyJudge],
     folder: Path,
 ) -> Judged:
     """Judge all distinct pairs of hard negatives; all ranks must call this function.
@@ -125,6 +130,10 @@ def judge_all(
     image, text = pairs // size, pairs % size
     probability = {}
     for name, discriminator in judges.items():
+        if isinstance(discriminator, SampleJudge):  # takes microseconds: nothing is saved
+            found = discriminator.probability(image, text)
+            probability[name] = np.asarray(found, np.float32)
+            continue
         own = folder / "verdicts" / name
         probability[name] = judge(loaded, features, image, text, discriminator, own)
     return Judged(image, text, by_image, by_text, probability, _truth_of(loaded.data, image, text))
@@ -135,7 +144,7 @@ def judge(
     features: Features,
     image: NDArray[Any],
     text: NDArray[Any],
-    discriminator: _AnyJudge,
+    discriminator: _ModelJudge,
     folder: Path,
 ) -> NDArray[Any]:
     """Return the probabilities ``(P,)`` float32 that pairs match; NaN if an image is unreadable.
@@ -248,7 +257,7 @@ def _similarity_order(vectors: Tensor, rows: NDArray[Any]) -> NDArray[Any]:
 def _verdicts(
     loaded: ModelAndData,
     features: Features,
-    discriminator: _AnyJudge,
+    discriminator: _ModelJudge,
     chunks: Sequence[tuple[NDArray[Any], NDArray[Any]]],
 ) -> Iterator[NDArray[Any]]:
     """Yield the probabilities of each chunk."""

@@ -15,6 +15,7 @@ from lavis_mafa.algorithm.pickers import PICKERS
 from lavis_mafa.algorithm.registry import LOSSES, Registry
 from lavis_mafa.algorithm.rules import RULES
 from lavis_mafa.algorithm.scores import CON_D, SCORES, is_probability
+from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.problems import ConfigView, Problem, problems_of_entry
 
@@ -53,8 +54,10 @@ def problems_of_step(cls: Any, cfg: ConfigView) -> Iterator[Problem]:
         why = "0 hides no token: nothing to predict; use 0.15, or loss_weights.lm: 0"
         yield Problem("model.mlm_mask_prob", why)
     task = registry.get_task_class(cfg["run.task"] or "")
-    if cfg["model.mafa.con_d.arch"] == "oracle" and not hasattr(task, "before_training"):
-        why = "oracle needs run.task: mafa_pretrain, which provides the ground truth"
+    con_d = cfg["model.mafa.con_d.arch"]
+    knows = hasattr(DISCRIMINATORS.get(con_d or ""), "know")
+    if knows and not hasattr(task, "before_training"):
+        why = f"{con_d} needs run.task: mafa_pretrain, which gives it the training data"
         yield Problem("model.mafa.con_d.arch", why)
     if cfg[f"{_WEIGHTS}.lmi"] and not traits_of(cls).keeps_word_states:
         why = f"needs hidden states of words, which {arch} does not keep; use albef_mafa"

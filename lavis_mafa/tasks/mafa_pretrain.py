@@ -21,7 +21,6 @@ from lavis_mafa.algorithm.rules import ABSENT, AMBIGUOUS, POSITIVE
 from lavis_mafa.algorithm.tokens import COUNTS as CAPTION_COUNTS
 from lavis_mafa.metrics.binary import bin_of, lift
 from lavis_mafa.metrics.known_truth import known_pairs
-from lavis_mafa.models.con_d.discriminators import Oracle
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.problems import ConfigView, Problem
 from lavis_mafa.tasks.mafa_retrieval import MafaRetrievalTask
@@ -70,23 +69,18 @@ class StepFigures:
     _rule = MiningRule()
 
     def before_training(self, model: Any, train_set: Any) -> None:
-        """Take the valid pairs of the training data, if known, for the figures and the oracle.
+        """Take the valid pairs of the training data, if known, for the figures, and let
+        a Con-D that judges by the training data know them.
 
         Raises:
-            ValueError: if Con-D is the oracle and the valid pairs are not known.
+            ValueError: if the data lack what Con-D must know.
         """
         self._truth = train_set.truth
         if hasattr(model, "settings"):
             self._rule = model.settings.connections
         con_d = getattr(model, "con_d", None)
-        if isinstance(con_d, Oracle):
-            if self._truth is None:
-                raise ValueError(
-                    "model.mafa.con_d.arch is oracle, but the training data do not say which "
-                    "pairs are valid; set build_info.truth of image_text_json or "
-                    "image_text_shards, train on toy_scenes, or give a model as Con-D"
-                )
-            con_d.truth = self._truth
+        if hasattr(con_d, "know"):
+            con_d.know(train_set)
 
     def train_step(self, model: Any, samples: dict[str, Any]) -> Any:
         """Return the model's whole output; ``output["loss"]`` is LAVIS's loss."""

@@ -24,6 +24,7 @@ from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.rules import ABSENT, Margin
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.datasets import TrainingSet
+from lavis_mafa.models.con_d.caption_judge import CaptionJudge
 from lavis_mafa.models.con_d.discriminators import ModelDiscriminator, Oracle
 from lavis_mafa.models.con_d.frozen_encoder import ModelNegativesEncoder
 from lavis_mafa.models.families import backbone_of
@@ -54,6 +55,12 @@ def encoder_from(family):
     """Return an untrained model as the encoder of hard negatives; it takes the place of Con-D."""
     torch.manual_seed(7)
     return ModelNegativesEncoder(load_model(family, "tiny"))
+
+
+def judge_of_captions():
+    judge = CaptionJudge()
+    judge.know(data())
+    return judge
 
 
 def no_con_d():
@@ -181,6 +188,13 @@ CASES = {
         "albef_mafa",
         settings(soft_labels=SoftLabels("momentum"), connections=EVERYTHING),
         TableConD,
+    ),
+    "albef, captions": (
+        "albef_mafa",
+        settings(
+            detach_other=False, loss_weights=NO_LM, connections=MiningRule(low=2e-4, high=5e-4)
+        ),
+        judge_of_captions,
     ),
     "albef, oracle": ("albef_mafa", settings(detach_other=False, loss_weights=NO_LM), Oracle),
 }

@@ -13,7 +13,11 @@ from torch import Tensor
 from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.datasets.feature_folder import FeatureView
 from lavis_mafa.io.checkpoints import local_file, read_checkpoint, weights_of
-from lavis_mafa.models.con_d import cross_encoder, yes_no  # noqa: F401  registers them
+from lavis_mafa.models.con_d import (  # noqa: F401  registers them
+    caption_judge,
+    cross_encoder,
+    yes_no,
+)
 from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS, ModelDiscriminator
 from lavis_mafa.models.con_d.frozen import FrozenModel
 from lavis_mafa.models.con_d.frozen_encoder import ModelNegativesEncoder

@@ -44,7 +44,8 @@ class ConDSettings(FrozenSettings):
     """How Con-D is built; see `lavis_mafa.models.con_d.build.build_discriminator`."""
 
     arch: str = option(
-        doc="model that judges; oracle: the truth that the data set knows",
+        doc="model that judges; oracle: the truth that the data set knows; captions: whether a "
+        "caption is like the image's own",
         source="MAFA 4.1",
         needed=True,
     )

@@ -84,7 +84,7 @@ class _CrossEncoderDiscriminator(PairReader):
         Raises:
             ValueError: if it cannot be loaded, or not without running code of its folder.
         """
-        problem = _problem_of_package()
+        problem = problem_of_package(_NAME)
         if problem:
             raise ValueError(f"{PLACE}.arch: {problem}")
         from sentence_transformers import CrossEncoder
@@ -107,7 +107,7 @@ class _CrossEncoderDiscriminator(PairReader):
         """Yield what is wrong with a config, without loading the model."""
         yield from problems_of_reader(cfg, _NAME)
         if cfg.machine:
-            problem = _problem_of_package()
+            problem = problem_of_package(_NAME)
             if problem:
                 yield Problem(f"{PLACE}.arch", problem)
         path = cfg[f"{PLACE}.checkpoint"]
@@ -133,14 +133,15 @@ class _CrossEncoderDiscriminator(PairReader):
         return scores[:, 1] if two else scores.reshape(-1)
 
 
-def _problem_of_package() -> str | None:
+def problem_of_package(arch: str) -> str | None:
+    """Return what is wrong with the installed sentence-transformers; None: nothing."""
     try:
         found = version(_PACKAGE)
     except PackageNotFoundError:
-        return f"{_NAME} needs the package {_PACKAGE}, which is not installed; {_INSTALL}"
+        return f"{arch} needs the package {_PACKAGE}, which is not installed; {_INSTALL}"
     if int(found.split(".")[0]) < _LEAST:
         return (
-            f"{_NAME} needs {_PACKAGE} >= {_LEAST}, this is {found}, which may run code that lies "
+            f"{arch} needs {_PACKAGE} >= {_LEAST}, this is {found}, which may run code that lies "
             f"beside a model; {_INSTALL}"
         )
     return None

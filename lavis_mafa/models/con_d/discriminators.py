@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lavis_mafa.algorithm.backbone import Images, Texts
@@ -82,8 +83,42 @@ class ModelDiscriminator(FrozenModel):
         return self.step_backbone.match(images, texts, image_of, text_of)
 
 
+class SampleJudge:
+    """A Con-D that judges samples of the training data by their numbers, without their images.
+
+    Attributes:
+        processor: None: it needs no view of an image.
+    """
+
+    processor: ClassVar[None] = None
+
+    def know(self, train_set: Any) -> None:
+        """Take what it needs of a `TrainingSet`, before it judges.
+
+        Raises:
+            ValueError: if the data do not have it.
+        """
+        raise NotImplementedError
+
+    def probability(self, images: NDArray[Any], texts: NDArray[Any]) -> NDArray[Any]:
+        """Return P(match) ``(P,)`` of the images and captions of samples with these numbers."""
+        raise NotImplementedError
+
+    def judge(
+        self,
+        samples: dict[str, Any],
+        image_of: Tensor,
+        text_of: Tensor,
+        ranks: Ranks | None = None,
+        seen: Tensor | None = None,
+    ) -> Tensor:
+        numbers = samples["loaded_index"].cpu().numpy()
+        found = self.probability(numbers[image_of.cpu().numpy()], numbers[text_of.cpu().numpy()])
+        return torch.from_numpy(np.asarray(found)).float().to(image_of.device)
+
+
 @DISCRIMINATORS.register("oracle", source="lavis_mafa")
-class Oracle:
+class Oracle(SampleJudge):
     """A Con-D that returns the ground truth of a data set that has it, such as ``toy_scenes``.
 
     P(match) is 1 for pairs that the data set knows to be valid, and 0 for all others. If it knows
@@ -96,19 +131,19 @@ class Oracle:
     def __init__(self) -> None:
         self.truth: Truth | None = None
 
-    def judge(
-        self,
-        samples: dict[str, Any],
-        image_of: Tensor,
-        text_of: Tensor,
-        ranks: Ranks | None = None,
-        seen: Tensor | None = None,
-    ) -> Tensor:
+    def know(self, train_set: Any) -> None:
+        if train_set.truth is None:
+            raise ValueError(
+                "model.mafa.con_d.arch is oracle, but the training data do not say which "
+                "pairs are valid; set build_info.truth of image_text_json or "
+                "image_text_shards, train on toy_scenes, or give a model as Con-D"
+            )
+        self.truth = train_set.truth
+
+    def probability(self, images: NDArray[Any], texts: NDArray[Any]) -> NDArray[Any]:
         if self.truth is None:
             raise RuntimeError(
                 "the oracle needs a training set whose truth is known (toy_scenes, or a local "
                 "builder with build_info.truth); use a model as model.mafa.con_d, or such data"
             )
-        numbers = samples["loaded_index"].cpu().numpy()
-        valid = self.truth(numbers[image_of.cpu().numpy()], numbers[text_of.cpu().numpy()])
-        return torch.from_numpy(np.asarray(valid)).float().to(image_of.device)
+        return self.truth(images, texts)

@@ -102,7 +102,12 @@ def problems_of_reader(cfg: ConfigView, arch: str) -> Iterator[Problem]:
     if not cfg[f"{PLACE}.checkpoint"]:
         why = f"{arch} needs a folder, or a name on the Hugging Face hub"
         yield Problem(f"{PLACE}.checkpoint", why, is_missing=True)
-    for name in ("model_type", "own_view", "model"):
+    yield from problems_of_unread(cfg, arch)
+
+
+def problems_of_unread(cfg: ConfigView, arch: str, *further: str) -> Iterator[Problem]:
+    """Yield the given keys that only models of LAVIS read, and ``further`` ones."""
+    for name in ("model_type", "own_view", "model", *further):
         if cfg[f"{PLACE}.{name}"]:
             why = f"is not read by {arch}; remove it"
             yield Problem(f"{PLACE}.{name}", why)
