@@ -122,7 +122,7 @@ def load_encoder(
         )
     if weights is None:
         raise ValueError(f"--encoder {name}: its weights would be random; give --weights FILE")
-    model = timm.create_model(name, num_classes=0)
+    model: Any = timm.create_model(name, num_classes=0)
     state = read_checkpoint(weights)
     lacks = sorted(set(model.state_dict()) - set(state.get("model", state)))
     if lacks:
@@ -142,7 +142,12 @@ def _onnx(path: str) -> Callable[[Tensor], Tensor]:
         import onnxruntime
     except ImportError as error:
         raise ValueError(f"--encoder {path} needs onnxruntime: pip install onnxruntime") from error
-    session = onnxruntime.InferenceSession(path, providers=onnxruntime.get_available_providers())
+    try:
+        session = onnxruntime.InferenceSession(
+            path, providers=onnxruntime.get_available_providers()
+        )
+    except Exception as error:  # of classes of its own
+        raise ValueError(f"--encoder {path} cannot be loaded: {error}") from error
     read = session.get_inputs()[0].name
     return lambda images: torch.from_numpy(session.run(None, {read: images.numpy()})[0])
 
