@@ -233,14 +233,19 @@ def test_onnx_file(files):
 
 def test_images_in_shards_and_parquet_are_found_wherever_they_lie(files):
     pictures = [(files / f"images/{k}.png").read_bytes() for k in range(COUNT - 1)]
-    samples = [(f"{k:04d}", data, "png", f"box {k}", {}) for k, data in enumerate(pictures)]
-    write_shards(files / "shards", iter(samples), per_shard=3)
+    samples = [(f"{k % 3}", data, "png", f"box {k}", {}) for k, data in enumerate(pictures)]
+    for k, name in ((0, "shards"), (3, "more")):
+        write_shards(files / name, iter(samples[k : k + 3]))
+    encoder = Encoder(lambda x: x.mean((2, 3)), SIZE, (0, 0, 0), (1, 1, 1), "mine")
+    pairs = pictures_of([f"{files}/{name}/*.tar" for name in ("shards", "more")], None)
+    with pytest.raises(ValueError, match=r"two images are named 'pairs-000000\.tar/0\.png'"):
+        list(make_features(pairs, files / "double", encoder))
+    os.rename(files / "more/pairs-000000.tar", files / "shards/other.tar")
     table = pa.table({"image": pictures, "caption": [f"box {k}" for k in range(len(pictures))]})
     (files / "hub").mkdir()
     for k in (0, 3):
         pq.write_table(table.slice(k, 3), files / f"hub/train-{k}.parquet")
     for builder, source in ((ImageTextShardsBuilder, "shards"), (ImageTextJsonBuilder, "hub")):
-        encoder = Encoder(lambda x: x.mean((2, 3)), SIZE, (0, 0, 0), (1, 1, 1), "mine")
         suffix = "*.tar" if source == "shards" else "*.parquet"
         pairs = pictures_of([f"{files}/{source}/{suffix}"], None)
         list(make_features(pairs, files / f"of_{source}", encoder))
