@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import ModuleType
 
 GROUP = "lavis_mafa.plugins"
 # Installed plugins that have been imported, or that failed with a warning.
@@ -66,14 +67,13 @@ def _module_of(path: Path) -> str:
     return f"lavis_mafa_plugin_{path.stem}_{suffix}"
 
 
-def load_plugin(name: str) -> None:
-    """Import one plugin; see `load_plugins`."""
+def load_plugin(name: str) -> ModuleType:
+    """Import one plugin and return its module; see `load_plugins`."""
     is_file = _is_file(name)
     try:
         if is_file:
-            _import_file(Path(name).expanduser())
-        else:
-            importlib.import_module(name)
+            return _import_file(Path(name).expanduser())
+        return importlib.import_module(name)
     except PluginError:
         raise
     except ModuleNotFoundError as error:
@@ -87,7 +87,7 @@ def load_plugin(name: str) -> None:
         raise PluginError(f"importing {name} failed: {_cause(error)}") from error
 
 
-def _import_file(path: Path) -> None:
+def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise PluginError(
             f"no such file: {str(path)!r} (relative paths start at {os.getcwd()}); give the path "
@@ -96,7 +96,7 @@ def _import_file(path: Path) -> None:
     path = path.resolve()
     name = _module_of(path)
     if name in sys.modules:
-        return
+        return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise PluginError(f"{path} is no Python file; expected a name that ends in .py")
@@ -112,6 +112,7 @@ def _import_file(path: Path) -> None:
     finally:
         if folder in sys.path:
             sys.path.remove(folder)
+    return module
 
 
 def _cause(error: BaseException) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 from lavis.common.registry import registry
@@ -22,6 +22,8 @@ from lavis_mafa.config.key import is_url
 from lavis_mafa.config.lavis_classes import declared
 from lavis_mafa.config.run import evaluates_nothing
 from lavis_mafa.config.schema import SPLITS
+from lavis_mafa.datasets.feature_folder import FeatureFolder
+from lavis_mafa.datasets.local_builder import ConvertingBuilder
 
 PHASES = {"train": "train", "val": "eval", "test": "eval"}  # split to phase of its processors
 FOLDERS = ("images", "videos", "features")
@@ -93,8 +95,47 @@ def _check_splits(s: Settings, report: Report) -> None:
                 report.add(f"run.{key}[{i}]", f"no dataset has a split {split!r}; they have {have}")
 
 
+def take_features(config: MutableMapping[str, Any], report: Report) -> None:
+    """Check the folders of features of the data sets against the model, and set
+    ``model.feature_width`` to their width if it is not given."""
+    s = Settings(config, report)
+    reads, width = s["model.image_encoder"] == "features", s["model.feature_width"]
+    folders = {
+        name: s[f"datasets.{name}.build_info.features.storage"] for name in s["datasets"] or {}
+    }
+    shapes: dict[str, tuple[int, int]] = {}
+    for name, folder in folders.items():
+        key, builder = f"datasets.{name}.build_info.features", registry.get_builder_class(name)
+        if not _may_have_features(builder):
+            continue  # of other builders the samples are not known
+        processor = s[f"datasets.{name}.vis_processor.train.name"]
+        if folder is None and reads and _makes(processor or "") == "vis":
+            report.missing(key, "model.image_encoder: features reads them; {storage: FOLDER}")
+        elif folder is not None and not reads:
+            why = "is not features: a vit reads pictures, and the data give features. Set features"
+            report.add("model.image_encoder", f"{why}, or remove {key}")
+        elif folder is not None and report.machine and os.path.isdir(folder):
+            try:
+                shapes[f"{key}.storage"] = FeatureFolder(folder).shape[1:]
+            except (OSError, ValueError) as error:
+                report.add(f"{key}.storage", str(error))
+    for key, shape in shapes.items():
+        first, width = next(iter(shapes.values())), width or shape[1]
+        if shape != first or shape[1] != width:
+            given = "positions and width (S, V) of the features are"
+            why = f"{given} {shape}, expected {(first[0], width)}, those of the others"
+            report.add(key, f"{why} and of model.feature_width; make them by one encoder")
+    if shapes and reads:
+        config["model"]["feature_width"] = width
+
+
+def _may_have_features(builder: Any) -> bool:
+    """Return whether a builder reads features in the place of pictures if it is told so."""
+    return isinstance(builder, type) and issubclass(builder, ConvertingBuilder)
+
+
 def _check_image_sizes(s: Settings, report: Report) -> None:
-    image = s["model.image_size"]
+    image = s["model.image_size"] if s["model.image_encoder"] != "features" else None
     for name in s["datasets"] or {}:
         for part in ("train", "eval") if s.traits.loads_with_our_loader else ():
             key = f"datasets.{name}.vis_processor.{part}.image_size"
@@ -227,7 +268,8 @@ def _check_files(name: str, s: Settings, report: Report) -> None:
         if report.machine and not exists(file):
             report.add(key, f"no such file: {lost_at(file)}")
     kind = s[f"datasets.{name}.data_type"]
-    folders = [one for one in FOLDERS if isinstance(s[f"{path}.{one}"], Mapping)]
+    kinds = FOLDERS[:-1] if _may_have_features(builder) else FOLDERS
+    folders = [one for one in kinds if isinstance(s[f"{path}.{one}"], Mapping)]
     if kind and folders and kind not in folders and f"{path}.{kind}" not in report.bad:
         why = f"{kind}, but {path} has {' and '.join(folders)}"
         report.add(f"datasets.{name}.data_type", f"{why}; use {folders[0]}")

@@ -25,7 +25,7 @@ from pydantic.fields import FieldInfo
 from lavis_mafa.config.check import Report, check_together, key_at, validated, value_at
 from lavis_mafa.config.con_d import check_frozen
 from lavis_mafa.config.config_of_run import LOG, is_run, is_trusted, recorded_config
-from lavis_mafa.config.data import check_data
+from lavis_mafa.config.data import check_data, take_features
 from lavis_mafa.config.defaults import merge
 from lavis_mafa.config.foreign import usable
 from lavis_mafa.config.key import UNSET, Keys, kind_of
@@ -326,6 +326,7 @@ def complete(
     trusted: dict[str, Any] = {n: shipped[n] for n in ("model", "datasets") if n in shipped}
     config = validated(merge(trusted, user), report, trusted)
     take_thresholds(config, report)
+    take_features(config, report)
     check_together(config, report)
     check_run(config, report)
     check_data(config, report)

@@ -205,7 +205,9 @@ def _sizes_of(model: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sizes in `SIZES` that a ``model`` config gives."""
     sizes = {name: model.get(name) for name in ("embed_dim", "num_query_token")}
     vit = model.get("vit")
-    if isinstance(vit, Mapping):
+    if model.get("image_encoder") == "features":
+        pass  # their width is compared when the weights are loaded
+    elif isinstance(vit, Mapping):
         sizes["width of the ViT"] = vit.get("width")
         # The last convolution of a stem has one pixel.
         sizes["vit.patch_size"] = 1 if vit.get("stem") == "conv" else vit.get("patch_size")

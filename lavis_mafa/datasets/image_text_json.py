@@ -31,6 +31,7 @@ from lavis_mafa.datasets.data_folders import files_named
 from lavis_mafa.datasets.local_builder import (
     ConvertedFiles,
     ConvertingBuilder,
+    features_of,
     group_id_option,
     of_training,
 )
@@ -50,8 +51,7 @@ class _Files(Pairs):
 
     Raises:
         FileNotFoundError: if the image root or an annotation file does not exist.
-        ValueError: if the annotation files have rows that cannot be used, or image paths without an
-            image root.
+        ValueError: if the annotation files have rows that cannot be used.
     """
 
     images_by_content = True
@@ -67,11 +67,13 @@ class _Files(Pairs):
         root = None if vis_root is None else _require_folder(vis_root)
         table = converted(ann_paths, **table_options)
         super().__init__(table, vis_processor, text_processor, root)
-        if root is None and table.with_paths:
+
+    def require_pictures(self) -> None:
+        if self.vis_root is None and self.table.with_paths:
             raise ValueError(
-                f"{', '.join(table.meta['sources'])}: {table.with_paths} pairs give the path of "
-                f"their image, such as {table.first_path!r}; set build_info.images.storage to the "
-                "folder that the paths are relative to"
+                f"{', '.join(self.table.meta['sources'])}: {self.table.with_paths} pairs give the "
+                f"path of their image, such as {self.table.first_path!r}; set "
+                "build_info.images.storage to the folder that the paths are relative to"
             )
 
 
@@ -131,6 +133,8 @@ class ImageTextJsonBuilder(ConvertingBuilder):
     @classmethod
     def needs_folder(cls, storage: Collection[str], split: str, info: Any) -> bool:
         """Return whether images of a split are files, so that their folder must be named."""
+        if features_of(info):
+            return False
         if any(Path(file).suffix.lower() in TEXT_SUFFIXES for file in storage):
             return True
         try:

@@ -46,7 +46,7 @@ SHARDS_PER_WORKER = 4  # at least; a shard takes a second, a process a part of o
 class ShardTable(PairTable):
     """A table of pairs whose images lie in shards."""
 
-    kind = "shard"
+    kind, named_by_file = "shard", ""
 
     def image(self, index: int) -> str:
         """Return `<shard>/<member>` of the image of pair `index`."""

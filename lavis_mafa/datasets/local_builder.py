@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.datasets.caption_truth import SAME_CAPTION, truth_reader
+from lavis_mafa.datasets.feature_folder import FeatureFolder
 from lavis_mafa.io.processes import on_main_process
 
 SPLITS = ("train", "val", "test")
@@ -103,7 +104,8 @@ class ConvertingBuilder(LocalBuilder):
         """Build the splits in this process."""
         info = self.config.build_info
         annotations = named_splits(self.name, info.annotations)
-        make_truth = truth_reader(info.truth)
+        make_truth, folder = truth_reader(info.truth), features_of(info)
+        features = FeatureFolder(folder) if folder else None
         self.build_processors()
         datasets: dict[str, Dataset[Any]] = {}
         for split, files in annotations.items():
@@ -121,10 +123,20 @@ class ConvertingBuilder(LocalBuilder):
                 ann_paths=[storage] if isinstance(storage, str) else list(storage),
                 **self.dataset_options(info, split),
             )
+            if features is None:
+                dataset.require_pictures()
+            else:
+                dataset.use_features(features, draw=split == "train")
             if make_truth is not None:
                 dataset.know(make_truth(dataset.table))
             datasets[split] = dataset
         return datasets
+
+
+def features_of(info: Mapping[str, Any]) -> str | None:
+    """Return the folder of features that a ``build_info`` names; None for pictures."""
+    folder: str | None = (info.get("features") or {}).get("storage")
+    return folder
 
 
 def named_splits(builder: str, annotations: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 FORMAT_VERSION = 7  # of the folder; a table of another version is converted again
 SCHEMA = pa.schema([(name, pa.string()) for name in ("image", "caption", "image_id")])
@@ -55,6 +56,7 @@ class PairTable:
     """
 
     kind = "file"  # what the files with images are called in messages
+    named_by_file = r"^row \d+$"  # names of images that are unique only in their file
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
@@ -104,6 +106,18 @@ class PairTable:
     def image(self, index: int) -> str:
         """Return the image path of pair `index`, as in the annotation file."""
         return str(self._columns[0][int(index)].as_py())
+
+    def image_names(self) -> pa.Array:
+        """Return the names of the images of all pairs, which do not depend on where the data are:
+        as in the annotations, with the name of the file before a name that is one only there."""
+        names = self._columns[0].combine_chunks()
+        if self.places is None:
+            return names
+        files = pa.array([os.path.basename(path) for path in self.meta["sources"]], pa.string())
+        inside = pc.binary_join_element_wise(
+            files.take(pa.array(np.maximum(self.places[:, 3], 0))), names, "/"
+        )
+        return pc.if_else(pc.match_substring_regex(names, self.named_by_file), inside, names)
 
     def caption(self, index: int) -> str:
         """Return the caption of pair `index`, as in the annotation file."""
@@ -186,6 +200,12 @@ class PairTable:
     ) -> Iterator[tuple[Any, Any]]:
         for rows in np.array_split(array, 1 + len(self) // _IDENTITY_ROWS):
             yield np.ascontiguousarray(rows[:, columns]).data, b""
+
+
+def places_of(names: pa.Array, known: list[str]) -> Ints:
+    """Return the place ``(N,)`` of each name in a list; -1 if it is not there."""
+    found = pc.index_in(names, value_set=pa.array(known, pa.string()))
+    return np.asarray(found.cast(pa.int64()).fill_null(-1))
 
 
 def describe_groups(meta: dict[str, Any]) -> str:

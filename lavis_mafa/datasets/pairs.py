@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from torch.utils.data.dataloader import default_collate
 
 from lavis_mafa.datasets.caption_truth import CaptionTruth, PairTruth
+from lavis_mafa.datasets.feature_folder import FeatureFolder, FeatureView, KeptImage, processed
 from lavis_mafa.datasets.image_reading import (
     image_suffix,
     read_file,
@@ -21,7 +22,7 @@ from lavis_mafa.datasets.image_reading import (
     require_below,
     suffix_of,
 )
-from lavis_mafa.datasets.pair_table import PairTable, describe_conflict
+from lavis_mafa.datasets.pair_table import PairTable, describe_conflict, places_of
 
 
 class Pairs(Dataset[dict[str, Any]]):
@@ -35,6 +36,7 @@ class Pairs(Dataset[dict[str, Any]]):
     """
 
     images_by_content = False  # whether stored images are identified by their bytes
+    features: FeatureFolder | None = None
 
     def __init__(
         self,
@@ -55,8 +57,50 @@ class Pairs(Dataset[dict[str, Any]]):
         path = self._path_of(row)
         if path is None:
             return read_rgb(self.table.place(row), self.table.image_bytes(row))
-        require_below(path, self.vis_root or "")
+        if self.vis_root is None:
+            raise OSError(f"{path}: build_info.images.storage names no folder of pictures")
+        require_below(path, self.vis_root)
         return read_rgb(path)
+
+    def require_pictures(self) -> None:
+        """Refuse image paths without an image root, where pictures are read.
+
+        Raises:
+            ValueError: if there are some.
+        """
+
+    def use_features(self, folder: FeatureFolder, draw: bool) -> None:
+        """Replace pictures by their features.
+
+        Args:
+            draw: whether to draw one of the views at random; else the first is taken.
+
+        Raises:
+            ValueError: if an image of the table has no features.
+        """
+        names = self.table.image_names()
+        self._feature_rows = places_of(names, folder.names())
+        missing = np.flatnonzero(self._feature_rows < 0)
+        if len(missing):
+            raise ValueError(
+                f"{folder.folder} has no features of the images of {len(missing)} of "
+                f"{len(self.table)} pairs of {', '.join(self.table.meta['sources'])}, first "
+                f"{names[int(missing[0])].as_py()!r}. Add them, or remove these pairs"
+            )
+        self.features, self.vis_processor = folder, FeatureView(draw)
+
+    def _image(self, row: int) -> Any:
+        """Return what the image processor makes of the image of pair `row`.
+
+        Raises:
+            OSError: if the picture cannot be read, or could not when its features were made.
+        """
+        if self.features is None:
+            return self.vis_processor(self.picture(row))
+        views = self.features.row(int(self._feature_rows[row]))
+        if np.isnan(views.flat[0]):
+            raise OSError(f"{self.table.place(row)}: its features are NaN: an unreadable picture")
+        return processed(self.vis_processor, KeptImage(views, partial(self.picture, row)))
 
     def _path_of(self, row: int) -> str | None:
         """Return the path of the image of pair `row` of the table, including the image root; None
@@ -100,7 +144,7 @@ class TrainPairs(Pairs):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {
-            "image": self.vis_processor(self.picture(index)),
+            "image": self._image(index),
             "text_input": self.text_processor(self.table.caption(index)),
             "image_id": int(self.image_ids[index]),
         }
@@ -200,7 +244,7 @@ class EvalPairs(Pairs):
         return len(self.image)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"image": self.vis_processor(self.show_image(index)), "index": index}
+        return {"image": self._image(self._rows[index]), "index": index}
 
     def know(self, truth: PairTruth) -> None:
         if isinstance(truth, CaptionTruth):

@@ -27,6 +27,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from lavis_mafa.algorithm.context import NO_GROUP
 from lavis_mafa.algorithm.tokens import TOKENS, Tokenizer, Tokens
 from lavis_mafa.datasets.caption_reading import require_readable, was_cut
+from lavis_mafa.datasets.feature_folder import processed
 from lavis_mafa.datasets.image_reading import (
     as_png,
     image_suffix,
@@ -317,6 +318,8 @@ class _Views:
     The original one comes first, so that further views do not change its random draws.
     """
 
+    reads_features = True
+
     def __init__(self, processor: Processor, others: dict[str, Processor] | None = None) -> None:
         self.processor, self.others = processor, others or {}
 
@@ -324,8 +327,9 @@ class _Views:
         return _Views(self.processor, {**self.others, name: processor})
 
     def __call__(self, picture: Any) -> dict[str, Any]:
-        image = self.processor(picture)
-        return {"image": image, **{name: other(picture) for name, other in self.others.items()}}
+        image = processed(self.processor, picture)
+        others = {name: processed(other, picture) for name, other in self.others.items()}
+        return {"image": image, **others}
 
 
 def _processors_of(processor: Any) -> dict[str, Any]:

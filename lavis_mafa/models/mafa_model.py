@@ -274,7 +274,8 @@ class MafaModel:
         """
         if checkpoint or not cfg.get("load_pretrained", True):
             return
-        if cfg.get("vit") is None and cfg.get("vit_type", "base") == "base":
+        own = cfg.get("vit") is not None or cfg.get("image_encoder") == "features"
+        if not own and cfg.get("vit_type", "base") == "base":
             yield UrlFile(f"{key}.vit_type", DEIT)
         yield HubFiles(f"{key}.load_pretrained", BERT, weights=True)
 

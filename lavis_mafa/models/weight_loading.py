@@ -398,7 +398,7 @@ def resize_positions(encoder: Any, state: dict[str, Tensor]) -> None:
     """Resize the position embeddings in an image encoder's state to its image size, in place."""
     if "positional_embedding" in state and hasattr(encoder, "positional_embedding"):
         clip_vit.interpolate_pos_embed(encoder, state)
-    elif state.get("pos_embed") is not None and state["pos_embed"].ndim == 3:
+    elif getattr(state.get("pos_embed"), "ndim", 0) == 3 and hasattr(encoder, "pos_embed"):
         state["pos_embed"] = interpolate_pos_embed(state["pos_embed"], encoder)
 
 

@@ -21,7 +21,7 @@ LAST, BEST = "checkpoint_last.pth", "checkpoint_best.pth"
 # Keys of `model` on which the shapes of weights and queues, or what they mean, depend.
 _SHAPES = (
     *("arch", "image_size", "vit.patch_size", "vit.width", "vit.depth", "vit.heads", "vit.stem"),
-    *("vit_type", "vit_model", "embed_dim", "queue_size", "memory_size"),
+    *("vit_type", "vit_model", "feature_width", "embed_dim", "queue_size", "memory_size"),
     *("num_query_token", "cross_attention_freq", "num_classes", "hidden_size"),
     *("freeze_vit", "mafa.learn_temperature"),  # frozen weights are not saved
 )

@@ -11,12 +11,14 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from lavis_mafa.algorithm.discriminator import Discriminator
+from lavis_mafa.datasets.feature_folder import FeatureView
 from lavis_mafa.io.checkpoints import local_file, read_checkpoint, weights_of
 from lavis_mafa.models.con_d import cross_encoder, yes_no  # noqa: F401  registers them
 from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS, ModelDiscriminator
 from lavis_mafa.models.con_d.frozen import FrozenModel
 from lavis_mafa.models.con_d.frozen_encoder import ModelNegativesEncoder
 from lavis_mafa.models.families.family import image_size_of
+from lavis_mafa.models.parts.feature_encoder import Features
 from lavis_mafa.models.traits import shipped_config, traits_of
 from lavis_mafa.models.weight_loading import (
     check_origin,
@@ -116,6 +118,8 @@ def build_frozen(cls: type[T], cfg: Mapping[str, Any], known: Mapping[str, Any] 
 
 def view_of(arch: str, model_type: str | None, model: Any) -> Callable[[Any], Tensor] | None:
     """Return the evaluation image processor of a model type's default YAML, None if unknown."""
+    if isinstance(getattr(model, "visual_encoder", None), Features):
+        return FeatureView()
     shipped = shipped_config(registry.get_model_class(arch), model_type)
     view = OmegaConf.select(shipped, "preprocess.vis_processor.eval")
     if view is None:

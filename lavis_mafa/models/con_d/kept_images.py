@@ -84,9 +84,10 @@ def kept_images(
 def _encoded(con_d: ModelDiscriminator, image: Tensor, device: torch.device) -> Tensor:
     """Return a row ``(S, V)`` of a black image, computed as in `ModelDiscriminator.judge`."""
     con_d.model.to(device)
-    size = con_d.image_size or image.shape[-1]
+    size = con_d.image_size
+    shape = image.shape if size is None else (3, size, size)
     with torch.inference_mode(), con_d.autocast(device):
-        return con_d.backbone.image_tokens(torch.zeros(1, 3, size, size, device=device))[0]
+        return con_d.backbone.image_tokens(torch.zeros(1, *shape, device=device))[0]
 
 
 def _require_one_image_per_id(train_set: TrainingSet) -> None:

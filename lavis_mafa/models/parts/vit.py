@@ -9,18 +9,26 @@ import torch.nn.functional as F
 from lavis.models.vit import VisionTransformerEncoder
 from torch import Tensor, nn
 
+from lavis_mafa.io.checkpoints import read_config
+from lavis_mafa.models.parts.feature_encoder import ProjectedFeatures, feature_width_of
+
 # ImageNet's weights of LAVIS's ViT-B/16.
 DEIT = "https://dl.fbaipublicfiles.com/deit/deit_base_patch16_224-b5f2ef4d.pth"
 STEMS = ("patch", "conv")
 
 
-def build_vit(cfg: Any, from_pretrained: bool) -> VisionTransformerEncoder:
-    """Build a ViT by ``vit_type`` as LAVIS does, or by the sizes in ``vit``.
+def build_vit(cfg: Any, from_pretrained: bool) -> VisionTransformerEncoder | ProjectedFeatures:
+    """Build a ViT by ``vit_type`` as LAVIS does, or by the sizes in ``vit``; with
+    ``image_encoder: features`` what takes its place.
 
     Args:
         cfg: a ``model`` config.
         from_pretrained: start from ImageNet's weights, which are downloaded.
     """
+    feature_width = feature_width_of(cfg)
+    if feature_width:
+        width = read_config(cfg.med_config_path)["encoder_width"]
+        return ProjectedFeatures(feature_width, width)
     sizes = cfg.get("vit")
     if sizes is None:
         return VisionTransformerEncoder.from_config(cfg, from_pretrained=from_pretrained)

@@ -17,6 +17,7 @@ from transformers.models.bert.configuration_bert import BertConfig
 from lavis_mafa.io.checkpoints import find_config, model_yamls
 from lavis_mafa.models.families import AlbefBackbone
 from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of, step_parts
+from lavis_mafa.models.parts.feature_encoder import FeatureOptions
 from lavis_mafa.models.parts.tokenizers import BERT, build_tokenizer, from_hub
 from lavis_mafa.models.parts.vit import build_vit
 from lavis_mafa.problems import ConfigView, Problem
@@ -42,6 +43,7 @@ class AlbefMafa(MafaModel, AlbefBase):
     family = "albef"
     keeps_word_states = True
     takes_conv_stem = True
+    model_options = FeatureOptions
     PRETRAINED_MODEL_CONFIG_DICT = model_yamls("albef_mafa", "base", "tiny", "small")
 
     @classmethod

@@ -18,6 +18,7 @@ from lavis_mafa.io.checkpoints import find_config, model_yamls
 from lavis_mafa.models.families import BlipBackbone
 from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of, step_parts
 from lavis_mafa.models.parts.beams import OneRowPerBeam
+from lavis_mafa.models.parts.feature_encoder import FeatureOptions
 from lavis_mafa.models.parts.tokenizers import BERT, add_blip_tokens, build_tokenizer, from_hub
 from lavis_mafa.models.parts.vit import build_vit
 
@@ -46,6 +47,7 @@ class BlipMafa(MafaModel, BlipBase):
 
     family = "blip"
     takes_conv_stem = True
+    model_options = FeatureOptions
     PRETRAINED_MODEL_CONFIG_DICT = model_yamls("blip_mafa", "base", "large", "tiny")
 
     def __init__(

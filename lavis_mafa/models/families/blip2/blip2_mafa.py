@@ -17,6 +17,7 @@ from lavis_mafa.models.families import Blip2Backbone
 from lavis_mafa.models.families.blip2.blip2_driver import precision_of
 from lavis_mafa.models.families.blip2.blip2_parts import PREFIX, SIZES, Blip2Parts, Parts
 from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of, step_parts
+from lavis_mafa.models.parts.feature_encoder import FeatureOptions
 
 
 @registry.register_model("blip2_mafa")
@@ -39,6 +40,7 @@ class Blip2Mafa(MafaModel, Blip2Parts, Blip2Qformer):
     """
 
     temperature_range = -math.inf, math.inf  # LAVIS's BLIP-2 does not clamp it
+    model_options = FeatureOptions
     PRETRAINED_MODEL_CONFIG_DICT = model_yamls(
         "blip2_mafa", "pretrain", "pretrain_vitL", "coco", "tiny"
     )

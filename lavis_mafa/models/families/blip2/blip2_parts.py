@@ -21,6 +21,7 @@ from transformers.models.bert.configuration_bert import BertConfig
 from lavis_mafa.io.checkpoints import find_config, problem_of_types, read_checkpoint
 from lavis_mafa.io.downloads import HubFiles, UrlFile, is_timm_name, weights_on_hub
 from lavis_mafa.models.parts.beams import OneRowPerBeam
+from lavis_mafa.models.parts.feature_encoder import Features, feature_width_of
 from lavis_mafa.models.parts.tokenizers import add_dec_token, build_tokenizer, from_hub
 from lavis_mafa.models.parts.vit import begin_narrow
 from lavis_mafa.models.traits import traits_of
@@ -61,6 +62,8 @@ class Parts:
             ``vit_model``; None: random.
         bert_weights: a folder or a name on the hub that the Q-Former starts from; None: random.
         q_former_config: JSON of the Q-Former's sizes; None: BERT-base's.
+        feature_width: V of the features in the place of the image encoder's output; None: there is
+            an image encoder.
     """
 
     tokenizer: str | None = None
@@ -68,12 +71,15 @@ class Parts:
     vit_weights: str | None = "published"
     bert_weights: str | None = "bert-base-uncased"
     q_former_config: str | None = None
+    feature_width: int | None = None
 
     @classmethod
     def from_config(cls, cfg: Any) -> Parts:
         """Read a ``model`` config; missing keys keep their defaults."""
         names = ("tokenizer", "vit", "vit_weights", "bert_weights", "q_former_config")
-        return cls(**{name: cfg[name] for name in names if name in cfg})
+        parts = cls(**{name: cfg[name] for name in names if name in cfg})
+        width = feature_width_of(cfg)
+        return replace(parts, feature_width=width, vit_weights=None) if width else parts
 
     def without(self, content: dict[str, Any]) -> Parts:
         """Return a copy that does not load the weights which a checkpoint contains anyway."""
@@ -141,13 +147,16 @@ class Blip2Parts:
         use_grad_checkpoint: bool,
         precision: str,
     ) -> tuple[nn.Module, nn.Module]:
+        if self.parts.feature_width:
+            self.random_parts: tuple[str, ...] = ()
+            return Features(self.parts.feature_width), LayerNorm(self.parts.feature_width)
         encoder = build_image_encoder(
             model_name, img_size, drop_path_rate, use_grad_checkpoint, self.parts.vit
         )
         weights = self.parts._image_weights(model_name)
         if weights:
             load_image_encoder(encoder, weights)
-        self.random_parts: tuple[str, ...] = () if weights else (PREFIX,)
+        self.random_parts = () if weights else (PREFIX,)
         if precision == "fp16" and not torch.cuda.is_available():
             logging.warning("model.vit_precision: no fp16 without a GPU, fp32 is used")
         elif precision == "fp16":
