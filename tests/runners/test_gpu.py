@@ -158,7 +158,8 @@ METHODS = {
 @pytest.mark.parametrize("name", METHODS)
 def test_method_equals_cpu_and_is_finite_in_mixed_precision(tmp_path, name):
     """Forms of ITC, and soft labels."""
-    given = METHODS[name]
+    # RINCE has no lower bound: at the usual rate rounding grows with it.
+    given = METHODS[name] | ({"run__init_lr": 1e-4} if name == "rince" else {})
     on_gpu = losses(tmp_path / "gpu", **given)
     run_here(tmp_path / "cpu", **given, run__max_epoch=1)
     assert equal_to_cpu(tmp_path / "gpu", tmp_path / "cpu")
