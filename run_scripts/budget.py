@@ -29,14 +29,14 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "lavis_mafa"
 
 LIMITS = {
-    "package": 26_260,
+    "package": 26_780,
     "downstream": 2_440,
     "research": 4_000,
-    "test code": 37_200,
-    "public names": 1_440,
+    "test code": 37_670,
+    "public names": 1_463,
     "config keys": 264,
     "commands": 10,
-    "words of docs": 37_000,
+    "words of docs": 37_600,
     "lines of README": 150,
     "doubled file names": 0,
     "circles of imports": 0,

@@ -7,9 +7,11 @@ as anchors and texts as candidates, ``t2i`` the reverse.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lavis_mafa.algorithm.pickers import NONE, Picker
@@ -47,6 +49,9 @@ class Connections:
         state: ``(R,)`` `KEPT`, `AMBIGUOUS`, `POSITIVE`, or `ABSENT` where ``hard`` is `NONE`.
         dropped: ``(B, N)`` bool, candidates that are known to be no negatives and are left out of
             ITC; none of them is nominated. None: none.
+
+    Which pairs follow from the verdicts is decided on the host: on a GPU every selection among
+    tensors of the device would wait for it.
     """
 
     positives: Tensor
@@ -71,6 +76,18 @@ class Connections:
         """Return which nominations ``(R,)`` bool are false negatives that a loss acts on."""
         return (self.state == POSITIVE) & rule.uses(loss)
 
+    @cached_property
+    def host(self) -> Connections:
+        """Nominations and verdicts on the CPU; their first use waits for the device."""
+        if self.hard.device.type == "cpu":
+            return self
+        read_together([self])
+        return self.host
+
+    def _rows(self, chosen: Tensor) -> Tensor:
+        """Return the numbers ``(R',)``, on the device, of nominations chosen on the host."""
+        return torch.nonzero(chosen).flatten().to(self.hard.device, non_blocking=True)
+
     def itc_targets(self, rule: MiningRule) -> tuple[Tensor, Tensor | None]:
         """Return positives ``(B, N)`` for ITC, and candidates ``(B, N)`` to drop or None.
 
@@ -78,12 +95,11 @@ class Connections:
         """
         if rule.softens("itc"):
             weights = self.positives.to(self.probability.dtype)
-            rows = torch.nonzero(self.judged).flatten()
+            rows = self._rows(self.host.judged)
             weights[self.anchor[rows], self.hard[rows]] = self.probability[rows]
             return weights, self.dropped
-        found = self.found(rule, "itc")
         mark = torch.zeros_like(self.positives)
-        rows = torch.nonzero(found).flatten()
+        rows = self._rows(self.host.found(rule, "itc"))
         mark[self.anchor[rows], self.hard[rows]] = True
         if rule.action == "drop":
             if self.dropped is not None:
@@ -102,6 +118,15 @@ class Connections:
             Three ``(P,)`` tensors in the order of anchors; labels are 0 or 1, or with ``labels:
             probability`` Con-D's probabilities of all judged pairs.
         """
+        anchors, candidates, labels = self.host._itm_pairs(rule)
+        device = self.hard.device
+        return (
+            anchors.to(device, non_blocking=True),
+            candidates.to(device, non_blocking=True),
+            labels.to(device, non_blocking=True),
+        )
+
+    def _itm_pairs(self, rule: MiningRule) -> tuple[Tensor, Tensor, Tensor]:
         if rule.softens("itm") and bool(self.judged.any()):
             rows = torch.nonzero(self.judged).flatten()
             rows = rows[torch.argsort(self.anchor[rows], stable=True)]
@@ -126,9 +151,20 @@ class Connections:
 
     def mined(self, rule: MiningRule) -> tuple[Tensor, Tensor]:
         """Return anchors and candidates of the mined pairs for the language loss (MAFA eq. 4)."""
-        convert = rule.action == "convert"
-        rows = torch.nonzero(self.found(rule, "lm") & convert).flatten()
+        rows = self._rows(self.host.found(rule, "lm") & (rule.action == "convert"))
         return self.anchor[rows], self.hard[rows]
+
+
+def read_together(sides: Sequence[Connections]) -> None:
+    """Copy nominations and verdicts of several directions to the host, waiting once."""
+    parts = [(one.hard, one.second, one.probability, one.state) for one in sides]
+    flat = [part for four in parts for part in four]
+    # float64 holds numbers of candidates and float32 exactly.
+    read = torch.split(torch.cat([x.double() for x in flat]).cpu(), [len(x) for x in flat])
+    typed = [copy.to(part.dtype) for copy, part in zip(read, flat, strict=True)]
+    for number, one in enumerate(sides):
+        hard, second, probability, state = typed[4 * number : 4 * number + 4]
+        one.host = replace(one, hard=hard, second=second, probability=probability, state=state)
 
 
 def pick(
@@ -150,9 +186,9 @@ def pick(
     for _ in range(top_k + second_choice):
         hard = picker(sim, excluded)
         nominated.append(hard)
-        rows = torch.nonzero(hard != NONE).flatten()
-        excluded = excluded.clone()
-        excluded[rows, hard[rows]] = True
+        place = hard.clamp(min=0)[:, None]
+        taken = excluded.gather(1, place) | (hard != NONE)[:, None]
+        excluded = excluded.scatter(1, place, taken)
     second = nominated.pop() if second_choice else torch.full_like(nominated[0], NONE)
     return torch.cat(nominated), second
 
@@ -160,8 +196,9 @@ def pick(
 def _all_by_hardness(sim: Tensor, positives: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
     """Return all candidates that are no positives, ``first`` ``(B,)`` of them first, as `pick`."""
     hardness = sim.nan_to_num().masked_fill(positives, float("-inf"))
-    rows = torch.nonzero(first != NONE).flatten()
-    hardness[rows, first[rows]] = float("inf")
+    place = first.clamp(min=0)[:, None]
+    before = torch.where((first != NONE)[:, None], float("inf"), hardness.gather(1, place))
+    hardness = hardness.scatter(1, place, before)
     order = hardness.argsort(dim=1, descending=True, stable=True)
     order = torch.where(positives.gather(1, order), NONE, order)
     # Every anchor has a positive, its own pair. Equal on all ranks, as gathering needs it.
@@ -223,7 +260,9 @@ def connect(
     judged = torch.full(hard.shape, float("nan"), device=hard.device)
     found = Connections(positives, hard, second, judged, torch.full_like(hard, KEPT), dropped)
     if score is not None:
-        judged[~absent] = score[row[~absent]].to(judged.dtype)
+        # `NONE` as a row takes the last value.
+        padded = F.pad(score.to(judged.dtype), (0, 1), value=float("nan"))
+        found.probability = judged = padded[row].masked_fill(absent, float("nan"))
         anchor = found.anchor
         own = None if own_score is None else own_score.to(judged.dtype)[anchor]
         pairs = ScoredPairs(direction, judged, own, anchor)
@@ -298,6 +337,8 @@ def find_connections(
         connect(positives, *picked, *of_pairs, rule, own_score, verdict, direction, dropped)
         for direction, picked, of_pairs, own_score in sides
     )
+    if own.device.type != "cpu":
+        read_together([i2t, t2i])
     return i2t, t2i, judged
 
 
@@ -323,11 +364,20 @@ def _by_con_d(
     judge: Judge | None, hard: Both, own: Tensor, needs_own: bool, judge_none: bool
 ) -> tuple[Both, tuple[Tensor | None, ...], tuple[Tensor | None, ...], int]:
     """Return what `_looked_up` does, of distinct pairs, and how many of them Con-D judged."""
-    image_of, text_of, *rows = _unique_pairs(*hard, own)
-    pairs, both = len(image_of), (rows[0], rows[1])
+    if judge is None:
+        return hard, (None, None), (None, None), 0
+    given = (*hard, own)
+    # One wait for the device in place of one for every selection.
+    copies = torch.split(torch.cat(given).cpu(), [len(one) for one in given])
+    found = _unique_pairs(*copies)
+    pairs = len(found[0])
+    image_of, text_of, *rows = torch.split(
+        torch.cat(found).to(own.device, non_blocking=True), [len(one) for one in found]
+    )
+    both = rows[0], rows[1]
     if needs_own:
         image_of, text_of = torch.cat([image_of, own]), torch.cat([text_of, own])
-    if judge is None or not (len(image_of) or judge_none):
+    if not (len(image_of) or judge_none):
         return both, (None, None), (None, None), 0
     probability = judge(image_of, text_of)
     own_score = probability[pairs:] if needs_own else None

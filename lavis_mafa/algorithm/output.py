@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree
 
@@ -21,6 +23,7 @@ COUNTS = (
     "without_negative",  # anchors that have no candidate but known positives
 )
 LOSS = "loss_"  # before the name of a loss
+_Array = NDArray[np.int64]
 
 
 @dataclass(eq=False)
@@ -39,8 +42,8 @@ class StepOutput(Mapping[str, Any]):
         own: ``(B,)``, numbers of the mini-batch's pairs among the C candidates.
         candidates: ``(C,)``, ``loaded_index`` of the candidates' samples; None if unknown.
         i2t, t2i: the hard negatives of both directions and their verdicts.
-        counts: ``(2, 7)``, per direction (i2t, t2i) the figures named in `COUNTS`; with a score in
-            place of Con-D, ``probability_sum`` is the sum of scores.
+        counts: ``(2, 7)`` on the CPU, per direction (i2t, t2i) the figures named in `COUNTS`; with
+            a score in place of Con-D, ``probability_sum`` is the sum of scores.
         judged_pairs: number of distinct pairs that Con-D judged; own pairs that a rule asks for are
             among them. 0 with a score in Con-D's place.
     """
@@ -62,6 +65,13 @@ class StepOutput(Mapping[str, Any]):
         if short != name and (short in LOSSES or short in self.losses):
             return self.losses.get(short)
         raise AttributeError(f"a StepOutput has no attribute {name!r}")
+
+    @cached_property
+    def samples_on_host(self) -> tuple[_Array, _Array]:
+        """``candidates`` ``(C,)`` and ``own`` ``(B,)`` as arrays, from one copy."""
+        assert self.candidates is not None and self.own is not None
+        both = torch.cat([self.candidates, self.own]).cpu().numpy()
+        return both[: len(self.candidates)], both[len(self.candidates) :]
 
     @cached_property
     def _entries(self) -> dict[str, Any]:

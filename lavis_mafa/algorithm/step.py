@@ -83,7 +83,7 @@ def run_step(
         candidates=batch.numbers.get("loaded_index"),
         i2t=i2t,
         t2i=t2i,
-        counts=torch.stack([counts_of(found, judges) for found in (i2t, t2i)]),
+        counts=torch.stack([counts_of(found.host, judges) for found in (i2t, t2i)]),
         judged_pairs=judged,
     )
 

@@ -35,7 +35,7 @@ from lavis_mafa.plugins import load_plugin
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 VIEWS = ("plain", "flip")
-_FILE_BYTES = 2**26  # of a file of features, which is written as a whole
+_FILE_BYTES, _FILE_ROWS = 2**26, 256  # about, of a file of features, which is written as a whole
 _GB = 1e9
 
 
@@ -122,7 +122,7 @@ def load_encoder(
         )
     if weights is None:
         raise ValueError(f"--encoder {name}: its weights would be random; give --weights FILE")
-    model = timm.create_model(name, num_classes=0)
+    model: Any = timm.create_model(name, num_classes=0)
     state = read_checkpoint(weights)
     lacks = sorted(set(model.state_dict()) - set(state.get("model", state)))
     if lacks:
@@ -142,7 +142,12 @@ def _onnx(path: str) -> Callable[[Tensor], Tensor]:
         import onnxruntime
     except ImportError as error:
         raise ValueError(f"--encoder {path} needs onnxruntime: pip install onnxruntime") from error
-    session = onnxruntime.InferenceSession(path, providers=onnxruntime.get_available_providers())
+    try:
+        session = onnxruntime.InferenceSession(
+            path, providers=onnxruntime.get_available_providers()
+        )
+    except Exception as error:  # of classes of its own
+        raise ValueError(f"--encoder {path} cannot be loaded: {error}") from error
     read = session.get_inputs()[0].name
     return lambda images: torch.from_numpy(session.run(None, {read: images.numpy()})[0])
 
@@ -212,7 +217,8 @@ def make_features(
         raise ValueError(f"two images are named {names[places[twice[0]]]!r}: rename one of them")
     shape = (len(views), *encoder(torch.zeros(1, 3, encoder.size, encoder.size)).shape[1:])
     row_bytes = 2 * int(np.prod(shape))
-    step = max(1, _FILE_BYTES // row_bytes)
+    # Small enough to lose little when killed, and to be shared; large enough to be mapped by all.
+    step = max(1, min(_FILE_BYTES // row_bytes, max(_FILE_ROWS, len(names) // 1024)))
     files = {first: out / f"features_{first}.npy" for first in range(0, len(names), step)}
     waiting = [first for first in list(files)[part[0] :: part[1]] if not files[first].exists()]
     own = sum(min(step, len(names) - first) for first in waiting)

@@ -24,6 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from lavis.common.registry import registry
 from PIL import Image
@@ -46,12 +49,18 @@ SHARDS_PER_WORKER = 4  # at least; a shard takes a second, a process a part of o
 class ShardTable(PairTable):
     """A table of pairs whose images lie in shards."""
 
-    kind, named_by_file = "shard", ""
+    kind = "shard"
 
     def image(self, index: int) -> str:
         """Return `<shard>/<member>` of the image of pair `index`."""
         assert self.places is not None
         return f"{self.meta['sources'][int(self.places[index, 3])]}/{super().image(index)}"
+
+    def image_names(self) -> pa.Array:
+        shards = pa.array([os.path.basename(path) for path in self.meta["sources"]], pa.string())
+        assert self.places is not None
+        of_pairs = shards.take(pa.array(np.asarray(self.places[:, 3])))
+        return pc.binary_join_element_wise(of_pairs, super().image_names(), "/")
 
     def place(self, index: int) -> str:
         return self.image(index)

@@ -56,7 +56,6 @@ class PairTable:
     """
 
     kind = "file"  # what the files with images are called in messages
-    named_by_file = r"^row \d+$"  # names of images that are unique only in their file
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
@@ -109,15 +108,8 @@ class PairTable:
 
     def image_names(self) -> pa.Array:
         """Return the names of the images of all pairs, which do not depend on where the data are:
-        as in the annotations, with the name of the file before a name that is one only there."""
-        names = self._columns[0].combine_chunks()
-        if self.places is None:
-            return names
-        files = pa.array([os.path.basename(path) for path in self.meta["sources"]], pa.string())
-        inside = pc.binary_join_element_wise(
-            files.take(pa.array(np.maximum(self.places[:, 3], 0))), names, "/"
-        )
-        return pc.if_else(pc.match_substring_regex(names, self.named_by_file), inside, names)
+        as `image`, and of shards with the name of the file instead of its path."""
+        return self._columns[0].combine_chunks()
 
     def caption(self, index: int) -> str:
         """Return the caption of pair `index`, as in the annotation file."""

@@ -37,6 +37,7 @@ class Pairs(Dataset[dict[str, Any]]):
 
     images_by_content = False  # whether stored images are identified by their bytes
     features: FeatureFolder | None = None
+    vis_processor: Callable[[Any], Any]
 
     def __init__(
         self,

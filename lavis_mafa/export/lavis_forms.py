@@ -77,6 +77,8 @@ def export_lavis(checkpoint: str, out: Path, form: str, fusion_layer: int = 6) -
         )
     if any(str(key).startswith(f"{_PARTS[0]}patch_embed.convs.") for key in weights):
         raise ValueError(f"{checkpoint} has a convolutional stem, which LAVIS's models lack")
+    if f"{_PARTS[0]}proj.weight" in weights:
+        raise ValueError(f"{checkpoint} reads features of images, which LAVIS's models cannot")
     state = _in_form(fold_token_types(weights, ()), form, fusion_layer)
     save_atomically({"model": state}, out)
     return len(state)

@@ -13,6 +13,7 @@ from lavis_mafa.algorithm.mining import DIRECTIONS
 from lavis_mafa.loggers import EPOCH
 from lavis_mafa.runners.connection_pictures import Show, show_connections
 from lavis_mafa.runners.run_log import CONNECTIONS, RunLog
+from lavis_mafa.runners.training_step import TEMPERATURE
 from lavis_mafa.tasks.mafa_pretrain import WITHOUT_NEGATIVE
 from lavis_mafa.tasks.tally import Tally
 
@@ -63,6 +64,7 @@ class Figures:
                 they would make the epoch's means NaN.
         """
         figures: dict[str, Any] = dict(losses)
+        temperature = figures.pop(TEMPERATURE, None)
         where = {"epoch": samples["epoch"], "step": samples["iters"], "global_step": global_step}
         if bad:
             self.log.write("step", **where, **figures)
@@ -75,8 +77,8 @@ class Figures:
             self._log_connections(output, samples)
         if hasattr(self.task, "step_bins"):
             self.tally.add(self.task.step_bins(output))
-        if output.get("temperature") is not None:
-            figures["temperature"] = float(output["temperature"])
+        if temperature is not None:
+            figures[TEMPERATURE] = temperature
         figures["lr"] = lr
         self.log.write("step", **where, **figures)
         if global_step % self.log_freq == 0:

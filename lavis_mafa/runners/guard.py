@@ -47,7 +47,7 @@ class NonFiniteGuard:
         self.skipped = 0
         self.bad_batch = self.bad_step = False
         # Sample indices of the step's mini-batches, and their loss terms that are not finite.
-        self._window: list[tuple[str, dict[str, float]]] = []
+        self._window: list[tuple[Tensor | None, dict[str, float]]] = []
         self._before: dict[str, Tensor] = {}  # what the step's forward passes change
 
     def begin(self, samples: dict[str, Any]) -> None:
@@ -61,9 +61,7 @@ class NonFiniteGuard:
                 for name, value in trained_state(self.model).items()
                 if name not in trained
             }
-        index = samples.get("index")
-        indices = "unknown" if index is None else index.tolist()
-        self._window.append((f"sample indices: {indices}", {}))
+        self._window.append((samples.get("index"), {}))  # read only if it is needed
 
     def check(self, losses: Mapping[str, float]) -> bool:
         """Return whether a loss term of the last mini-batch is not finite on this rank."""
@@ -120,9 +118,13 @@ class NonFiniteGuard:
         If all losses are finite, it must be a gradient; it has been averaged over ranks already, so
         that it may come from any of their samples.
         """
-        mine = [f"loss {bad} is not finite; {indices}" for indices, bad in self._window if bad]
+        window = [
+            (f"sample indices: {'unknown' if index is None else index.tolist()}", bad)
+            for index, bad in self._window
+        ]
+        mine = [f"loss {bad} is not finite; {indices}" for indices, bad in window if bad]
         if not self.bad_step:
-            mine = ["; ".join(indices for indices, _ in self._window)]
+            mine = ["; ".join(indices for indices, _ in window)]
         by_rank = enumerate(all_gather_objects(mine))
         found = [f"rank {rank}: {line}" for rank, lines in by_rank for line in lines]
         return "\n  ".join(found if self.bad_step else [self._bad_gradients(), *found])

@@ -13,6 +13,7 @@ from lavis_mafa.algorithm.output import COUNTS
 from lavis_mafa.runners.guard import NonFiniteGuard
 
 CON_D = "Con-D's probability"
+TEMPERATURE = "temperature"
 
 
 def loss_terms(output: Any) -> dict[str, Tensor]:
@@ -25,7 +26,8 @@ def loss_terms(output: Any) -> dict[str, Tensor]:
 
 
 def read_values(output: Any, device: torch.device) -> dict[str, float]:
-    """Copy the loss terms from the device, and under `CON_D` the sum of Con-D's probabilities.
+    """Copy the loss terms and the temperature from the device, and under `CON_D` the sum of Con-D's
+    probabilities.
 
     All in one transfer, and only after the backward pass is queued: reading waits for the GPU.
     """
@@ -33,8 +35,11 @@ def read_values(output: Any, device: torch.device) -> dict[str, float]:
         name: value.detach().to(device, torch.float32).reshape(())
         for name, value in loss_terms(output).items()
     }
+    if isinstance(output.get(TEMPERATURE), Tensor):
+        values[TEMPERATURE] = output[TEMPERATURE].detach().to(device, torch.float32).reshape(())
     if output.get("counts") is not None:
-        values[CON_D] = output["counts"][:, COUNTS.index("probability_sum")].sum()
+        total = output["counts"][:, COUNTS.index("probability_sum")].sum()
+        values[CON_D] = total.to(device, non_blocking=True)
     return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
 
 

@@ -134,9 +134,9 @@ class StepFigures:
         if not self._rule.by_con_d:
             return bins
         for direction in DIRECTIONS if output.get("i2t") is not None else ():
-            found = output[direction]
-            rows = np.nonzero(found.judged.cpu().numpy())[0]
-            probability = found.probability.float().cpu().numpy()[rows]
+            found = output[direction].host
+            rows = np.nonzero(found.judged.numpy())[0]
+            probability = found.probability.float().numpy()[rows]
             place = bin_of(probability, HISTOGRAM_BINS)
             parts = {"unknown": place}
             if self._truth is not None:
@@ -203,9 +203,9 @@ class StepFigures:
         """Return up to ``limit`` pairs of this step not judged negative by Con-D, as records."""
         records = []
         for direction in DIRECTIONS if output.get("i2t") is not None else ():
-            found = output[direction]
+            found = output[direction].host
             shown = torch.nonzero((found.state == POSITIVE) | (found.state == AMBIGUOUS)).flatten()
-            rows = shown[: -(-limit // 2)].cpu().numpy()
+            rows = shown[: -(-limit // 2)].numpy()
             pairs = _nominated(output, direction, rows)
             truths: list[bool | None] = [None] * len(rows)
             if self._truth is not None:
@@ -231,12 +231,12 @@ class StepFigures:
         return np.asarray(self._truth(images, texts), bool) & known, known
 
     def _against_truth(self, output: StepOutput, direction: str) -> dict[str, float]:
-        found = output[direction]
-        present = torch.nonzero(found.state != ABSENT).flatten().cpu().numpy()
+        found = output[direction].host
+        present = torch.nonzero(found.state != ABSENT).flatten().numpy()
         valid, known = self._truth_of(*_nominated(output, direction, present))
-        called = (found.state.cpu().numpy() == POSITIVE)[present]
+        called = (found.state.numpy() == POSITIVE)[present]
         # ITM's negatives: without converted and dropped candidates, with re-sampled ones.
-        anchors, taken, labels = (x.cpu().numpy() for x in found.itm_pairs(self._rule))
+        anchors, taken, labels = (x.numpy() for x in found.itm_pairs(self._rule))
         negative = 1.0 - labels  # soft labels count in part
         in_itm, known_in_itm = self._truth_of(*_samples_of(output, direction, anchors, taken))
         figures = {
@@ -247,7 +247,7 @@ class StepFigures:
         }
         if hasattr(self._truth, "known"):
             figures[f"picked_unknown_{direction}"] = float((~known).sum())
-            judged = found.judged.cpu().numpy()[present]
+            judged = found.judged.numpy()[present]
             figures[f"judged_unknown_{direction}"] = float((~known & judged).sum())
             figures[f"found_unknown_{direction}"] = float((~known & called).sum())
         return figures
@@ -281,8 +281,8 @@ class MafaPretrainTask(StepFigures, MafaRetrievalTask):
 
 def _nominated(output: StepOutput, direction: str, rows: Array) -> tuple[Array, Array]:
     """Return the sample indices of the images and texts of some rows of a direction."""
-    found = output[direction]
-    anchors, picked = (numbers.cpu().numpy()[rows] for numbers in (found.anchor, found.hard))
+    found = output[direction].host
+    anchors, picked = (numbers.numpy()[rows] for numbers in (found.anchor, found.hard))
     return _samples_of(output, direction, anchors, picked)
 
 
@@ -290,7 +290,6 @@ def _samples_of(
     output: StepOutput, direction: str, anchors: Array, candidates: Array
 ) -> tuple[Array, Array]:
     """Return the sample indices of the images and texts of pairs of an anchor and a candidate."""
-    assert output.candidates is not None and output.own is not None
-    loaded, own = output.candidates.cpu().numpy(), output.own.cpu().numpy()
+    loaded, own = output.samples_on_host
     anchor, picked = loaded[own[anchors]], loaded[candidates]
     return (anchor, picked) if direction == "i2t" else (picked, anchor)

@@ -14,6 +14,7 @@ from lavis_mafa.algorithm.mining import (
     _unique_pairs,
     connect,
     pick,
+    read_together,
 )
 from lavis_mafa.algorithm.pickers import NONE, hardest, sampled, uniform
 
@@ -249,3 +250,19 @@ def test_sampled_draws_in_spite_of_nan(rows):
     sim[rows] = torch.nan
     drawn = sampled(sim, own)
     assert ((drawn >= 0) & (drawn < 5)).all() and not own[torch.arange(3), drawn].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_verdicts_read_from_the_device_in_one_copy_are_exact(dtype):
+    """Numbers of candidates up to 2^40, probabilities of every bit pattern, both directions."""
+    i2t, t2i, _ = mine_both_directions(SIM, {(0, 1): 0.1 + 0.2, (2, 1): 1e-38})
+    i2t.hard[0], t2i.second[1] = 2**40 + 1, 2**40 - 1
+    for side in (i2t, t2i):
+        side.probability = side.probability.to(dtype)
+    read_together([i2t, t2i])
+    for side in (i2t, t2i):
+        assert side.host is not side
+        for name in ("hard", "second", "probability", "state"):
+            copy, given = getattr(side.host, name), getattr(side, name)
+            assert copy.dtype is given.dtype
+            torch.testing.assert_close(copy, given, rtol=0, atol=0, equal_nan=True)

@@ -211,16 +211,41 @@ def test_model_of_timm_with_local_weights(files):
     assert torch.allclose(torch.tensor(np.array(folder.row(0)[0])).float(), expected, atol=2e-3)
 
 
+def test_onnx_file(files):
+    pytest.importorskip("onnxruntime")
+    onnx = pytest.importorskip("onnx")
+    pool = onnx.helper.make_node("AveragePool", ["x"], ["y"], kernel_shape=[8, 8], strides=[8, 8])
+    kinds = [("x", ["B", 3, SIZE, SIZE]), ("y", ["B", 3, 2, 2])]
+    given, made = (onnx.helper.make_tensor_value_info(n, 1, shape) for n, shape in kinds)
+    opset = onnx.helper.make_opsetid("", 17)
+    graph = onnx.helper.make_graph([pool], "quarters", [given], [made])
+    model = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8)
+    onnx.save(model, files / "quarters.onnx")
+    given = ["--encoder", files / "quarters.onnx", "--mean", 0, 0, 0, "--std", 1, 1, 1]
+    assert main(command(files, *given)) == 1
+    folder = FeatureFolder(files / "features")
+    pixels = np.asarray(Image.open(files / "images/0.png")) / 255
+    quarters = pixels.reshape(2, 8, 2, 8, 3).mean((1, 3))
+    assert folder.shape == (2, 4, 3)
+    assert np.allclose(folder.row(0)[0], quarters.reshape(4, 3), atol=1e-3)
+    assert np.allclose(folder.row(0)[1], quarters[:, ::-1].reshape(4, 3), atol=1e-3)
+
+
 def test_images_in_shards_and_parquet_are_found_wherever_they_lie(files):
     pictures = [(files / f"images/{k}.png").read_bytes() for k in range(COUNT - 1)]
-    samples = [(f"{k:04d}", data, "png", f"box {k}", {}) for k, data in enumerate(pictures)]
-    write_shards(files / "shards", iter(samples), per_shard=3)
+    samples = [(f"{k % 3}", data, "png", f"box {k}", {}) for k, data in enumerate(pictures)]
+    for k, name in ((0, "shards"), (3, "more")):
+        write_shards(files / name, iter(samples[k : k + 3]))
+    encoder = Encoder(lambda x: x.mean((2, 3)), SIZE, (0, 0, 0), (1, 1, 1), "mine")
+    pairs = pictures_of([f"{files}/{name}/*.tar" for name in ("shards", "more")], None)
+    with pytest.raises(ValueError, match=r"two images are named 'pairs-000000\.tar/0\.png'"):
+        list(make_features(pairs, files / "double", encoder))
+    os.rename(files / "more/pairs-000000.tar", files / "shards/other.tar")
     table = pa.table({"image": pictures, "caption": [f"box {k}" for k in range(len(pictures))]})
     (files / "hub").mkdir()
     for k in (0, 3):
         pq.write_table(table.slice(k, 3), files / f"hub/train-{k}.parquet")
     for builder, source in ((ImageTextShardsBuilder, "shards"), (ImageTextJsonBuilder, "hub")):
-        encoder = Encoder(lambda x: x.mean((2, 3)), SIZE, (0, 0, 0), (1, 1, 1), "mine")
         suffix = "*.tar" if source == "shards" else "*.parquet"
         pairs = pictures_of([f"{files}/{source}/{suffix}"], None)
         list(make_features(pairs, files / f"of_{source}", encoder))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -22,8 +22,8 @@ STRIDE = 16  # `_hard` estimates a quantile from every 16th score
 _LOWEST = np.finfo(np.float32).min
 
 
-class _Workspace(threading.local):
-    """Memory for the similarities of a sub-queue, which a thread keeps for the next one.
+class _Workspace:
+    """Memory for the similarities of a sub-queue, kept for the next one.
 
     Allocating it again each time takes about half as long as the matrix product.
     """
@@ -46,7 +46,21 @@ class _Workspace(threading.local):
         return self._memory[pinned][:count].view(2, size, size)
 
 
-_workspace = _Workspace()
+# Of calls that have returned. Not `threading.local`: a data loader's worker is forked from the
+# process, drops what other threads held there, and dies of freeing CUDA's pinned memory.
+_idle: list[_Workspace] = []
+
+
+@contextmanager
+def _workspace() -> Iterator[_Workspace]:
+    try:
+        own = _idle.pop()
+    except IndexError:
+        own = _Workspace()
+    try:
+        yield own
+    finally:
+        _idle.append(own)
 
 
 def group(
@@ -65,7 +79,7 @@ def group(
     After the pair at ``start`` comes the unvisited pair whose text is most similar to the current
     image, then the unvisited pair whose image is most similar to that text, in turn (GRIT-VLP
     eq. 5). The softmax of the paper does not change the order within a row, so raw similarities
-    are compared; ties go to the lower position. A thread keeps 8 M^2 bytes for its next call.
+    are compared; ties go to the lower position. 8 M^2 bytes are kept for the next call.
 
     With a ``hardness`` q below 1 (not in the paper) the chain takes the q-quantile instead of the
     maximum: of the n pairs that may come next the one of rank ``round((1 - q) * (n - 1))``, where
@@ -112,18 +126,19 @@ def group(
         # NaN and Inf both show in the extremes: one pass, no mask in memory.
         if not torch.isfinite(torch.stack(torch.aminmax(features.detach()))).all():
             raise ValueError("grouping needs finite features, got NaN or Inf")
-    both = _workspace.matrices(size, pinned=image_features.is_cuda)
-    rows = _similarities(image_features.detach().float(), text_features.detach().float(), both)
-    if sum_directions:
-        rows = (np.add(*rows, out=rows[0]),) * 2
     apart = None
     if image_ids is not None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1 with image_ids, got {batch_size}")
         apart = _Apart.of(np.asarray(image_ids), batch_size, taken_ids)
-    if not callable(hardness):
+    with _workspace() as workspace:
+        both = workspace.matrices(size, pinned=image_features.is_cuda)
+        rows = _similarities(image_features.detach().float(), text_features.detach().float(), both)
+        if sum_directions:
+            rows = (np.add(*rows, out=rows[0]),) * 2
+        if callable(hardness):
+            return _chain(rows, start, apart, _of_anchors(hardness(*rows), size), skip)
         return _chain(rows, start, apart, hardness, skip)
-    return _chain(rows, start, apart, _of_anchors(hardness(*rows), size), skip)
 
 
 def _of_anchors(quantiles: Floats, size: int) -> Floats:

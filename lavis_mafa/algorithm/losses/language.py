@@ -35,7 +35,9 @@ def mask_tokens(
         ``(P, L)`` ids with tokens hidden, and ``(P, L)`` targets, `IGNORED` where nothing is to be
         predicted.
     """
-    special = torch.isin(input_ids, torch.tensor(special_ids, device=input_ids.device))
+    special = torch.zeros_like(input_ids, dtype=torch.bool)
+    for one in special_ids:  # `torch.isin` would copy them to the device, and wait
+        special |= input_ids == one
     draw = torch.rand(input_ids.shape, device=input_ids.device)
     hidden = (draw < probability) & ~special
     fate = torch.rand(input_ids.shape, device=input_ids.device)
@@ -56,10 +58,10 @@ def next_token_losses(
         mask: ``(P, L)``, 0 for padding, which is not predicted.
         head: from ``(T, D)`` to logits over the vocabulary ``(T, V)``.
     """
-    predicted = mask[:, 1:].bool()
-    # The head is a matrix product with the whole vocabulary: only where there is a target.
-    logits = head(hidden[:, :-1][predicted]).float()
-    targets = ids[:, 1:][predicted]
+    # Positions whose next token is no padding: the head is a product with the whole vocabulary.
+    rows = torch.nonzero(F.pad(mask[:, 1:], (0, 1)).flatten()).squeeze(1)
+    logits = head(hidden.flatten(0, 1).index_select(0, rows)).float()
+    targets = ids.flatten()[rows + 1]
     return F.cross_entropy(logits, targets, label_smoothing=LM_SMOOTHING, reduction="none")
 
 
@@ -75,8 +77,10 @@ def lm(step: StepContext) -> Tensor:
         from_images = own[image_anchors] * batch.count + texts_mined
         missing = len(step.i2t.hard) - len(from_images)  # gathering needs equal sizes on all ranks
         from_images = batch.ranks.gather(F.pad(from_images, (0, missing), value=NONE))
-        first = ~torch.isin(images_mined * batch.count + own[text_anchors], from_images)
-        text_anchors, images_mined = text_anchors[first], images_mined[first]
+        if len(images_mined):
+            new = ~torch.isin(images_mined * batch.count + own[text_anchors], from_images)
+            rows = torch.nonzero(new).flatten()
+            text_anchors, images_mined = text_anchors[rows], images_mined[rows]
     losses = batch.backbone.language_losses(
         batch.images,
         batch.texts,

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lavis_mafa.algorithm.grit import GritCollector
+from lavis_mafa.algorithm.grit import GritCollector, grouping
 from lavis_mafa.algorithm.grit.grouping import STRIDE, _hard, group
 
 
@@ -167,6 +167,16 @@ def test_quantiles_of_many_scores(hardness, skip, form):
         left = np.setdiff1d(np.arange(size), visited).tolist()
         expected = quantile(left, scores.tolist(), hardness, skip)
         assert _hard(scores, hardness, skip) == expected
+
+
+def test_memory_is_kept_for_the_next_call_in_any_thread():
+    """Nothing of a thread's own: a fork drops that, and CUDA's memory cannot be freed there."""
+    grouping._idle.clear()
+    group(*features(30, 8, 0), 0)
+    (kept,) = grouping._idle
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(group, *features(20, 8, 0), 0).result()
+    assert grouping._idle == [kept]
 
 
 def test_grouping_is_independent_of_earlier_calls_and_of_threads():

@@ -69,29 +69,27 @@ class AlbefBackbone(FromFirstTokens):
             vocab_size=self.model.text_encoder.config.vocab_size,
             special_ids=(tokenizer.cls_token_id, tokenizer.pad_token_id),
         )
-        has_target = targets != IGNORED
         mask = texts.mask[text_of]
-        logits = self._predict(ids, mask, PairedImages(images, image_of), has_target)
-        losses: Tensor = F.cross_entropy(logits, targets[has_target], reduction="none")
+        # Only tokens with a target: the head is a product with the whole vocabulary.
+        rows = torch.nonzero(targets.flatten() != IGNORED).squeeze(1)
+        logits = self._predict(ids, mask, PairedImages(images, image_of), rows)
+        losses: Tensor = F.cross_entropy(logits, targets.flatten()[rows], reduction="none")
         if teacher is None:
             return losses
         with torch.no_grad():
             copy: Any = teacher.backbone
             looked_at = PairedImages(teacher.images, image_of)
-            soft = copy._predict(ids, mask, looked_at, has_target).softmax(dim=1)
+            soft = copy._predict(ids, mask, looked_at, rows).softmax(dim=1)
         distilled: Tensor = -(soft * logits.log_softmax(dim=1)).sum(dim=1)
         return (1.0 - teacher.alpha) * losses + teacher.alpha * distilled
 
-    def _predict(
-        self, ids: Tensor, mask: Tensor, looked_at: PairedImages, has_target: Tensor
-    ) -> Tensor:
-        """Return MLM's logits ``(T, V)`` at the T masked tokens."""
+    def _predict(self, ids: Tensor, mask: Tensor, looked_at: PairedImages, rows: Tensor) -> Tensor:
+        """Return MLM's logits ``(T, V)`` at tokens of ``rows`` ``(T,)`` of all ``P * L``."""
         hidden = self._bert(
             ids,
             attention_mask=mask,
             encoder_hidden_states=looked_at,
             return_dict=True,
         ).last_hidden_state
-        # Only at tokens with a target: the head is a product with the whole vocabulary.
-        logits: Tensor = self.model.text_encoder.cls(hidden[has_target]).float()
+        logits: Tensor = self.model.text_encoder.cls(take(hidden.flatten(0, 1), rows)).float()
         return logits

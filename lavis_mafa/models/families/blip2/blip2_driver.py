@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from lavis_mafa.algorithm.backbone import Images, Teacher, Texts
 from lavis_mafa.algorithm.losses.language import next_token_losses
@@ -19,6 +19,19 @@ from lavis_mafa.models.families.family import FAMILIES, ModelDriver, all_visible
 
 # Maximum number of elements of a similarity tensor; more images are processed in chunks.
 MAX_SIMILARITIES = 2**26
+
+
+def precision_of(encoder: nn.Module, device: torch.device) -> AbstractContextManager[Any]:
+    """Return the context in which an image encoder runs; on a CPU one in fp16 becomes fp32."""
+    if all(weight.dtype != torch.float16 for weight in encoder.parameters()):
+        return nullcontext()
+    if device.type == "cpu":
+        logging.warning("the image encoder is in fp16, but on a CPU: it is converted to fp32")
+        with torch.inference_mode(False):  # as inference tensors they could not be trained
+            encoder.float()
+        return nullcontext()
+    # LAVIS's fp16 leaves normalisations in fp32: autocast makes the types agree.
+    return torch.autocast(device.type, torch.float16)
 
 
 @FAMILIES.register("blip2")
@@ -40,18 +53,9 @@ class Blip2Backbone(ModelDriver):
 
     def image_tokens(self, images: Tensor) -> Tensor:
         encoder = self.model.visual_encoder
-        weights = list(encoder.parameters())
-        half = any(weight.dtype == torch.float16 for weight in weights)
-        device = images.device.type
-        if half and device == "cpu":
-            logging.warning("the image encoder is in fp16, but on a CPU: it is converted to fp32")
-            with torch.inference_mode(False):  # as inference tensors they could not be trained
-                encoder.float()
-            half = False
-        trained = any(weight.requires_grad for weight in weights)
-        # LAVIS's fp16 leaves normalisations in fp32: autocast makes the types agree.
-        precision = torch.autocast(device, torch.float16) if half else nullcontext()
-        with precision, torch.set_grad_enabled(torch.is_grad_enabled() and trained):
+        trained = any(weight.requires_grad for weight in encoder.parameters())
+        grad = torch.set_grad_enabled(torch.is_grad_enabled() and trained)
+        with precision_of(encoder, images.device), grad:
             tokens: Tensor = encoder(images)
         return tokens
 
@@ -142,10 +146,12 @@ class Blip2Backbone(ModelDriver):
         they are computed here.
         """
         count = 0 if images.cache is None else len(images.cache[0][0])
+        if count == len(images.embeds):  # known without reading from the device
+            return tuple(
+                (take(key, image_of), take(value, image_of)) for key, value in images.cache
+            )
         local = (image_of >= images.first) & (image_of < images.first + count)
         here = image_of[local] - images.first
-        if bool(local.all()):
-            return tuple((take(key, here), take(value, here)) for key, value in images.cache)
         computed = self._query(PairedImages(images, image_of[~local])).past_key_values
         # `back` restores the order of the pairs.
         order = torch.cat([torch.nonzero(local).flatten(), torch.nonzero(~local).flatten()])

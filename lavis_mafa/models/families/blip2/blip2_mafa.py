@@ -14,6 +14,7 @@ from lavis_mafa.algorithm.negatives_encoder import NegativesEncoder
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.io.checkpoints import model_yamls, read_checkpoint
 from lavis_mafa.models.families import Blip2Backbone
+from lavis_mafa.models.families.blip2.blip2_driver import precision_of
 from lavis_mafa.models.families.blip2.blip2_parts import PREFIX, SIZES, Blip2Parts, Parts
 from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of, step_parts
 from lavis_mafa.models.parts.feature_encoder import FeatureOptions
@@ -63,6 +64,12 @@ class Blip2Mafa(MafaModel, Blip2Parts, Blip2Qformer):
         self.parts = parts or Parts()
         Blip2Qformer.__init__(self, **sizes)
         self.attach_step(Blip2Backbone(self), settings, con_d, negatives_encoder)
+
+    def generate(self, samples: Any, *args: Any, **options: Any) -> list[str]:
+        """Generate captions as LAVIS's ``blip2``, also with an image encoder in fp16."""
+        with precision_of(self.visual_encoder, samples["image"].device):
+            captions: list[str] = super().generate(samples, *args, **options)
+        return captions
 
     @classmethod
     def from_config(cls, cfg: Any = None) -> Blip2Mafa:
