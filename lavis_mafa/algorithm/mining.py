@@ -100,7 +100,8 @@ class Connections:
             return weights, self.dropped
         mark = torch.zeros_like(self.positives)
         rows = self._rows(self.host.found(rule, "itc"))
-        mark[self.anchor[rows], self.hard[rows]] = True
+        # Not `= True`, which would be copied to the device first.
+        mark[self.anchor[rows], self.hard[rows]] = mark.new_ones(())
         if rule.action == "drop":
             if self.dropped is not None:
                 return self.positives, mark | self.dropped
