@@ -7,8 +7,7 @@ as anchors and texts as candidates, ``t2i`` the reverse.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -60,6 +59,7 @@ class Connections:
     probability: Tensor
     state: Tensor
     dropped: Tensor | None = None
+    _host: Connections | None = field(default=None, repr=False)
 
     @property
     def anchor(self) -> Tensor:
@@ -76,13 +76,15 @@ class Connections:
         """Return which nominations ``(R,)`` bool are false negatives that a loss acts on."""
         return (self.state == POSITIVE) & rule.uses(loss)
 
-    @cached_property
+    @property
     def host(self) -> Connections:
         """Nominations and verdicts on the CPU; their first use waits for the device."""
-        if self.hard.device.type == "cpu":
+        if self._host is None and self.hard.device.type == "cpu":
             return self
-        read_together([self])
-        return self.host
+        if self._host is None:
+            read_together([self])
+        assert self._host is not None
+        return self._host
 
     def _rows(self, chosen: Tensor) -> Tensor:
         """Return the numbers ``(R',)``, on the device, of nominations chosen on the host."""
@@ -100,7 +102,8 @@ class Connections:
             return weights, self.dropped
         mark = torch.zeros_like(self.positives)
         rows = self._rows(self.host.found(rule, "itc"))
-        mark[self.anchor[rows], self.hard[rows]] = True
+        # Not `= True`, which would be copied to the device first.
+        mark[self.anchor[rows], self.hard[rows]] = mark.new_ones(())
         if rule.action == "drop":
             if self.dropped is not None:
                 return self.positives, mark | self.dropped
@@ -164,7 +167,7 @@ def read_together(sides: Sequence[Connections]) -> None:
     typed = [copy.to(part.dtype) for copy, part in zip(read, flat, strict=True)]
     for number, one in enumerate(sides):
         hard, second, probability, state = typed[4 * number : 4 * number + 4]
-        one.host = replace(one, hard=hard, second=second, probability=probability, state=state)
+        one._host = replace(one, hard=hard, second=second, probability=probability, state=state)
 
 
 def pick(

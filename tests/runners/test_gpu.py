@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import re
 
@@ -58,9 +59,12 @@ def test_resumed_run_on_gpu_equals_uninterrupted_run(tmp_path):
 def test_memory_estimate_is_close_to_the_memory_used(tmp_path):
     output = finish(start("train.py", tmp_path, extra=["--dry-run"], **ON_GPU))
     estimate = float(re.search(r"estimated: (\d+) MiB", output)[1])
+    run_here(tmp_path / "first", **ON_GPU, run__max_epoch=1)  # cuBLAS's memory stays
+    gc.collect()
+    before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    run_here(tmp_path, **ON_GPU, run__max_epoch=1)
-    used = torch.cuda.max_memory_allocated() / 2**20
+    run_here(tmp_path / "second", **ON_GPU, run__max_epoch=1)
+    used = (torch.cuda.max_memory_allocated() - before) / 2**20
     assert 0.4 * used < estimate < 2.5 * used
 
 
@@ -158,8 +162,8 @@ METHODS = {
 @pytest.mark.parametrize("name", METHODS)
 def test_method_equals_cpu_and_is_finite_in_mixed_precision(tmp_path, name):
     """Forms of ITC, and soft labels."""
-    # RINCE has no lower bound: at the usual rate rounding grows with it.
-    given = METHODS[name] | ({"run__init_lr": 1e-4} if name == "rince" else {})
+    # RINCE has no lower bound, and the rounding grows with every step.
+    given = METHODS[name] | ({"run__max_steps": 3} if name == "rince" else {})
     on_gpu = losses(tmp_path / "gpu", **given)
     run_here(tmp_path / "cpu", **given, run__max_epoch=1)
     assert equal_to_cpu(tmp_path / "gpu", tmp_path / "cpu")
