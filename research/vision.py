@@ -165,10 +165,10 @@ def count_hits(
 
 def _hits(model: Any, embeds: Tensor, ids: Tensor, mask: Tensor, targets: Tensor) -> Tensor:
     """Count for each sample ``(3, B)`` the masked tokens, and the top-1 and the top-5 hits."""
-    predicted = targets != IGNORED
-    guesses = model.backbone._predict(ids, mask, embeds, predicted).topk(5, dim=1).indices
-    right = guesses == targets[predicted][:, None]
-    row = torch.nonzero(predicted)[:, 0]
+    tokens = torch.nonzero(targets.flatten() != IGNORED).squeeze(1)
+    guesses = model.backbone._predict(ids, mask, embeds, tokens).topk(5, dim=1).indices
+    right = guesses == targets.flatten()[tokens][:, None]
+    row = tokens // targets.shape[1]
     counted = torch.zeros(3, len(targets), dtype=torch.int64, device=targets.device)
     counted[0].index_add_(0, row, torch.ones_like(row))
     counted[1].index_add_(0, row, right[:, 0].long())

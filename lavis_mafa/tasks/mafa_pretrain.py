@@ -69,8 +69,8 @@ class StepFigures:
     _rule = MiningRule()
 
     def before_training(self, model: Any, train_set: Any) -> None:
-        """Take the valid pairs of the training data, if known, for the figures, and let
-        a Con-D that judges by the training data know them.
+        """Take the valid pairs of the training data, if known, for the figures, and give Con-D
+        the training data if it has a method ``know``.
 
         Raises:
             ValueError: if the data lack what Con-D must know.
@@ -78,7 +78,7 @@ class StepFigures:
         self._truth = train_set.truth
         if hasattr(model, "settings"):
             self._rule = model.settings.connections
-        con_d = getattr(model, "con_d", None)
+        con_d: Any = getattr(model, "con_d", None)
         if hasattr(con_d, "know"):
             con_d.know(train_set)
 

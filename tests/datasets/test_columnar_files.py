@@ -205,8 +205,9 @@ def test_rows_with_bytes_and_rows_with_paths(tmp_path):
     table = pa.table({"image": pa.array(images, IMAGE), "text": [f"a {k}" for k in range(5)]})
     write_parquet(table, tmp_path / "a.parquet")
     with pytest.raises(ValueError, match=r"2 pairs give the path.*'1\.png'.*images\.storage"):
-        train_set(tmp_path, tmp_path / "a.parquet")
+        train_set(tmp_path, tmp_path / "a.parquet").require_pictures()
     found = train_set(tmp_path, tmp_path / "a.parquet", root=tmp_path)
+    found.require_pictures()
     assert [found.show(k)[0].getpixel((0, 0))[0] for k in range(5)] == list(range(5))
     assert [found.path(k) is None for k in range(5)] == [True, False, True, False, True]
     assert [found.table.image(k) for k in (0, 2)] == ["0.png", "a.parquet/2"]

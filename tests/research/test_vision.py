@@ -68,11 +68,9 @@ def slow_counts(model, image, caption, number, rate, seed):
     predicted, hits = 0, {key: 0 for key in COUNTS[1:]}
     for position in torch.nonzero(targets[0] != IGNORED)[:, 0]:
         predicted += 1
-        here = torch.zeros_like(targets, dtype=torch.bool)
-        here[0, position] = True
         for suffix in ("", "_without"):
             with without_image(model) if suffix else nullcontext():
-                scores = backbone._predict(ids, tokens.attention_mask, embeds, here)[0]
+                scores = backbone._predict(ids, tokens.attention_mask, embeds, position[None])[0]
             better = int((scores > scores[targets[0, position]]).sum())
             hits[f"hits_1{suffix}"] += better < 1
             hits[f"hits_5{suffix}"] += better < 5
