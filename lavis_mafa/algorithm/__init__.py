@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 _MODULES = {
+    "features_step": ("FeaturesLoss",),
     "step": ("run_step",),
     "parts": ("StepParts", "build_parts"),
     "settings": ("LossWeights", "StepSettings"),

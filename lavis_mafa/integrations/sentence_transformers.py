@@ -1,0 +1,254 @@
+"""A loss, grouped mini-batches and a judge for sentence-transformers' trainer, version 6 or later.
+
+::
+
+    train = numbered(train)  # columns: anchor, positive
+    grit = Grit(train, GritSettings(enabled=True, search_space=1280))
+    loss = MinedLoss(model, StepSettings(...), grit=grit)
+    arguments = SentenceTransformerTrainingArguments(..., batch_sampler=grit.batch_sampler)
+    SentenceTransformerTrainer(model, arguments, train, loss=loss, callbacks=[grit]).train()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from sentence_transformers.base.sampler import DefaultBatchSampler
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import SequentialSampler
+from transformers import TrainerCallback
+
+from lavis_mafa.algorithm.discriminator import Discriminator
+from lavis_mafa.algorithm.features_step import PLAIN, FeaturesLoss
+from lavis_mafa.algorithm.grit.grit_settings import GritSettings
+from lavis_mafa.algorithm.grit.schedule import GritSchedule
+from lavis_mafa.algorithm.ranks import Ranks
+from lavis_mafa.algorithm.settings import StepSettings
+from lavis_mafa.problems import ConfigError
+
+ROW = "label"  # the only column that the trainer gives to a loss and does not encode
+
+
+def numbered(dataset: Any) -> Any:
+    """Return a data set with the numbers of its rows as the column ``label``, which grouping and
+    judging need.
+
+    Raises:
+        ValueError: if it has such a column already.
+    """
+    if ROW in dataset.column_names:
+        raise ValueError(f"the data set has a column {ROW}; pairs of two columns have none")
+    return dataset.add_column(ROW, list(range(len(dataset))))
+
+
+class MinedLoss(FeaturesLoss):
+    """ITC of pairs (anchor, positive) with every setting of this package.
+
+    With the default settings it is ``MultipleNegativesRankingLoss`` in both directions.
+
+    Args:
+        model: the SentenceTransformer in training.
+        settings, con_d: see `FeaturesLoss`. Numbers of rows (`numbered`) are the samples'
+            ``loaded_index``.
+        scale: 1 / temperature.
+        grit: collects the features of the mini-batches, from which the next epoch is grouped.
+        chunk: encode so many rows at a time, and compute their activations again in the backward
+            pass, as ``CachedMultipleNegativesRankingLoss`` does; None: all at once.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        settings: StepSettings = PLAIN,
+        con_d: Discriminator | None = None,
+        scale: float = 20.0,
+        grit: Grit | None = None,
+        chunk: int | None = None,
+    ) -> None:
+        super().__init__(settings, con_d)
+        self.model, self.scale, self.grit, self.chunk = model, scale, grit, chunk
+
+    def forward(
+        self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None
+    ) -> Tensor:
+        """Return the loss of a mini-batch.
+
+        Args:
+            sentence_features: of the anchors and of the positives.
+            labels: ``(B,)`` numbers of rows, see `numbered`; None: unknown.
+
+        Raises:
+            ValueError: if there are more than two columns, or no numbers where they are needed.
+        """
+        columns = list(sentence_features)
+        if len(columns) != 2:
+            raise ValueError(
+                f"got {len(columns)} columns, expected 2, anchor and positive: negatives are mined "
+                "in the mini-batch"
+            )
+        grouping = self.grit is not None and self.training
+        if labels is None and (grouping or self.parts.con_d is not None):
+            raise ValueError(f"no numbers of rows; train on numbered(dataset), column {ROW}")
+        anchors, positives = (self._encode(one) for one in columns)
+        samples = {} if labels is None else {"loaded_index": labels.long()}
+        temperature = torch.tensor(1 / self.scale, device=anchors.device)
+        loss = self.loss(anchors, positives, temperature, samples)
+        if grouping:
+            assert self.grit is not None and self.output is not None and labels is not None
+            found = self.output.image_features, self.output.text_features
+            self.grit.schedule.collect(labels.long(), *found)  # type: ignore[arg-type]
+        return loss
+
+    def _encode(self, rows: Mapping[str, Tensor]) -> Tensor:
+        """Return the embeddings ``(B, E)`` of a column."""
+
+        def encode(_: Any, part: dict[str, Tensor]) -> Tensor:
+            found: Tensor = self.model(part)["sentence_embedding"]
+            return found
+
+        if not self.chunk or not torch.is_grad_enabled():
+            return encode(None, dict(rows))
+        from sentence_transformers.base.losses.gradcache import _create_minibatch, _get_batch_size
+
+        count = _get_batch_size(rows)
+        parts = [_create_minibatch(rows, k, k + self.chunk) for k in range(0, count, self.chunk)]
+        # The random state of the device of a tensor among the arguments is kept.
+        place = torch.empty(0, device=next(self.model.parameters()).device)
+        return torch.cat([checkpoint(encode, place, one, use_reentrant=False) for one in parts])
+
+
+class Grit(TrainerCallback):
+    """Mini-batches of similar pairs (GRIT-VLP 4.1): the trainer's batch sampler and a callback.
+
+    The features that `MinedLoss` collects in an epoch group the next one. Checkpoints of the
+    trainer get the state, so that a resumed run has the order of an uninterrupted one. A last
+    incomplete mini-batch is left out, and its rows come first in the next epoch.
+
+    Args:
+        dataset: the training set, from `numbered`.
+        settings: L, M, hardness; None: grouping with the defaults.
+        seed: of all orders.
+        image_ids: ``(N,)``, see `GritSchedule`.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        settings: GritSettings | None = None,
+        seed: int = 0,
+        image_ids: Any = None,
+    ) -> None:
+        self.dataset, self.settings = dataset, settings
+        self.seed, self.image_ids = seed, image_ids
+        self.schedule: GritSchedule = self._schedule(1)
+
+    def _schedule(self, batch_size: int) -> GritSchedule:
+        ranks = Ranks(together=True)
+        return GritSchedule(
+            *(len(self.dataset), batch_size, self.settings, ranks.rank, ranks.world, self.seed),
+            image_ids=self.image_ids,
+        )
+
+    def batch_sampler(self, dataset: Any, batch_size: int, **rest: Any) -> DefaultBatchSampler:
+        """Return the sampler of the training set; other data sets are read in their order."""
+        if dataset is not self.dataset:
+            return _InOrder(dataset, batch_size, **rest)
+        self.schedule = self._schedule(batch_size)
+        return _GritSampler(self.schedule, dataset, batch_size, **rest)
+
+    def _file(self, args: Any, state: Any) -> Path:
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        return folder / f"grit_{self.schedule.rank}.pth"
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Write the state of the order beside the trainer's checkpoint, a file a rank."""
+        content = {"epoch": self.schedule.epoch, "state": self.schedule.state_dict()}
+        torch.save(content, self._file(args, state))
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Restore the state, if the trainer resumes.
+
+        Raises:
+            ConfigError: if the checkpoint has none.
+        """
+        if not state.global_step:
+            return
+        path = self._file(args, state)
+        if not path.is_file():
+            raise ConfigError(
+                f"no {path}: the order of a resumed run is read from there; resume from a folder "
+                "of output_dir that a run with the same number of processes and this callback wrote"
+            )
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        self.schedule.load_state_dict(saved["state"], saved["epoch"])
+
+
+class _InOrder(DefaultBatchSampler):
+    def __init__(self, dataset: Any, *args: Any, **rest: Any) -> None:
+        super().__init__(SequentialSampler(dataset), *args, **rest)
+
+
+class _GritSampler(DefaultBatchSampler):
+    """The mini-batches of all ranks in turn, of which the trainer gives each rank its own."""
+
+    def __init__(self, schedule: GritSchedule, *args: Any, **rest: Any) -> None:
+        super().__init__(*args, **rest)
+        self.schedule = schedule
+
+    def __len__(self) -> int:
+        per_step = self.schedule.batch_size * self.schedule.world_size
+        return self.schedule.size // per_step * self.schedule.world_size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        schedule = self.schedule
+        if schedule.epoch is not None and schedule.epoch != self.epoch:
+            schedule.end(schedule.epoch)
+        plan = schedule.begin(self.epoch)
+        ranks = [plan.mini_batches(rank) for rank in range(schedule.world_size)]
+        for step in range(plan.steps):
+            for rows in ranks:
+                yield rows[step].tolist()
+
+
+class PairJudge:
+    """Con-D from a CrossEncoder that reads the two columns of a data set.
+
+    Args:
+        encoder: a ``CrossEncoder`` with one score, or with two of which the second means match.
+        dataset: the training set, from `numbered`: its first two columns are anchor and positive.
+        batch_size: pairs in one forward pass.
+    """
+
+    def __init__(self, encoder: Any, dataset: Any, batch_size: int = 32) -> None:
+        self.encoder, self.dataset, self.batch_size = encoder, dataset, batch_size
+        self.columns = [name for name in dataset.column_names if name != ROW][:2]
+
+    def judge(
+        self,
+        samples: dict[str, Any],
+        image_of: Tensor,
+        text_of: Tensor,
+        ranks: Ranks | None = None,
+        seen: Tensor | None = None,
+    ) -> Tensor:
+        """Return the probabilities ``(P,)`` of pairs, see `lavis_mafa.Discriminator`."""
+        rows = samples["loaded_index"]
+        if not len(image_of):
+            return torch.zeros(0, device=image_of.device)
+        sides = [
+            self.dataset[rows[of].tolist()][name]
+            for name, of in zip(self.columns, (image_of, text_of), strict=True)
+        ]
+        two = self.encoder.num_labels == 2
+        scores: Tensor = self.encoder.predict(
+            list(zip(*sides, strict=True)),
+            batch_size=self.batch_size,
+            show_progress_bar=False,
+            activation_fn=nn.Softmax(dim=1) if two else nn.Sigmoid(),
+            convert_to_tensor=True,
+        )
+        return (scores[:, 1] if two else scores.reshape(-1)).float().to(image_of.device)

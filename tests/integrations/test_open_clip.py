@@ -1,0 +1,96 @@
+"""The losses beside open_clip's own, on one rank and on two, and a training of a tiny CLIP."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from two_forks import answers_of_a_group
+
+from lavis_mafa import MiningRule, SoftLabels, StepSettings
+from lavis_mafa.integrations.open_clip import ClipLoss, SigLipLoss
+
+open_clip = pytest.importorskip("open_clip")
+
+
+def features(size=8, width=16, seed=0):
+    drawn = torch.Generator().manual_seed(seed)
+    made = [torch.randn(size, width, generator=drawn) for _ in range(2)]
+    return [(one / one.norm(dim=1, keepdim=True)).requires_grad_() for one in made]
+
+
+PAIRS = {
+    "softmax": (
+        ClipLoss,
+        lambda rank, world: open_clip.ClipLoss(
+            local_loss=True, gather_with_grad=True, rank=rank, world_size=world
+        ),
+    ),
+    "sigmoid": (
+        SigLipLoss,
+        lambda rank, world: open_clip.SigLipLoss(rank=rank, world_size=world, dist_impl="gather"),
+    ),
+}
+
+
+def loss_and_gradients(loss, rank=0):
+    images, texts = features(seed=rank)
+    scale = torch.tensor(12.0, requires_grad=True)
+    bias = torch.tensor(-5.0, requires_grad=True)
+    more = (bias,) if "SigLip" in type(loss).__name__ else ()
+    value = loss(images, texts, scale, *more)
+    value.backward()
+    found = [value.detach(), images.grad, texts.grad, scale.grad, *(one.grad for one in more)]
+    return [one.tolist() for one in found]
+
+
+@pytest.mark.parametrize("form", PAIRS)
+def test_without_mining_it_is_open_clips_loss(form):
+    ours, theirs = PAIRS[form]
+    found, expected = loss_and_gradients(ours()), loss_and_gradients(theirs(0, 1))
+    for one, other in zip(found, expected, strict=True):
+        assert torch.allclose(torch.tensor(one), torch.tensor(other), rtol=1e-4, atol=1e-6)
+
+
+def both(rank, form):
+    ours, theirs = PAIRS[form]
+    return [loss_and_gradients(one, rank) for one in (ours(), theirs(rank, 2))]
+
+
+@pytest.mark.parametrize("form", PAIRS)
+def test_on_two_ranks_the_mean_and_the_gradients_are_those_of_open_clip(tmp_path, form):
+    """DDP averages the gradients of parameters: here those of the scale and the bias."""
+    ranks = answers_of_a_group(both, tmp_path, form)
+    ours, theirs = ([torch.tensor(answer[k][0]) for answer in ranks] for k in (1, 2))
+    assert torch.allclose(sum(ours), sum(theirs), rtol=1e-4)
+    for place in range(1, len(ranks[0][1])):
+        one, other = ([torch.tensor(answer[k][place]) for answer in ranks] for k in (1, 2))
+        if place > 2:  # of parameters
+            one, other = [sum(one)], [sum(other)]
+        for mine, its in zip(one, other, strict=True):
+            assert torch.allclose(mine, its, rtol=1e-3, atol=1e-6)
+    assert not torch.allclose(ours[0], ours[1])
+
+
+def test_a_false_negative_is_converted_in_training():
+    """Two captions fit both of their images; the loss of a plain CLIP pushes them apart."""
+    rule = MiningRule(score="similarity", low=0.5, high=0.9)
+    settings = StepSettings(detach_other=False, soft_labels=SoftLabels("one_hot"), connections=rule)
+    images, texts = features()
+    with torch.no_grad():
+        images[1], texts[:2] = images[0], images[0]
+    mined = ClipLoss(settings)
+    scale = torch.tensor(10.0)
+    plain = open_clip.ClipLoss()(images, texts, scale)
+    found = mined(images, texts, scale, output_dict=True)["contrastive_loss"]
+    labels = torch.eye(8)
+    labels[:2, :2] = 0.5
+    sim = scale * images @ texts.t()
+    expected = -(labels * (sim.log_softmax(1) + sim.t().log_softmax(1).t())).sum() / 16
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert found.item() != pytest.approx(plain.item(), rel=1e-2)
+    assert mined.output.counts[0, 2] == 2  # found, image to text
+
+
+def test_siglip_without_its_bias_is_refused():
+    with pytest.raises(ValueError, match="needs logit_bias"):
+        SigLipLoss()(*features(), torch.tensor(10.0))

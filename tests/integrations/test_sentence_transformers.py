@@ -1,0 +1,158 @@
+"""The loss beside sentence-transformers' own, and trainings with its trainer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("accelerate")
+sentence_transformers = pytest.importorskip("sentence_transformers", minversion="6")
+pytest.importorskip("datasets")
+
+from datasets import Dataset  # noqa: E402
+from runs import finish, launcher, spawn  # noqa: E402
+from sentence_transformers.sentence_transformer.losses import (  # noqa: E402
+    MultipleNegativesRankingLoss,
+)
+from tiny_sentences import GROUPED, cross_encoder, encoder, pairs, train  # noqa: E402
+
+from lavis_mafa import GritSchedule, MiningRule, SoftLabels, StepSettings  # noqa: E402
+from lavis_mafa.integrations.sentence_transformers import (  # noqa: E402
+    MinedLoss,
+    PairJudge,
+    numbered,
+)
+from lavis_mafa.problems import ConfigError  # noqa: E402
+
+SYMMETRIC = {
+    "directions": ("query_to_doc", "doc_to_query"),
+    "partition_mode": "per_direction",
+}
+ONE_HOT = {"detach_other": False, "soft_labels": SoftLabels("one_hot")}
+
+
+def columns_of(model, data, count=8):
+    return [model.preprocess(data[:count][name]) for name in ("anchor", "positive")]
+
+
+def gradients(loss, model, columns, labels=None):
+    model.zero_grad()
+    value = loss([dict(one) for one in columns], labels)
+    value.backward()
+    return value.item(), [one.grad.clone() for one in model.parameters() if one.grad is not None]
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_without_mining_it_is_the_librarys_loss(tmp_path, chunk):
+    model = encoder(tmp_path)
+    columns = columns_of(model, pairs())
+    found = gradients(MinedLoss(model, chunk=chunk), model, columns)
+    expected = gradients(MultipleNegativesRankingLoss(model, **SYMMETRIC), model, columns)
+    assert found[0] == pytest.approx(expected[0], rel=1e-5) and len(found[1]) == len(expected[1])
+    for one, other in zip(found[1], expected[1], strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_a_cross_encoder_judges_the_hardest(tmp_path):
+    """Its probabilities are those of its own `predict`, and what it accepts is a positive."""
+    data, model, cross = pairs(), encoder(tmp_path), cross_encoder(tmp_path)
+    rule = MiningRule(low=0.0, high=0.0)  # every judged pair is a positive
+    loss = MinedLoss(model, StepSettings(**ONE_HOT, connections=rule), PairJudge(cross, data))
+    model.eval()
+    rows = torch.tensor([7, 3, 30, 12])
+    columns = [model.preprocess(data[rows.tolist()][name]) for name in ("anchor", "positive")]
+    with torch.no_grad():
+        found = loss([dict(one) for one in columns], rows).item()
+        a, b = (model(dict(one))["sentence_embedding"] for one in columns)
+    sim = 20 * torch.nn.functional.cosine_similarity(a[:, None], b[None], dim=-1)
+    hard = sim.masked_fill(torch.eye(4, dtype=torch.bool), -99).argmax(1)
+    hard_of_texts = sim.t().masked_fill(torch.eye(4, dtype=torch.bool), -99).argmax(1)
+    expected = 0.0
+    for of, scores in ((hard, sim), (hard_of_texts, sim.t())):
+        labels = 0.5 * (torch.eye(4) + torch.nn.functional.one_hot(of, 4))
+        expected -= (labels * scores.log_softmax(1)).sum().item() / 8
+    assert found == pytest.approx(expected, rel=1e-4)
+    probabilities = PairJudge(cross, data).judge(
+        {"loaded_index": rows}, torch.tensor([0, 2]), torch.tensor([1, 0])
+    )
+    texts = [(data[7]["anchor"], data[3]["positive"]), (data[30]["anchor"], data[7]["positive"])]
+    theirs = cross.predict(texts, activation_fn=torch.nn.Sigmoid())
+    assert probabilities.tolist() == pytest.approx(theirs.tolist(), rel=1e-4)
+
+
+def test_what_the_loss_cannot_use_is_refused(tmp_path):
+    model = encoder(tmp_path)
+    columns = columns_of(model, pairs())
+    with pytest.raises(ValueError, match="got 3 columns, expected 2"):
+        MinedLoss(model)([*columns, columns[0]])
+    with pytest.raises(ValueError, match="no numbers of rows; train on numbered"):
+        MinedLoss(model, con_d=object())(columns)
+    with pytest.raises(ValueError, match="has a column label"):
+        numbered(pairs())
+
+
+# Trainings: 36 rows in mini-batches of 4, 9 steps an epoch
+
+
+def rows_of(folder, rank=0):
+    lines = (Path(folder) / f"rows_{rank}.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    trainer = train(folder, eval_strategy="epoch")
+    return folder, trainer
+
+
+def test_epochs_are_grouped_by_the_features_of_the_epoch_before(whole):
+    folder, trainer = whole
+    trained = [rows for rows, _ in rows_of(folder)]
+    assert len(trained) == 27 and trainer.state.log_history[-1]["epoch"] == 3
+    schedule = GritSchedule(36, 4, GROUPED, seed=3)
+    for epoch in range(3):
+        steps = slice(9 * epoch, 9 * epoch + 9)
+        plan = schedule.begin(epoch)
+        assert trained[steps] == plan.mini_batches(0).tolist() and plan.grouped == (epoch > 0)
+        for collected in trainer.loss.collected[steps]:
+            schedule.collect(*collected)
+        schedule.end(epoch)
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(whole, tmp_path):
+    """Stopped within a grouped epoch."""
+    folder, trainer = whole
+    train(tmp_path, steps=10)
+    again = train(tmp_path, resume=True)
+    assert rows_of(tmp_path) == rows_of(folder)
+    ours, theirs = (one.model.state_dict() for one in (again, trainer))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_checkpoint_without_its_order_is_refused(tmp_path):
+    train(tmp_path, steps=5)
+    (tmp_path / "out/checkpoint-5/grit_0.pth").unlink()
+    with pytest.raises(ConfigError, match="grit_0.pth: the order of a resumed run"):
+        train(tmp_path, resume=True)
+
+
+def test_two_ranks_share_the_rows_of_an_epoch(tmp_path):
+    script = Path(__file__).with_name("tiny_sentences.py")
+    finish(spawn(tmp_path, [*launcher(2), script, tmp_path]))
+    ranks = [rows_of(tmp_path / str(rank), rank) for rank in range(2)]
+    assert [len(one) for one in ranks] == [12, 12]  # 4 steps an epoch; 4 rows are left over
+    for epoch in range(3):
+        rows = [sum((r for r, _ in one[4 * epoch : 4 * epoch + 4]), []) for one in ranks]
+        assert len({*rows[0], *rows[1]}) == 32
+    assert [loss for _, loss in ranks[0]] != [loss for _, loss in ranks[1]]
+
+
+def test_rows_of_ones_own_need_no_numbers_without_mining(tmp_path):
+    data = Dataset.from_dict({"a": ["red dot"] * 4, "b": ["blue line"] * 4})
+    model = encoder(tmp_path)
+    columns = [model.preprocess(data[:4][name]) for name in ("a", "b")]
+    assert MinedLoss(model)(columns).item() == pytest.approx(torch.log(torch.tensor(4.0)).item())
