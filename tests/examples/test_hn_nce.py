@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import os
 import re
-import subprocess
 import sys
 
 import pytest
@@ -16,6 +14,7 @@ import torch.nn.functional as F
 from conftest import ROOT
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from runs import spawn
 
 from lavis_mafa.algorithm.itc_forms import ITC_LOSSES, contrastive_loss, degrees
 from lavis_mafa.algorithm.labels import ItcSide, labels_from_positives, smooth
@@ -112,13 +111,10 @@ def test_it_pushes_the_hardest_negative_further_away(added):
 
 
 def run_python(folder, *arguments):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    process = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        **{"cwd": folder, "env": environment, "text": True, "timeout": 300},
-        **{"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT},
-    )
-    return process.returncode, process.stdout
+    """Run Python in a folder, in a process of its own; return its status and output."""
+    process = spawn(folder, [sys.executable, *arguments], fresh=True)
+    output, _ = process.communicate(timeout=300)
+    return process.returncode, output
 
 
 # Several commands in one process: importing LAVIS takes longest.

@@ -29,7 +29,7 @@ def launch(folder, *extra, **changes):
     arguments = {**RUN, **changes}
     config = arguments.pop("config")
     prefix = [*launcher(2, *extra), ROOT / "train.py", "--cfg-path", config, "--options"]
-    return spawn(folder, [*prefix, *options(folder, **arguments)])
+    return spawn(folder, [*prefix, *options(folder, **arguments)], fresh=True)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_restart_on_two_nodes(tmp_path, uninterrupted, injected, free_port):
     _, _, *arguments = command("train.py", tmp_path, **RUN)
     run = [*launcher(), "-m", "torch.distributed.run"]
     launcher_command = [*run, *rendezvous, ROOT / "train.py", *arguments]
-    nodes = [spawn(tmp_path, launcher_command) for _ in range(2)]
+    nodes = [spawn(tmp_path, launcher_command, fresh=True) for _ in range(2)]
     wait_for(tmp_path, 7, nodes[0])
     (victim,) = children_of(nodes[1].pid)
     os.kill(victim, KILL)

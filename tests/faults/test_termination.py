@@ -137,7 +137,7 @@ def two_uninterrupted(tmp_path_factory):
 @pytest.mark.faults
 @pytest.mark.parametrize("number, who", [(USR1, "one rank"), (TERM, "the launcher")])
 def test_signal_to_two_ranks_with_a_launcher(tmp_path, two_uninterrupted, injected, number, who):
-    process = start("train.py", tmp_path, **TWO, ranks=2)
+    process = start("train.py", tmp_path, fresh=True, **TWO, ranks=2)
     wait_for(tmp_path, 5, process)
     os.kill(process.pid if who == "the launcher" else children_of(process.pid)[-1], number)
     output = finish(process, status=1)  # the launcher returns 1 for every failure

@@ -7,14 +7,13 @@ process, so that nothing stays registered for other tests.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from runs import spawn
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent / "users_code"
@@ -92,15 +91,11 @@ def changed_config(config, **values):
     return config
 
 
-def run_python(tmp_path, *arguments):
-    """Run Python in a folder and return its status and output."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    process = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        **{"cwd": tmp_path, "env": environment, "text": True, "timeout": 300},
-        **{"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT},
-    )
-    return process.returncode, process.stdout
+def run_python(folder, *arguments):
+    """Run Python in a folder, in a process of its own; return its status and output."""
+    process = spawn(folder, [sys.executable, *arguments])
+    output, _ = process.communicate(timeout=300)
+    return process.returncode, output
 
 
 # Trains by several configs in one process: importing LAVIS takes longest.
