@@ -32,10 +32,8 @@ def launch(folder, *extra, **changes):
     return spawn(folder, [*prefix, *options(folder, **arguments)], fresh=True)
 
 
-@pytest.mark.parametrize(
-    "victim, kills",
-    [(1, 1), *[pytest.param(victim, 3, marks=pytest.mark.faults) for victim in (0, 1)]],
-)
+@pytest.mark.faults
+@pytest.mark.parametrize("victim, kills", [(1, 1), (0, 3), (1, 3)])
 def test_restarted_run_equals_uninterrupted_run(tmp_path, uninterrupted, injected, victim, kills):
     """The same command resumes in its folder instead of creating a new one."""
     process = launch(tmp_path, f"--max-restarts={kills}", run__job_id=None)

@@ -31,8 +31,7 @@ from faulty_runs import (
 from runs import finish, launcher, spawn
 
 SCRIPT = Path(__file__).with_name("stopped_run.py")
-# The cases of a quick test run.
-QUICK_CASES = (("albef, TCL and GRIT", 2), ("blip2, GRIT, frozen ViT", 0))
+QUICK_CASES = (("albef, TCL and GRIT", 2),)  # of a test run without --faults
 OTHER_CASES = [
     (name, workers) for name in CASES for workers in (0, 2) if (name, workers) not in QUICK_CASES
 ]
