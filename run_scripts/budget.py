@@ -31,7 +31,7 @@ PACKAGE = ROOT / "lavis_mafa"
 LIMITS = {
     "package": 27_100,
     "downstream": 2_440,
-    "research": 4_000,
+    "research": 4_031,
     "test code": 38_060,
     "public names": 1_486,
     "config keys": 267,
