@@ -20,7 +20,9 @@ from lavis_mafa.registration import register
 
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` below imports them
     from lavis_mafa import datasets, models, processors, runners, tasks, toyworld
+    from lavis_mafa.algorithm.backbone import Backbone, Images, Texts
     from lavis_mafa.algorithm.context import MiniBatch, known_positives
+    from lavis_mafa.algorithm.discriminator import Discriminator
     from lavis_mafa.algorithm.grit import (
         HARDNESS,
         EpochBatches,
@@ -48,6 +50,7 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` below imports 
     from lavis_mafa.algorithm.losses.language import mask_tokens
     from lavis_mafa.algorithm.mining import Connections, find_connections
     from lavis_mafa.algorithm.momentum import Momentum
+    from lavis_mafa.algorithm.negatives_encoder import NegativesEncoder
     from lavis_mafa.algorithm.options import option
     from lavis_mafa.algorithm.output import StepOutput
     from lavis_mafa.algorithm.pair_memory import MovingCopies, PairMemory
@@ -56,10 +59,12 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` below imports 
     from lavis_mafa.algorithm.posterior import PosteriorPicker, PosteriorRule
     from lavis_mafa.algorithm.ranks import Ranks
     from lavis_mafa.algorithm.registry import Registry
-    from lavis_mafa.algorithm.rules import MiningRule
+    from lavis_mafa.algorithm.rules import RULES, MiningRule, ScoredPairs
+    from lavis_mafa.algorithm.scores import SCORES, PairView
     from lavis_mafa.algorithm.settings import LossWeights, StepSettings
     from lavis_mafa.algorithm.step import run_step
     from lavis_mafa.algorithm.step_context import StepContext
+    from lavis_mafa.algorithm.tokens import Tokens
     from lavis_mafa.models.loading import load_model
 
 __all__ = [

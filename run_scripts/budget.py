@@ -29,14 +29,14 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "lavis_mafa"
 
 LIMITS = {
-    "package": 27_100,
+    "package": 27_130,
     "downstream": 2_440,
     "research": 4_031,
-    "test code": 38_060,
-    "public names": 1_486,
+    "test code": 38_500,
+    "public names": 1_487,
     "config keys": 267,
     "commands": 10,
-    "words of docs": 38_100,
+    "words of docs": 38_160,
     "lines of README": 150,
     "doubled file names": 0,
     "circles of imports": 0,

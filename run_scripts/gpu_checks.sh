@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Run the tests that need a GPU: mixed precision (also of run.cached_batch, of every form of ITC and
 # of every soft label), no launcher, resuming, the memory estimate, run.compile, run.fsdp over NCCL,
-# group ids, thresholds of anchors, a learned hardness, what ranks exchange for both, and grouping on
-# its own stream. All options are passed to pytest.
+# group ids, thresholds of anchors, a learned hardness, what ranks exchange for both, grouping on its
+# own stream, and how often a step waits for the GPU. All options are passed to pytest.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash run_scripts/setup_env.sh --dev
-exec .venv/bin/python -m pytest tests/runners/test_gpu.py tests/algorithm/grit/test_grouping_on_gpu.py "$@"
+exec .venv/bin/python -m pytest tests/runners/test_gpu.py tests/runners/test_simulated_gpu.py \
+  tests/algorithm/grit/test_grouping_on_gpu.py "$@"

@@ -89,8 +89,13 @@ def sampled_blip(sim: Tensor, positives: Tensor) -> Tensor:
 def _draw(weights: Tensor, positives: Tensor) -> Tensor:
     """Draw a candidate ``(B,)`` by weights ``(B, N)``; `NONE` where all are positives."""
     nothing_left = positives.all(dim=1)
-    drawn = torch.multinomial(weights.masked_fill(nothing_left[:, None], 1.0), 1).squeeze(1)
-    return torch.where(nothing_left, NONE, drawn)
+    return torch.where(nothing_left, NONE, one_of(weights.masked_fill(nothing_left[:, None], 1.0)))
+
+
+def one_of(weights: Tensor) -> Tensor:
+    """Draw a column number ``(B,)`` for each row of weights ``(B, N)``, the same as
+    `torch.multinomial`, but without its checks, for which the host waits for a GPU."""
+    return (weights / torch.empty_like(weights).exponential_()).argmax(dim=1)
 
 
 @PICKERS.register("uniform", source="lavis_mafa")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lavis_mafa.algorithm.options import Checked, option
-from lavis_mafa.algorithm.pickers import PICKERS, Picker, hardest
+from lavis_mafa.algorithm.pickers import PICKERS, Picker, hardest, one_of
 from lavis_mafa.algorithm.ranks import Ranks
 
 # Lower bound of a standard deviation: the precision of similarities in float32.
@@ -209,8 +209,7 @@ def draw(weights: Tensor, sim: Tensor, known_positives: Tensor) -> Tensor:
     fallback = hardest(sim, known_positives)
     weights = weights.nan_to_num()  # a NaN reaches the loss, whose check names the samples
     nothing = weights.sum(dim=1) <= 0.0
-    drawn = torch.multinomial(weights.masked_fill(nothing[:, None], 1.0), 1).squeeze(1)
-    return torch.where(nothing, fallback, drawn)
+    return torch.where(nothing, fallback, one_of(weights.masked_fill(nothing[:, None], 1.0)))
 
 
 @PICKERS.register("posterior", settings=PosteriorRule, source="FNE")

@@ -24,6 +24,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 from transformers import BertConfig
 
+from lavis_mafa.algorithm import pickers
 from lavis_mafa.io.checkpoints import find_config
 from lavis_mafa.models import AlbefMafa, Blip2Mafa
 from lavis_mafa.models.families.blip2.blip2_parts import build_image_encoder
@@ -257,4 +258,6 @@ def deterministic_draws() -> Iterator[None]:
             ("bernoulli", lambda probabilities: torch.ones_like(probabilities)),
         ):
             stack.enter_context(mock.patch.object(torch, name, draw))
+        ours = mock.patch.object(pickers, "one_of", lambda weights: weights.argmax(dim=-1))
+        stack.enter_context(ours)
         yield

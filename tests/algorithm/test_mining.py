@@ -16,7 +16,7 @@ from lavis_mafa.algorithm.mining import (
     pick,
     read_together,
 )
-from lavis_mafa.algorithm.pickers import NONE, hardest, sampled, uniform
+from lavis_mafa.algorithm.pickers import NONE, hardest, one_of, sampled, uniform
 
 pytestmark = pytest.mark.strict_smoke
 RULE = MiningRule()
@@ -236,6 +236,16 @@ def test_several_nominations_equal_slow_loop(size, seed, top_k, labels, resample
     assert set(zip(*(x.tolist() for x in found.mined(rule)), strict=True)) == lm
     targets, dropped = found.itc_targets(rule)
     assert torch.equal(targets.float(), weights) and dropped is None
+
+
+def test_one_of_draws_as_multinomial_does():
+    weights = torch.rand(50, 9).masked_fill(torch.rand(50, 9) < 0.5, 0.0)
+    weights[:, 3] += 0.1
+    drawn = []
+    for draw in (one_of, lambda given: torch.multinomial(given, 1).squeeze(1)):
+        torch.manual_seed(0)
+        drawn.append(torch.stack([draw(weights) for _ in range(20)]))
+    assert torch.equal(*drawn) and len(drawn[0].unique()) == 9
 
 
 @pytest.mark.parametrize("rows", [[1], [0, 1, 2]])

@@ -16,6 +16,7 @@ from lavis.models.blip_models.blip_pretrain import BlipPretrain
 from lavis.models.med import XBertEncoder
 from same_gradients import assert_same_gradients, perturb_copies
 
+from lavis_mafa.algorithm import pickers
 from lavis_mafa.algorithm.backbone import Teacher
 from lavis_mafa.io.checkpoints import CONFIGS
 from lavis_mafa.models import AlbefMafa, Blip2Mafa, BlipMafa
@@ -35,8 +36,9 @@ def process_group(tmp_path):
 
 @pytest.fixture
 def hardest_negatives(monkeypatch):
-    """LAVIS draws negatives by ``torch.multinomial``: replace it by argmax."""
+    """Pick what has the largest weight where LAVIS and our pickers draw negatives."""
     monkeypatch.setattr(torch, "multinomial", lambda weights, count: weights.argmax(-1, True))
+    monkeypatch.setattr(pickers, "one_of", lambda weights: weights.argmax(-1))
 
 
 def assert_same_queue(ours, theirs):
@@ -136,13 +138,17 @@ def test_negatives_are_drawn_by_the_weights_of_lavis(
         if family == "blip2"
         else blip_pair(tmp_path, monkeypatch, **negatives)
     )
-    weights, draw = [], torch.multinomial
+    weights = []
 
-    def record(given, count):
-        weights.append(given / given.sum(dim=-1, keepdim=True))
-        return draw(given, count)
+    def recorded(draw):
+        def drawn(given, *count):
+            weights.append(given / given.sum(dim=-1, keepdim=True))
+            return draw(given, *count)
 
-    monkeypatch.setattr(torch, "multinomial", record)
+        return drawn
+
+    monkeypatch.setattr(torch, "multinomial", recorded(torch.multinomial))
+    monkeypatch.setattr(pickers, "one_of", recorded(pickers.one_of))
     batch = {**mini_batch(toy_train, range(SIZE)), **LATE}
     for model in (ours, theirs):
         model.temp.data.fill_(0.01)

@@ -37,7 +37,9 @@ class GritSchedule:
                 schedule.collect(index, image_features, text_features)
             schedule.end(epoch)
 
-    The first epoch is random; every later one is grouped by what the epoch before collected.
+    The first epoch is random; every later one is grouped by what the epoch before collected. To
+    resume within an epoch, save `state_dict`, restore it, call `begin` with the same epoch, and
+    skip the mini-batches that were trained on.
 
     Args:
         size: N, samples in the training set.
@@ -70,6 +72,7 @@ class GritSchedule:
         self.image_ids = image_ids if settings.same_image == "apart" else None
         self.group_ids = None if self.image_ids is None else group_ids
         self.hardness: Any = settings.build_schedule()
+        self.epoch: int | None = None  # that was begun; `plan` is its order
         self.plan: EpochPlan | None = None
         self.next_plan: EpochPlan | None = None
         self.collector: GritCollector | None = None
@@ -109,13 +112,30 @@ class GritSchedule:
         skip = self.settings.skip
         return f"{text}, most similar {skip:,} skipped" if skip else text
 
-    def begin(self, epoch: int) -> EpochPlan:
-        """Return the order of ``epoch``, and start collecting for the next one."""
-        self.plan = self.next_plan or self._first_plan(epoch)
-        self.next_plan = None
+    def begin(self, epoch: int, order: Indices | None = None) -> EpochPlan:
+        """Return the order of ``epoch``, and start collecting for the next one.
+
+        Called again for the same epoch before its `end`, or after `load_state_dict`, it returns the
+        same order and goes on collecting.
+
+        Args:
+            order: ``(N,)`` permutation of the samples, the same on all ranks: an order of your own
+                for this epoch, such as clusters; its mini-batches count as grouped.
+
+        Raises:
+            ValueError: if ``order`` is not a permutation of the samples.
+        """
+        if order is not None:
+            order = _permutation(order, self.size, "order")
+            plan = EpochPlan(order, self.batch_size, self.world_size, grouped=True)
+        elif self.plan is not None and self.epoch == epoch:
+            return self.plan
+        else:
+            plan = self.next_plan or self._first_plan(epoch)
+        self.plan, self.next_plan, self.epoch = plan, None, epoch
         if self.wants_grouped(epoch + 1) and not self.settings.naive:
             self.start_collecting(epoch)
-        return self.plan
+        return plan
 
     def start_collecting(self, epoch: int) -> None:
         """Start with an empty queue, seeded by epoch and rank."""
@@ -143,8 +163,17 @@ class GritSchedule:
             self.collector.collect(index, image_features, text_features)
 
     def end(self, epoch: int) -> None:
-        """Group the collected pairs into the next epoch's order; all ranks must call it."""
+        """Group the collected pairs into the next epoch's order; all ranks must call it.
+
+        After an early stop, at the same step on all ranks, mini-batches that were not collected
+        stay as they are, and a warning says how many.
+
+        Raises:
+            ValueError: if samples were collected that are not in this rank's mini-batches, or
+                twice.
+        """
         assert self.plan is not None
+        self.epoch = None
         leftover = self.plan.leftover
         rng = np.random.default_rng((self.seed, epoch, 1))
         if self.collector is None:
@@ -155,10 +184,19 @@ class GritSchedule:
         self.collector = None
         expected = self.plan.steps * self.batch_size
         if len(order) != expected:
-            raise ValueError(
-                f"{len(order)} samples were collected for grouping in epoch {epoch}, not "
-                f"{expected}: call collect once for every mini-batch of the epoch"
+            own = self.plan.mini_batches(self.rank).reshape(-1)
+            rest = own[~np.isin(own, order)]
+            if len(order) + len(rest) != expected or choices is not None:
+                raise ValueError(
+                    f"{len(order)} samples were collected for grouping in epoch {epoch}, not "
+                    f"{expected}: call collect once for every mini-batch of the epoch"
+                )
+            logging.warning(
+                "epoch %d: features of %d of %d samples were collected; the mini-batches of the "
+                "others stay as they are",
+                *(epoch, len(order), expected),
             )
+            order = np.concatenate([order, rest])
         orders = _gather_orders(order, self.world_size)
         settings = self.settings
         self.next_plan = grouped_plan(
@@ -186,7 +224,7 @@ class GritSchedule:
             vectors: called with the plan to follow; yields for each of this rank's mini-batches, in
                 the plan's order, its sample indices and features.
         """
-        self.plan = self.next_plan or self.begin(epoch)
+        self.plan = self.next_plan or self._first_plan(epoch)
         self.start_collecting(epoch)
         for index, images, texts in vectors(self.plan):
             self.collect(index, images, texts)
@@ -195,9 +233,9 @@ class GritSchedule:
     def _first_plan(self, epoch: int) -> EpochPlan:
         path = self.settings.first_order
         if self.settings.enabled and path and epoch == 0:
-            return EpochPlan(
-                _read_order(path, self.size), self.batch_size, self.world_size, grouped=True
-            )
+            saved = np.load(path, mmap_mode="r", allow_pickle=False)
+            order = _permutation(saved, self.size, f"run.grit.first_order: {path}")
+            return EpochPlan(order, self.batch_size, self.world_size, grouped=True)
         if epoch and self.wants_grouped(epoch) and not self.settings.naive:
             logging.warning("there is no grouped order for epoch %d: a random one is used", epoch)
         rng = np.random.default_rng((self.seed, epoch, 0))
@@ -224,6 +262,7 @@ class GritSchedule:
     ) -> None:
         """Restore the state saved in ``epoch``; queued features go to ``device``."""
         self.plan = self._plan_from(state["plan"])
+        self.epoch = epoch
         self.next_plan = self._plan_from(state["next_plan"])
         if self.hardness.learns:
             self.hardness.load_state_dict(state["hardness"])
@@ -246,13 +285,13 @@ class GritSchedule:
         return EpochPlan(order, self.batch_size, self.world_size, grouped, q)
 
 
-def _read_order(path: str, size: int) -> Indices:
-    """Read a saved order (``.npy``), a permutation of ``size`` sample indices.
+def _permutation(given: Any, size: int, name: str) -> Indices:
+    """Return an order of ``size`` sample indices, if it is one.
 
     Raises:
-        ValueError: if the file holds anything else.
+        ValueError: if it holds anything else.
     """
-    saved = np.load(path, mmap_mode="r", allow_pickle=False)
+    saved = np.asarray(given)
     order: Indices = saved.astype(index_dtype(size))
     if (
         order.shape != (size,)
@@ -260,7 +299,7 @@ def _read_order(path: str, size: int) -> Indices:
         or not np.array_equal(np.sort(order), np.arange(size, dtype=order.dtype))
     ):
         raise ValueError(
-            f"run.grit.first_order: {path} is not a permutation of the {size} training samples "
+            f"{name} is not a permutation of the {size} training samples "
             f"(it holds {saved.size} numbers)"
         )
     return order

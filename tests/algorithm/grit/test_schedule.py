@@ -21,7 +21,6 @@ from lavis_mafa.algorithm.grit import collector as collector_module
 from lavis_mafa.algorithm.grit import schedule as schedule_module
 from lavis_mafa.algorithm.grit.grouping import group
 from lavis_mafa.algorithm.grit.sampler import index_dtype
-from lavis_mafa.algorithm.grit.schedule import _read_order
 
 
 def grit_settings(**changes):
@@ -215,12 +214,70 @@ def test_collecting_equals_slow_loop(
     assert order.dtype == np.int32
 
 
-def test_missing_samples_raise():
-    schedule = GritSchedule(40, 4, grit_settings())
-    plan = schedule.begin(0)
-    collect_epoch([schedule], plan, last=plan.steps - 1)
-    with pytest.raises(ValueError, match="36 samples were collected .* not 40"):
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("steps", [0, 3])
+def test_an_epoch_that_stops_early_groups_what_there_is(ranks, steps, monkeypatch, caplog):
+    schedules = [GritSchedule(83, 4, grit_settings(), rank, ranks) for rank in range(ranks)]
+    plans = [schedule.begin(0) for schedule in schedules]
+    collect_epoch(schedules, plans[0], last=steps)
+    orders = [schedule.collector.finish() for schedule in schedules]
+    for schedule, order in zip(schedules, orders, strict=True):
+        own = plans[0].mini_batches(schedule.rank)
+        rest = own[steps:].reshape(-1)
+        assert sorted([*order, *rest]) == sorted(own.reshape(-1))
+        rows = [[*o, *plans[0].mini_batches(r)[steps:].reshape(-1)] for r, o in enumerate(orders)]
+        sent = []
+        monkeypatch.setattr(
+            schedule_module,
+            "_gather_orders",
+            lambda o, w, sent=sent, rows=rows: sent.append(o.tolist()) or np.array(rows),
+        )
+        monkeypatch.setattr(schedule.collector, "finish", lambda order=order: order)
         schedule.end(0)
+        assert sent == [[*order, *rest]]
+        plan = schedule.begin(1)
+        assert plan.grouped and sorted(plan.order) == list(range(83))
+    assert f"{4 * steps} of {4 * plans[0].steps} samples were collected" in caplog.text
+
+
+@pytest.mark.parametrize("wrong", ["twice", "of the other rank"])
+def test_samples_that_do_not_belong_to_the_epoch_raise(wrong):
+    schedule = GritSchedule(80, 4, grit_settings(), world_size=2)
+    plan = schedule.begin(0)
+    collect_epoch([schedule], plan, last=5)
+    other = 1 if wrong == "of the other rank" else 0
+    index = torch.from_numpy(plan.mini_batches(other)[0].copy())
+    schedule.collect(index, feature_of(index), feature_of(index))
+    with pytest.raises(ValueError, match="24 samples were collected .* not 40"):
+        schedule.end(0)
+
+
+def test_an_epoch_begun_twice_keeps_its_order_and_what_it_collected():
+    schedule, again = (GritSchedule(40, 4, grit_settings(), seed=3) for _ in range(2))
+    for epoch in range(3):
+        plan, other = schedule.begin(epoch), again.begin(epoch)
+        collect_epoch([schedule], plan)
+        collect_epoch([again], other, last=4)
+        assert again.begin(epoch) is other
+        collect_epoch([again], other, 4)
+        assert other.order.tolist() == plan.order.tolist()
+        schedule.end(epoch)
+        again.end(epoch)
+
+
+def test_orders_of_ones_own_replace_those_of_any_epoch():
+    schedule = GritSchedule(40, 4, grit_settings())
+    for epoch in range(3):
+        own = np.random.default_rng(epoch).permutation(40)
+        if epoch == 2:
+            schedule.begin(2)  # what was grouped
+        plan = schedule.begin(epoch, order=own)
+        assert plan.grouped and plan.order.tolist() == own.tolist()
+        assert schedule.begin(epoch) is plan
+        collect_epoch([schedule], plan)
+        schedule.end(epoch)
+    found = schedule.begin(3).order.tolist()
+    assert sorted(found) == list(range(40)) and found != own.tolist()
 
 
 def test_an_error_of_grouping_is_raised_at_the_next_mini_batch():
@@ -316,8 +373,7 @@ def test_resumed_schedule_equals_uninterrupted_schedule(stop, hardness, tmp_path
     def run(schedule, epochs, first_step=0):
         orders = []
         for epoch in epochs:
-            if first_step == 0:
-                schedule.begin(epoch)
+            schedule.begin(epoch)
             orders.append(schedule.plan.order.tolist())
             collect_epoch([schedule], schedule.plan, first_step)
             first_step = 0
@@ -334,12 +390,7 @@ def test_resumed_schedule_equals_uninterrupted_schedule(stop, hardness, tmp_path
     torch.save(interrupted.state_dict(), tmp_path / "state.pth")
     resumed = GritSchedule(100, 8, cfg, seed=4)
     resumed.load_state_dict(torch.load(tmp_path / "state.pth", weights_only=True), epoch=1)
-    orders = []
-    collect_epoch([resumed], resumed.plan, stop)
-    resumed.end(1)
-    orders.append(resumed.next_plan.order.tolist())
-    orders += run(resumed, range(2, 4))[1:]
-    assert orders == uninterrupted[2:]
+    assert run(resumed, range(1, 4), stop) == uninterrupted[1:]
 
 
 def test_batches_can_start_at_any_step():
@@ -361,15 +412,17 @@ def test_search_space_above_the_queue_size_is_rejected():
 
 def test_saved_order_must_be_a_permutation(tmp_path):
     np.save(tmp_path / "order.npy", np.array([2, 0, 1]))
-    assert _read_order(str(tmp_path / "order.npy"), 3).tolist() == [2, 0, 1]
     plan = GritSchedule(3, 1, grit_settings(first_order=str(tmp_path / "order.npy"))).begin(0)
     assert plan.order.tolist() == [2, 0, 1] and plan.grouped
-    with pytest.raises(ValueError, match="permutation"):
-        _read_order(str(tmp_path / "order.npy"), 4)
-    for wrong in ([0, 0, 1], [0, 1, 3], [-1, 0, 1], [0.5, 1, 2], [2**32, 1, 2], [[0, 1, 2]]):
-        np.save(tmp_path / "wrong.npy", np.array(wrong))
-        with pytest.raises(ValueError, match="permutation"):
-            _read_order(str(tmp_path / "wrong.npy"), 3)
+    for size, wrong in (
+        *((4, [2, 0, 1]), (3, [0, 0, 1]), (3, [0, 1, 3]), (3, [-1, 0, 1]), (3, [0.5, 1, 2])),
+        *((3, [2**32, 1, 2]), (3, [[0, 1, 2]])),
+    ):
+        np.save(tmp_path / "order.npy", np.array(wrong))
+        with pytest.raises(ValueError, match="order.npy is not a permutation"):
+            GritSchedule(size, 1, grit_settings(first_order=str(tmp_path / "order.npy"))).begin(0)
+        with pytest.raises(ValueError, match="order is not a permutation"):
+            GritSchedule(size, 1, grit_settings()).begin(0, order=np.array(wrong))
 
 
 def test_random_orders_differ_by_epoch():
