@@ -23,7 +23,7 @@ from lavis_mafa.metrics.binary import area_under_roc
 from lavis_mafa.metrics.known_truth import original_pairs
 from research.picture_data import class_of, classes_of
 from research.studies.plan import Job
-from research.toy_measures import Examined, negatives_of
+from research.toy_measures import Examined, negatives_of, r1
 
 _JUDGEMENTS = "judgements.json"
 _PAIRS = 3000  # of a kind that ITM's AUC is taken on, at most
@@ -98,7 +98,8 @@ def measure(runs: Sequence[Job], judges: Sequence[Job]) -> Iterator[tuple[Job, d
 
     Yields:
         Each run with its figures: percentages of retrieval against original pairs and those valid
-        by their text; ``ceiling_txt_r1`` and ``ceiling_img_r1`` (`ceilings`); `itm_figures`;
+        by their text; ``itc_txt_r1`` and ``itc_img_r1`` of ITC alone;
+        ``ceiling_txt_r1`` and ``ceiling_img_r1`` (`ceilings`); `itm_figures`;
         `_figures_of_judgements`; `negatives_of`.
     """
     # Several threads wait for each other longer than they help models of this size.
@@ -108,6 +109,8 @@ def measure(runs: Sequence[Job], judges: Sequence[Job]) -> Iterator[tuple[Job, d
     for run in runs:
         one = Examined.of(run, loader)
         figures = one.retrieval(test.data, test.truth, test.k_test)
+        figures["itc_txt_r1"] = r1(one.similarity, test.own)
+        figures["itc_img_r1"] = r1(one.similarity.T, test.own.T)
         figures.update(ceilings(test.own, test.truth))
         figures.update(itm_figures(one, test))
         figures.update(_figures_of_judgements(one, test))

@@ -119,8 +119,8 @@ def measure(runs: Sequence[Job], judges: Sequence[Job]) -> Iterator[tuple[Job, d
     for run in runs:
         one = examined.get(id(run)) or Examined.of(run, _loader(test))
         figures = one.retrieval(test, truth, K_TEST)
-        figures["itc_valid_txt_r1"] = _r1(one.similarity, truth)
-        figures["itc_valid_img_r1"] = _r1(one.similarity.T, truth.T)
+        figures["itc_valid_txt_r1"] = r1(one.similarity, truth)
+        figures["itc_valid_img_r1"] = r1(one.similarity.T, truth.T)
         for captions, valid_captions in detailed:
             # Only the captions differ: the images are encoded already.
             with torch.inference_mode():
@@ -137,7 +137,7 @@ def _loader(test: ToyScenesEval) -> Any:
     return DataLoader(test, batch_size=250, collate_fn=test.collater)
 
 
-def _r1(similarity: np.ndarray, truth: np.ndarray) -> float:
+def r1(similarity: np.ndarray, truth: np.ndarray) -> float:
     """Return the percentage of queries whose most similar candidate is valid."""
     return 100.0 * float(ranked_truth(similarity, truth)[:, 0].mean())
 

@@ -31,16 +31,16 @@ PACKAGE = ROOT / "lavis_mafa"
 LIMITS = {
     "package": 27_130,
     "downstream": 2_440,
-    "research": 4_000,
-    "test code": 38_470,
+    "research": 4_034,
+    "test code": 38_500,
     "public names": 1_487,
     "config keys": 267,
     "commands": 10,
-    "words of docs": 38_160,
+    "words of docs": 38_600,
     "lines of README": 150,
     "doubled file names": 0,
     "circles of imports": 0,
-    "YAML files": 112,
+    "YAML files": 113,
     "lines executed": 4_200,
 }
 

@@ -1,4 +1,4 @@
-"""Run a function on two ranks, in processes of their own."""
+"""Run a function on two ranks, in forks of the test process."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ def on_two_ranks(function, folder, *arguments):
     """Return what ``function(rank, *arguments)`` returned on both, of plain tensors and numbers.
 
     Args:
-        function: of a module, as it is imported in each process.
+        function: called with the rank.
         folder: for what the processes exchange.
     """
-    mp.spawn(_rank, (function, str(folder), arguments), nprocs=2)
+    given = (function, str(folder), arguments)
+    mp.start_processes(_rank, given, nprocs=2, start_method="fork")
     return [torch.load(f"{folder}/{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 

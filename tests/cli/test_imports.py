@@ -48,34 +48,54 @@ def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+# What LAVIS imports is imported once, before the forks.
+IN_FORKS = """
+import os, sys, traceback
+import cv2, fairscale, omegaconf, pandas, timm, torch, torchvision
+from transformers.models.bert import modeling_bert
+def failed(code):
+    pid = os.fork()
+    if pid:
+        return os.waitpid(pid, 0)[1]
+    try:
+        exec(code, {"__name__": "__main__"})
+    except BaseException:
+        print("in a fork:", code, file=sys.stderr)
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
+sys.exit(any([failed(code) for code in sys.argv[1:]]))
+"""
+
+
+def in_forks(*codes: str) -> None:
+    """Run each code in a process of its own."""
+    process = run_python("-c", IN_FORKS, *codes)
+    assert process.returncode == 0, process.stderr[-6000:]
+
+
 def run_lines(*lines: str) -> None:
     process = run_python("-c", "\n".join(lines))
     assert process.returncode == 0, process.stderr[-3000:]
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [
-        "import lavis_mafa; from lavis.models import load_model; load_model('albef_mafa', 'tiny')",
-        pytest.param(
-            "from lavis.models import load_model; import lavis_mafa; "
-            "load_model('albef_mafa', 'tiny')",
-            marks=pytest.mark.skipif(
-                Version(version("transformers")) >= Version("4.53"),
-                reason="LAVIS alone cannot be imported with this version of transformers",
-            ),
-        ),
-        "import lavis_mafa.models",
-        "import lavis_mafa.config",
-        "from lavis_mafa.toyworld import ToyScenesBuilder",
-        "import lavis_mafa; lavis_mafa.load_model('albef_mafa', 'tiny')",
-        "from lavis_mafa import load_model; load_model('albef_mafa', 'tiny')",
-        "import lavis_mafa; lavis_mafa.register(); lavis_mafa.register()",
-        "import lavis_mafa; import lavis.tasks",
-    ],
-)
-def test_package_registers_with_lavis(lines):
-    run_lines(lines, REGISTERED)
+# Ways to begin: importing the package or LAVIS first, as a whole or by one module.
+FIRST = {
+    "import lavis_mafa; from lavis.models import load_model; load_model('albef_mafa', 'tiny')",
+    "import lavis_mafa.config",
+    "from lavis_mafa.toyworld import ToyScenesBuilder",
+    "from lavis_mafa import load_model; load_model('albef_mafa', 'tiny')",
+    "import lavis_mafa; lavis_mafa.register(); lavis_mafa.register()",
+}
+if Version(version("transformers")) < Version("4.53"):  # LAVIS alone cannot be imported since
+    FIRST.add(
+        "from lavis.models import load_model; import lavis_mafa; load_model('albef_mafa', 'tiny')"
+    )
+
+
+def test_package_registers_with_lavis():
+    in_forks(*(f"{lines}\n{REGISTERED}" for lines in sorted(FIRST)))
 
 
 def test_package_can_be_reimported_before_lavis():
@@ -172,6 +192,7 @@ def module_names() -> list[str]:
     return [one.name for one in found if not one.name.endswith("__main__")]
 
 
+@pytest.mark.slow
 def test_every_module_can_be_imported_first():
     """Check that no circular import is hidden by the order of registration."""
     code = """

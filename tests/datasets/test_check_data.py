@@ -6,7 +6,6 @@ import json
 import os
 import runpy
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import PHOTOGRAPHS, ROOT
+from conftest import PHOTOGRAPHS
 from PIL import Image
+from runs import finish, spawn
 
 from lavis_mafa.cli import main
 from lavis_mafa.datasets.data_check import PROBLEMS, check
@@ -305,22 +305,13 @@ def test_images_inside_files_are_checked(clean: Path) -> None:
 def test_command_checks_a_folder_of_parquet_files(clean: Path) -> None:
     folder = stored_rows(clean, [((clean / "a.png").read_bytes(), "one", 1)])
 
-    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "lavis_mafa", "check-data", *arguments],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            cwd=clean,
-        )
-
-    done = command("hub", "--split", "test", "--json", "out.json")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("pairs   1\nimages  1") and "looked for" not in done.stdout
+    command = [sys.executable, "-m", "lavis_mafa", "check-data", "hub"]
+    output = finish(spawn(clean, [*command, "--split", "test", "--json", "out.json"]))
+    assert "pairs   1\nimages  1" in output and "looked for" not in output
     assert json.loads((clean / "out.json").read_text())["problems"]["unreadable_images"] == []
     pq.write_table(pa.table({"url": ["x"], "alt": ["y"]}), folder / "train-1.parquet")
-    done = command("hub")
-    assert done.returncode == 2 and "no image column" in done.stderr and "'alt'" in done.stderr
+    output = finish(spawn(clean, command), status=2)
+    assert "no image column" in output and "'alt'" in output
 
 
 def test_make_vocab_reads_parquet(tmp_path: Path) -> None:

@@ -666,7 +666,8 @@ def test_two_ranks_write_and_score_the_same_as_one(tmp_path, pictures):
     files = {"train": [rows[:1]], "val": [rows[:1]], "test": [rows]}
     config = write_config(tmp_path, "mafa_captioning", "coco_caption", files)
     arguments = [SCRIPT, "--cfg-path", config, "--options", f"run.output_dir={tmp_path / 'two'}"]
-    finish(spawn(tmp_path, [*launcher(2), *arguments], TRY_TOGETHER=str(tmp_path)))
+    command = [*launcher(2), *arguments]
+    finish(spawn(tmp_path, command, fresh=True, TRY_TOGETHER=str(tmp_path)))
     run(config, [f"run.output_dir={tmp_path / 'one'}", "run.evaluate=True"])
     written, figures = [], []
     for name in ("one", "two"):

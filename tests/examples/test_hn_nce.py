@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import os
 import re
-import subprocess
 import sys
 
 import pytest
@@ -16,6 +14,7 @@ import torch.nn.functional as F
 from conftest import ROOT
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from runs import spawn
 
 from lavis_mafa.algorithm.itc_forms import ITC_LOSSES, contrastive_loss, degrees
 from lavis_mafa.algorithm.labels import ItcSide, labels_from_positives, smooth
@@ -112,13 +111,18 @@ def test_it_pushes_the_hardest_negative_further_away(added):
 
 
 def run_python(folder, *arguments):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    process = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        **{"cwd": folder, "env": environment, "text": True, "timeout": 300},
-        **{"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT},
-    )
-    return process.returncode, process.stdout
+    """Run Python in a folder, in a process of its own; return its status and output."""
+    process = spawn(folder, [sys.executable, *arguments], fresh=True)
+    output, _ = process.communicate(timeout=300)
+    return process.returncode, output
+
+
+# Several commands in one process: importing LAVIS takes longest.
+TRAIN = """
+import json, sys
+from lavis_mafa.cli import main
+print("==", [main(arguments) for arguments in json.loads(sys.argv[1])])
+"""
 
 
 def test_nothing_but_its_file_is_needed_to_train_with_it(tmp_path):
@@ -133,13 +137,12 @@ def test_nothing_but_its_file_is_needed_to_train_with_it(tmp_path):
     given += ["run.device=cpu", "run.valid_splits=[]", "run.output_dir=output", "run.job_id=run"]
     given += ["run.resume_ckpt_path=auto", "model.mafa.itc_loss=hn_nce"]
     config = ROOT / "projects/mafa/train/albef_toy.yaml"
-    command = [ROOT / "train.py", "--cfg-path", config, "--plugin", file, "--options", *given]
-
-    status, printed = run_python(tmp_path, *command, "model.mafa.hn_nce.bta=1")
-    assert status != 0 and "did you mean model.mafa.hn_nce.beta?" in printed, printed
-    for options in (["run.max_steps=1"], []):
-        status, printed = run_python(tmp_path, *command, "model.mafa.hn_nce.beta=1", *options)
-        assert status == 0, printed
+    runs = [["model.mafa.hn_nce.bta=1"]]  # misspelt
+    runs += [["model.mafa.hn_nce.beta=1", *more] for more in (["run.max_steps=1"], [])]
+    common = ["train", "--cfg-path", str(config), "--plugin", str(file), "--options", *given]
+    status, printed = run_python(tmp_path, "-c", TRAIN, json.dumps([common + one for one in runs]))
+    assert status == 0 and "did you mean model.mafa.hn_nce.beta?" in printed, printed
+    assert "== [2, 0, 0]" in printed, printed
     log = [json.loads(line) for line in open(tmp_path / "output/run/log.jsonl", encoding="utf-8")]
     losses = [one["loss_itc"] for one in log if one["kind"] == "step"]
     assert len(losses) == 4 and all(math.isfinite(one) for one in losses)

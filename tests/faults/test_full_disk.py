@@ -46,6 +46,7 @@ def test_run_stops_with_old_checkpoint_and_resumes(tmp_path, uninterrupted, inje
     assert_equal_runs(tmp_path, uninterrupted, injected, "disk full while saving: stopped")
 
 
+@pytest.mark.faults
 def test_training_continues_until_disk_has_space(tmp_path, uninterrupted, injected):
     process = start("train.py", tmp_path, **RUN, run__max_failed_saves=1000)
     wait_for(tmp_path, 4, process, "checkpoint")

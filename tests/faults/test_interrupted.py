@@ -55,13 +55,13 @@ def test_ctrl_c_saves_and_exits(tmp_path, injected):
     ],
 )
 def test_second_ctrl_c_ends_at_once(tmp_path, times, ending):
-    process = spawn(tmp_path, [sys.executable, "-c", INTERRUPTED_AT, *times])
+    process = spawn(tmp_path, [sys.executable, "-c", INTERRUPTED_AT, *times], fresh=True)
     output = finish(process, status=0 if ending.startswith("saved") else INTERRUPTED)
     assert output.strip().endswith(ending), output
 
 
 def test_ctrl_c_before_training_needs_no_traceback(tmp_path):
-    process = start("train.py", tmp_path, **TRAIN)
+    process = start("train.py", tmp_path, fresh=True, **TRAIN)
     time.sleep(1.0)  # during the imports
     process.send_signal(INT)
     output = finish(process, status=INTERRUPTED)
@@ -70,7 +70,7 @@ def test_ctrl_c_before_training_needs_no_traceback(tmp_path):
 
 def test_wrong_config_under_a_launcher_is_reported_once_and_last(tmp_path):
     changes = {**TRAIN, "run__max_epoch": "many"}
-    output = finish(start("train.py", tmp_path, **changes, ranks=2), status=1)
+    output = finish(start("train.py", tmp_path, fresh=True, **changes, ranks=2), status=1)
     mistake = "run.max_epoch: 'many'"
     by_rank = [line for line in output.splitlines() if "ERROR 1 problem" in line]
     assert len(by_rank) == 1, output

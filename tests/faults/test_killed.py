@@ -30,13 +30,7 @@ AIMS = ("anywhere", "saving", "in training", "saving the best", "in validation")
 # Runs with workers come first, so that their workers have time to end while the others run.
 SHORT = {"run__max_epoch": 2}
 QUICKLY = [
-    {**WITH_WORKERS, **SHORT, "seed": 1, "aims": ["in training", "saving", "anywhere", "saving"]},
-    {
-        **WITHOUT_WORKERS,
-        **SHORT,
-        "seed": 2,
-        "aims": ["in training", "saving the best", "in validation"],
-    },
+    {**WITH_WORKERS, **SHORT, "seed": 1, "aims": ["in training", "saving", "saving the best"]},
 ]
 THOROUGHLY = [
     {**WITH_WORKERS, "seed": 3, "aims": AIMS * 6},

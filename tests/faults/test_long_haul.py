@@ -88,7 +88,7 @@ def test_memory_does_not_grow_over_thousands_of_steps(tmp_path, injected):
         "run__valid_splits": '["val"]',
         "run__tensorboard": True,
     }
-    process = start("train.py", tmp_path, **settings)
+    process = start("train.py", tmp_path, fresh=True, **settings)
     folder, start_time = tmp_path / "job", time.monotonic()
     measured: dict[int, Process] = {}
     entries: list[int] = []

@@ -29,13 +29,11 @@ def launch(folder, *extra, **changes):
     arguments = {**RUN, **changes}
     config = arguments.pop("config")
     prefix = [*launcher(2, *extra), ROOT / "train.py", "--cfg-path", config, "--options"]
-    return spawn(folder, [*prefix, *options(folder, **arguments)])
+    return spawn(folder, [*prefix, *options(folder, **arguments)], fresh=True)
 
 
-@pytest.mark.parametrize(
-    "victim, kills",
-    [(1, 1), *[pytest.param(victim, 3, marks=pytest.mark.faults) for victim in (0, 1)]],
-)
+@pytest.mark.faults
+@pytest.mark.parametrize("victim, kills", [(1, 1), (0, 3), (1, 3)])
 def test_restarted_run_equals_uninterrupted_run(tmp_path, uninterrupted, injected, victim, kills):
     """The same command resumes in its folder instead of creating a new one."""
     process = launch(tmp_path, f"--max-restarts={kills}", run__job_id=None)
@@ -69,7 +67,7 @@ def test_restart_on_two_nodes(tmp_path, uninterrupted, injected, free_port):
     _, _, *arguments = command("train.py", tmp_path, **RUN)
     run = [*launcher(), "-m", "torch.distributed.run"]
     launcher_command = [*run, *rendezvous, ROOT / "train.py", *arguments]
-    nodes = [spawn(tmp_path, launcher_command) for _ in range(2)]
+    nodes = [spawn(tmp_path, launcher_command, fresh=True) for _ in range(2)]
     wait_for(tmp_path, 7, nodes[0])
     (victim,) = children_of(nodes[1].pid)
     os.kill(victim, KILL)

@@ -44,7 +44,7 @@ def test_run_with_a_killed_worker_saves_and_resumes(tmp_path, injected, monkeypa
 @pytest.mark.faults
 def test_rank_with_a_killed_worker_ends_all_ranks_with_their_state(tmp_path, injected):
     changes = {**RUN, "run__batch_size_train": 4, "run__max_epoch": 400}
-    process = start("train.py", tmp_path, **changes, ranks=2)
+    process = start("train.py", tmp_path, fresh=True, **changes, ranks=2)
     wait_for(tmp_path, 3, process)
     _, second = children_of(process.pid)
     os.kill(children_of(second)[0], signal.SIGKILL)

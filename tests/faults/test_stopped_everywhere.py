@@ -31,14 +31,7 @@ from faulty_runs import (
 from runs import finish, launcher, spawn
 
 SCRIPT = Path(__file__).with_name("stopped_run.py")
-# The cases of a quick test run: every family once.
-QUICK_CASES = (
-    ("albef, TCL and GRIT", 2),
-    ("albef, GRIT, windows of 3", 0),
-    ("blip, momentum and queue", 0),
-    ("blip2, GRIT, frozen ViT", 0),
-    ("fne, posterior and memory", 0),
-)
+QUICK_CASES = (("albef, TCL and GRIT", 2),)  # of a test run without --faults
 OTHER_CASES = [
     (name, workers) for name in CASES for workers in (0, 2) if (name, workers) not in QUICK_CASES
 ]
@@ -135,6 +128,7 @@ def fp16_on_a_cpu():
         yield
 
 
+@pytest.mark.faults
 def test_fp16_scaler_state_is_resumed(tmp_path, starting_files, injected):
     name = "albef, bf16, clipping"
     with fp16_on_a_cpu():

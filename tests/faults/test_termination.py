@@ -69,6 +69,7 @@ def test_signal_saves_and_requeued_job_resumes(
     assert_equal_runs(tmp_path, uninterrupted, injected, f"terminated by {number.name}")
 
 
+@pytest.mark.faults
 def test_signal_inside_an_accumulation_window(tmp_path, injected):
     changes = {**toy("albef"), **LONG, "run__accum_grad_iters": 3}
     run_here(tmp_path / "whole", **changes)
@@ -133,12 +134,10 @@ def two_uninterrupted(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(
-    "number, who",
-    [(USR1, "one rank"), pytest.param(TERM, "the launcher", marks=pytest.mark.faults)],
-)
+@pytest.mark.faults
+@pytest.mark.parametrize("number, who", [(USR1, "one rank"), (TERM, "the launcher")])
 def test_signal_to_two_ranks_with_a_launcher(tmp_path, two_uninterrupted, injected, number, who):
-    process = start("train.py", tmp_path, **TWO, ranks=2)
+    process = start("train.py", tmp_path, fresh=True, **TWO, ranks=2)
     wait_for(tmp_path, 5, process)
     os.kill(process.pid if who == "the launcher" else children_of(process.pid)[-1], number)
     output = finish(process, status=1)  # the launcher returns 1 for every failure

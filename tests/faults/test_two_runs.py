@@ -34,7 +34,7 @@ time.sleep(600)
 @pytest.fixture
 def holder(tmp_path):
     """A process that holds the folder of the run ``job``, with a child as data loaders have."""
-    process = spawn(tmp_path, [sys.executable, "-c", HOLDER, tmp_path / "job"])
+    process = spawn(tmp_path, [sys.executable, "-c", HOLDER, tmp_path / "job"], fresh=True)
     child = int(process.stdout.readline())
     yield process
     for number in (process.pid, child):
@@ -143,7 +143,7 @@ def wait_until_ended(numbers, seconds):
 
 def test_ranks_end_with_their_launcher_and_save(tmp_path, injected):
     changes = {**toy("albef"), "run__batch_size_train": 4, "run__max_epoch": 400}
-    process = start("train.py", tmp_path, **changes, ranks=2)
+    process = start("train.py", tmp_path, fresh=True, **changes, ranks=2)
     wait_for(tmp_path, 3, process)
     ranks = children_of(process.pid)
     assert len(ranks) == 2
@@ -164,7 +164,7 @@ def test_rank_waiting_for_the_store_ends_with_its_launcher(tmp_path, free_port, 
     code += "flush=True); time.sleep(600)"
     environment = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "2"}
     environment.update(MASTER_ADDR="localhost", MASTER_PORT=str(free_port))
-    process = spawn(tmp_path, [sys.executable, "-c", code], **environment)
+    process = spawn(tmp_path, [sys.executable, "-c", code], fresh=True, **environment)
     rank = int(process.stdout.readline())
     time.sleep(8)  # it imports torch, and waits
     assert alive(rank)

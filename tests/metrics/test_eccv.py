@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 
 import numpy as np
@@ -14,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lavis.datasets.datasets.retrieval_datasets import RetrievalEvalDataset
 from lavis.processors.blip_processors import BlipCaptionProcessor
+from runs import finish, spawn
 from small_coco import (
     file_name,
     karpathy,
@@ -309,14 +309,10 @@ def test_command_writes_and_prints_a_table(saved_scores, small, tmp_path, monkey
 
 def test_command_rejects_other_data(saved_scores, tmp_path):
     path = save_scores(saved_scores, tmp_path / "scores_test.npz")
-    process = subprocess.run(
-        [sys.executable, "-m", "lavis_mafa", "report", str(path)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
-    assert process.returncode == 1 and "these 10 images are not COCO's test split" in process.stderr
-    assert "RuntimeWarning" not in process.stderr and "Traceback" not in process.stderr
+    command = [sys.executable, "-m", "lavis_mafa", "report", path]
+    output = finish(spawn(ROOT, command), status=1)
+    assert "these 10 images are not COCO's test split" in output
+    assert "RuntimeWarning" not in output and "Traceback" not in output
     assert not list(tmp_path.glob("*_eccv*"))
 
 

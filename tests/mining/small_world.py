@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
 import numpy as np
 import torch
 from conftest import ROOT, mini_batch, toy_config
+from forked import LAUNCHER, Forked
 
 from lavis_mafa import load_model
 from lavis_mafa.cli import main
@@ -80,14 +80,9 @@ def call(*args):
 
 
 def call_ranks(ranks, *args, program="lavis_mafa"):
-    """Run a command in a subprocess on several ranks; return its output."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    process = subprocess.run(
-        [sys.executable, *(launcher if ranks > 1 else []), "-m", program, *args],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert process.returncode == 0, process.stderr[-3000:]
-    return process.stdout
+    """Run a command in processes of its own, on several ranks; return its output."""
+    launcher = [*LAUNCHER, f"--nproc_per_node={ranks}"] if ranks > 1 else []
+    process = Forked([sys.executable, *launcher, "-m", program, *args], os.getcwd(), {})
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output[-3000:]
+    return output

@@ -141,7 +141,7 @@ def test_a_model_is_measured_on_the_test_images(folder, tmp_path):
     assert figures["false_negative_rate"] is None  # no log of training
 
 
-@pytest.mark.parametrize("name", ["ucm", "flickr8k"])
+@pytest.mark.parametrize("name", ["ucm", "flickr8k", "photographs"])
 def test_all_runs_of_the_studies_have_valid_configs(name, folder, tmp_path):
     plan = plan_for(name, "--set", f"data={folder}", "--output", tmp_path)
     check(plan)
@@ -180,3 +180,26 @@ def test_a_study_of_60_pictures_from_end_to_end(tmp_path):
     assert figures["fixed hardness + ECM, oracle"]["false_negative_rate_in_itm"] == 0
     assert figures["GRIT-VLP"]["false_negative_rate_in_itm"] > 0
     assert figures["Con-D"]["itm_auc_far"] is not None
+
+
+@pytest.mark.research
+@pytest.mark.timeout(900)
+def test_a_study_on_kept_features_from_end_to_end(folder, tmp_path):
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    names = [f"images/{number}.png" for number in range(40)]
+    (kept / "names.txt").write_text("\n".join(names))
+    features = np.random.default_rng(0).normal(size=(40, 2, 4, 12)).astype(np.float16)
+    features[::2, ..., 0] += 3  # the class
+    np.save(kept / "features.npy", features)
+    values = {**TINY, "warm_up_batch": 8, "vocabulary": 200, "data": folder, "features": kept}
+    command = [sys.executable, "-m", "research", "study", str(STUDIES / "photographs.yaml")]
+    command += ["--set", *(f"{key}={value}" for key, value in values.items()), "--seeds", "0"]
+    command += ["--output", str(tmp_path / "out"), "--rows", "warm_up", "base", "ecm"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+    found = json.loads((tmp_path / "out/results.json").read_text())["rows"]
+    figures = {name: row["seeds"]["0"] for name, row in found.items()}
+    assert all(0 <= one["itc_txt_r1"] <= 100 for one in figures.values())
+    assert figures["ALBEF-base"]["false_negative_rate_in_itm"] > 0
+    assert figures["ECM"]["con_d_recall"] > 0

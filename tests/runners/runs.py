@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from forked import Forked, can_be_forked
 from omegaconf import OmegaConf
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -176,21 +177,29 @@ def command(script, folder, config=CONFIG, ranks=None, extra=(), **changes):
     ]
 
 
-def spawn(folder, arguments, **environment):
-    """Start a command as a process with its output in a pipe."""
+def spawn(folder, arguments, fresh=False, **environment):
+    """Start a command as a process with its output in a pipe.
+
+    Args:
+        fresh: in a new Python, not in a fork of this one (`forked.Forked`).
+    """
+    arguments = [str(part) for part in arguments]
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment}
+    if not fresh and can_be_forked(arguments):
+        return Forked(arguments, folder, environment)
     return subprocess.Popen(
-        [str(part) for part in arguments],
+        arguments,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment},
+        env={**os.environ, **environment},
         cwd=folder,
     )
 
 
-def start(script, folder, **kwargs):
-    """Start the real script as a process."""
-    return spawn(folder, command(script, folder, **kwargs))
+def start(script, folder, fresh=False, **kwargs):
+    """Start the real script as a process, see `spawn`."""
+    return spawn(folder, command(script, folder, **kwargs), fresh)
 
 
 def finish(process, status=0, seconds=240):

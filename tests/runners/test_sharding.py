@@ -121,7 +121,10 @@ def run_all(rank, folder, config, runs, results):
     results.put((rank, held))
 
 
-@pytest.fixture(scope="module", params=list(LANGUAGE_MODELS))
+@pytest.fixture(
+    scope="module",
+    params=["blip2_opt_mafa", pytest.param("blip2_t5_mafa", marks=pytest.mark.slow)],
+)
 def trained(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     # Resumption does not depend on the language model.

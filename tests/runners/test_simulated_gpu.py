@@ -42,7 +42,7 @@ def con_d(tmp_path_factory):
     return options
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["albef", pytest.param("blip", marks=pytest.mark.slow), "blip2"])
 def test_a_step_waits_at_most_six_times_for_the_gpu(tmp_path, monkeypatch, con_d, family):
     """From one mini-batch's loading to the next one's, with a real Con-D and known truth."""
     given = con_d(family)
@@ -85,7 +85,10 @@ OF_STEPS = {
 }
 
 
-@pytest.mark.parametrize("name", OF_STEPS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=pytest.mark.slow if one in METHODS else ()) for one in OF_STEPS],
+)
 def test_methods_place_all_tensors_on_the_gpu(tmp_path, name):
     trained(tmp_path, **OF_STEPS[name])
 
