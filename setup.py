@@ -63,6 +63,8 @@ EXTRAS = {
     "wandb": ["wandb>=0.19.10"],
     "mlflow": ["mlflow>=2.16"],
     "cross-encoder": ["sentence-transformers>=6"],
+    "sentence-transformers": ["sentence-transformers[train]>=6"],
+    "open-clip": ["open_clip_torch>=3"],
     "docs": ["mkdocs-material>=9.7", "mkdocstrings-python>=2.0"],
 }
 EXTRAS["all"] = sorted({package for packages in EXTRAS.values() for package in packages})

@@ -47,7 +47,7 @@ def _encoder(size: int) -> Callable[[Tensor], Tensor]:
     torch.onnx.export(
         model,
         (torch.zeros(1, 3, size, size),),
-        written,
+        written,  # type: ignore[arg-type]
         dynamo=False,
         input_names=["images"],
         dynamic_axes={"images": {0: "batch"}},

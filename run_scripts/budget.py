@@ -29,14 +29,14 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "lavis_mafa"
 
 LIMITS = {
-    "package": 27_130,
+    "package": 27_400,
     "downstream": 2_440,
     "research": 4_034,
-    "test code": 38_500,
-    "public names": 1_487,
+    "test code": 39_000,
+    "public names": 1_502,
     "config keys": 267,
     "commands": 10,
-    "words of docs": 38_600,
+    "words of docs": 39_320,
     "lines of README": 150,
     "doubled file names": 0,
     "circles of imports": 0,

@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lavis_mafa.algorithm.backbone import Images, Teacher, Texts
@@ -27,8 +26,7 @@ class _Features:
     """A backbone whose images and texts are encoded already: features ``(B, E)``."""
 
     def __init__(self, images: Tensor, texts: Tensor, temperature: Tensor) -> None:
-        self.images, self.texts = F.normalize(images, dim=-1), F.normalize(texts, dim=-1)
-        self.temperature = temperature
+        self.images, self.texts, self.temperature = images, texts, temperature
 
     def image_tokens(self, images: Tensor) -> Tensor:
         return images[:, None]
@@ -98,7 +96,7 @@ class FeaturesLoss(nn.Module):
         """Pick, judge and mine in a mini-batch, and return ITC.
 
         Args:
-            images, texts: ``(B, E)``, normalised here; pair b in row b.
+            images, texts: ``(B, E)``, normalised; pair b in row b.
             temperature: scalar; similarities are divided by it.
             samples: optional keys of `run_step`: ``image_id``, ``group_id``, ``loaded_index``,
                 ``epoch``, and what Con-D reads.

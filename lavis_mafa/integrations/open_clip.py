@@ -38,7 +38,7 @@ class ClipLoss(FeaturesLoss):
         """Return the loss of a mini-batch.
 
         Args:
-            image_features, text_features: ``(B, E)``.
+            image_features, text_features: ``(B, E)``, normalised, as models return them.
             logit_scale: 1 / temperature, as models return it.
             logit_bias: changes no softmax, and is not used.
             output_dict: return ``{"contrastive_loss": loss}``.

@@ -11,11 +11,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from sentence_transformers.base.sampler import DefaultBatchSampler
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -28,7 +29,6 @@ from lavis_mafa.algorithm.grit.grit_settings import GritSettings
 from lavis_mafa.algorithm.grit.schedule import GritSchedule
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.settings import StepSettings
-from lavis_mafa.problems import ConfigError
 
 ROW = "label"  # the only column that the trainer gives to a loss and does not encode
 
@@ -90,11 +90,14 @@ class MinedLoss(FeaturesLoss):
                 f"got {len(columns)} columns, expected 2, anchor and positive: negatives are mined "
                 "in the mini-batch"
             )
-        grouping = self.grit is not None and self.training
+        grouping = self.grit is not None and self.model.training
         if labels is None and (grouping or self.parts.con_d is not None):
             raise ValueError(f"no numbers of rows; train on numbered(dataset), column {ROW}")
-        anchors, positives = (self._encode(one) for one in columns)
-        samples = {} if labels is None else {"loaded_index": labels.long()}
+        anchors, positives = (F.normalize(self._encode(one), dim=-1) for one in columns)
+        samples: dict[str, Any] = {} if labels is None else {"loaded_index": labels.long()}
+        plan = None if self.grit is None else self.grit.schedule.plan
+        if self.grit is not None and plan is not None:
+            samples |= {"epoch": self.grit.schedule.epoch, "grouped": plan.grouped}
         temperature = torch.tensor(1 / self.scale, device=anchors.device)
         loss = self.loss(anchors, positives, temperature, samples)
         if grouping:
@@ -103,7 +106,7 @@ class MinedLoss(FeaturesLoss):
             self.grit.schedule.collect(labels.long(), *found)  # type: ignore[arg-type]
         return loss
 
-    def _encode(self, rows: Mapping[str, Tensor]) -> Tensor:
+    def _encode(self, rows: dict[str, Any]) -> Tensor:
         """Return the embeddings ``(B, E)`` of a column."""
 
         def encode(_: Any, part: dict[str, Tensor]) -> Tensor:
@@ -146,6 +149,10 @@ class Grit(TrainerCallback):
         self.seed, self.image_ids = seed, image_ids
         self.schedule: GritSchedule = self._schedule(1)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # The trainer saves its arguments, and with them this object, in every checkpoint.
+        return {**vars(self), "dataset": None, "image_ids": None, "schedule": None}
+
     def _schedule(self, batch_size: int) -> GritSchedule:
         ranks = Ranks(together=True)
         return GritSchedule(
@@ -173,13 +180,13 @@ class Grit(TrainerCallback):
         """Restore the state, if the trainer resumes.
 
         Raises:
-            ConfigError: if the checkpoint has none.
+            ValueError: if the checkpoint has none.
         """
         if not state.global_step:
             return
         path = self._file(args, state)
         if not path.is_file():
-            raise ConfigError(
+            raise ValueError(
                 f"no {path}: the order of a resumed run is read from there; resume from a folder "
                 "of output_dir that a run with the same number of processes and this callback wrote"
             )

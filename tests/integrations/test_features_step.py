@@ -12,11 +12,12 @@ from lavis_mafa.algorithm.features_step import PLAIN
 
 def features(size=6, width=8, seed=0):
     drawn = torch.Generator().manual_seed(seed)
-    return [torch.randn(size, width, generator=drawn, requires_grad=True) for _ in range(2)]
+    made = [torch.randn(size, width, generator=drawn) for _ in range(2)]
+    return [F.normalize(one, dim=-1).requires_grad_() for one in made]
 
 
 def infonce(images, texts, temperature, labels=None):
-    sim = F.normalize(images, dim=-1) @ F.normalize(texts, dim=-1).t() / temperature
+    sim = images @ texts.t() / temperature
     labels = torch.eye(len(sim)) if labels is None else labels
     return (contrastive_loss(sim, labels) + contrastive_loss(sim.t(), labels.t())) / 2
 
@@ -45,8 +46,8 @@ def test_judged_negatives_become_positives(score):
     """Of two neighbours with nearly the same features, each is the other's hardest negative."""
     images, texts = features()
     with torch.no_grad():
-        texts[:] = images + 0.1 * texts
-        images[1::2], texts[1::2] = images[::2] + 0.01, texts[::2] + 0.01
+        texts[:] = F.normalize(images + 0.1 * texts, dim=-1)
+        images[1::2], texts[1::2] = images[::2], texts[::2]
     rule = MiningRule(score=score, low=0.5, high=0.9)
     settings = StepSettings(detach_other=False, soft_labels=SoftLabels("one_hot"), connections=rule)
     step = FeaturesLoss(settings, Judge() if score == "con_d" else None)

@@ -25,7 +25,6 @@ from lavis_mafa.integrations.sentence_transformers import (  # noqa: E402
     PairJudge,
     numbered,
 )
-from lavis_mafa.problems import ConfigError  # noqa: E402
 
 SYMMETRIC = {
     "directions": ("query_to_doc", "doc_to_query"),
@@ -136,7 +135,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(whole, tmp_path):
 def test_a_checkpoint_without_its_order_is_refused(tmp_path):
     train(tmp_path, steps=5)
     (tmp_path / "out/checkpoint-5/grit_0.pth").unlink()
-    with pytest.raises(ConfigError, match="grit_0.pth: the order of a resumed run"):
+    with pytest.raises(ValueError, match="grit_0.pth: the order of a resumed run"):
         train(tmp_path, resume=True)
 
 

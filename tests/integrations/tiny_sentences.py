@@ -85,6 +85,7 @@ def train(folder, resume=False, steps=-1, rank=0, **changes):
     arguments = {
         **{"output_dir": str(folder / "out"), "num_train_epochs": 3, "max_steps": steps},
         **{"per_device_train_batch_size": 4, "learning_rate": 1e-2, "seed": 5},
+        "lr_scheduler_type": "constant",
         **{"save_strategy": "steps", "save_steps": 5, "logging_steps": 100, "report_to": "none"},
         **{"batch_sampler": grit.batch_sampler, "use_cpu": True, "disable_tqdm": True},
     }
