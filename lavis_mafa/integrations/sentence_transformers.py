@@ -82,7 +82,8 @@ class MinedLoss(FeaturesLoss):
             labels: ``(B,)`` numbers of rows, see `numbered`; None: unknown.
 
         Raises:
-            ValueError: if there are more than two columns, or no numbers where they are needed.
+            ValueError: if there are more than two columns, no numbers where they are needed, or the
+                trainer does not know ``grit``.
         """
         columns = list(sentence_features)
         if len(columns) != 2:
@@ -93,6 +94,11 @@ class MinedLoss(FeaturesLoss):
         grouping = self.grit is not None and self.model.training
         if labels is None and (grouping or self.parts.con_d is not None):
             raise ValueError(f"no numbers of rows; train on numbered(dataset), column {ROW}")
+        if self.grit is not None and grouping and not self.grit.in_use:
+            raise ValueError(
+                "grit groups no mini-batches: give the trainer the data set that Grit has, "
+                "batch_sampler=grit.batch_sampler in its arguments, and callbacks=[grit]"
+            )
         anchors, positives = (F.normalize(self._encode(one), dim=-1) for one in columns)
         samples: dict[str, Any] = {} if labels is None else {"loaded_index": labels.long()}
         plan = None if self.grit is None else self.grit.schedule.plan
@@ -147,7 +153,13 @@ class Grit(TrainerCallback):
     ) -> None:
         self.dataset, self.settings = dataset, settings
         self.seed, self.image_ids = seed, image_ids
+        self._is_callback = False
         self.schedule: GritSchedule = self._schedule(1)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether the trainer has it as its sampler and as a callback."""
+        return self._is_callback and self.schedule.plan is not None
 
     def __getstate__(self) -> dict[str, Any]:
         # The trainer saves its arguments, and with them this object, in every checkpoint.
@@ -173,8 +185,10 @@ class Grit(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Write the state of the order beside the trainer's checkpoint, a file a rank."""
+        path = self._file(args, state)
+        path.parent.mkdir(parents=True, exist_ok=True)
         content = {"epoch": self.schedule.epoch, "state": self.schedule.state_dict()}
-        torch.save(content, self._file(args, state))
+        torch.save(content, path)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Restore the state, if the trainer resumes.
@@ -182,6 +196,7 @@ class Grit(TrainerCallback):
         Raises:
             ValueError: if the checkpoint has none.
         """
+        self._is_callback = True
         if not state.global_step:
             return
         path = self._file(args, state)
@@ -231,8 +246,9 @@ class PairJudge:
     """
 
     def __init__(self, encoder: Any, dataset: Any, batch_size: int = 32) -> None:
-        self.encoder, self.dataset, self.batch_size = encoder, dataset, batch_size
-        self.columns = [name for name in dataset.column_names if name != ROW][:2]
+        self.encoder, self.batch_size = encoder, batch_size
+        names = [name for name in dataset.column_names if name != ROW][:2]
+        self.columns = {name: dataset.select_columns([name]) for name in names}
 
     def judge(
         self,
@@ -247,8 +263,8 @@ class PairJudge:
         if not len(image_of):
             return torch.zeros(0, device=image_of.device)
         sides = [
-            self.dataset[rows[of].tolist()][name]
-            for name, of in zip(self.columns, (image_of, text_of), strict=True)
+            column[rows[of].tolist()][name]
+            for (name, column), of in zip(self.columns.items(), (image_of, text_of), strict=True)
         ]
         two = self.encoder.num_labels == 2
         scores: Tensor = self.encoder.predict(

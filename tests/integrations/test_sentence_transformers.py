@@ -21,6 +21,7 @@ from tiny_sentences import GROUPED, cross_encoder, encoder, pairs, train  # noqa
 
 from lavis_mafa import GritSchedule, MiningRule, SoftLabels, StepSettings  # noqa: E402
 from lavis_mafa.integrations.sentence_transformers import (  # noqa: E402
+    Grit,
     MinedLoss,
     PairJudge,
     numbered,
@@ -137,6 +138,21 @@ def test_a_checkpoint_without_its_order_is_refused(tmp_path):
     (tmp_path / "out/checkpoint-5/grit_0.pth").unlink()
     with pytest.raises(ValueError, match="grit_0.pth: the order of a resumed run"):
         train(tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("forgotten", ["callback", "data set"])
+def test_a_trainer_that_does_not_know_of_grouping_is_refused(tmp_path, monkeypatch, forgotten):
+    """It would train on random mini-batches, or in the order of the data."""
+    if forgotten == "callback":
+        monkeypatch.setattr(Grit, "on_train_begin", lambda *args, **rest: None)
+    else:
+        monkeypatch.setattr(Grit, "__init__", with_other_data(Grit.__init__))
+    with pytest.raises(ValueError, match="grit groups no mini-batches: give the trainer"):
+        train(tmp_path, steps=2)
+
+
+def with_other_data(begin):
+    return lambda self, data, *args, **rest: begin(self, data.select(range(36)), *args, **rest)
 
 
 def test_two_ranks_share_the_rows_of_an_epoch(tmp_path):
