@@ -29,14 +29,14 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "lavis_mafa"
 
 LIMITS = {
-    "package": 27_400,
+    "package": 27_405,
     "downstream": 2_440,
     "research": 4_034,
-    "test code": 39_000,
-    "public names": 1_502,
+    "test code": 39_014,
+    "public names": 1_503,
     "config keys": 267,
     "commands": 10,
-    "words of docs": 39_320,
+    "words of docs": 39_367,
     "lines of README": 150,
     "doubled file names": 0,
     "circles of imports": 0,

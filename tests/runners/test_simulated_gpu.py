@@ -8,10 +8,14 @@ import pytest
 import torch
 from runs import ROOT, records, run_here
 from simulated_gpu import CUDA, GpuTensor, host_waits, simulated_gpu
+from small_world import arguments
+from test_fne_runs import SMALL as FNE
+from test_fne_runs import TOY as FNE_TOY
 from test_gpu import METHODS
 
 from lavis_mafa.algorithm.pickers import PICKERS
 from lavis_mafa.algorithm.rules import RULES
+from lavis_mafa.cli import main
 from lavis_mafa.runners import RunnerMafa
 
 MOST_WAITS = 6
@@ -91,6 +95,38 @@ OF_STEPS = {
 )
 def test_methods_place_all_tensors_on_the_gpu(tmp_path, name):
     trained(tmp_path, **OF_STEPS[name])
+
+
+@pytest.mark.slow
+def test_evaluation_places_all_tensors_on_the_gpu(tmp_path):
+    """Retrieval with re-ranking, and the figures of known truth."""
+    splits = {"run__test_splits": '["test"]', "run__valid_splits": '["val"]'}
+    with host_waits():
+        runner = run_here(tmp_path, **{**SHORT, **splits, "run__max_steps": None})
+    assert [record["split"] for record in records(tmp_path, "eval")] == ["val", "test"]
+    assert runner.progress.best.epoch == 0
+
+
+@pytest.mark.slow
+def test_fne_places_all_tensors_on_the_gpu(tmp_path):
+    """Two epochs: plain ones, and negatives of the memory."""
+    small = {**FNE, "run__max_epoch": 2, "run__max_steps": 12}
+    with host_waits():
+        runner = run_here(tmp_path, config=FNE_TOY, **{**SHORT, **small})
+    assert {one.device.type for one in runner.model.parameters()} == {"cuda"}
+    assert len(records(tmp_path, "step")) == 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["count", "mine"])
+def test_analysis_places_all_tensors_on_the_gpu(tmp_path, con_d, command):
+    model = con_d("albef")["model__mafa__con_d__checkpoint"]
+    given = arguments(command, tmp_path / "out", model, options=["run.device=cuda"], size=40)
+    given += ["run.batch_size_train=8", "run.batch_size_eval=8", "--con-d"]
+    given += [f"con_d.{key.split('__')[-1]}={value}" for key, value in con_d("albef").items()]
+    with host_waits():
+        assert main(given) == 0
+    assert list((tmp_path / "out").iterdir())
 
 
 # The simulated device itself
