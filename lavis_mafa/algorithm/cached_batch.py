@@ -116,13 +116,7 @@ class CachedBatch:
         return torch.cat([self._recomputed(losses, rows) for rows in chunks])
 
     def _recomputed(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function without storing activations; a backward pass calls it again for them."""
-        if not torch.is_grad_enabled():
-            return function(*args)
-        # The random states that the second call begins with are those of the devices of tensors
-        # among the arguments, and neither captions nor slices of a mini-batch say where it is.
-        place = self.backbone.temperature.detach()
-        return checkpoint(lambda _, *given: function(*given), place, *args, use_reentrant=False)
+        return recomputed(self.backbone.temperature.detach(), function, *args)
 
     def _captions(self, captions: Captions) -> Iterator[Captions]:
         if isinstance(captions, Tokens):
@@ -138,6 +132,19 @@ class CachedBatch:
 
     def _split(self, tensor: Tensor) -> Sequence[Tensor]:
         return torch.split(tensor, self.size)
+
+
+def recomputed(place: Tensor, function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function without storing activations; a backward pass calls it again for them.
+
+    Args:
+        place: any tensor of the device on which it computes. The random states that the second
+            call begins with are those of the devices of tensors among the arguments, and neither
+            captions nor slices of a mini-batch say where it is.
+    """
+    if not torch.is_grad_enabled():
+        return function(*args)
+    return checkpoint(lambda _, *given: function(*given), place, *args, use_reentrant=False)
 
 
 def in_chunks(backbone: Backbone, size: int | None) -> Backbone:

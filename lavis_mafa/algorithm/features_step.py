@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from lavis_mafa.algorithm.backbone import Images, Teacher, Texts
+from lavis_mafa.algorithm.backbone import Backbone, Images, Texts
 from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.output import StepOutput
@@ -23,22 +23,17 @@ PLAIN = StepSettings(detach_other=False, soft_labels=SoftLabels("one_hot"))
 
 
 class _Features:
-    """A backbone whose images and texts are encoded already: features ``(B, E)``."""
+    """A backbone whose images and texts are encoded already: features ``(B, E)``. It has what ITC
+    needs of a `Backbone`."""
 
     def __init__(self, images: Tensor, texts: Tensor, temperature: Tensor) -> None:
         self.images, self.texts, self.temperature = images, texts, temperature
 
-    def image_tokens(self, images: Tensor) -> Tensor:
-        return images[:, None]
+    def encode_images(self, images: Tensor) -> Images:
+        # Nothing attends to embeddings, which ranks exchange as well: one number an image.
+        return Images(self.images[:, None, :1].detach(), self.images)
 
-    def encode_images(
-        self, images: Tensor, seen: Tensor | None = None, for_matching: bool = False
-    ) -> Images:
-        return Images(self.images[:, None], self.images)
-
-    def encode_texts(
-        self, captions: Captions, max_length: int | None = None, for_matching: bool = False
-    ) -> Texts:
+    def encode_texts(self, captions: Captions) -> Texts:
         assert isinstance(captions, Tokens)
         return Texts(*captions, features=self.texts)
 
@@ -47,19 +42,6 @@ class _Features:
 
     def grit_vectors(self, images: Images, texts: Texts) -> tuple[Tensor, Tensor]:
         return self.images.detach(), self.texts.detach()
-
-    def match(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
-        raise NotImplementedError("features alone have no ITM head")
-
-    def language_losses(
-        self,
-        images: Images,
-        texts: Texts,
-        image_of: Tensor,
-        text_of: Tensor,
-        teacher: Teacher | None = None,
-    ) -> Tensor:
-        raise NotImplementedError("features alone have no language head")
 
 
 class FeaturesLoss(nn.Module):
@@ -103,6 +85,7 @@ class FeaturesLoss(nn.Module):
         """
         rows = torch.arange(len(images), device=images.device)[:, None]
         own = {TOKENS: Tokens(rows, torch.ones_like(rows)), **(samples or {}), "image": images}
-        self.output = run_step(_Features(images, texts, temperature), own, self.parts)
+        backbone = cast(Backbone, _Features(images, texts, temperature))
+        self.output = run_step(backbone, own, self.parts)
         found: Tensor = self.output["loss"]
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.algorithm.features_step import PLAIN, FeaturesLoss
@@ -40,12 +40,19 @@ class ClipLoss(FeaturesLoss):
         Args:
             image_features, text_features: ``(B, E)``, normalised, as models return them.
             logit_scale: 1 / temperature, as models return it.
-            logit_bias: changes no softmax, and is not used.
+            logit_bias: used by `SigLipLoss`; it changes no softmax.
             output_dict: return ``{"contrastive_loss": loss}``.
             samples: optional keys of `lavis_mafa.run_step`, such as ``loaded_index``.
+
+        Raises:
+            ValueError: if `SigLipLoss` gets no ``logit_bias``.
         """
+        self._use_bias(logit_scale, logit_bias)
         loss = self.loss(image_features, text_features, 1 / logit_scale, samples)
         return {"contrastive_loss": loss} if output_dict else loss
+
+    def _use_bias(self, logit_scale: Tensor, logit_bias: Tensor | None) -> None:
+        pass
 
 
 class SigLipLoss(ClipLoss):
@@ -55,25 +62,8 @@ class SigLipLoss(ClipLoss):
         super().__init__(replace(settings, itc_loss="sigmoid"), con_d)
         del self.parts.form.relative_bias  # type: ignore[attr-defined]
 
-    def forward(
-        self,
-        image_features: Tensor,
-        text_features: Tensor,
-        logit_scale: Tensor,
-        logit_bias: Tensor | None = None,
-        output_dict: bool = False,
-        **samples: Any,
-    ) -> Tensor | dict[str, Tensor]:
-        """Return the loss of a mini-batch, see `ClipLoss.forward`.
-
-        Raises:
-            ValueError: without ``logit_bias``.
-        """
+    def _use_bias(self, logit_scale: Tensor, logit_bias: Tensor | None) -> None:
         if logit_bias is None:
             raise ValueError("SigLipLoss needs logit_bias, which SigLIP's models return")
         # A logit is (cosine - bias of the form) / temperature.
-        form: nn.Module = self.parts.form  # type: ignore[assignment]
-        form.relative_bias = -logit_bias / logit_scale
-        return super().forward(
-            image_features, text_features, logit_scale, logit_bias, output_dict, **samples
-        )
+        self.parts.form.relative_bias = -logit_bias / logit_scale  # type: ignore[attr-defined]

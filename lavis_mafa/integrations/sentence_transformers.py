@@ -18,17 +18,18 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from sentence_transformers.base.sampler import DefaultBatchSampler
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor
 from torch.utils.data import SequentialSampler
 from transformers import TrainerCallback
 
+from lavis_mafa.algorithm.cached_batch import recomputed
 from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.algorithm.features_step import PLAIN, FeaturesLoss
 from lavis_mafa.algorithm.grit.grit_settings import GritSettings
 from lavis_mafa.algorithm.grit.schedule import GritSchedule
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.settings import StepSettings
+from lavis_mafa.integrations.cross_encoders import match_probabilities, require_one_verdict
 
 ROW = "label"  # the only column that the trainer gives to a loss and does not encode
 
@@ -91,43 +92,40 @@ class MinedLoss(FeaturesLoss):
                 f"got {len(columns)} columns, expected 2, anchor and positive: negatives are mined "
                 "in the mini-batch"
             )
-        grouping = self.grit is not None and self.model.training
-        if labels is None and (grouping or self.parts.con_d is not None):
+        schedule = None if self.grit is None else self.grit.schedule
+        collecting = schedule if self.model.training else None
+        if labels is None and (collecting is not None or self.parts.con_d is not None):
             raise ValueError(f"no numbers of rows; train on numbered(dataset), column {ROW}")
-        if self.grit is not None and grouping and not self.grit.in_use:
+        if collecting is not None and self.grit is not None and not self.grit.in_use:
             raise ValueError(
                 "grit groups no mini-batches: give the trainer the data set that Grit has, "
                 "batch_sampler=grit.batch_sampler in its arguments, and callbacks=[grit]"
             )
         anchors, positives = (F.normalize(self._encode(one), dim=-1) for one in columns)
         samples: dict[str, Any] = {} if labels is None else {"loaded_index": labels.long()}
-        plan = None if self.grit is None else self.grit.schedule.plan
-        if self.grit is not None and plan is not None:
-            samples |= {"epoch": self.grit.schedule.epoch, "grouped": plan.grouped}
+        if schedule is not None and schedule.plan is not None:
+            samples |= {"epoch": schedule.epoch, "grouped": schedule.plan.grouped}
         temperature = torch.tensor(1 / self.scale, device=anchors.device)
         loss = self.loss(anchors, positives, temperature, samples)
-        if grouping:
-            assert self.grit is not None and self.output is not None and labels is not None
-            found = self.output.image_features, self.output.text_features
-            self.grit.schedule.collect(labels.long(), *found)  # type: ignore[arg-type]
+        if collecting is not None:
+            collecting.collect(samples["loaded_index"], anchors.detach(), positives.detach())
         return loss
 
     def _encode(self, rows: dict[str, Any]) -> Tensor:
         """Return the embeddings ``(B, E)`` of a column."""
 
-        def encode(_: Any, part: dict[str, Tensor]) -> Tensor:
-            found: Tensor = self.model(part)["sentence_embedding"]
+        def encode(part: dict[str, Any]) -> Tensor:
+            found: Tensor = self.model(dict(part))["sentence_embedding"]
             return found
 
-        if not self.chunk or not torch.is_grad_enabled():
-            return encode(None, dict(rows))
+        if not self.chunk:
+            return encode(rows)
         from sentence_transformers.base.losses.gradcache import _create_minibatch, _get_batch_size
 
         count = _get_batch_size(rows)
         parts = [_create_minibatch(rows, k, k + self.chunk) for k in range(0, count, self.chunk)]
-        # The random state of the device of a tensor among the arguments is kept.
-        place = torch.empty(0, device=next(self.model.parameters()).device)
-        return torch.cat([checkpoint(encode, place, one, use_reentrant=False) for one in parts])
+        place = next(self.model.parameters()).detach()
+        return torch.cat([recomputed(place, encode, one) for one in parts])
 
 
 class Grit(TrainerCallback):
@@ -243,9 +241,13 @@ class PairJudge:
         encoder: a ``CrossEncoder`` with one score, or with two of which the second means match.
         dataset: the training set, from `numbered`: its first two columns are anchor and positive.
         batch_size: pairs in one forward pass.
+
+    Raises:
+        ValueError: if the encoder has more than two scores.
     """
 
     def __init__(self, encoder: Any, dataset: Any, batch_size: int = 32) -> None:
+        require_one_verdict(encoder)
         self.encoder, self.batch_size = encoder, batch_size
         names = [name for name in dataset.column_names if name != ROW][:2]
         self.columns = {name: dataset.select_columns([name]) for name in names}
@@ -266,12 +268,6 @@ class PairJudge:
             column[rows[of].tolist()][name]
             for (name, column), of in zip(self.columns.items(), (image_of, text_of), strict=True)
         ]
-        two = self.encoder.num_labels == 2
-        scores: Tensor = self.encoder.predict(
-            list(zip(*sides, strict=True)),
-            batch_size=self.batch_size,
-            show_progress_bar=False,
-            activation_fn=nn.Softmax(dim=1) if two else nn.Sigmoid(),
-            convert_to_tensor=True,
-        )
-        return (scores[:, 1] if two else scores.reshape(-1)).float().to(image_of.device)
+        pairs = list(zip(*sides, strict=True))
+        found = match_probabilities(self.encoder, pairs, self.batch_size)
+        return found.float().to(image_of.device)

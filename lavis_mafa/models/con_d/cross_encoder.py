@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from lavis_mafa.algorithm.options import option
+from lavis_mafa.integrations.cross_encoders import match_probabilities, require_one_verdict
 from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS
 from lavis_mafa.models.con_d.pair_reader import (
     PLACE,
@@ -65,11 +66,7 @@ class _CrossEncoderDiscriminator(PairReader):
                 f"the cross-encoder reads {', '.join(map(str, encoder.modalities))} but no "
                 "images, or has no image processor; name a multimodal one"
             )
-        if encoder.num_labels > 2:
-            raise ValueError(
-                f"the cross-encoder has {encoder.num_labels} scores, expected one, or two of "
-                "which the second means match"
-            )
+        require_one_verdict(encoder)
         super().__init__(
             encoder, precision, longest, settings.batch_size, described(asdict(settings))
         )
@@ -118,19 +115,7 @@ class _CrossEncoderDiscriminator(PairReader):
 
     def probabilities(self, pairs: Sequence[Pair]) -> Tensor:
         """Return the probabilities ``(P,)`` of the pairs."""
-        encoder: Any = self.model
-        two = encoder.num_labels == 2
-        scores: Tensor = encoder.predict(
-            list(pairs),
-            prompt=self.settings.prompt,
-            batch_size=self.batch_size,
-            show_progress_bar=False,
-            # Not its own, which leaves the scores of some models as they are.
-            activation_fn=nn.Softmax(dim=1) if two else nn.Sigmoid(),
-            convert_to_tensor=True,
-            device=str(next(encoder.parameters()).device),
-        )
-        return scores[:, 1] if two else scores.reshape(-1)
+        return match_probabilities(self.model, pairs, self.batch_size, self.settings.prompt)
 
 
 def problem_of_package(arch: str) -> str | None:
