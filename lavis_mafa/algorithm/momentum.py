@@ -95,7 +95,7 @@ class Momentum(MovingCopies):
             model.idx_queue[0].clone(),
         )
 
-    def queued_groups(self) -> Tensor | None:
+    def _queued_groups(self) -> Tensor | None:
         """Return the groups ``(Q,)`` of what `queued` returns; None if they are unknown."""
         groups: Tensor | None = getattr(self.model, GROUP_QUEUE, None)
         return None if groups is None else groups[0].clone()
@@ -190,7 +190,7 @@ class Momentum(MovingCopies):
             groups: ``(B,)`` of the anchors; None if they have no effect.
             same_group: see `lavis_mafa.algorithm.settings.StepSettings`.
         """
-        queued = self.queued_groups()
+        queued = self._queued_groups()
         if groups is None or queued is None:
             return positives, None
         mates = of_one_group(groups, queued)

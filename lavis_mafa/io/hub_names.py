@@ -42,7 +42,7 @@ class HubNames:
     inside: dict[str, Pairs]
     splits_bias: bool = False
 
-    def to_hub(self, name: str) -> str | None:
+    def _to_hub(self, name: str) -> str | None:
         """Return Hugging Face's name of a LAVIS weight; None if it has none."""
         for start, changes in self.inside.items():
             if name.startswith(start):
@@ -85,7 +85,7 @@ class HubNames:
                 v_bias = state[name.replace(_Q_BIAS, _V_BIAS)]
                 value = torch.cat([value, torch.zeros_like(value), v_bias])
                 name = name.replace(_Q_BIAS, _QKV_BIAS)
-            new = self.to_hub(name)
+            new = self._to_hub(name)
             if new is None:
                 unknown.append(name)
             else:

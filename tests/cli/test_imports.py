@@ -42,7 +42,7 @@ def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Python in a separate process."""
     return subprocess.run(
         [sys.executable, "-W", "ignore", *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
         capture_output=True,
         text=True,
     )
@@ -50,22 +50,11 @@ def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 # What LAVIS imports is imported once, before the forks.
 IN_FORKS = """
-import os, sys, traceback
+import sys
 import cv2, fairscale, omegaconf, pandas, timm, torch, torchvision
 from transformers.models.bert import modeling_bert
-def failed(code):
-    pid = os.fork()
-    if pid:
-        return os.waitpid(pid, 0)[1]
-    try:
-        exec(code, {"__name__": "__main__"})
-    except BaseException:
-        print("in a fork:", code, file=sys.stderr)
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
-    os._exit(0)
-sys.exit(any([failed(code) for code in sys.argv[1:]]))
+from in_forks import failures
+sys.exit(bool(failures(sys.argv[1:])))
 """
 
 
@@ -196,7 +185,7 @@ def module_names() -> list[str]:
 def test_every_module_can_be_imported_first():
     """Check that no circular import is hidden by the order of registration."""
     code = """
-import os, sys, traceback
+import sys
 from lavis_mafa import registration
 registration._finder.registered = True  # so that nothing is registered
 import lavis.runners
@@ -204,20 +193,8 @@ sys.modules["lavis"].__spec__._initializing = True
 for name in [one for one in sys.modules if one.split(".")[0] == "lavis_mafa"]:
     del sys.modules[name]
 import lavis_mafa
-failed = []
-for name in sys.argv[1:]:
-    pid = os.fork()
-    if not pid:
-        try:
-            __import__(name)
-        except BaseException:
-            print("importing", name, "first:", file=sys.stderr)
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    if os.waitpid(pid, 0)[1]:
-        failed.append(name)
-sys.exit(f"cannot be imported first: {failed}" if failed else 0)
+from in_forks import failures
+sys.exit(bool(failures(f"import {name}" for name in sys.argv[1:])))
 """
     names = module_names()
     assert len(names) > 100

@@ -40,7 +40,8 @@ else:
 assert not main(["train", "--cfg-path", "albef_toy", "--options", *sys.argv[1:]])
 """
 ON_DEMAND = """
-import os, sys, traceback
+import sys
+from in_forks import failures
 import lavis_mafa
 from lavis.common.registry import registry
 from lavis.models import load_model, model_zoo
@@ -48,20 +49,11 @@ from lavis.models import load_model, model_zoo
 room = "lavis_mafa.downstream"
 assert registry.get_model_class("albef_mafa") and registry.get_builder_class("toy_scenes")
 assert "albef_vqa_mafa" not in registry.mapping["model_name_mapping"] and room not in sys.modules
-failed = []
-for ask in sys.argv[1:]:  # each in a process where nobody has asked before
-    pid = os.fork()
-    if not pid:
-        try:
-            exec(ask)
-            assert room in sys.modules
-            assert registry.get_task_class("mafa_vqa").__module__.startswith(room)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    if os.waitpid(pid, 0)[1]:
-        failed.append(ask)
+then = '''
+assert room in sys.modules
+assert registry.get_task_class("mafa_vqa").__module__.startswith(room)
+'''
+failed = failures([ask + then for ask in sys.argv[1:]], globals())  # nobody has asked before
 assert not failed, failed
 """
 
@@ -70,7 +62,7 @@ def run_python(code, folder, *arguments):
     process = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code, *arguments],
         **{"cwd": folder, "capture_output": True, "text": True, "timeout": 280},
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"},
     )
     assert process.returncode == 0, process.stderr[-3000:]
 

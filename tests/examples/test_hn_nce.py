@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from conftest import ROOT
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from runs import spawn
+from runs import run_python
 
 from lavis_mafa.algorithm.itc_forms import ITC_LOSSES, contrastive_loss, degrees
 from lavis_mafa.algorithm.labels import ItcSide, labels_from_positives, smooth
@@ -110,13 +110,6 @@ def test_it_pushes_the_hardest_negative_further_away(added):
     assert found[1.0] < found[0.0] - 0.02, found
 
 
-def run_python(folder, *arguments):
-    """Run Python in a folder, in a process of its own; return its status and output."""
-    process = spawn(folder, [sys.executable, *arguments], fresh=True)
-    output, _ = process.communicate(timeout=300)
-    return process.returncode, output
-
-
 # Several commands in one process: importing LAVIS takes longest.
 TRAIN = """
 import json, sys
@@ -140,7 +133,9 @@ def test_nothing_but_its_file_is_needed_to_train_with_it(tmp_path):
     runs = [["model.mafa.hn_nce.bta=1"]]  # misspelt
     runs += [["model.mafa.hn_nce.beta=1", *more] for more in (["run.max_steps=1"], [])]
     common = ["train", "--cfg-path", str(config), "--plugin", str(file), "--options", *given]
-    status, printed = run_python(tmp_path, "-c", TRAIN, json.dumps([common + one for one in runs]))
+    status, printed = run_python(
+        tmp_path, "-c", TRAIN, json.dumps([common + one for one in runs]), fresh=True
+    )
     assert status == 0 and "did you mean model.mafa.hn_nce.beta?" in printed, printed
     assert "== [2, 0, 0]" in printed, printed
     log = [json.loads(line) for line in open(tmp_path / "output/run/log.jsonl", encoding="utf-8")]
@@ -154,5 +149,7 @@ def test_the_study_of_the_documentation_compares_it(tmp_path):
     (text,) = (one for one in re.findall(r"```yaml\n(.*?)```", page, re.S) if "HN-NCE" in one)
     study = tmp_path / "mine.yaml"
     study.write_text(text.replace("examples/hn_nce.py", str(FILE)), encoding="utf-8")
-    status, printed = run_python(tmp_path, "-m", "research", "study", study, "--dry-run")
+    status, printed = run_python(
+        tmp_path, "-m", "research", "study", study, "--dry-run", fresh=True
+    )
     assert status == 0 and "HN-NCE" in printed, printed

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 
 import numpy as np
 import torch
 from conftest import ROOT, mini_batch, toy_config
-from forked import LAUNCHER, Forked
+from runs import finish, launcher, spawn
 
 from lavis_mafa import load_model
 from lavis_mafa.cli import main
@@ -81,8 +80,5 @@ def call(*args):
 
 def call_ranks(ranks, *args, program="lavis_mafa"):
     """Run a command in processes of its own, on several ranks; return its output."""
-    launcher = [*LAUNCHER, f"--nproc_per_node={ranks}"] if ranks > 1 else []
-    process = Forked([sys.executable, *launcher, "-m", program, *args], os.getcwd(), {})
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, output[-3000:]
-    return output
+    command = [*launcher(ranks if ranks > 1 else None), "-m", program, *args]
+    return finish(spawn(os.getcwd(), command))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from runs import spawn
+from runs import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent / "users_code"
@@ -89,13 +89,6 @@ def changed_config(config, **values):
             section = section[name]
         section[last] = value
     return config
-
-
-def run_python(folder, *arguments):
-    """Run Python in a folder, in a process of its own; return its status and output."""
-    process = spawn(folder, [sys.executable, *arguments])
-    output, _ = process.communicate(timeout=300)
-    return process.returncode, output
 
 
 # Trains by several configs in one process: importing LAVIS takes longest.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from forked import Forked, can_be_forked
+from forked import LAUNCHER, Forked, can_be_forked
 from omegaconf import OmegaConf
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -160,7 +160,7 @@ def launcher(ranks=None, *extra):
     """Return the command before a script: Python, plus the launcher for several ranks."""
     arguments = [sys.executable]
     if ranks:
-        arguments += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+        arguments += [*LAUNCHER, f"--nproc_per_node={ranks}"]
     return [*arguments, *extra]
 
 
@@ -207,6 +207,13 @@ def finish(process, status=0, seconds=240):
     output, _ = process.communicate(timeout=seconds)
     assert process.returncode == status, output[-4000:]
     return output
+
+
+def run_python(folder, *arguments, fresh=False):
+    """Run Python in a folder, in a process of its own; return its status and output."""
+    process = spawn(folder, [sys.executable, *arguments], fresh)
+    output, _ = process.communicate(timeout=300)
+    return process.returncode, output
 
 
 def weights(folder, name="checkpoint_last.pth", job="job"):

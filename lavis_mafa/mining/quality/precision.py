@@ -79,7 +79,7 @@ class Scored:
         """Return the metrics at a threshold."""
         return figures_at(threshold, self.probability, self.matches, self.weight)
 
-    def threshold_for(self, precision: float) -> float | None:
+    def _threshold_for(self, precision: float) -> float | None:
         """Return the smallest threshold above which the precision is ``precision``; None if none
         reaches it.
 
@@ -97,7 +97,7 @@ class Scored:
         named = {"low": self.low, "high": self.high}
         if self.low == self.high:
             named = {"run's": self.low}
-        if precision is not None and (reaching := self.threshold_for(precision)) is not None:
+        if precision is not None and (reaching := self._threshold_for(precision)) is not None:
             named[f"precision {100 * precision:g} %"] = reaching
         for mark, threshold in named.items():
             marks.setdefault(threshold, []).append(mark)
@@ -175,14 +175,14 @@ def calibrated(
     Args:
         low_precision: precision of ``low``; None: do not calibrate it.
     """
-    threshold = test.threshold_for(precision)
+    threshold = test._threshold_for(precision)
     if threshold is None:
         return None
     at = test.at(threshold)
     assert at.precision is not None and at.recall is not None  # pairs above it, some of them match
     return CalibratedThresholds(
         high=at.threshold,
-        low=None if low_precision is None else test.threshold_for(low_precision),
+        low=None if low_precision is None else test._threshold_for(low_precision),
         wanted=precision,
         wanted_low=low_precision,
         precision=at.precision,
