@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lavis_mafa import registration
 from lavis_mafa._version import __version__
 from lavis_mafa.algorithm import EXPORTS
+from lavis_mafa.compat.versions import check_versions
 from lavis_mafa.registration import register
 
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` below imports them
@@ -97,6 +98,7 @@ def __getattr__(name: str) -> Any:
         globals()[name] = value  # the next access does not come here
         return value
     if name in __all__:
+        check_versions()
         return importlib.import_module(f"{__name__}.{name}")
     if name in _REPLACED:
         raise AttributeError(f"{__name__}.{name} was removed; use {_REPLACED[name]}")

@@ -6,7 +6,7 @@
 #   bash run_scripts/setup_env.sh --strict   .venv-strict: LAVIS's own pins, Python 3.10 or 3.11
 #   bash run_scripts/setup_env.sh --dev      also what the tests and linters need
 #
-# Rerun, it does nothing unless a requirement file, setup.py or the Python changed.
+# Rerun, it does nothing unless a requirement file, pyproject.toml or the Python changed.
 # PYTHON=/path/to/python chooses the Python of a new environment.
 set -euo pipefail
 
@@ -113,7 +113,7 @@ once() {
 install_packages() {
   local packages="packages of the $set_name set (several GB, a few minutes)"
   if [ "$set_name" = strict ]; then
-    stage "$packages" pip -c "$REQUIREMENTS/strict.txt" -e "$ROOT"
+    stage "$packages" pip -c "$REQUIREMENTS/strict.txt" -e "$ROOT[lavis]" "$LAVIS"
   else
     stage "$packages" pip -r "$REQUIREMENTS/$set_name.txt"
     stage "$LAVIS" pip --no-deps "$LAVIS"
@@ -145,7 +145,7 @@ elif ! usable "$python"; then
     "Remove that folder and run this again."
 fi
 
-once "$set_name" "$ROOT/setup.py" "$REQUIREMENTS/$set_name.txt" -- install_packages
+once "$set_name" "$ROOT/pyproject.toml" "$REQUIREMENTS/$set_name.txt" -- install_packages
 if $dev; then
   once dev "$REQUIREMENTS/dev.txt" "$REQUIREMENTS/integrations.txt" -- install_dev
 fi

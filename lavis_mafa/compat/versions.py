@@ -13,6 +13,11 @@ SUPPORTED = {
     "omegaconf": ">=2.1,<3",
     "fairscale": ">=0.4.4",
 }
+# LAVIS's own metadata would replace the others by versions of 2023.
+INSTALL = (
+    'run in a clone of lavis_mafa: pip install ".[lavis]" && '
+    f'pip install --no-deps "salesforce-lavis{SUPPORTED["salesforce-lavis"]}"'
+)
 
 
 class UnsupportedVersionError(ImportError):
@@ -26,18 +31,17 @@ def check_versions() -> None:
         UnsupportedVersionError: naming what is there, what is needed and the command that mends it.
     """
     for name, wanted in SUPPORTED.items():
-        # LAVIS's own metadata would replace the others by versions of 2023.
-        options = "--no-deps " if name == "salesforce-lavis" else ""
-        remedy = f'run: pip install {options}"{name}{wanted}"'
         try:
             found = version(name)
         except PackageNotFoundError:
             raise UnsupportedVersionError(
-                f"lavis_mafa needs {name} ({wanted}), which is not installed; {remedy}"
+                f"this needs {name} ({wanted}), which is not installed; {INSTALL}"
             ) from None
         from packaging.specifiers import SpecifierSet
 
         if not SpecifierSet(wanted, prereleases=True).contains(found):
+            options = "--no-deps " if name == "salesforce-lavis" else ""
             raise UnsupportedVersionError(
-                f"lavis_mafa needs {name} {wanted}, but {found} is installed; {remedy}"
+                f"lavis_mafa needs {name} {wanted}, but {found} is installed; "
+                f'run: pip install {options}"{name}{wanted}"'
             )
