@@ -1,5 +1,6 @@
 """Train a model by a config; the command evaluate only evaluates it.
 
+    lavis-mafa train --data pairs.json --images pictures/
     lavis-mafa train --cfg-path albef_toy --options run.max_epoch=3
     lavis-mafa train --cfg-path albef_toy --print-config
     lavis-mafa train --list losses
@@ -13,6 +14,7 @@ import argparse
 import sys
 
 from lavis_mafa.commands.arguments import RUN_HELP, add_checkpoint_argument, add_options
+from lavis_mafa.io.launcher import rank_in_environment
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +24,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add_checkpoint_argument(parser)
     else:
         add_options(parser, required=False)
+        parser.add_argument(
+            "--data",
+            nargs="+",
+            metavar="FILES",
+            help="your own pairs, instead of --cfg-path: .json, .jsonl, .csv, .tsv, .parquet, "
+            ".tar, a folder of parquet files, or of pictures with a .txt beside each. Model, sizes "
+            "and a validation split are chosen by them and written into a config",
+        )
+        parser.add_argument(
+            "--images",
+            metavar="DIR",
+            help="with --data: folder that the paths of images are relative to (default: that of "
+            "the first file)",
+        )
     only = parser.add_mutually_exclusive_group()
     only.add_argument(
         "--prefetch",
@@ -56,8 +72,10 @@ def run(args: argparse.Namespace) -> None:
             return print_names(args.list)
         except ValueError as error:
             args.error(str(error))
+    if getattr(args, "data", None):
+        _take_data(args)
     if args.cfg_path is None:
-        args.error("give --cfg-path: a YAML file, or the name of a shipped config")
+        args.error("give --data, or --cfg-path: a YAML file, or the name of a shipped config")
     options = args.options
     if getattr(args, "checkpoint", None):
         options = [*options, "model.load_finetuned=True", f"model.finetuned={args.checkpoint}"]
@@ -77,3 +95,19 @@ def run(args: argparse.Namespace) -> None:
         options = [*options, "run.evaluate=True"]
     action(args.cfg_path, options)
     return None
+
+
+def _take_data(args: argparse.Namespace) -> None:
+    """Let ``--data`` stand for a config that is written for it."""
+    if args.cfg_path is not None:
+        args.error("give either --cfg-path or --data")
+    from lavis_mafa.commands.own_data import write_config
+
+    try:
+        file, chosen = write_config(args.data, args.images)
+    except (OSError, ValueError) as error:
+        print(f"lavis-mafa train: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+    if rank_in_environment() == 0:
+        print(chosen, flush=True)
+    args.cfg_path = str(file)

@@ -34,7 +34,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lavis_mafa.datasets.annotation_rows import MAX_UNUSABLE, PassedOver, Problem, Row
 from lavis_mafa.datasets.local_builder import ConvertedFiles, ConvertingBuilder, group_id_option
-from lavis_mafa.datasets.pair_conversion import PairWriter, cached_table
+from lavis_mafa.datasets.pair_conversion import Holdout, PairWriter, cached_table
 from lavis_mafa.datasets.pair_table import PairTable
 from lavis_mafa.datasets.pairs import EvalPairs, Pairs, TrainPairs
 from lavis_mafa.datasets.shards import Shard, files_named, find_shards, read_samples
@@ -78,6 +78,7 @@ def listed(
     drop_empty: bool = True,
     max_unusable: float = MAX_UNUSABLE,
     group_id_key: str | None = None,
+    holdout: Holdout = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> ShardTable:
     """Return the table of the samples in `storage`; create it unless it is cached for these shards.
@@ -89,6 +90,7 @@ def listed(
         drop_empty: drop samples with an empty caption instead of refusing them.
         max_unusable: share of the samples that may be unusable: these are left out and logged.
         group_id_key: of the id of a sample's group in its `.json`; None: no groups.
+        holdout: see `converted`.
         cache_dir: folder of all tables; None: $LAVIS_MAFA_CACHE, else ~/.cache/lavis_mafa.
 
     Raises:
@@ -98,11 +100,13 @@ def listed(
     """
 
     def state() -> list[Any]:
-        return [find_shards(list(storage)), bool(drop_empty), group_id_key, max_unusable]
+        shards = find_shards(list(storage))
+        return [shards, bool(drop_empty), group_id_key, max_unusable, *(holdout or ())]
 
     def convert(folder: Path) -> None:
         shards = find_shards(list(storage))
-        with PairWriter(folder, group_id_key is not None, stores=True, shards=True) as writer:
+        grouped = group_id_key is not None
+        with PairWriter(folder, grouped, stores=True, shards=True, holdout=holdout) as writer:
             rows = _rows_of(shards, group_id_key)
             writer.write([shard.path for shard in shards], rows, drop_empty, max_unusable)
 

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.datasets.caption_truth import SAME_CAPTION, truth_reader
 from lavis_mafa.datasets.feature_folder import FeatureFolder
+from lavis_mafa.datasets.pair_conversion import Holdout
 from lavis_mafa.io.processes import on_main_process
 
 SPLITS = ("train", "val", "test")
@@ -52,6 +53,12 @@ class ConvertedFiles:
         low=0,
         high=1,
     )
+    holdout: float = option(
+        doc="share of the images that the split val has and train has not, chosen by their names, "
+        "where both splits have the same files; 0: all have all",
+        low=0,
+        high=0.5,
+    )
 
 
 def group_id_option(where: str) -> Any:
@@ -88,7 +95,7 @@ class ConvertingBuilder(LocalBuilder):
         """Read further constructor arguments of a split's data set from `build_info`."""
         unused = {"truth"} if split == "train" else {"truth", "group_id_key"}
         names = {field.name for field in fields(self.build_options)} - unused
-        return {name: info[name] for name in names}
+        return {**{name: info[name] for name in names}, "holdout": holdout_of(info, split)}
 
     def build_datasets(self) -> dict[str, Dataset[Any]]:
         """Return {split: data set}; under torch.distributed rank 0 converts while the others wait.
@@ -131,6 +138,12 @@ class ConvertingBuilder(LocalBuilder):
                 dataset.know(make_truth(dataset.table))
             datasets[split] = dataset
         return datasets
+
+
+def holdout_of(info: Mapping[str, Any], split: str) -> Holdout:
+    """Return which images of its files a split has; None for all."""
+    share = float(info["holdout"])
+    return (share, split == "val") if share and split in ("train", "val") else None
 
 
 def features_of(info: Mapping[str, Any]) -> str | None:

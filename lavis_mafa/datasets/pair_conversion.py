@@ -57,6 +57,8 @@ _DIGEST_BYTES = 16  # identify a content with practically no collision
 _HALF = _DIGEST_BYTES // 2  # of a path, which only feed a warning
 
 Table = TypeVar("Table", bound=PairTable)
+# A share of all images, and whether these are kept or the others; None: all.
+Holdout = tuple[float, bool] | None
 
 
 def converted(
@@ -69,6 +71,7 @@ def converted(
     split: str | None = None,
     drop_empty: bool = True,
     max_unusable: float = MAX_UNUSABLE,
+    holdout: Holdout = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> PairTable:
     """Return the table of the pairs in `files`; convert them unless their current state is cached.
@@ -84,6 +87,7 @@ def converted(
         split: see `require_files`.
         drop_empty: drop empty captions (counted and logged) instead of refusing them.
         max_unusable: share of the records that may be unusable: these are left out and logged.
+        holdout: images to keep; which belong to the share depends on the image alone.
         cache_dir: folder of all tables; None: $LAVIS_MAFA_CACHE, else ~/.cache/lavis_mafa.
 
     Raises:
@@ -104,17 +108,22 @@ def converted(
         # put back, and a file of equal size would be taken for the converted one.
         stats = [(os.fspath(path), path.stat()) for path in paths]
         sources = [(path, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for path, one in stats]
-        return [sources, keys, bool(drop_empty), max_unusable]
+        return [sources, keys, bool(drop_empty), max_unusable, *(holdout or ())]
 
     def convert(folder: Path) -> None:
-        _convert(paths, folder, keys, drop_empty, max_unusable)
+        _convert(paths, folder, keys, drop_empty, max_unusable, holdout)
 
     root = cache_root(cache_dir) / "image_text"
     return cached_table(PairTable, root, paths, state, convert)
 
 
 def _convert(
-    paths: list[Path], folder: Path, keys: dict[str, Any], drop_empty: bool, max_unusable: float
+    paths: list[Path],
+    folder: Path,
+    keys: dict[str, Any],
+    drop_empty: bool,
+    max_unusable: float,
+    holdout: Holdout,
 ) -> None:
     columns = require_same_columns(paths, **keys)
     stores = any(column.kind in STORED for column in columns)
@@ -124,7 +133,8 @@ def _convert(
         progress(read_rows(path, **keys), path.name, total=rows_stated(path), unit=" rows")
         for path in paths
     )
-    with PairWriter(folder, keys["group_id_key"] is not None, stores) as writer:
+    grouped = keys["group_id_key"] is not None
+    with PairWriter(folder, grouped, stores, holdout=holdout) as writer:
         writer.write(list(map(os.fspath, paths)), sources, drop_empty, max_unusable)
 
 
@@ -237,10 +247,18 @@ class PairWriter:
         stores: whether rows may have their images in the files that are read.
         shards: whether the sources are tar shards: images are identified by place, since reading
             them takes too long, and every source is a batch of the table.
+        holdout: see `converted`; the rows of other images are not written.
     """
 
-    def __init__(self, folder: Path, groups: bool, stores: bool, shards: bool = False) -> None:
-        self.folder, self.shards = folder, shards
+    def __init__(
+        self,
+        folder: Path,
+        groups: bool,
+        stores: bool,
+        shards: bool = False,
+        holdout: Holdout = None,
+    ) -> None:
+        self.folder, self.shards, self.holdout = folder, shards, holdout
         self.pairs = 0
         # Of every pair, outside the memory: digests of its image, its image's path and its group.
         self._digests, self._paths = TemporaryFile(dir=folder), TemporaryFile(dir=folder)
@@ -298,7 +316,10 @@ class PairWriter:
         self._flush()
         refused.end_with_share(records, max_unusable)
         if not self.pairs:
-            raise ValueError(f"no image-text pair in {names_of(sources)} ({empty} empty captions)")
+            why = f"{empty} empty captions" + (
+                f", holdout {self.holdout[0]}" if self.holdout else ""
+            )
+            raise ValueError(f"no image-text pair in {names_of(sources)} ({why})")
         ids, first = dense_ids(_mapped(self._digests))
         np.save(self.folder / IMAGE_IDS, ids)
         conflicts = first[:0]
@@ -343,6 +364,10 @@ class PairWriter:
             image = digest_of(b"p", os.path.normpath(row.image).encode("utf-8"))
         # The letters distinguish an image_id from a path of the same spelling.
         own = image if row.image_id is None else digest_of(b"i", row.image_id.encode("utf-8"))
+        if self.holdout is not None:
+            share, held = self.holdout
+            if (int.from_bytes(own[:_HALF], "big") < share * 2 ** (8 * _HALF)) != held:
+                return
         self._digests.write(own * len(captions))
         if not self.shards:  # there every sample has its own copy of the image
             self._paths.write(image[:_HALF] * len(captions))

@@ -1,0 +1,137 @@
+"""A config for one's own pairs, chosen by what they are: ``lavis-mafa train --data``."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+PICTURES = (".jpg", ".jpeg", ".png", ".webp")
+_LARGE = 100_000  # pairs from which ViT-B is trained, on a GPU
+_STEPS = 600  # of the small model, at least, if that takes no more than `_EPOCHS`
+_EPOCHS = (3, 30)
+_HELD_OUT = (0.1, 0.3)  # share of the images, and that of few
+_IMAGES = (20, 30, 1000)  # least; held out where there are few, and many
+
+
+def write_config(data: Sequence[str], images: str | None) -> tuple[Path, str]:
+    """Write a config that trains on the pairs in files, and the vocabulary of a small model.
+
+    It mines in random mini-batches with a Con-D that compares captions, which needs no weights; on
+    photographs grouping did not pay (docs/real_pictures.md). Both files lie in ``output/NAME``,
+    after the first file; the files of an earlier call are replaced.
+
+    Args:
+        data: annotation files, shards, a folder of parquet files or of Hugging Face's ``datasets``,
+            or one of pictures with a text file beside each.
+        images: folder that the paths of images are relative to; None: that of the first file.
+
+    Returns:
+        the config, and in words what was chosen and why.
+
+    Raises:
+        FileNotFoundError, ValueError: if the files cannot be read, or have too few images.
+    """
+    import torch
+    from omegaconf import OmegaConf
+
+    from lavis_mafa.datasets.make_vocab import make_vocab
+    from lavis_mafa.datasets.shards import names_shards
+    from lavis_mafa.io.files import write_text
+    from lavis_mafa.io.project_files import project_file
+
+    first = Path(data[0])
+    name = first.name if first.is_dir() else first.name.split(".")[0].strip("{}*") or "pairs"
+    output = Path("output", name).absolute()
+    output.mkdir(parents=True, exist_ok=True)
+    files = [one if "://" in one else os.path.abspath(one) for one in data]
+    pictures = _captions_beside(first) if first.is_dir() and len(data) == 1 else []
+    if pictures:
+        pairs = "".join(f"{json.dumps(one)}\n" for one in pictures)
+        write_text(output / "pairs.jsonl", pairs)
+        files, images = [str(output / "pairs.jsonl")], images or str(first)
+    own_split = _has_split(files)
+    count, found = _count(files, "train" if own_split else None)
+    least, few, many = _IMAGES
+    if found < least and not own_split:
+        raise ValueError(f"{found} images: at least {least} are needed, of which some are held out")
+    held = round(min(max(_HELD_OUT[0], few / found), _HELD_OUT[1], many / found), 4)
+
+    gpu = torch.cuda.is_available()
+    large = gpu and count >= _LARGE
+    base = "albef_own_data" if large else "albef_small_own_data"
+    config: Any = OmegaConf.load(project_file(f"mafa/train/{base}"))
+    kind = "image_text_shards" if any(map(names_shards, files)) else "image_text_json"
+    config.datasets = {kind: config.datasets.image_text_json}
+    section = config.datasets[kind]
+    info = {"annotations": {split: {"storage": files} for split in ("train", "val")}}
+    section.build_info = OmegaConf.merge(section.get("build_info", {}), info)
+    section.build_info.holdout = 0.0 if own_split else held
+    if kind == "image_text_json":
+        section.build_info.images = {"storage": os.path.abspath(images or first.parent)}
+    run = config.run
+    run.valid_splits, run.test_splits = ["val"], []
+    run.output_dir, run.device, run.amp = str(output), "cuda" if gpu else "cpu", gpu
+    run.grit.enabled, config.model.mafa.negatives = False, "sampled"
+    config.model.mafa.con_d = {"arch": "captions"}
+    config.model.mafa.soft_labels = {"type": "one_hot"}
+    model = "ALBEF with ViT-B (loads DeiT and BERT), as there are a GPU and many pairs"
+    if not large:
+        vocabulary = output / "vocab.txt"
+        make_vocab(files, vocabulary, size=min(8000, max(600, count // 5)))
+        config.model.tokenizer = str(vocabulary)
+        trained = int(count * (1 - held))
+        batch = next(size for size in (64, 32, 16, 8, 4) if size <= max(trained // 10, 4))
+        epochs = -(-_STEPS * batch // max(trained, 1))
+        run.batch_size_train, run.max_epoch = batch, min(max(epochs, _EPOCHS[0]), _EPOCHS[1])
+        run.grit.search_space = min(run.grit.search_space, max(trained // 2 // batch, 2) * batch)
+        why = f"{count:,} pairs are too few for a large one" if gpu else "there is no GPU"
+        model = f"a small ALBEF from random weights (96 pixels, 1 M weights), as {why}"
+    file = output / "config.yaml"
+    write_text(file, OmegaConf.to_yaml(config))
+    split = "the split val is theirs" if own_split else f"{held:.1%} of the images are held out"
+    return file, (
+        f"{count:,} pairs of {found:,} images; {split} for validation\n"
+        f"model: {model}; {run.max_epoch} epochs of mini-batches of {run.batch_size_train}\n"
+        "Con-D: compares captions by word statistics, no weights; mini-batches are not grouped\n"
+        f"config, to change and to use as --cfg-path: {file}"
+    )
+
+
+def _captions_beside(folder: Path) -> list[dict[str, Any]]:
+    """Return the pictures in a folder that have a text file beside them, a caption a line."""
+    return [
+        {"image": str(file.relative_to(folder)), "caption": lines}
+        for file in sorted(folder.rglob("*"))
+        if file.suffix.lower() in PICTURES and file.with_suffix(".txt").is_file()
+        if (lines := file.with_suffix(".txt").read_text(encoding="utf-8-sig").splitlines())
+    ]
+
+
+def _has_split(files: Sequence[str]) -> bool:
+    """Return whether a folder has files for validation of its own."""
+    from lavis_mafa.datasets.data_folders import files_of
+
+    if len(files) > 1 or not os.path.isdir(files[0]):
+        return False
+    try:
+        return files_of(files[0], "val") != files_of(files[0], "train")
+    except ValueError:  # there are none of this split
+        return False
+
+
+def _count(files: Sequence[str], split: str | None) -> tuple[int, int]:
+    """Return the numbers of pairs and of images."""
+    from lavis_mafa.datasets.annotation_rows import Row
+    from lavis_mafa.datasets.data_check import readable
+
+    paths, read = readable(files, split, images=False)
+
+    images, pairs = set(), 0
+    for row in (row for path in paths for row in read(path)):
+        if isinstance(row, Row):
+            images.add(hash(row.image_id or row.image))
+            pairs += len(row.captions)
+    return pairs, len(images)
