@@ -222,7 +222,7 @@ class RunState:
 
     def _load_own_part(self, own: _RankState, orders: dict[str, Any]) -> None:
         schedule = {**orders, "collector": own["schedule"]["collector"]}
-        self.schedule.load_state_dict(schedule, self.progress.epoch, self.device)
+        self.schedule.load_state_dict(schedule, self.progress.epoch)
         self.unreadable.load_state_dict(own["unreadable"])
         self.tally.load_state_dict(own["tally"])
         for name, value in self.model.named_parameters():

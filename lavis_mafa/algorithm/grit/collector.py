@@ -111,6 +111,9 @@ class GritCollector:
         # On the features' device, so that training waits for no copy. Indices stay integers:
         # float32 would round those above 16,777,216.
         pairs = (index.detach().to(images.device, torch.int64), images, texts)
+        if self._queue and self._queue[0][1].device != images.device:  # restored from a state
+            device = images.device
+            self._queue = [(i.to(device), v.to(device), t.to(device)) for i, v, t in self._queue]
         while len(pairs[0]):
             room = self.queue_size - self._queued
             self._add(_cut(pairs, slice(room)))
@@ -231,8 +234,8 @@ class GritCollector:
             "rng": _plain(self._rng.bit_generator.state),
         }
 
-    def load_state_dict(self, state: dict[str, Any], device: torch.device | str = "cpu") -> None:
-        """Restore a state; queued features go to ``device``."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state."""
         self._placed = 0
         choices = None
         if isinstance(self.hardness, LearnedHardness):
@@ -242,7 +245,7 @@ class GritCollector:
             self._rng.bit_generator.state = _numbers(state["rng"])
         self._queue, self._queued = [], 0
         # `collect`, as the states of several ranks together may hold more than one queue.
-        self.collect(*(state[name].to(device) for name in ("indices", "images", "texts")))
+        self.collect(*(state[name] for name in ("indices", "images", "texts")))
 
 
 def share_out(states: Sequence[dict[str, Any] | None], count: int) -> list[dict[str, Any] | None]:

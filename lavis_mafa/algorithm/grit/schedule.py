@@ -257,10 +257,8 @@ class GritSchedule:
             "hardness": self.hardness.state_dict() if plans and self.hardness.learns else None,
         }
 
-    def load_state_dict(
-        self, state: dict[str, Any], epoch: int, device: torch.device | str = "cpu"
-    ) -> None:
-        """Restore the state saved in ``epoch``; queued features go to ``device``."""
+    def load_state_dict(self, state: dict[str, Any], epoch: int) -> None:
+        """Restore the state saved in ``epoch``."""
         self.plan = self._plan_from(state["plan"])
         self.epoch = epoch
         self.next_plan = self._plan_from(state["next_plan"])
@@ -270,7 +268,7 @@ class GritSchedule:
         if state["collector"] is not None:
             self.start_collecting(epoch)
             assert self.collector is not None
-            self.collector.load_state_dict(state["collector"], device)
+            self.collector.load_state_dict(state["collector"])
 
     def _plan_from(self, state: dict[str, Any] | None) -> EpochPlan | None:
         if state is None:

@@ -3,8 +3,29 @@
 import numpy as np
 import pytest
 import torch
+from simulated_gpu import CUDA, simulated_gpu
 
 from lavis_mafa.algorithm.grit import GritCollector
+
+
+def test_a_restored_queue_goes_where_the_next_features_are():
+    """The state is on the CPU; whoever restores it names no device."""
+    features = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
+    parts = [
+        (torch.arange(40)[at], features[at], features[at]) for at in (slice(24), slice(24, 40))
+    ]
+    orders = []
+    with simulated_gpu():
+        for restored in (False, True):
+            collector = GritCollector(30, 10, 4, seed=1)
+            collector.collect(*(one.to(CUDA) for one in parts[0]))
+            if restored:
+                state = collector.state_dict()
+                collector = GritCollector(30, 10, 4, seed=1)
+                collector.load_state_dict(state)
+            collector.collect(*(one.to(CUDA) for one in parts[1]))
+            orders.append(collector.finish().tolist())
+    assert orders[0] == orders[1] and sorted(orders[0]) == list(range(40))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
