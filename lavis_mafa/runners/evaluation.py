@@ -104,12 +104,18 @@ class EvaluatingRunner(AnyDeviceRunner):
         if isinstance(figures, dict):
             self.log.write("eval", split=split_name, epoch=cur_epoch, **figures)
             self.log.scalars(f"eval_{split_name}", figures, self.progress.global_step)
-            logging.info("%s: %s", split_name, _shown(figures))
+            logging.info("%s: %s", split_name, _shown(figures, loader.dataset))
         return figures
 
 
-def _shown(figures: Mapping[str, Any]) -> str:
-    """Return the single figures, rounded, for a terminal."""
+def _shown(figures: Mapping[str, Any], dataset: Any) -> str:
+    """Return the single figures, rounded, for a terminal; of retrieval what matters."""
+    if {"txt_r1", "img_r1"} <= figures.keys() and hasattr(dataset, "image"):
+        both = [
+            f"R@{k} {figures[f'txt_r{k}']:.1f} and {figures[f'img_r{k}']:.1f} %" for k in (1, 10)
+        ]
+        chance = 100 / len(dataset.image)
+        return f"{', '.join(both)} (text and image retrieval; R@1 by chance: {chance:.2g} %)"
     single = {k: v for k, v in figures.items() if isinstance(v, (int, float, str))}
     return "  ".join(
         f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"

@@ -17,6 +17,13 @@ from lavis_mafa.runners.training_step import TEMPERATURE
 from lavis_mafa.tasks.mafa_pretrain import WITHOUT_NEGATIVE
 from lavis_mafa.tasks.tally import Tally
 
+# Shares of the hard negatives of both directions.
+_SHARES = {
+    "false_negative_rate_by_con_d": "match by Con-D",
+    "false_negative_rate": "by the truth",
+    "false_negative_rate_in_itm": "of those left in ITM",
+}
+
 
 class Figures:
     """Collects a run's figures by what the task offers, and writes them to the run's log.
@@ -133,8 +140,7 @@ class Figures:
         self.log.scalars("epoch", figures, epoch, EPOCH)
         self._log_histogram(total, epoch, global_step)
         show_connections(self.log, self._connections, show, epoch)
-        shown = "  ".join(f"{k} {v:.4g}" for k, v in figures.items() if v is not None)
-        logging.info("epoch %d: %s", epoch, shown)
+        logging.info("epoch %d: %s", epoch, _shown(figures))
 
     def _log_histogram(self, total: Tally, epoch: int, global_step: int) -> None:
         """Log the histogram of Con-D's probabilities in an epoch."""
@@ -148,3 +154,17 @@ class Figures:
             counts = [sum(column) for column in zip(*by_truth, strict=True)]
             if counts:
                 self.log.loggers.histogram(f"con_d_probability/{direction}", counts, epoch, EPOCH)
+
+
+def _shown(figures: Mapping[str, Any]) -> str:
+    """Return what matters of an epoch, for a terminal; all of it is in the log."""
+    losses = {k.removeprefix("loss_"): v for k, v in figures.items() if k.startswith("loss")}
+    shown = ", ".join(f"{name} {v:.4g}" for name, v in losses.items() if v is not None)
+    shares = []
+    for name, words in _SHARES.items():
+        found: list[Any] = [figures.get(f"{name}_{direction}") for direction in DIRECTIONS]
+        if None not in found:
+            shares.append(f"{100 * found[0]:.3g} and {100 * found[1]:.3g} % {words}")
+    if shares:
+        shown += f"; hard negatives of images and captions: {', '.join(shares)}"
+    return shown

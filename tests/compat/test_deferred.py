@@ -57,6 +57,7 @@ def test_a_use_during_the_import_finds_the_module(heavy):
     assert vars(sys.modules[NAME])["answer"] == 42
 
 
+@pytest.mark.slow
 def test_lavis_uses_the_modules_themselves():
     lines = [
         "import sys, lavis_mafa",

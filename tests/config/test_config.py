@@ -610,6 +610,7 @@ LAVIS_WRONG = {
 }
 
 
+@pytest.mark.slow
 def test_configs_of_lavis_projects_pass():
     root = Path(lavis.__file__).parent / "projects"
     files = sorted(root.rglob("*.yaml"))

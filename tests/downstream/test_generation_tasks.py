@@ -658,6 +658,7 @@ def write_config(folder, task, name, files, **run):
     return str(path)
 
 
+@pytest.mark.slow
 def test_two_ranks_write_and_score_the_same_as_one(tmp_path, pictures):
     # Five images on two ranks: the sampler pads one share with an image of the other one.
     extra = tmp_path / "COCO_val2014_000000000055.jpg"

@@ -111,6 +111,7 @@ def test_evaluation_on_two_ranks_equals_one_rank(trained_folders, tmp_path):
     assert len({row["instance_id"] for row in rows}) == len(rows) == 40
 
 
+@pytest.mark.slow
 def test_toy_statements_are_learnt(tmp_path, pretrained):
     """Statements of one kind, random initial weights; chance is 50 %."""
     info = "datasets.toy_nlvr.build_info"

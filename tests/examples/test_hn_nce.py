@@ -143,6 +143,7 @@ def test_nothing_but_its_file_is_needed_to_train_with_it(tmp_path):
     assert len(losses) == 4 and all(math.isfinite(one) for one in losses)
 
 
+@pytest.mark.slow
 def test_the_study_of_the_documentation_compares_it(tmp_path):
     """Its YAML is that of docs/extend.md, with the path of the file."""
     page = (ROOT / "docs/extend.md").read_text(encoding="utf-8")

@@ -68,6 +68,7 @@ def test_ctrl_c_before_training_needs_no_traceback(tmp_path):
     assert "interrupted" in output and "Traceback" not in output, output
 
 
+@pytest.mark.faults
 def test_wrong_config_under_a_launcher_is_reported_once_and_last(tmp_path):
     changes = {**TRAIN, "run__max_epoch": "many"}
     output = finish(start("train.py", tmp_path, fresh=True, **changes, ranks=2), status=1)

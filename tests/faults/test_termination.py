@@ -169,6 +169,7 @@ exit "$status"
 }
 
 
+@pytest.mark.faults
 def test_batch_script_requests_requeue(tmp_path, two_uninterrupted, injected, free_port):
     for name, script in SLURM.items():
         (tmp_path / name).write_text(script)

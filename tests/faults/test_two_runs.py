@@ -141,6 +141,7 @@ def wait_until_ended(numbers, seconds):
         time.sleep(0.05)
 
 
+@pytest.mark.faults
 def test_ranks_end_with_their_launcher_and_save(tmp_path, injected):
     changes = {**toy("albef"), "run__batch_size_train": 4, "run__max_epoch": 400}
     process = start("train.py", tmp_path, fresh=True, **changes, ranks=2)

@@ -45,6 +45,7 @@ def _allocate(size):
     torch.ones(size)
 
 
+@pytest.mark.research
 def test_peak_memory_counts_only_the_action():
     """Memory already held is not counted; what is freed again is."""
     held = torch.ones(100 * 2**18)

@@ -53,6 +53,7 @@ def short_polling(monkeypatch):
     monkeypatch.setattr(run_jobs, "PRINT_SECONDS", 0.2)
 
 
+@pytest.mark.research
 def test_killed_study_is_resumed_by_the_same_command(tmp_path, capsys):
     """Finished runs are not repeated; an interrupted run continues."""
     jobs = counting_jobs(tmp_path, steps=5, pause=0.3)

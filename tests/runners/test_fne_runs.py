@@ -44,6 +44,7 @@ def test_checkpoint_holds_memory_picker_and_moving_copies(uninterrupted):
     )
 
 
+@pytest.mark.slow
 def test_fne_learns_to_retrieve(tmp_path):
     """R@10 is well above chance, which is 10 % among 100 images."""
     run_here(

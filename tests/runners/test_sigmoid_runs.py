@@ -11,6 +11,7 @@ SIGMOID = {
 NAME = "sigmoid.relative_bias"
 
 
+@pytest.mark.slow
 def test_the_bias_is_learned_saved_and_resumed_bit_for_bit(tmp_path):
     runner, whole, early = resume_bit_for_bit(tmp_path, 12, **SIGMOID)
     assert whole[NAME].item() not in (pytest.approx(0.8), early[NAME].item())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import numpy as np
 import pytest
@@ -156,8 +157,9 @@ def test_too_many_unreadable_samples_are_detected_early():
     assert guard.exceeded and guard.too_many
 
 
-def test_logs_contain_the_statistics_of_the_papers(tmp_path):
-    run_here(tmp_path, run__log_connections=4, run__tensorboard=True)
+def test_logs_contain_the_statistics_of_the_papers(tmp_path, caplog):
+    with caplog.at_level(logging.INFO):
+        run_here(tmp_path, run__log_connections=4, run__tensorboard=True)
     step = records(tmp_path, "step")[-1]
     for name in ("picked", "judged", "found", "ambiguous", "kept", "probability_sum"):
         assert f"{name}_i2t" in step and f"{name}_t2i" in step
@@ -165,9 +167,12 @@ def test_logs_contain_the_statistics_of_the_papers(tmp_path):
         assert step[name] > 0
     assert step["judged_i2t"] == step["picked_i2t"] == 8
     epoch = records(tmp_path, "epoch")[-1]
+    shown = next(one for one in caplog.messages[::-1] if one.startswith("epoch "))
+    assert f"loss {epoch['loss']:.4g}, itc {epoch['loss_itc']:.4g}, " in shown
     # The oracle is always right and finds every false negative.
     for direction in ("i2t", "t2i"):
         rate = epoch[f"false_negative_rate_{direction}"]
+        assert f"{100 * rate:.3g}" in shown
         assert rate == epoch[f"false_negative_rate_by_con_d_{direction}"]
         if rate:
             assert epoch[f"con_d_precision_{direction}"] == 1

@@ -202,6 +202,7 @@ def test_words_have_the_leading_eigenvectors_of_their_ppmi(monkeypatch):
     assert np.allclose(cosines(found), cosines(bags @ (leading * idf[:, None])), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_vectors_are_the_same_in_every_process(tmp_path, monkeypatch):
     """Ranks and resumed runs must judge alike: no order of a set may matter."""
     rng = np.random.default_rng(0)
