@@ -43,10 +43,10 @@ def write_config(data: Sequence[str], images: str | None) -> tuple[Path, str]:
     from lavis_mafa.io.project_files import project_file
 
     first = Path(data[0])
-    name = first.name if first.is_dir() else first.name.split(".")[0].strip("{}*") or "pairs"
-    output = Path("output", name).absolute()
+    name = first.resolve().name if first.is_dir() else first.name.split(".")[0].strip("{}*")
+    output = Path("output", name or "pairs").absolute()
     output.mkdir(parents=True, exist_ok=True)
-    files = [one if "://" in one else os.path.abspath(one) for one in data]
+    files = [os.path.abspath(one) for one in data]
     pictures = _captions_beside(first) if first.is_dir() and len(data) == 1 else []
     if pictures:
         pairs = "".join(f"{json.dumps(one)}\n" for one in pictures)
