@@ -72,6 +72,8 @@ class MinedLoss(FeaturesLoss):
     ) -> None:
         super().__init__(settings, con_d)
         self.model, self.scale, self.grit, self.chunk = model, scale, grit, chunk
+        if grit is not None:  # for methods with state for each row, such as GloFND
+            self.parts.allocate(grit.schedule.size)
 
     def forward(
         self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None
