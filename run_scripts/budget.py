@@ -36,7 +36,7 @@ LIMITS = {
     "public names": 1_504,
     "config keys": 267,
     "commands": 10,
-    "words of docs": 39_957,
+    "words of docs": 39_959,
     "lines of README": 150,
     "doubled file names": 0,
     "circles of imports": 0,
