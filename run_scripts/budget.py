@@ -29,14 +29,14 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "lavis_mafa"
 
 LIMITS = {
-    "package": 27_578,
+    "package": 27_592,
     "downstream": 2_440,
     "research": 4_034,
-    "test code": 39_324,
+    "test code": 39_331,
     "public names": 1_504,
     "config keys": 267,
     "commands": 10,
-    "words of docs": 39_959,
+    "words of docs": 39_962,
     "lines of README": 150,
     "doubled file names": 0,
     "circles of imports": 0,

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-PICTURES = (".jpg", ".jpeg", ".png", ".webp")
 _LARGE = 100_000  # pairs from which ViT-B is trained, on a GPU
 _STEPS = 600  # of the small model, at least, if that takes no more than `_EPOCHS`
 _EPOCHS = (3, 30)
@@ -25,7 +24,7 @@ def write_config(data: Sequence[str], images: str | None) -> tuple[Path, str]:
 
     Args:
         data: annotation files, shards, a folder of parquet files or of Hugging Face's ``datasets``,
-            or one of pictures with a text file beside each.
+            or one of pictures, each with a text file of the same name.
         images: folder that the paths of images are relative to; None: that of the first file.
 
     Returns:
@@ -53,7 +52,8 @@ def write_config(data: Sequence[str], images: str | None) -> tuple[Path, str]:
         write_text(output / "pairs.jsonl", pairs)
         files, images = [str(output / "pairs.jsonl")], images or str(first)
     own_split = _has_split(files)
-    count, found = _count(files, "train" if own_split else None)
+    part = "train" if own_split else None
+    count, found = _count(files, part)
     least, few, many = _IMAGES
     if found < least and not own_split:
         raise ValueError(f"{found} images: at least {least} are needed, of which some are held out")
@@ -80,7 +80,7 @@ def write_config(data: Sequence[str], images: str | None) -> tuple[Path, str]:
     model = "ALBEF with ViT-B (loads DeiT and BERT), as there are a GPU and many pairs"
     if not large:
         vocabulary = output / "vocab.txt"
-        make_vocab(files, vocabulary, size=min(8000, max(600, count // 5)))
+        make_vocab(files, vocabulary, size=min(8000, max(600, count // 5)), split=part)
         config.model.tokenizer = str(vocabulary)
         trained = int(count * (1 - held))
         batch = next(size for size in (64, 32, 16, 8, 4) if size <= max(trained // 10, 4))
@@ -91,21 +91,28 @@ def write_config(data: Sequence[str], images: str | None) -> tuple[Path, str]:
         model = f"a small ALBEF from random weights (96 pixels, 1 M weights), as {why}"
     file = output / "config.yaml"
     write_text(file, OmegaConf.to_yaml(config))
-    split = "the split val is theirs" if own_split else f"{held:.1%} of the images are held out"
+    split = (
+        "the data's own val split is used"
+        if own_split
+        else f"{held:.1%} of the images are held out"
+    )
     return file, (
         f"{count:,} pairs of {found:,} images; {split} for validation\n"
         f"model: {model}; {run.max_epoch} epochs of mini-batches of {run.batch_size_train}\n"
         "Con-D: compares captions by word statistics, no weights; mini-batches are not grouped\n"
-        f"config, to change and to use as --cfg-path: {file}"
+        f"config: {file}; edit it and pass it as --cfg-path"
     )
 
 
 def _captions_beside(folder: Path) -> list[dict[str, Any]]:
-    """Return the pictures in a folder that have a text file beside them, a caption a line."""
+    """Return the pictures in a folder that have a text file of the same name, with one caption per
+    line."""
+    from lavis_mafa.datasets.shards import IMAGE_SUFFIXES
+
     return [
         {"image": str(file.relative_to(folder)), "caption": lines}
         for file in sorted(folder.rglob("*"))
-        if file.suffix.lower() in PICTURES and file.with_suffix(".txt").is_file()
+        if file.suffix.lower()[1:] in IMAGE_SUFFIXES and file.with_suffix(".txt").is_file()
         if (lines := file.with_suffix(".txt").read_text(encoding="utf-8-sig").splitlines())
     ]
 

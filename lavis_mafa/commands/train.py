@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             nargs="+",
             metavar="FILES",
             help="your own pairs, instead of --cfg-path: .json, .jsonl, .csv, .tsv, .parquet, "
-            ".tar, a folder of parquet files, or of pictures with a .txt beside each. Model, sizes "
-            "and a validation split are chosen by them and written into a config",
+            ".tar, a folder of parquet files, or of pictures, each with a .txt of the same name. "
+            "Model, sizes and a validation split are chosen to suit them and written into a config",
         )
         parser.add_argument(
             "--images",

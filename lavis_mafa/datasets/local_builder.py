@@ -141,9 +141,22 @@ class ConvertingBuilder(LocalBuilder):
 
 
 def holdout_of(info: Mapping[str, Any], split: str) -> Holdout:
-    """Return which images of its files a split has; None for all."""
+    """Return which images of its files a split has; None for all.
+
+    Raises:
+        ValueError: if train and val have different files, of which each would lose images.
+    """
     share = float(info["holdout"])
-    return (share, split == "val") if share and split in ("train", "val") else None
+    if not share or split not in ("train", "val"):
+        return None
+    named = [info["annotations"].get(one) for one in ("train", "val")]
+    files = {str(one["storage"]) for one in named if one}
+    if len(files) > 1:
+        raise ValueError(
+            f"build_info.holdout is {share:g}, and train and val have different files "
+            f"({' and '.join(sorted(files))}); give both the same files, or set holdout: 0"
+        )
+    return share, split == "val"
 
 
 def features_of(info: Mapping[str, Any]) -> str | None:

@@ -19,8 +19,8 @@ from lavis_mafa.tasks.tally import Tally
 
 # Shares of the hard negatives of both directions.
 _SHARES = {
-    "false_negative_rate_by_con_d": "match by Con-D",
-    "false_negative_rate": "by the truth",
+    "false_negative_rate_by_con_d": "match according to Con-D",
+    "false_negative_rate": "according to the truth",
     "false_negative_rate_in_itm": "of those left in ITM",
 }
 

@@ -83,7 +83,7 @@ def test_train_evaluate_and_count_need_files_and_folders_only(tmp_path, monkeypa
     data = make("json", tmp_path / "mine")
     assert main(["train", "--data", *data, "--options", "run.max_epoch=1", "run.job_id=run"]) == 0
     printed = capsys.readouterr().out
-    assert "config, to change and to use as --cfg-path:" in printed
+    assert "output/pairs/config.yaml; edit it and pass it as --cfg-path" in printed
     run = tmp_path / "output/pairs/run"
     log = [json.loads(line) for line in open(run / "log.jsonl", encoding="utf-8")]
     assert any("txt_r1" in key for line in log for key in line), log[-1].keys()
@@ -104,7 +104,7 @@ def test_own_split_is_kept(tmp_path, monkeypatch):
         columns["caption"] = [captions(n)[0] for n in numbers]
         pq.write_table(pa.table(columns), folder / f"{split}-00000-of-00001.parquet")
     file, chosen = write_config([str(tmp_path / "mine")], None)
-    assert "40 pairs of 40 images; the split val is theirs" in chosen
+    assert "40 pairs of 40 images; the data's own val split is used" in chosen
     info = yaml.safe_load(file.read_text())["datasets"]["image_text_json"]["build_info"]
     assert info["holdout"] == 0
 

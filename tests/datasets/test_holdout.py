@@ -100,6 +100,16 @@ def test_builder_gives_val_what_train_lacks(tmp_path):
     assert 2 < len(val) < 20 and np.all(np.bincount(built["train"].image_ids) == 1)
 
 
+def test_splits_of_different_files_are_refused(tmp_path):
+    """Both would lose images without a word."""
+    for name in ("pairs", "others"):
+        (tmp_path / f"{name}.json").write_text('[{"image": "a.png", "caption": "a"}]')
+    cfg = config_of(tmp_path, 0.25)
+    cfg.build_info.annotations.val = {"storage": str(tmp_path / "others.json")}
+    with pytest.raises(ValueError, match="different files .*others.json.*set holdout: 0"):
+        ImageTextJsonBuilder(cfg).build_datasets()
+
+
 def config_of(folder, share):
     """Return a config of the builder whose three splits have one file."""
     cfg = load_dataset_config(ImageTextJsonBuilder.default_config_path())

@@ -110,9 +110,9 @@ class GritCollector:
         images, texts = image_features.detach().float(), text_features.detach().float()
         # On the features' device, so that training waits for no copy. Indices stay integers:
         # float32 would round those above 16,777,216.
-        pairs = (index.detach().to(images.device, torch.int64), images, texts)
-        if self._queue and self._queue[0][1].device != images.device:  # restored from a state
-            device = images.device
+        device = images.device
+        pairs = (index.detach().to(device, torch.int64), images, texts)
+        if self._queue and self._queue[0][1].device != device:  # restored from a state
             self._queue = [(i.to(device), v.to(device), t.to(device)) for i, v, t in self._queue]
         while len(pairs[0]):
             room = self.queue_size - self._queued
