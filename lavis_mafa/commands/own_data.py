@@ -46,7 +46,7 @@ def write_config(data: Sequence[str], images: str | None) -> tuple[Path, str]:
     output = Path("output", name or "pairs").absolute()
     output.mkdir(parents=True, exist_ok=True)
     files = [os.path.abspath(one) for one in data]
-    pictures = _captions_beside(first) if first.is_dir() and len(data) == 1 else []
+    pictures, without = _captions_beside(first) if first.is_dir() and len(data) == 1 else ([], 0)
     if pictures:
         pairs = "".join(f"{json.dumps(one)}\n" for one in pictures)
         write_text(output / "pairs.jsonl", pairs)
@@ -96,25 +96,30 @@ def write_config(data: Sequence[str], images: str | None) -> tuple[Path, str]:
         if own_split
         else f"{held:.1%} of the images are held out"
     )
+    left_out = (
+        f"{without:,} pictures without a text file are left out\n" if pictures and without else ""
+    )
     return file, (
-        f"{count:,} pairs of {found:,} images; {split} for validation\n"
+        f"{left_out}{count:,} pairs of {found:,} images; {split} for validation\n"
         f"model: {model}; {run.max_epoch} epochs of mini-batches of {run.batch_size_train}\n"
         "Con-D: compares captions by word statistics, no weights; mini-batches are not grouped\n"
         f"config: {file}; edit it and pass it as --cfg-path"
     )
 
 
-def _captions_beside(folder: Path) -> list[dict[str, Any]]:
+def _captions_beside(folder: Path) -> tuple[list[dict[str, Any]], int]:
     """Return the pictures in a folder that have a text file of the same name, with one caption per
-    line."""
+    line, and the number of pictures without one."""
     from lavis_mafa.datasets.shards import IMAGE_SUFFIXES
 
-    return [
-        {"image": str(file.relative_to(folder)), "caption": lines}
-        for file in sorted(folder.rglob("*"))
-        if file.suffix.lower()[1:] in IMAGE_SUFFIXES and file.with_suffix(".txt").is_file()
-        if (lines := file.with_suffix(".txt").read_text(encoding="utf-8-sig").splitlines())
+    found = [one for one in sorted(folder.rglob("*")) if one.suffix.lower()[1:] in IMAGE_SUFFIXES]
+    texts = {one: one.with_suffix(".txt") for one in found if one.with_suffix(".txt").is_file()}
+    rows = [
+        {"image": str(one.relative_to(folder)), "caption": lines}
+        for one, text in texts.items()
+        if (lines := text.read_text(encoding="utf-8-sig").splitlines())
     ]
+    return rows, len(found) - len(rows)
 
 
 def _has_split(files: Sequence[str]) -> bool:

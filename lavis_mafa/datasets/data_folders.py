@@ -73,7 +73,7 @@ def _files_in(folder: Path, split: str | None) -> list[Path]:
         raise ValueError(
             f"folder {folder} has {_content(folder)}; expected parquet files, or a folder that "
             "save_to_disk of Hugging Face's datasets has written; name annotation files of other "
-            "formats one by one"
+            "formats one by one. Pictures need a text file of the same name (train --data only)"
         )
     splits = {path: _split_of(path.relative_to(folder)) for path in found}
     if split is not None and any(splits.values()):

@@ -109,6 +109,19 @@ def test_own_split_is_kept(tmp_path, monkeypatch):
     assert info["holdout"] == 0
 
 
+def test_pictures_without_text_are_counted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make("folder", tmp_path / "mine")
+    (tmp_path / "mine/3.txt").unlink()
+    (tmp_path / "mine/4.txt").write_text("")
+    _, chosen = write_config([str(tmp_path / "mine")], None)
+    assert "2 pictures without a text file are left out\n116 pairs of 58 images" in chosen
+    for text in (tmp_path / "mine").glob("*.txt"):
+        text.unlink()
+    with pytest.raises(ValueError, match="Pictures need a text file of the same name"):
+        write_config([str(tmp_path / "mine")], None)
+
+
 def test_gpu_and_many_pairs_train_vit_b(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
