@@ -21,6 +21,7 @@ import warnings
 from pathlib import Path
 
 import torch
+from torch.distributed import TCPStore
 
 ROOT = Path(__file__).resolve().parents[1]
 LAUNCHER = ["-m", "torch.distributed.run", "--standalone"]
@@ -53,16 +54,23 @@ class Forked:
         ranks, self.args = _without_launcher([str(one) for one in arguments[1:]])
         read, write = os.pipe()
         context = multiprocessing.get_context("fork")
-        port = _free_port()
-        self.ranks = []
+        group, self.ranks = {}, []
+        if ranks:
+            # As with the launcher, no rank keeps the store: it would end with a run that rank 0
+            # leaves, while another rank still asks it or looks for the next run there.
+            listening = socket.create_server(("localhost", 0))
+            address, port = listening.getsockname()
+            group = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": address}
+            group |= {"MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}
         for rank in range(max(1, ranks)):
-            own = dict(environment)
-            if ranks:
-                own |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
-                own |= {"LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
-            process = context.Process(target=_run, args=(self.args, folder, own, (read, write)))
-            process.start()
-            self.ranks.append(process)
+            own = {**environment, **group} | ({"RANK": rank, "LOCAL_RANK": rank} if ranks else {})
+            self.ranks += [
+                context.Process(target=_run, args=(self.args, folder, own, (read, write)))
+            ]
+            self.ranks[-1].start()
+        if ranks:
+            kept = {"is_master": True, "wait_for_workers": False}
+            self._store = TCPStore(address, port, **kept, master_listen_fd=listening.detach())
         os.close(write)
         self.pid = self.ranks[0].pid
         self.stdout = os.fdopen(read)
@@ -108,12 +116,6 @@ class Forked:
         for process in self.ranks:
             process.join()
         return b"".join(found).decode(errors="replace"), None
-
-
-def _free_port():
-    with socket.socket() as one:
-        one.bind(("localhost", 0))
-        return one.getsockname()[1]
 
 
 def _run(arguments, folder, environment, pipe):
