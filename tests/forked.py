@@ -64,10 +64,9 @@ class Forked:
             group |= {"MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}
         for rank in range(max(1, ranks)):
             own = {**environment, **group} | ({"RANK": rank, "LOCAL_RANK": rank} if ranks else {})
-            self.ranks += [
-                context.Process(target=_run, args=(self.args, folder, own, (read, write)))
-            ]
-            self.ranks[-1].start()
+            process = context.Process(target=_run, args=(self.args, folder, own, (read, write)))
+            process.start()
+            self.ranks.append(process)
         if ranks:
             kept = {"is_master": True, "wait_for_workers": False}
             self._store = TCPStore(address, port, **kept, master_listen_fd=listening.detach())

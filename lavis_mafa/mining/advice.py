@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -42,23 +43,20 @@ from lavis_mafa.models.mafa_model import checkpoint_of
 from lavis_mafa.pages.charts import Cell, Table
 from lavis_mafa.pages.report_page import write_report
 
-# Shares of false negatives among the hardest negatives up to which grouping is advised: in random
-# mini-batches (grouping helped at .4 to 1 %, 2.5 % in MAFA's Table 1, and harmed at 28 %), and in
-# grouped ones (it helped up to 31 % and harmed from 43 %). In random mini-batches of 4.6 and 13 %
-# the results were mixed.
-MOST_RANDOM, UNSURE_RANDOM, MOST_GROUPED = 0.03, 0.13, 1 / 3
-# Share in grouped mini-batches up to which the largest search space is advised: without mining, an
-# eighth of a clustered world (10 %) was best, with mining a half (24 to 26 %).
-BEST_GROUPED, BEST_MINED = 0.15, 0.28
+# Shares of false negatives among the hardest negatives up to which grouping is advised, and up to
+# which not grouping is uncertain. In random mini-batches grouping helped at .4 to 1 % (2.5 % in
+# MAFA's Table 1), with mixed results at 4.6 and 13 %, and harmed at 28 %. In grouped ones it helped
+# at 5 % on photographs and at 10 % in a toy world; at 12 % on photographs it harmed ITM, and with
+# mining gained nothing clear; at 31 % it helped in a toy world, and from 38 % it harmed.
+MOST_RANDOM, UNSURE_RANDOM, MOST_GROUPED, UNSURE_GROUPED = 0.03, 0.13, 0.10, 1 / 3
 # Likelihood ratio of Con-D at ``high``: how many times as often a pair that matches is above it as
 # one that does not. Mining improved ITM at 2.8 to 6.9, and harmed at 1.4.
 _LEAST_RATIO = 2.0
-_PAIRS_TO_LABEL = 200  # as in MAFA's Appendix B
 # Pairs up to which parts of the data are counted by default: a larger search space takes longer to
 # encode and to judge.
 QUICK = 10_000
 
-CLEAR, UNCERTAIN, LABELS = "clear", "uncertain", "labels"
+GROUP, MINE, CLEAR, UNCERTAIN, LABELS = "Group", "Mine", "clear", "uncertain", "labels"
 COUNTS, GROUPED = "counts.json", "grouped"
 NOTE = (
     "Intervals are 95 %. The bounds come from toy worlds and one data set of photographs "
@@ -74,10 +72,6 @@ class Estimate(NamedTuple):
     low: float
     high: float
 
-    def crosses(self, bound: float) -> bool:
-        """Return whether the interval contains values on both sides of a bound."""
-        return self.low <= bound <= self.high and self.low < self.high
-
     def __str__(self) -> str:
         value, low, high = (f"{100 * one:.3g}" for one in self)
         return f"{value} % ({low} to {high})"
@@ -91,16 +85,15 @@ class _Quality:
         source: of the truth: `TRUTH` or `LABELS`.
         pairs: number of grouped hard negatives with a truth; above: of them, those above ``high``.
         precision: share of true matches above ``high``; None if no pair is above it.
-        base_rate: share of true matches among all of them; None if only pairs that Con-D calls a
-            match were labeled.
-        lift: precision / base rate; None if one of them is unknown or the base rate is 0.
+        base_rate: share of true matches among all of them.
+        lift: precision / base rate; None if the precision is unknown or the base rate is 0.
     """
 
     source: str
     pairs: int
     above: int
+    base_rate: Estimate
     precision: Estimate | None = None
-    base_rate: Estimate | None = None
     lift: Estimate | None = None
 
 
@@ -113,22 +106,24 @@ class _Evidence:
         sampled: whether the truth of all pairs is known: else those with a truth are no random
             sample of the hard negatives.
         batch_size, search_space: B and M of the config.
-        random: shares of false negatives in random mini-batches by B.
-        grouped: in grouped mini-batches by (B, M).
+        random: share of false negatives in random mini-batches of B.
+        grouped: shares in grouped ones by M.
         corrected: whether the shares are multiplied by the share that people confirmed.
         queue_size, high: of the config.
         con_d: name of the discriminator; None if there is none.
         problems: found by its self-check; None if it was not checked.
         quality: of the discriminator; None if no grouped hard negative has a known truth.
         label: the command that writes a page to label grouped hard negatives.
+        train: the words of the command that trains as before, to which options are added.
+        con_d_options: ``NAME.key=value`` of discriminators that are not the config's own.
         untrained: whether the model that picks the hard negatives has random weights.
     """
 
     judge: str
     batch_size: int
     search_space: int
-    random: Mapping[int, Estimate]
-    grouped: Mapping[tuple[int, int], Estimate]
+    random: Estimate
+    grouped: Mapping[int, Estimate]
     corrected: bool = False
     queue_size: int | None = None
     high: float = MiningRule.high
@@ -136,33 +131,65 @@ class _Evidence:
     problems: Sequence[str] | None = None
     quality: _Quality | None = None
     label: str = "lavis-mafa label page"
+    train: Sequence[str] = ("lavis-mafa", "train")
+    con_d_options: Sequence[str] = ()
     untrained: bool = False
     sampled: bool = True
 
 
 @dataclass(frozen=True)
 class _Advice:
-    """One recommendation: a config key and its value, or a step for the user (no key)."""
+    """The answer to one question.
 
-    option: str | None
-    value: Any
+    Attributes:
+        question: `GROUP` or `MINE`.
+        answer: in a few words.
+        options: that it stands for, as the command line takes them.
+        certainty: `CLEAR` or `UNCERTAIN`.
+    """
+
+    question: str
+    answer: str
+    options: Sequence[str]
     reason: str
     certainty: str
 
-    @property
-    def title(self) -> str:
-        """The option as the command line takes it."""
-        return "next step" if self.option is None else f"{self.option}={self.value}"
+    def __str__(self) -> str:
+        return f"{self.question}: {self.answer} ({self.certainty})"
 
 
 # Rules
 
 
+def _without_advice(evidence: _Evidence) -> str:
+    """Return why nothing can be advised; empty if something can."""
+    if evidence.untrained:
+        return "the model that picks the hard negatives has random weights"
+    if evidence.judge == TRUTH or not evidence.problems or evidence.quality is not None:
+        return ""
+    return f"the judge {evidence.judge} cannot be trusted: {'; '.join(evidence.problems)}"
+
+
 def _advice_of(evidence: _Evidence) -> list[_Advice]:
-    """Apply the rules to the evidence: mining, grouping, and how much to group."""
-    mining = _mining(evidence)
-    found = [*_grouping(evidence, any(one.value == "convert" for one in mining)), *mining]
-    return sorted(found, key=lambda one: one.option is None)
+    """Apply the rules to the evidence: whether and how much to group, and whether to mine."""
+    return [_grouping(evidence), _mining(evidence)]
+
+
+def _next_of(evidence: _Evidence, advice: Sequence[_Advice]) -> str:
+    """Return what to do next, in words with a command."""
+    if evidence.untrained:
+        return "repeat the command with --checkpoint, of a training with random mini-batches"
+    if evidence.con_d is None or _without_advice(evidence):
+        return (
+            "repeat the command with a judge: --con-d captions.arch=captions compares captions and "
+            "needs no training; docs/con_d.md has others"
+        )
+    if evidence.quality is None and not evidence.problems:
+        return (
+            f"label about 200 grouped hard negatives, as in MAFA's Appendix B ({evidence.label}), "
+            "then repeat the command with --labels and the saved file"
+        )
+    return shlex.join([*evidence.train, *(option for one in advice for option in one.options)])
 
 
 def _least_lift(base_rate: float) -> float:
@@ -173,78 +200,61 @@ def _least_lift(base_rate: float) -> float:
     return _LEAST_RATIO / (1.0 + (_LEAST_RATIO - 1.0) * base_rate)
 
 
-def _grouping(evidence: _Evidence, mines: bool) -> list[_Advice]:
-    size = evidence.batch_size
-    random = evidence.random[size]
-    spaces = {m: share for (b, m), share in evidence.grouped.items() if b == size}
-    best = BEST_MINED if mines else BEST_GROUPED
-    few = [m for m, share in spaces.items() if share.value <= best]
+def _grouping(evidence: _Evidence) -> _Advice:
+    random, spaces = evidence.random, evidence.grouped
+    few = [m for m, share in spaces.items() if share.value <= MOST_GROUPED]
     space = max(few) if few else min(spaces, key=lambda m: (spaces[m].value, m))
     grouped = spaces[space]
-    bounds = ((random, MOST_RANDOM), (grouped, MOST_GROUPED))
-    group = all(share.value <= bound for share, bound in bounds)
-    # All conditions must hold to group; a single one that clearly fails is enough not to.
-    clear = [not share.crosses(b) for share, b in bounds if (share.value <= b) == group]
-    certain = all(clear) if group else any(clear)
-    certain &= not (MOST_RANDOM < random.value <= UNSURE_RANDOM and grouped.value <= MOST_GROUPED)
+    group = random.value <= MOST_RANDOM and bool(few)
+    certain = (random.value > UNSURE_RANDOM and random.low > MOST_RANDOM) or (
+        grouped.value > UNSURE_GROUPED and grouped.low > MOST_GROUPED
+    )
     reasons = [
-        f"{random} of the hard negatives in random mini-batches of {size} are false (bound: "
-        f"{100 * MOST_RANDOM:.3g} %).",
+        f"{random} of the hard negatives in random mini-batches of "
+        f"{evidence.batch_size} are false (bound: {100 * MOST_RANDOM:.3g} %).",
         f"{grouped} of those in mini-batches grouped with M = {space} are (bound: "
         f"{100 * MOST_GROUPED:.3g} %).",
     ]
-    if group and grouped.low <= random.value:
-        certain = False
-        reasons.append("Grouping finds no more than that: the checkpoint may have seen too little.")
+    if group:
+        certain = random.high <= MOST_RANDOM and grouped.high <= MOST_GROUPED
+        if grouped.low <= random.value:
+            certain = False
+            reasons.append("Grouping finds no more: the checkpoint may have seen too little.")
+    elif not certain:
+        reasons.append("With such shares some data gained by grouping, others lost.")
     tested = evidence.corrected and not evidence.problems
-    reliable = not evidence.untrained and (tested or (evidence.judge == TRUTH and evidence.sampled))
-    if evidence.untrained:
-        reasons.append("Not enough evidence: the model has random weights; give --checkpoint.")
-    elif not reliable:
+    if not tested and not (evidence.judge == TRUTH and evidence.sampled):
+        certain = False
         reasons.append(
             f"Not enough evidence: few or none of the matches by {evidence.judge} are confirmed."
         )
-    certainty = CLEAR if certain and reliable else UNCERTAIN
-    found = [_Advice("run.grit.enabled", group, " ".join(reasons), certainty)]
+    options = [f"run.grit.enabled={group}"]
     if group:
-        reason = f"The largest counted M with at most {100 * best:g} % false: {grouped}."
-        if not few:
-            reason = f"At no counted M at most {100 * best:g} % are false; fewest here: {grouped}."
-        found.append(_Advice("run.grit.search_space", space, reason, UNCERTAIN))
+        options.append(f"run.grit.search_space={space}")
         if evidence.queue_size is not None and evidence.queue_size < space:
-            reason = f"The queue must hold a search space; it is {evidence.queue_size} now."
-            found.append(_Advice("run.grit.queue_size", space, reason, CLEAR))
-    return found
+            options.append(f"run.grit.queue_size={space}")  # the queue must hold a search space
+    answer = f"yes, with M = {space}" if group else "no"
+    return _Advice(GROUP, answer, options, " ".join(reasons), CLEAR if certain else UNCERTAIN)
 
 
-def _mining(evidence: _Evidence) -> list[_Advice]:
+def _mining(evidence: _Evidence) -> _Advice:
     name, quality = evidence.con_d, evidence.quality
     if name is None:
-        reason = (
-            "No Con-D judged the pairs, so none can be mined: docs/con_d.md says how to get one. "
-            "Then repeat this command with it in --con-d."
-        )
-        return [_Advice(None, None, reason, CLEAR)]
+        return _Advice(MINE, "unknown", [], "No Con-D judged the pairs.", UNCERTAIN)
     failed = "; ".join(evidence.problems or ())
-    known = quality is not None and quality.lift is not None
-    if failed and not known:
-        return [
-            _action("keep", f"{name} fails its self-check: {failed}. See docs/con_d.md.", CLEAR)
-        ]
+    if failed and (quality is None or quality.lift is None):
+        reason = f"{name} fails its self-check: {failed}. See docs/con_d.md."
+        return _converting(evidence, False, reason, CLEAR)
     checked = " Its self-check was skipped." if evidence.problems is None else ""
     if failed:
         checked = f" It fails its self-check ({failed}); the pairs with a known truth decide."
-    if quality is None or (quality.above and quality.base_rate is None):
+    if quality is None:
         reason = f"Not enough evidence: how good {name} is on grouped hard negatives is unknown."
-        step = (
-            f"Label about {_PAIRS_TO_LABEL} grouped hard negatives (`{evidence.label}`), then "
-            "repeat this command with --labels and the saved file."
-        )
-        return [_action("keep", reason + checked, UNCERTAIN), _Advice(None, None, step, CLEAR)]
-    if quality.lift is None or quality.base_rate is None:
+        return _converting(evidence, False, reason + checked, UNCERTAIN)
+    if quality.lift is None:
         none = "match" if quality.above else f"are above {evidence.high:g} by {name}"
         reason = f"None of {quality.pairs} grouped hard negatives with a known truth {none}."
-        return [_action("keep", reason, UNCERTAIN)]
+        return _converting(evidence, False, reason, UNCERTAIN)
     bound = _least_lift(quality.base_rate.value)
     lift, low, high = quality.lift
     reason = (
@@ -253,18 +263,23 @@ def _mining(evidence: _Evidence) -> list[_Advice]:
         f"{lift:.3g} ({low:.3g} to {high:.3g}; bound: {bound:.3g}).{checked}"
     )
     clear = (
-        not checked
-        and not quality.lift.crosses(bound)
-        and (evidence.sampled or quality.source != TRUTH)
+        not checked and (evidence.sampled or quality.source != TRUTH) and not low <= bound <= high
     )
-    return [_action("convert" if lift >= bound else "keep", reason, CLEAR if clear else UNCERTAIN)]
+    return _converting(evidence, lift >= bound, reason, CLEAR if clear else UNCERTAIN)
 
 
-def _action(value: str, reason: str, certainty: str) -> _Advice:
-    return _Advice("model.mafa.connections.action", value, reason, certainty)
+def _converting(evidence: _Evidence, mines: bool, reason: str, certainty: str) -> _Advice:
+    """Return the advice to convert what Con-D finds, or to keep it as negatives."""
+    name, options = f"{evidence.con_d}.", ["model.mafa.connections.action=keep"]
+    if mines:
+        given = [one for one in evidence.con_d_options if one.startswith(name)]
+        options = [one.replace(name, "model.mafa.con_d.", 1) for one in given]
+        options.append("model.mafa.connections.action=convert")
+    answer = f"yes, with {evidence.con_d}" if mines else "no"
+    return _Advice(MINE, answer, options, reason, certainty)
 
 
-# _Evidence
+# Evidence
 
 
 def _evidence_of(
@@ -305,8 +320,8 @@ def _evidence_of(
         judge=judge,
         batch_size=batch_size,
         search_space=search_space,
-        random={b: share for (b, m), share in shares.items() if m is None},
-        grouped={(b, m): share for (b, m), share in shares.items() if m is not None},
+        random=shares[batch_size, None],
+        grouped={m: share for (b, m), share in shares.items() if b == batch_size and m},
         corrected=correction is not None,
         high=high,
         con_d=con_d,
@@ -403,18 +418,15 @@ def _quality_of(
     else:
         source = TRUTH
         p, valid = probability[known], (judged.truth[known] == VALID).astype(float)
-    if not len(p):
+    if not len(p) or above >= 0:  # what share of all matches, labels of found matches cannot tell
         return None
     at = figures_at(high, p, valid, weight)
-    precision = base = lift = None
-    if at.precision is not None and high >= above:
+    share, low, top = weighted_share(valid, weight)
+    base, precision, lift = Estimate(share or 0.0, low, top), None, None
+    if at.precision is not None:
         precision = Estimate(at.precision, at.precision_low, at.precision_high)
-    if above < 0:
-        share, low, top = weighted_share(valid, weight)
-        base = Estimate(share or 0.0, low, top)
-    if precision is not None and base is not None and base.value > 0:
-        lift = Estimate(*share_ratio(precision, base))
-    return _Quality(source, len(p), at.pairs, precision, base, lift)
+        lift = Estimate(*share_ratio(precision, base)) if base.value > 0 else None
+    return _Quality(source, len(p), at.pairs, base, precision, lift)
 
 
 def _labeled_pairs(judged: Judged, grouped: NDArray[Any], labels: Sequence[Labels]) -> Judged:
@@ -459,6 +471,7 @@ def advise(args: argparse.Namespace) -> None:
     judged = Judged.load(args.output)
     cfg = load_config(args.cfg_path, options_of(args), machine=False)
     grit, mafa = cfg.run_cfg.grit, cfg.model_cfg.get("mafa") or {}
+    checkpoint = checkpoint_of(cfg.model_cfg)
     words = ["lavis-mafa", "label", "page", str(args.output / GROUPED), "--all"]
     found = _evidence_of(
         counts,
@@ -469,12 +482,23 @@ def advise(args: argparse.Namespace) -> None:
         labels,
         queue_size=int(grit.queue_size),
         label=shlex.join([*words, "--output", str(args.output / "labels.html")]),
-        untrained=checkpoint_of(cfg.model_cfg) is None,
+        train=_training(counts, checkpoint),
+        untrained=checkpoint is None,
+        con_d_options=args.con_d,
     )
     if found.con_d is not None:
         decides = _grouped_pairs(judged, found.batch_size, found.search_space)
         judged.select(decides).save(args.output / GROUPED / FILE)
     _write_advice(args.output, found, counts)
+
+
+def _training(counts: Mapping[str, Any], checkpoint: str | None) -> list[str]:
+    """Return the words of the command that trains with the config of counts, from the weights that
+    picked the hard negatives."""
+    options = [one for one in counts["options"] if not re.match(r"model\.(load_)?finetuned=", one)]
+    start = ["model.load_finetuned=False", "model.load_pretrained=True"]
+    command = ["lavis-mafa", "train", "--cfg-path", counts["cfg_path"], "--options", *options]
+    return [*command, *start, f"model.pretrained={checkpoint}"]
 
 
 def _complete(args: argparse.Namespace, loaded: ModelAndData) -> None:
@@ -488,7 +512,9 @@ def _complete(args: argparse.Namespace, loaded: ModelAndData) -> None:
     """
     path = args.output / COUNTS
     counts = read_counts(path) if path.is_file() else None
-    sizes, spaces, drawn = _counted(counts) if counts else (set(), set(), None)
+    before = counts["counts"] if counts else []
+    sizes, spaces = ({one[k] for one in before} - {None} for k in ("batch_size", "search_space"))
+    drawn = int(counts["looked_at"]) + len(counts["unreadable"]) if counts else None
     run, total = loaded.cfg.run_cfg, len(loaded.data)
     batch, space = int(run.batch_size_train), int(run.grit.search_space)
     sizes |= {batch, *(args.batch_sizes or ())}
@@ -525,63 +551,47 @@ def search_spaces(space: int, batch_size: int, total: int) -> list[int]:
     return sorted(one for one in found if one > batch_size) or [min(space, total)]
 
 
-def _counted(counts: Mapping[str, Any]) -> tuple[set[int], set[int], int]:
-    """Return all B and all M of ``counts.json``, and the number of samples that were drawn."""
-    sizes = {one["batch_size"] for one in counts["counts"]} - {None}
-    spaces = {one["search_space"] for one in counts["counts"]} - {None}
-    return sizes, spaces, int(counts["looked_at"]) + len(counts["unreadable"])
-
-
 def _write_advice(output: Path, evidence: _Evidence, counts: Mapping[str, Any]) -> None:
     """Print the advice and write ``advice.json`` and ``advice.html``.
 
     Args:
         counts: content of ``counts.json``.
     """
-    advice = _advice_of(evidence)
-    options = " ".join(one.title for one in advice if one.option is not None)
+    without, advice = _without_advice(evidence), _advice_of(evidence)
+    advice = [] if without else advice
+    options = " ".join(option for one in advice for option in one.options)
+    answers = [f"No advice yet: {without}"] if without else list(map(str, advice))
+    summary = [*answers, f"Next: {_next_of(evidence, advice)}"]
     source = {name: counts[name] for name in ("cfg_path", "options", "split", "checkpoint")}
-    shares = {(b, None): share for b, share in evidence.random.items()} | {**evidence.grouped}
     content = {
         "options": options,
-        "advice": [{**asdict(one), "title": one.title} for one in advice],
-        "evidence": {
-            **{k: v for k, v in asdict(evidence).items() if k not in ("random", "grouped")},
-            "shares": [
-                {"batch_size": b, "search_space": m, "share": share._asdict()}
-                for (b, m), share in shares.items()
-            ],
-        },
+        "summary": summary,
+        "advice": [asdict(one) for one in advice],
+        "evidence": asdict(evidence),
         "counts": source,
         "note": NOTE,
     }
     write_json(output / "advice.json", content)
-    rows: list[list[Cell]] = [[one.title, one.certainty, one.reason] for one in advice]
-    measured: list[list[Cell]] = [
-        ["random" if m is None else "grouped", b, m, str(share)] for (b, m), share in shares.items()
-    ]
     judge = f"Judged by {evidence.judge}{', corrected by people' * evidence.corrected}."
+    measured = {"random": evidence.random}
+    measured |= {f"grouped, M = {m}": share for m, share in evidence.grouped.items()}
+    shares: list[list[Cell]] = [[name, str(share)] for name, share in measured.items()]
+    columns = [f"mini-batches of {evidence.batch_size}", "false among hard negatives"]
     tables = [
-        Table("Advice", ["advice", "certainty", "reason"], rows),
         Table(
-            "False negatives among hard negatives",
-            ["mini-batches", "B", "M", "share"],
-            measured,
-            judge,
+            "Reasons", ["advice", "reason"], [[str(one), one.reason] for one in advice], folded=True
         ),
+        Table("False negatives", columns, shares, judge),
         *self_check_tables(counts.get("self_check") or {}),
     ]
-    advised = [f"{one.title} ({one.certainty})" for one in advice if one.option is not None]
     page = write_report(
         output / "advice.html",
         title="Advice",
-        headline=f"Advised for these data: {', '.join(advised)}.",
-        intro=f"{NOTE}\n\n--options {options}",
+        headline=". ".join(answers) + ".",
+        intro="\n\n".join([summary[-1], NOTE]),
         tables=tables,
         notes=["The counts are in counts.json, counts.md and report.html."],
         settings=source,
     )
-    for one in advice:
-        print(f"\n{one.title} ({one.certainty})\n  {one.reason}")
-    print(f"\nTo use it:\n  --options {options}\n\n{NOTE}")
-    print(f"\nwritten: {output / 'advice.json'}, {page.name}")
+    print("\n" + "\n".join(summary))
+    print(f"\nReasons: {page}\n{NOTE}")

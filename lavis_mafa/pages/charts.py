@@ -70,13 +70,15 @@ class Curve:
 
 @dataclass
 class Table:
-    """A table. ``highlight_best`` maps a column's name to "max" or "min"; ties are all marked."""
+    """A table. ``highlight_best`` maps a column's name to "max" or "min"; ties are all marked. A
+    page shows no more than the title of a ``folded`` one until it is opened."""
 
     title: str
     columns: list[str] = field(default_factory=list)
     rows: list[list[Cell]] = field(default_factory=list)
     note: str = ""
     highlight_best: dict[str, str] = field(default_factory=dict)
+    folded: bool = False
 
     def best(self) -> dict[int, float]:
         """Return the best value of each column of ``highlight_best`` by place.

@@ -10,8 +10,7 @@ from lavis_mafa.mining.judging import TRUTH
 ENABLED, SPACE, QUEUE = (f"run.grit.{key}" for key in ("enabled", "search_space", "queue_size"))
 ACTION = "model.mafa.connections.action"
 FEW, MANY = Estimate(0.005, 0.003, 0.008), Estimate(0.26, 0.24, 0.28)
-SOME, MOST = Estimate(0.24, 0.22, 0.26), Estimate(0.57, 0.55, 0.6)
-THIRD = Estimate(0.32, 0.31, 0.325)
+PHOTOGRAPHS, MOST = Estimate(0.12, 0.11, 0.13), Estimate(0.57, 0.55, 0.6)
 GOOD = _Quality(
     TRUTH,
     pairs=900,
@@ -25,10 +24,10 @@ POOR = dataclasses.replace(GOOD, lift=Estimate(1.3, 1.1, 1.5))
 
 def evidence(**changes):
     """Return evidence that favours grouping and mining, with some changes."""
-    grouped = {(32, 256): Estimate(0.1, 0.09, 0.11), (32, 1024): SOME, (32, 4096): MOST}
+    grouped = {256: FEW, 1024: Estimate(0.08, 0.07, 0.09), 4096: MOST}
     base = {
         **{"judge": TRUTH, "batch_size": 32, "search_space": 1024, "queue_size": 4096},
-        **{"random": {32: FEW}, "grouped": grouped},
+        **{"random": FEW, "grouped": grouped},
         **{"con_d": "own", "problems": (), "quality": GOOD},
     }
     return _Evidence(**{**base, **changes})
@@ -36,4 +35,5 @@ def evidence(**changes):
 
 def by_option(found):
     """Return the advised value and its certainty by option."""
-    return {one.option: (one.value, one.certainty) for one in _advice_of(found)}
+    advised = ((one.certainty, *o.split("=")) for one in _advice_of(found) for o in one.options)
+    return {option: (value, certainty) for certainty, option, value in advised}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from advice_cases import ACTION, ENABLED, SPACE, evidence
+from advice_cases import ACTION, ENABLED, evidence
 from small_world import arguments, call, call_ranks, con_d
 
 from lavis_mafa.cli import main
@@ -40,7 +40,7 @@ def test_page_escapes_paths(tmp_path, capsys):
     assert path not in page and "&lt;script&gt;alert(1)" in page
     assert "docs/results.md" in page
     printed = capsys.readouterr().out
-    assert path in printed
+    assert "Next: label about 200" in printed and path in printed
     for text in printed, page:
         assert NOTE in text
     assert json.loads((tmp_path / "advice.json").read_text())["counts"]["checkpoint"] == path
@@ -56,17 +56,15 @@ def test_a_dense_world_is_not_grouped(tmp_path, models):
     options = [*SIZES, *DENSE]
     printed = call_ranks(1, *arguments("advise", tmp_path, models[0], options=options, size=256))
     content = json.loads((tmp_path / "advice.json").read_text())
-    assert f"{ENABLED}=False (clear)" in printed and content["options"] in printed
+    assert [one.split(":")[0] for one in content["summary"]] == ["Group", "Mine", "Next"]
+    assert "\n".join(content["summary"]) in printed and "Group: no (clear)" in printed
     assert content["options"] == f"{ENABLED}=False"
-    shares = {(one["batch_size"], one["search_space"]) for one in content["evidence"]["shares"]}
-    assert shares == {(b, m) for b in (32,) for m in (None, 64, 128, 256)}
+    assert content["evidence"]["grouped"].keys() == {"64", "128", "256"}
     counts = json.loads((tmp_path / "counts.json").read_text())["counts"]
     (own, other) = (c for c in counts if (c["batch_size"], c["sampling"]) == (32, "random"))
-    assert content["evidence"]["shares"][0]["share"]["value"] == pytest.approx(
-        (own["share"] + other["share"]) / 2
-    )
+    assert content["evidence"]["random"][0] == pytest.approx((own["share"] + other["share"]) / 2)
     assert "bound: 3 %" in (tmp_path / "advice.html").read_text()
-    assert "docs/con_d.md" in content["advice"][-1]["reason"], "no Con-D judged"
+    assert "docs/con_d.md" in content["summary"][-1], "no Con-D judged"
 
 
 def test_a_clustered_world_is_grouped_and_counts_are_kept(tmp_path, models, capsys, caplog):
@@ -75,8 +73,9 @@ def test_a_clustered_world_is_grouped_and_counts_are_kept(tmp_path, models, caps
     words = arguments("advise", tmp_path, models[0], *judge, options=options, size=256)
     call(*words, "--batch-sizes", 32, "--search-spaces", 64)
     printed = capsys.readouterr().out
-    assert f"{ENABLED}=True" in printed and f"{SPACE}=64" in printed
-    assert f"{ACTION}=keep (clear)" in printed, "a random Con-D fails its self-check"
+    assert "Group: yes, with M = 64 (uncertain)" in printed
+    assert "Mine: no (clear)" in printed, "a random Con-D fails its self-check"
+    assert "Next: lavis-mafa train --cfg-path" in printed and f"{ACTION}=keep" in printed
     grouped, judged = Judged.load(tmp_path / "grouped"), Judged.load(tmp_path)
     assert 0 < len(grouped) < len(judged) and grouped.samplings["grit_B32_M64"].all()
     assert judged.samplings["random_B32"].sum() <= 2 * 256
