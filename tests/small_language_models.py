@@ -14,6 +14,12 @@ WORDS = [
     "a cat and a dog sit on the grass while people walk past the house",
 ]
 
+T5_SIZES = {
+    **{"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4},
+    **{"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    **{"decoder_start_token_id": 0},
+}
+
 
 def write_json(folder: Path, **files):
     for name, content in files.items():
@@ -91,15 +97,8 @@ def tiny_t5(folder: Path) -> Path:
     T5TokenizerFast(tokenizer_object=tokenizer, extra_ids=0).save_pretrained(folder)
     config = T5Config(
         vocab_size=tokenizer.get_vocab_size(),
-        d_model=32,
-        d_kv=8,
-        d_ff=64,
-        num_layers=2,
-        num_heads=4,
-        feed_forward_proj="gated-gelu",
-        tie_word_embeddings=False,
         initializer_factor=1.0,
-        decoder_start_token_id=0,
+        **T5_SIZES,
     )
     torch.manual_seed(3)
     model = T5ForConditionalGeneration(config)

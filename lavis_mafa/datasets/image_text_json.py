@@ -39,6 +39,8 @@ from lavis_mafa.datasets.pair_conversion import converted
 from lavis_mafa.datasets.pairs import EvalPairs, Pairs, TrainPairs
 from lavis_mafa.io.checkpoints import dataset_yamls
 
+_LOOKED_FOR = 50  # images, spread over the data
+
 
 class _Files(Pairs):
     """Pairs from annotation files, whose images are files in a folder, or inside those files.
@@ -64,17 +66,25 @@ class _Files(Pairs):
         ann_paths: Collection[str | os.PathLike[str]],
         **table_options: Any,
     ) -> None:
-        root = None if vis_root is None else _require_folder(vis_root)
+        root = None if vis_root is None else os.path.abspath(os.path.expanduser(vis_root))
         table = converted(ann_paths, **table_options)
         super().__init__(table, vis_processor, text_processor, root)
 
     def require_pictures(self) -> None:
-        if self.vis_root is None and self.table.with_paths:
-            raise ValueError(
-                f"{', '.join(self.table.meta['sources'])}: {self.table.with_paths} pairs give the "
-                f"path of their image, such as {self.table.first_path!r}; set "
-                "build_info.images.storage to the folder that the paths are relative to"
-            )
+        if not self.table.with_paths:
+            return
+        error: type[Exception] = ValueError
+        where, step = "", -(-len(self.table) // _LOOKED_FOR)
+        if self.vis_root is not None:
+            paths = [self._path_of(row) for row in range(0, len(self.table), step)]
+            if any(path is None or os.path.isfile(path) for path in paths):
+                return
+            error, where = FileNotFoundError, f"none of {len(paths)} is in root {self.vis_root}; "
+        raise error(
+            f"{', '.join(self.table.meta['sources'])}: {self.table.with_paths} pairs give the path "
+            f"of their image, such as {self.table.first_path!r}; {where}set build_info.images."
+            "storage (train --images) to the folder that the paths are relative to"
+        )
 
 
 class ImageTextTrain(_Files, TrainPairs):
@@ -146,14 +156,3 @@ class ImageTextJsonBuilder(ConvertingBuilder):
     def dataset_options(self, info: Any, split: str) -> dict[str, Any]:
         root = info.get(self.data_type).storage or None
         return {"vis_root": root, "split": split, **super().dataset_options(info, split)}
-
-
-def _require_folder(root: str | os.PathLike[str]) -> str:
-    path = os.path.abspath(os.path.expanduser(root))
-    if not os.path.isdir(path):
-        raise FileNotFoundError(
-            f"image root {path} is not a folder (looked for the folder that the image paths are "
-            f"relative to; relative paths start at {os.getcwd()}). Images are not downloaded: put "
-            "them there, or correct the path (build_info.images.storage)"
-        )
-    return path

@@ -149,8 +149,8 @@ def holdout_of(info: Mapping[str, Any], split: str) -> Holdout:
     share = float(info["holdout"])
     if not share or split not in ("train", "val"):
         return None
-    named = [info["annotations"].get(one) for one in ("train", "val")]
-    files = {str(one["storage"]) for one in named if one}
+    named = [one["storage"] for key in ("train", "val") if (one := info["annotations"].get(key))]
+    files = {str([one] if isinstance(one, str) else list(one)) for one in named}
     if len(files) > 1:
         raise ValueError(
             f"build_info.holdout is {share:g}, and train and val have different files "

@@ -93,7 +93,9 @@ def test_builder_gives_val_what_train_lacks(tmp_path):
         Image.new("RGB", (8, 8), (n, 0, 0)).save(tmp_path / f"{n}.png")
     rows = [{"image": f"{n}.png", "caption": f"caption {n}"} for n in range(40)]
     (tmp_path / "pairs.json").write_text(json.dumps(rows))
-    built = ImageTextJsonBuilder(config_of(tmp_path, 0.25)).build_datasets()
+    cfg = config_of(tmp_path, 0.25)
+    cfg.build_info.annotations.val = {"storage": [str(tmp_path / "pairs.json")]}
+    built = ImageTextJsonBuilder(cfg).build_datasets()
     train = {built["train"].caption(n) for n in range(len(built["train"]))}
     val, test = set(built["val"].text), set(built["test"].text)
     assert not train & val and train | val == test and len(test) == 40
@@ -108,6 +110,16 @@ def test_splits_of_different_files_are_refused(tmp_path):
     cfg.build_info.annotations.val = {"storage": str(tmp_path / "others.json")}
     with pytest.raises(ValueError, match="different files .*others.json.*set holdout: 0"):
         ImageTextJsonBuilder(cfg).build_datasets()
+
+
+def test_images_that_are_all_missing_are_reported_before_training(tmp_path):
+    rows = [{"image": f"{n}.png", "caption": f"caption {n}"} for n in range(40)]
+    (tmp_path / "pairs.json").write_text(json.dumps(rows))
+    cfg = config_of(tmp_path, 0.0)
+    with pytest.raises(FileNotFoundError, match="'0.png'; none of 40 is in root .*--images"):
+        ImageTextJsonBuilder(cfg).build_datasets()
+    Image.new("RGB", (8, 8)).save(tmp_path / "7.png")
+    assert len(ImageTextJsonBuilder(cfg).build_datasets()["train"]) == 40
 
 
 def config_of(folder, share):

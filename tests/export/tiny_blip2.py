@@ -14,6 +14,7 @@ from lavis.models.blip2_models.blip2_qformer import Blip2Qformer
 from lavis.models.blip2_models.blip2_t5 import Blip2T5
 from lavis.models.blip2_models.Qformer import BertConfig, BertLMHeadModel
 from lavis.models.eva_vit import VisionTransformer
+from small_language_models import T5_SIZES
 from torch import nn
 from transformers import BertTokenizer
 
@@ -163,17 +164,7 @@ def make_t5(folder: Path, spare_rows: int = 7) -> Path:
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="always")]
     )  # as in the tokenizers of T5 on the hub
     tokenizer.save_pretrained(folder)
-    config = T5Config(
-        vocab_size=len(tokenizer) + spare_rows,
-        d_model=32,
-        d_kv=8,
-        d_ff=64,
-        num_layers=2,
-        num_heads=4,
-        feed_forward_proj="gated-gelu",
-        tie_word_embeddings=False,
-        decoder_start_token_id=0,
-    )
+    config = T5Config(vocab_size=len(tokenizer) + spare_rows, **T5_SIZES)
     model = randomise(T5ForConditionalGeneration(config), 0.3)
     # Newer versions share it with the input, which Flan-T5's file on the hub does not.
     model.lm_head.weight = nn.Parameter(torch.randn(config.vocab_size, 32) * 0.3)

@@ -143,6 +143,7 @@ def test_dry_run_says_what_it_costs(tmp_path, capsys):
 def test_two_ranks_resume_bit_for_bit(tmp_path):
     """Rank 1 gets the network and the choices of rank 0."""
     changes = {**LEARNED, "run__batch_size_train": 4, "run__max_epoch": 4}
+    (tmp_path / "whole").mkdir(), (tmp_path / "cut").mkdir()
     finish(start("train.py", tmp_path / "whole", ranks=2, **changes))
     finish(start("train.py", tmp_path / "cut", ranks=2, run__max_steps=23, **changes))
     finish(start("train.py", tmp_path / "cut", ranks=2, run__resume_ckpt_path="auto", **changes))
