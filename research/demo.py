@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from pathlib import Path
 from typing import Any
 
+from lavis_mafa.io.files import ROOT
 from lavis_mafa.io.launcher import usable_cores
 
 FAMILIES = ("albef", "blip", "blip2")
@@ -51,7 +53,10 @@ def run(args: argparse.Namespace) -> int:
     # Imports LAVIS, which takes seconds that ``--help`` need not wait.
     from research.study import conduct
 
-    began = time.time()
+    began, family = time.time(), "blip2" if args.family == "stage2" else args.family
+    default = Path("output", "demo" if family == "albef" else f"demo_{family}")
+    args.output = (args.output or default).absolute()
+    os.chdir(ROOT)  # where the relative paths of configs start, in this process and in the runs
     try:
         plan = plan_of(args, "demo.yaml")
         later = plan_of(args, "stage2.yaml") if args.family == "stage2" else None
@@ -82,8 +87,7 @@ def plan_of(args: argparse.Namespace, file: str) -> Any:
     values = {name: getattr(args, name) for name in PARAMETERS}
     if file == "stage2.yaml" and args.opt_steps is not None:
         values["opt_steps"] = args.opt_steps
-    output = args.output or Path("output", "demo" if family == "albef" else f"demo_{family}")
-    words = [file, "--output", output, "--seeds", args.seed, "--at-once", args.at_once]
+    words = [file, "--output", args.output, "--seeds", args.seed, "--at-once", args.at_once]
     words += ["--set", *(f"{name}={value}" for name, value in values.items())]
     words += [] if family == "albef" else ["--at", family]
     given = study.parsed(*words)

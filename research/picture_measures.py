@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from lavis_mafa.config import load_config
 from lavis_mafa.datasets.image_text_json import ImageTextEval, ImageTextJsonBuilder
-from lavis_mafa.datasets.judged_truth import truth_by_people
+from lavis_mafa.datasets.judged_truth import JudgedTruth
 from lavis_mafa.datasets.judgements import read_judgements
 from lavis_mafa.datasets.split_as_pairs import SplitAsPairs
 from lavis_mafa.datasets.training_set import TrainingSet
@@ -84,7 +84,8 @@ def judged_pairs(data: ImageTextEval, folder: Path) -> tuple[Pairs, npt.NDArray[
     if not path.is_file():
         return None
     samples = TrainingSet(SplitAsPairs(data))
-    truth = truth_by_people(samples, read_judgements(path))
+    sources = map(samples.source, range(len(samples)))
+    truth = JudgedTruth(read_judgements(path), samples.image_ids, sources, data.text_processor)
     images, texts = truth.pairs()
     return (samples.image_ids[images], texts), truth(images, texts)
 
@@ -111,8 +112,7 @@ def measure(runs: Sequence[Job], judges: Sequence[Job]) -> Iterator[tuple[Job, d
         figures = one.retrieval(test.data, test.truth, test.k_test)
         figures["itc_txt_r1"] = r1(one.similarity, test.own)
         figures["itc_img_r1"] = r1(one.similarity.T, test.own.T)
-        figures.update(ceilings(test.own, test.truth))
-        figures.update(itm_figures(one, test))
+        figures.update({**ceilings(test.own, test.truth), **itm_figures(one, test)})
         figures.update(_figures_of_judgements(one, test))
         yield run, {**figures, **negatives_of(run.folder)}
 

@@ -38,14 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--at", metavar="BASE", help="toy (default of the papers' tables), paper, or your own"
     )
-    parser.add_argument(
-        "--set",
-        nargs="+",
-        type=_name_and_value,
-        default=[],
-        metavar="NAME=VALUE",
-        help="parameters of the study, such as epochs=2 (see --list)",
-    )
+    for name, form, text in (
+        ("--set", "NAME=VALUE", "parameters of the study, such as epochs=2 (see --list)"),
+        ("--given", "NAME=PATH", "use a checkpoint instead of a shared run, such as con_d=PATH"),
+    ):
+        parser.add_argument(
+            name, nargs="+", type=_name_and_value, default=[], metavar=form, help=text
+        )
     parser.add_argument(
         "--output", type=Path, help="default: output/study/BASE, whose runs studies share"
     )
@@ -55,14 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", nargs="+", type=_number, help="default: those of the study")
     parser.add_argument("--rows", nargs="+", metavar="NAME", help="run only these (see --list)")
     parser.add_argument("--columns", nargs="+", metavar="NAME", help="show only these (see --list)")
-    parser.add_argument(
-        "--given",
-        nargs="+",
-        type=_name_and_value,
-        default=[],
-        metavar="NAME=PATH",
-        help="use a checkpoint instead of a shared run, such as con_d=PATH",
-    )
     parser.add_argument(
         "--recorded",
         nargs="+",

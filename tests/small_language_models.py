@@ -14,6 +14,10 @@ WORDS = [
     "a cat and a dog sit on the grass while people walk past the house",
 ]
 
+OPT_SIZES = {
+    **{"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 64},
+    **{"num_hidden_layers": 2, "num_attention_heads": 4},
+}
 T5_SIZES = {
     **{"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4},
     **{"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
@@ -60,12 +64,8 @@ def tiny_opt(folder: Path, vocabulary: int = 600) -> Path:
     )
     config = OPTConfig(
         vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=32,
-        word_embed_proj_dim=32,
-        ffn_dim=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
         max_position_embeddings=128,
+        **OPT_SIZES,
         dropout=0.1,
         init_std=0.3,
         bos_token_id=2,

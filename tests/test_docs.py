@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import io
 import json
+import math
 import os
 import re
 import shlex
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import lavis
 import pytest
+import torch
 from conftest import ROOT
 from omegaconf import OmegaConf
 
@@ -232,13 +234,15 @@ def test_python_blocks_compile(page):
 
 
 def test_python_code_runs():
-    """The code of the quick start; tests/algorithm/test_your_trainer.py runs README's loop."""
+    """That of the quick start and README; tests/algorithm/test_your_trainer.py runs other loops."""
     (code,) = blocks(TEXTS[ROOT / "docs/quick_start.md"], "python")
     names: dict = {}
     exec(compile(code, "quick_start.md", "exec"), names)
     assert names["sim"].shape == (2, 2) and names["match"].shape == (2,)
-    loops = blocks(TEXTS[ROOT / "docs/your_trainer.md"], "python")
-    assert blocks(TEXTS[ROOT / "README.md"], "python")[0] in loops
+    (code,) = blocks(TEXTS[ROOT / "README.md"], "python")
+    names = {"image_features": (x := torch.eye(3)), "text_features": x, "logit_scale": x[0, 0]}
+    exec(compile(code, "README.md", "exec"), names)
+    assert names["loss"].item() == pytest.approx(math.log(math.e + 2) - 1)
 
 
 def test_listed_modules_have_the_listed_names():

@@ -228,30 +228,3 @@ def _parts(path: str) -> tuple[str, ...]:
     return tuple(part for part in path.replace("\\", "/").split("/") if part not in ("", ".")) or (
         "",
     )
-
-
-def truth_by_people(data: Any, judgements: Judgements) -> JudgedTruth:
-    """Let judgements be the truth of a `TrainingSet` (or its like), and return it.
-
-    Raises:
-        ValueError: if the data know the truth themselves; or see `JudgedTruth`.
-    """
-    if data.truth is not None:
-        raise ValueError(
-            f"{judgements.path}: the data set knows which pairs match, and judgements are only for "
-            "data that do not: leave them out"
-        )
-    part = data.parts[0] if len(data.parts) == 1 else None
-    own = getattr(part, "dataset", part)  # `SplitAsPairs` has the processed captions of its set
-    processor = getattr(own, "text_processor", None)
-    names = [data.annotated(number)[0] for number in range(len(data))]
-    # An image inside a tar shard or a parquet file has a name, but no path.
-    sources = (
-        (path or name, caption)
-        for (path, caption), name in zip(map(data.source, range(len(data))), names, strict=True)
-    )
-    truth = JudgedTruth(judgements, data.image_ids, sources, processor, names=names)
-    found = ", ".join(f"{count:,} {name}" for name, count in truth.counts.items())
-    logger.info("judgements of %s: %s", judgements.path, found)
-    data.truth = truth
-    return truth

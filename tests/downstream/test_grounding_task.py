@@ -267,6 +267,7 @@ def test_several_ranks_score_like_one(trained_run, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_toy_recipe_learns_to_localise(tmp_path, monkeypatch):
     """The two commands in the header of grounding_toy.yaml: far better than a random object."""
     monkeypatch.chdir(tmp_path)

@@ -43,6 +43,7 @@ def test_lavis_and_hugging_face_load_the_same_model(folder, tokenizer):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_trained_opt_answers_from_descriptions(tmp_path):
     make_tiny_opt(tmp_path, WORLD)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, use_fast=False)

@@ -14,7 +14,7 @@ from lavis.models.blip2_models.blip2_qformer import Blip2Qformer
 from lavis.models.blip2_models.blip2_t5 import Blip2T5
 from lavis.models.blip2_models.Qformer import BertConfig, BertLMHeadModel
 from lavis.models.eva_vit import VisionTransformer
-from small_language_models import T5_SIZES
+from small_language_models import OPT_SIZES, T5_SIZES
 from torch import nn
 from transformers import BertTokenizer
 
@@ -127,12 +127,8 @@ def make_opt(folder: Path, spare_rows: int = 7) -> Path:
     tokenizer.save_pretrained(folder)
     config = OPTConfig(
         vocab_size=len(tokenizer) + spare_rows,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        ffn_dim=64,
         max_position_embeddings=96,
-        word_embed_proj_dim=32,
+        **OPT_SIZES,
         **{"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 2},
     )
     model = randomise(OPTForCausalLM(config), 0.4)

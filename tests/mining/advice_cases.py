@@ -10,7 +10,7 @@ from lavis_mafa.mining.judging import TRUTH
 ENABLED, SPACE, QUEUE = (f"run.grit.{key}" for key in ("enabled", "search_space", "queue_size"))
 ACTION = "model.mafa.connections.action"
 FEW, MANY = Estimate(0.005, 0.003, 0.008), Estimate(0.26, 0.24, 0.28)
-PHOTOGRAPHS, MOST = Estimate(0.12, 0.11, 0.13), Estimate(0.57, 0.55, 0.6)
+PHOTOGRAPHS, MOST = Estimate(0.072, 0.06, 0.08), Estimate(0.57, 0.55, 0.6)
 GOOD = _Quality(
     TRUTH,
     pairs=900,
@@ -24,7 +24,7 @@ POOR = dataclasses.replace(GOOD, lift=Estimate(1.3, 1.1, 1.5))
 
 def evidence(**changes):
     """Return evidence that favours grouping and mining, with some changes."""
-    grouped = {256: FEW, 1024: Estimate(0.08, 0.07, 0.09), 4096: MOST}
+    grouped = {256: FEW, 1024: Estimate(0.03, 0.02, 0.04), 4096: MOST}
     base = {
         **{"judge": TRUTH, "batch_size": 32, "search_space": 1024, "queue_size": 4096},
         **{"random": FEW, "grouped": grouped},

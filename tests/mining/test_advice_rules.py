@@ -85,9 +85,9 @@ def test_grouping(changes, expected):
 @pytest.mark.parametrize(
     "shares, expected",
     [
-        pytest.param({256: FEW, 1024: EIGHT, 4096: MOST}, 1024, id="the largest below the bound"),
+        pytest.param({256: FEW, 1024: FEW, 4096: MOST}, 1024, id="the largest below the bound"),
         pytest.param({256: FEW, 1024: FEW, 4096: FEW}, 4096, id="the largest"),
-        pytest.param({256: EIGHT, 1024: MOST, 4096: FEW}, 4096, id="one above another"),
+        pytest.param({256: FEW, 1024: MOST, 4096: FEW}, 4096, id="one above another"),
         pytest.param({256: PHOTOGRAPHS, 1024: MOST}, None, id="no grouping"),
     ],
 )
@@ -118,12 +118,7 @@ def test_queue_must_hold_the_search_space():
             id="perhaps poor",
         ),
         pytest.param({"problems": None}, ("convert", UNCERTAIN), False, id="unchecked"),
-        pytest.param(
-            {"sampled": False},
-            ("convert", UNCERTAIN),
-            False,
-            id="no random sample",
-        ),
+        pytest.param({"sampled": False}, ("convert", UNCERTAIN), False, id="no random sample"),
         pytest.param(
             {"problems": ("AUC",), "quality": None}, ("keep", CLEAR), False, id="fails its check"
         ),

@@ -6,6 +6,7 @@ import json
 
 import pytest
 from advice_cases import ACTION, ENABLED, evidence
+from own_pairs import own_arguments
 from small_world import arguments, call, call_ranks, con_d
 
 from lavis_mafa.cli import main
@@ -86,3 +87,13 @@ def test_a_clustered_world_is_grouped_and_counts_are_kept(tmp_path, models, caps
     content = json.loads((tmp_path / "counts.json").read_text())
     spaces = {one["search_space"] for one in content["counts"]}
     assert spaces == {None, 48, 64}, "earlier counts stay"
+
+
+def test_equal_captions_are_no_truth(tmp_path, photographs):
+    """They are few of the captions that match, so that the discriminator judges instead."""
+    truth = "datasets.image_text_json.build_info.truth=same_caption"
+    words = own_arguments("advise", tmp_path / "found", tmp_path, photographs, truth)
+    call(*words, "--con-d", "captions.arch=captions", "--self-check", "skip")
+    content = json.loads((tmp_path / "found/advice.json").read_text())
+    assert content["summary"][0].startswith("No advice yet: the model") and not content["options"]
+    assert content["evidence"]["judge"] == "captions" and content["evidence"]["quality"] is None

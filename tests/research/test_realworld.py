@@ -199,7 +199,5 @@ def test_a_study_on_kept_features_from_end_to_end(folder, tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]
     found = json.loads((tmp_path / "out/results.json").read_text())["rows"]
-    figures = {name: row["seeds"]["0"] for name, row in found.items()}
-    assert all(0 <= one["itc_txt_r1"] <= 100 for one in figures.values())
-    assert figures["ALBEF-base"]["false_negative_rate_in_itm"] > 0
-    assert figures["ECM"]["con_d_recall"] > 0
+    figures = [row["seeds"]["0"] for row in found.values()]
+    assert len(found) == 3 and all(0 < one["valid_txt_r10"] <= 100 for one in figures)

@@ -55,15 +55,16 @@ def end_epoch_on_all_ranks(schedules, epoch, monkeypatch):
         schedule.end(epoch)
 
 
+SPACES = {"queue": st.integers(1, 60), "space": st.integers(1, 60), "shuffle": st.booleans()}
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     size=st.integers(1, 200),
     batch=st.integers(1, 16),
     world=st.integers(1, 3),
-    queue=st.integers(1, 60),
-    space=st.integers(1, 60),
+    **SPACES,
     across=st.booleans(),
-    shuffle=st.booleans(),
     hardness=st.sampled_from([1.0, 0.9, 0.3]),
     schedule=st.sampled_from(["constant", "linear", "cosine"]),
     skip=st.integers(0, 5),
@@ -162,13 +163,11 @@ def test_two_ranks_split_every_global_batch():
 @settings(max_examples=40, deadline=None)
 @given(
     size=st.integers(1, 150),
-    queue=st.integers(1, 60),
-    space=st.integers(1, 60),
+    **SPACES,
     batch=st.integers(1, 12),
     step=st.integers(1, 70),
     expected=st.integers(0, 200),
     apart=st.booleans(),
-    shuffle=st.booleans(),
     hardness=st.sampled_from([1.0, 0.8]),
     stop=st.integers(0, 150),
     seed=st.integers(0, 1000),
