@@ -115,7 +115,7 @@ def _shown(figures: Mapping[str, Any], dataset: Any) -> str:
             f"R@{k} {figures[f'txt_r{k}']:.1f} and {figures[f'img_r{k}']:.1f} %" for k in (1, 10)
         ]
         chance = 100 / len(dataset.image)
-        return f"{', '.join(both)} (text and image retrieval; R@1 by chance: {chance:.2g} %)"
+        return f"{', '.join(both)} of texts and of images; R@1 by chance is {chance:.2g} %."
     single = {k: v for k, v in figures.items() if isinstance(v, (int, float, str))}
     return "  ".join(
         f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"

@@ -20,8 +20,8 @@ from lavis_mafa.tasks.tally import Tally
 # Shares of the hard negatives of both directions.
 _SHARES = {
     "false_negative_rate_by_con_d": "match according to Con-D",
-    "false_negative_rate": "according to the truth",
-    "false_negative_rate_in_itm": "of those left in ITM",
+    "false_negative_rate": "are known to match",
+    "false_negative_rate_in_itm": "of those left in ITM are",
 }
 
 
@@ -159,12 +159,11 @@ class Figures:
 def _shown(figures: Mapping[str, Any]) -> str:
     """Return what matters of an epoch, for a terminal; all of it is in the log."""
     losses = {k.removeprefix("loss_"): v for k, v in figures.items() if k.startswith("loss")}
-    shown = ", ".join(f"{name} {v:.4g}" for name, v in losses.items() if v is not None)
+    loss, *parts = (f"{name} {v:.3g}" for name, v in losses.items() if v is not None)
     shares = []
     for name, words in _SHARES.items():
         found: list[Any] = [figures.get(f"{name}_{direction}") for direction in DIRECTIONS]
         if None not in found:
-            shares.append(f"{100 * found[0]:.3g} and {100 * found[1]:.3g} % {words}")
-    if shares:
-        shown += f"; hard negatives of images and captions: {', '.join(shares)}"
-    return shown
+            shares.append(f"{50 * sum(found):.3g} % {words}")
+    shown = f"{loss} ({', '.join(parts)})." if parts else f"{loss}."
+    return f"{shown} Hard negatives: {', '.join(shares)}." if shares else shown

@@ -168,11 +168,11 @@ def test_logs_contain_the_statistics_of_the_papers(tmp_path, caplog):
     assert step["judged_i2t"] == step["picked_i2t"] == 8
     epoch = records(tmp_path, "epoch")[-1]
     shown = next(one for one in caplog.messages[::-1] if one.startswith("epoch "))
-    assert f"loss {epoch['loss']:.4g}, itc {epoch['loss_itc']:.4g}, " in shown
+    assert f"loss {epoch['loss']:.3g} (itc {epoch['loss_itc']:.3g}, " in shown
+    rates = [epoch[f"false_negative_rate_{direction}"] for direction in ("i2t", "t2i")]
+    assert f"{50 * sum(rates):.3g} % match according" in shown
     # The oracle is always right and finds every false negative.
-    for direction in ("i2t", "t2i"):
-        rate = epoch[f"false_negative_rate_{direction}"]
-        assert f"{100 * rate:.3g}" in shown
+    for direction, rate in zip(("i2t", "t2i"), rates, strict=True):
         assert rate == epoch[f"false_negative_rate_by_con_d_{direction}"]
         if rate:
             assert epoch[f"con_d_precision_{direction}"] == 1
