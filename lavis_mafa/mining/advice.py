@@ -11,7 +11,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -105,7 +105,7 @@ class _Evidence:
     Attributes:
         judge: who says which hard negatives are false: `TRUTH`, or the name of a discriminator.
         sampled: whether the truth of all pairs is known: else those with a truth are no random
-            sample of the hard negatives.
+            sample of the hard negatives. Equal captions are not the truth of all pairs.
         batch_size, search_space: B and M of the config.
         random: share of false negatives in random mini-batches of B.
         grouped: shares in grouped ones by M.
@@ -365,9 +365,8 @@ def _shares_of(
         if one["judge"] == judge and one["judged"] and one["batch_size"] is not None:
             key = (one["batch_size"], one["search_space"])
             found.setdefault(key, []).append([one["share"], one["low"], one["high"]])
-    factors = [1.0, 1.0, 1.0]
-    if correction is not None:
-        factors = [correction.factor, correction.low, correction.high]
+    of = correction
+    factors = [1.0, 1.0, 1.0] if of is None else [of.factor, of.low, of.high]
     return {key: Estimate(*(np.mean(rows, 0) * factors).tolist()) for key, rows in found.items()}
 
 
@@ -489,6 +488,7 @@ def advise(args: argparse.Namespace) -> None:
         untrained=checkpoint is None,
         con_d_options=args.con_d,
     )
+    found = replace(found, sampled=found.sampled and not args.is_lower_bound)
     if found.con_d is not None:
         decides = _grouped_pairs(judged, found.batch_size, found.search_space)
         judged.select(decides).save(args.output / GROUPED / FILE)

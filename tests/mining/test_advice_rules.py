@@ -119,9 +119,7 @@ def test_queue_must_hold_the_search_space():
         ),
         pytest.param({"problems": None}, ("convert", UNCERTAIN), False, id="unchecked"),
         pytest.param({"sampled": False}, ("convert", UNCERTAIN), False, id="no random sample"),
-        pytest.param(
-            {"problems": ("AUC",), "quality": None}, ("keep", CLEAR), False, id="fails its check"
-        ),
+        pytest.param({"problems": ("AUC",), "quality": None}, ("keep", CLEAR), False, id="fails"),
         pytest.param({"problems": ("AUC",)}, ("convert", UNCERTAIN), False, id="fails but good"),
         pytest.param(
             {"problems": ("AUC",), "quality": POOR},

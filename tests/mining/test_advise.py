@@ -97,3 +97,5 @@ def test_equal_captions_are_no_truth(tmp_path, photographs):
     content = json.loads((tmp_path / "found/advice.json").read_text())
     assert content["summary"][0].startswith("No advice yet: the model") and not content["options"]
     assert content["evidence"]["judge"] == "captions" and content["evidence"]["quality"] is None
+    call(*own_arguments("advise", tmp_path / "alone", tmp_path, photographs, truth))
+    assert not json.loads((tmp_path / "alone/advice.json").read_text())["evidence"]["sampled"]
