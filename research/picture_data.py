@@ -25,7 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from lavis_mafa.datasets.annotation_files import read_rows, require_files
-from lavis_mafa.datasets.annotation_rows import Row
+from lavis_mafa.datasets.annotation_rows import Problem, Row
 from lavis_mafa.datasets.make_vocab import make_vocab
 from lavis_mafa.io.files import write_json, write_text
 
@@ -95,9 +95,9 @@ def _training_rows(folder: Path) -> list[Row]:
     (path,) = require_files([folder / TRAIN])
     rows = []
     for row in read_rows(path):
-        if not isinstance(row, Row):
+        if isinstance(row, Problem):
             raise ValueError(f"{path}, {row.where}: {row.message}")
-        rows.append(row)
+        rows += [row] if isinstance(row, Row) else []
     return rows
 
 

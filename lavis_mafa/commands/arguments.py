@@ -4,22 +4,61 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 from pathlib import Path
+from typing import Any
 
+from lavis_mafa.config.config_of_run import LOG, is_run
+from lavis_mafa.io.project_files import find_config
 from lavis_mafa.mining import ALL
 
 
-def add_options(
-    parser: argparse.ArgumentParser, required: bool = True, run: str | None = None
-) -> None:
-    """Add LAVIS's ``--cfg-path`` and ``--options``, and ``--run`` if ``run`` says its use."""
-    parser.add_argument(
+# Types of arguments: what does not exist is refused at once, not after seconds of imports.
+def existing(text: str) -> Path:
+    """Parse the path of a file or a folder."""
+    path = Path(text).expanduser()
+    if not path.exists():
+        where = "" if path.is_absolute() else f" in {os.getcwd()}"
+        raise argparse.ArgumentTypeError(f"{text} does not exist{where}")
+    return path
+
+
+def existing_files(text: str) -> str:
+    """Parse a file or a folder, or what names several: a glob, a brace list, a URL."""
+    if "://" not in text and not set(text) & set("*?[{"):
+        existing(text)
+    return text
+
+
+def _config(text: str) -> str:
+    try:
+        find_config(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def _run_folder(text: str) -> Path:
+    folder = existing(text)
+    if not is_run(folder):
+        raise argparse.ArgumentTypeError(f"{text} is not the folder of a run: it has no {LOG}")
+    return folder
+
+
+def add_options(parser: argparse.ArgumentParser, run: str | None = None) -> Any:
+    """Add LAVIS's ``--cfg-path`` and ``--options``, and ``--run`` if ``run`` says its use.
+
+    Returns:
+        the group of arguments of which exactly one is given, for others.
+    """
+    sources = parser.add_mutually_exclusive_group(required=True)
+    sources.add_argument(
         "--cfg-path",
-        required=required and run is None,
+        type=_config,
         help="config: a YAML file, or the name of a shipped one, such as albef_toy",
     )
     if run is not None:
-        parser.add_argument("--run", type=Path, metavar="FOLDER", help=run)
+        sources.add_argument("--run", type=_run_folder, metavar="FOLDER", help=run)
     parser.add_argument(
         "--options",
         nargs="+",
@@ -28,6 +67,7 @@ def add_options(
         help="settings that override the config's, such as run.max_epoch=5",
     )
     add_trust_argument(parser)
+    return sources
 
 
 def add_trust_argument(parser: argparse.ArgumentParser) -> None:
@@ -53,27 +93,17 @@ def take_run(args: argparse.Namespace) -> None:
     """Let ``--run`` stand for the config and the checkpoint of a run; ``--options`` still win.
 
     A parser's default ``run_gives`` says what a command takes: ``model``, the config with a
-    checkpoint; ``config``, the config; ``data``, the config if one is given at all.
+    checkpoint; ``config``, the config.
 
     Raises:
-        FileNotFoundError: if the folder is not that of a run, or has no checkpoint.
+        FileNotFoundError: if the folder has no checkpoint.
     """
     folder: Path | None = getattr(args, "run", None)
     gives = getattr(args, "run_gives", "model")
     if folder is None:
-        if hasattr(args, "run") and args.cfg_path is None and gives != "data":
-            args.error("give --cfg-path, or --run with the folder of a run")
         return
-    if args.cfg_path is not None:
-        args.error("give either --cfg-path or --run")
-    from lavis_mafa.config.config_of_run import LOG, is_run
     from lavis_mafa.runners.checkpoint import BEST, LAST
 
-    if not folder.is_dir():
-        what = "a file" if folder.exists() else "no folder of this name exists"
-        raise FileNotFoundError(f"--run {folder}: {what}, expected the folder of a run")
-    if not is_run(folder):
-        raise FileNotFoundError(f"--run: {folder} is not the folder of a run: it has no {LOG}")
     args.cfg_path, args.run_is_source = str(folder), True
     if gives != "model":
         return
@@ -122,11 +152,12 @@ def add_checkpoint_argument(parser: argparse.ArgumentParser) -> None:
 
 def add_recorded_data_arguments(parser: argparse.ArgumentParser) -> None:
     """Add ``--cfg-path``, ``--run`` and ``--options`` of a command that reads judged pairs."""
-    parser.add_argument(
-        "--cfg-path", help="config of the data (default: the config recorded in JUDGED)"
-    )
-    parser.add_argument("--run", type=Path, metavar="FOLDER", help=f"{RUN_CONFIG_HELP} of the data")
-    parser.set_defaults(run_gives="data")
+    sources = parser.add_mutually_exclusive_group()
+    text = "config of the data (default: the config recorded in JUDGED)"
+    sources.add_argument("--cfg-path", type=_config, help=text)
+    text = f"{RUN_CONFIG_HELP} of the data"
+    sources.add_argument("--run", type=_run_folder, metavar="FOLDER", help=text)
+    parser.set_defaults(run_gives="config")
     parser.add_argument(
         "--options", nargs="+", metavar="key=value", help="override config keys (default: recorded)"
     )
@@ -194,9 +225,10 @@ def add_column_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "files",
         nargs="+",
+        type=existing_files,
         metavar="FILES",
-        help=".json, .jsonl, .csv, .tsv, .parquet or .arrow, or a folder of parquet files or of "
-        "Hugging Face's datasets",
+        help=".json, .jsonl, .csv, .tsv, .parquet, .arrow, .tar, or a folder of parquet files, of "
+        "Hugging Face's datasets, or of pictures, each with a .txt of the same name",
     )
     parser.add_argument("--image-key", help="column of the image path; default: detected")
     parser.add_argument("--caption-key", help="column of the caption(s); default: detected")

@@ -22,7 +22,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from lavis_mafa.commands.arguments import add_column_arguments
+from lavis_mafa.commands.arguments import add_column_arguments, existing
 from lavis_mafa.io.launcher import usable_cores
 
 
@@ -31,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_column_arguments(parser)
     parser.add_argument("--group-id-key", help="column of group ids; default: no groups")
     parser.add_argument(
-        "--image-root", help="folder of the image paths; not needed if the images are in the files"
+        "--image-root",
+        type=existing,
+        help="folder of the image paths; not needed if the images are in the files",
     )
     parser.add_argument(
         "--split",

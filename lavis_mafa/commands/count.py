@@ -17,6 +17,7 @@ from lavis_mafa.commands.arguments import (
     add_config_arguments,
     add_neighbours_argument,
     add_sampling_arguments,
+    existing,
     search_space,
 )
 
@@ -61,7 +62,7 @@ def add_arguments(
     parser.add_argument(
         "--labels",
         nargs="+",
-        type=Path,
+        type=existing,
         default=[],
         metavar="FILE",
         help=labels,

@@ -14,7 +14,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from lavis_mafa.commands.arguments import add_trust_argument
+from lavis_mafa.commands.arguments import add_trust_argument, existing_files
 
 SAFETENSORS = "safetensors"
 
@@ -22,7 +22,9 @@ SAFETENSORS = "safetensors"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``lavis-mafa export``."""
     parser.usage = "%(prog)s CHECKPOINT OUT --to FORMAT [options of the format]"
-    parser.add_argument("checkpoint", help="file, URL, or folder of transformers")
+    parser.add_argument(
+        "checkpoint", type=existing_files, help="file, URL, or folder of transformers"
+    )
     parser.add_argument("out", type=Path, help="folder (hf*) or file to write")
     parser.add_argument(
         "--to", required=True, metavar="FORMAT", help="hf, hf_captioning, safetensors or albef_*"

@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lavis_mafa.commands.arguments import add_recorded_data_arguments
+from lavis_mafa.commands.arguments import add_recorded_data_arguments, existing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parts = parser.add_subparsers(dest="part", required=True, metavar="page | quality | judgements")
     text = "draw pairs and write the page"
     page = parts.add_parser("page", help=text, description=text)
-    page.add_argument("judged", type=Path, metavar="JUDGED", help="judged.npz, or its folder")
+    page.add_argument("judged", type=existing, metavar="JUDGED", help="judged.npz, or its folder")
     page.add_argument(
         "--output",
         type=Path,
@@ -56,11 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "write the answers as judgements that name image files and captions"
     judgements = parts.add_parser("judgements", help=text, description=text)
     judgements.add_argument(
-        "labels", nargs="+", type=Path, metavar="LABELS", help="labels.json of the annotators"
+        "labels", nargs="+", type=existing, metavar="LABELS", help="labels.json of the annotators"
     )
     judgements.add_argument(
         "--judged",
-        type=Path,
+        type=existing,
         required=True,
         metavar="JUDGED",
         help="judged.npz that the page was drawn from, or its folder",
@@ -76,12 +76,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_quality(quality: argparse.ArgumentParser) -> None:
     quality.add_argument(
-        "judged", nargs="+", type=Path, metavar="JUDGED", help="judged.npz, or its folder"
+        "judged", nargs="+", type=existing, metavar="JUDGED", help="judged.npz, or its folder"
     )
     quality.add_argument(
         "--labels",
         nargs="+",
-        type=Path,
+        type=existing,
         default=[],
         help="labels.json of one or several annotators, about pairs of one of the files",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +24,8 @@ def write_config(data: Sequence[str], images: str | None) -> tuple[Path, str]:
     Args:
         data: annotation files, shards, a folder of parquet files or of Hugging Face's ``datasets``,
             or one of pictures, each with a text file of the same name.
-        images: folder that the paths of images are relative to; None: that of the first file.
+        images: folder that the paths of images are relative to; None: the folder that is given, or
+            that of the first file.
 
     Returns:
         the config, and in words what was chosen and why.
@@ -42,18 +42,14 @@ def write_config(data: Sequence[str], images: str | None) -> tuple[Path, str]:
     from lavis_mafa.io.project_files import project_file
 
     first = Path(data[0])
+    root = first if first.is_dir() else first.parent
     name = first.resolve().name if first.is_dir() else first.name.split(".")[0].strip("{}*")
     output = Path("output", name or "pairs").absolute()
     output.mkdir(parents=True, exist_ok=True)
     files = [os.path.abspath(one) for one in data]
-    pictures, without = _captions_beside(first) if first.is_dir() and len(data) == 1 else ([], 0)
-    if pictures:
-        pairs = "".join(f"{json.dumps(one)}\n" for one in pictures)
-        write_text(output / "pairs.jsonl", pairs)
-        files, images = [str(output / "pairs.jsonl")], images or str(first)
     own_split = _has_split(files)
     part = "train" if own_split else None
-    count, found = _count(files, part)
+    count, found, without = _count(files, part)
     least, few, many = _IMAGES
     if found < least and not own_split:
         raise ValueError(f"{found} images: at least {least} are needed, of which some are held out")
@@ -70,7 +66,7 @@ def write_config(data: Sequence[str], images: str | None) -> tuple[Path, str]:
     section.build_info = OmegaConf.merge(section.get("build_info", {}), info)
     section.build_info.holdout = 0.0 if own_split else held
     if kind == "image_text_json":
-        section.build_info.images = {"storage": os.path.abspath(images or first.parent)}
+        section.build_info.images = {"storage": os.path.abspath(images or root)}
     run = config.run
     run.valid_splits, run.test_splits = ["val"], []
     run.output_dir, run.device, run.amp = str(output), "cuda" if gpu else "cpu", gpu
@@ -96,30 +92,13 @@ def write_config(data: Sequence[str], images: str | None) -> tuple[Path, str]:
         if own_split
         else f"{held:.1%} of the images are held out"
     )
-    left_out = (
-        f"{without:,} pictures without a text file are left out\n" if pictures and without else ""
-    )
+    left_out = f"{without:,} files belong to no sample and are left out\n" if without else ""
     return file, (
         f"{left_out}{count:,} pairs of {found:,} images; {split} for validation\n"
         f"model: {model}; {run.max_epoch} epochs of mini-batches of {run.batch_size_train}\n"
         "Con-D: compares captions by word statistics, no weights; mini-batches are not grouped\n"
         f"config: {file}; edit it and pass it as --cfg-path"
     )
-
-
-def _captions_beside(folder: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the pictures in a folder that have a text file of the same name, with one caption per
-    line, and the number of pictures without one."""
-    from lavis_mafa.datasets.shards import IMAGE_SUFFIXES
-
-    found = [one for one in sorted(folder.rglob("*")) if one.suffix.lower()[1:] in IMAGE_SUFFIXES]
-    texts = {one: one.with_suffix(".txt") for one in found if one.with_suffix(".txt").is_file()}
-    rows = [
-        {"image": str(one.relative_to(folder)), "caption": lines}
-        for one, text in texts.items()
-        if (lines := text.read_text(encoding="utf-8-sig").splitlines())
-    ]
-    return rows, len(found) - len(rows)
 
 
 def _has_split(files: Sequence[str]) -> bool:
@@ -134,16 +113,18 @@ def _has_split(files: Sequence[str]) -> bool:
         return False
 
 
-def _count(files: Sequence[str], split: str | None) -> tuple[int, int]:
-    """Return the numbers of pairs and of images."""
-    from lavis_mafa.datasets.annotation_rows import Row
+def _count(files: Sequence[str], split: str | None) -> tuple[int, int, int]:
+    """Return the numbers of pairs, of images, and of files that belong to no sample."""
+    from lavis_mafa.datasets.annotation_rows import PassedOver, Row
     from lavis_mafa.datasets.data_check import readable
 
     paths, read = readable(files, split, images=False)
 
-    images, pairs = set(), 0
+    images, pairs, without = set(), 0, 0
     for row in (row for path in paths for row in read(path)):
-        if isinstance(row, Row):
+        if isinstance(row, PassedOver):
+            without += row.members
+        elif isinstance(row, Row):
             images.add(hash(row.image_id or row.image))
             pairs += len(row.captions)
-    return pairs, len(images)
+    return pairs, len(images), without

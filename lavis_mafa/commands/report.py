@@ -19,14 +19,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lavis_mafa.commands.arguments import add_trust_argument
+from lavis_mafa.commands.arguments import add_trust_argument, existing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument(
         "source",
-        type=Path,
+        type=existing,
         metavar="FOLDER|SCORES",
         help="folder of a run, the --output of count or mine, or scores_<split>.npz",
     )

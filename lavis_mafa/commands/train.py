@@ -13,7 +13,13 @@ from __future__ import annotations
 import argparse
 import sys
 
-from lavis_mafa.commands.arguments import RUN_HELP, add_checkpoint_argument, add_options
+from lavis_mafa.commands.arguments import (
+    RUN_HELP,
+    add_checkpoint_argument,
+    add_options,
+    existing,
+    existing_files,
+)
 from lavis_mafa.io.launcher import rank_in_environment
 
 
@@ -23,10 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add_options(parser, run=f"{RUN_HELP}. Results go to FOLDER/evaluate")
         add_checkpoint_argument(parser)
     else:
-        add_options(parser, required=False)
-        parser.add_argument(
+        sources = add_options(parser)
+        sources.add_argument(
             "--data",
             nargs="+",
+            type=existing_files,
             metavar="FILES",
             help="your own pairs, instead of --cfg-path: .json, .jsonl, .csv, .tsv, .parquet, "
             ".tar, a folder of parquet files, or of pictures, each with a .txt of the same name. "
@@ -34,9 +41,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
         parser.add_argument(
             "--images",
+            type=existing,
             metavar="DIR",
-            help="with --data: folder that the paths of images are relative to (default: that of "
-            "the first file)",
+            help="with --data: folder that the paths of images are relative to (default: the "
+            "folder that is given, or that of the first file)",
+        )
+        sources.add_argument(
+            "--list",
+            nargs="*",
+            metavar="KIND",
+            help="print what a config can name, with its settings: models, tasks, datasets, "
+            "pickers, losses, configs, ... (default: everything)",
         )
     only = parser.add_mutually_exclusive_group()
     only.add_argument(
@@ -53,14 +68,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     only.add_argument(
         "--print-config", action="store_true", help="print the config with all its defaults"
     )
-    if not parser.prog.endswith("evaluate"):
-        only.add_argument(
-            "--list",
-            nargs="*",
-            metavar="KIND",
-            help="print what a config can name, with its settings: models, tasks, datasets, "
-            "pickers, losses, configs, ... (default: everything)",
-        )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -74,8 +81,6 @@ def run(args: argparse.Namespace) -> None:
             args.error(str(error))
     if getattr(args, "data", None):
         _take_data(args)
-    if args.cfg_path is None:
-        args.error("give --data, or --cfg-path: a YAML file, or the name of a shipped config")
     options = args.options
     if getattr(args, "checkpoint", None):
         options = [*options, "model.load_finetuned=True", f"model.finetuned={args.checkpoint}"]
@@ -99,8 +104,6 @@ def run(args: argparse.Namespace) -> None:
 
 def _take_data(args: argparse.Namespace) -> None:
     """Let ``--data`` stand for a config that is written for it."""
-    if args.cfg_path is not None:
-        args.error("give either --cfg-path or --data")
     from lavis_mafa.commands.own_data import write_config
 
     try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from lavis_mafa.config.registered import FILE, datasets_key, model_key, names_of
 from lavis_mafa.config.run import check_run
 from lavis_mafa.config.thresholds import take_thresholds
 from lavis_mafa.config.weights import check_weight_files
-from lavis_mafa.io.project_files import PROJECTS, near_names, project_file
+from lavis_mafa.io.project_files import PROJECTS, find_config
 from lavis_mafa.io.yaml_files import check_yaml, check_yaml_file
 from lavis_mafa.loggers.redact import redact
 from lavis_mafa.models.con_d.frozen import FROZEN_MODELS
@@ -118,7 +117,11 @@ def load_config(
     Raises:
         ConfigError: lists every problem found, one a line.
     """
-    args = argparse.Namespace(cfg_path=_find(cfg_path), options=list(options or []))
+    try:
+        found = find_config(cfg_path)
+    except ValueError as error:
+        raise ConfigError(str(cfg_path), [str(error)]) from None
+    args = argparse.Namespace(cfg_path=found, options=list(options or []))
     config = MafaConfig(args, machine, named, data_only)
     for note in config.notes:
         logger.warning("%s", note)
@@ -130,26 +133,6 @@ def format_config(cfg: Config) -> str:
     plain = redact(cfg.to_dict())
     parts = {name: plain[name] for name in ("run", "model", "datasets")}
     return OmegaConf.to_yaml(OmegaConf.create(parts))
-
-
-def _find(cfg_path: str | Path) -> str:
-    """Return the path of a config given by path or by the name of a shipped one."""
-    if os.path.lexists(cfg_path):
-        return str(cfg_path)
-    try:
-        found = project_file(cfg_path)
-    except ValueError as error:
-        raise ConfigError(str(cfg_path), [str(error)]) from None
-    if found.is_file():
-        return str(found)
-    near = near_names(cfg_path)
-    cure = (
-        f"; did you mean {' or '.join(near)}?"
-        if near
-        else "; `lavis-mafa train --list` shows all names"
-    )
-    problem = f"{cfg_path}: cannot be read: no such file or shipped config{cure}"
-    raise ConfigError(str(cfg_path), [problem])
 
 
 def _load_plugins(user: Any) -> list[str]:

@@ -8,6 +8,7 @@ Formats, distinguished by suffix and content:
 - `.jsonl`, `.ndjson`, `.jsonlines`: one record per line, streamed.
 - `.csv`, `.tsv`: a header and one row per pair, quoted as by Python's csv module, streamed.
 - `.parquet`, `.arrow`: see `columnar_files`; images may be in the file.
+- a folder of pictures: the lines of the text file of the same name are an image's captions.
 
 A record has an image path, a caption (a string, or a list of strings except in CSV and TSV) and
 optionally an `image_id` and the id of a group (string or integer). Text is UTF-8, with or without a
@@ -30,13 +31,14 @@ from lavis_mafa.datasets.annotation_rows import (
     IMAGE_KEYS,
     KARPATHY,
     PairColumns,
+    PassedOver,
     Problem,
     Row,
     is_karpathy,
     short,
 )
 from lavis_mafa.datasets.columnar_files import COLUMNAR_SUFFIXES, is_columnar, raw_rows
-from lavis_mafa.datasets.data_folders import files_of
+from lavis_mafa.datasets.data_folders import captioned_in, files_of
 from lavis_mafa.io.files import require_regular
 
 _JSON_LINES_SUFFIXES = (".jsonl", ".ndjson", ".jsonlines")
@@ -60,7 +62,7 @@ def require_files(
     split: str | None = None,
     suffixes: tuple[str, ...] = SUFFIXES,
 ) -> list[Path]:
-    """Return the absolute paths of existing files in a known format.
+    """Return the absolute paths of existing files in a known format, and of folders of pictures.
 
     Args:
         files: files, globs and folders; see `data_folders`.
@@ -75,6 +77,8 @@ def require_files(
         raise ValueError(f"no annotation file given: give at least one of {', '.join(suffixes)}")
     paths = [path for file in files for path in files_of(file, split)]
     for path in paths:
+        if path.is_dir() and suffixes is SUFFIXES:
+            continue
         if path.suffix.lower() not in suffixes:
             packed = path.suffix.lower() in (".gz", ".bz2", ".xz", ".zst", ".zip")
             raise ValueError(
@@ -94,26 +98,45 @@ def require_files(
 
 def read_rows(
     path: str | os.PathLike[str], *, images: bool = True, **keys: str | None
-) -> Iterator[Row | Problem]:
-    """Read every record of one annotation file, in order.
+) -> Iterator[Row | Problem | PassedOver]:
+    """Read every record of one annotation file, or of a folder of pictures, in order.
 
     Args:
-        path: the file; its suffix must be one of `SUFFIXES`.
+        path: the file, whose suffix must be one of `SUFFIXES`, or the folder.
         images: False: leave out the images in parquet and Arrow files; `Row.image` names them.
         keys: names of the columns, as of `PairColumns`; others are found in the file's first record
             (CSV: in the header, parquet and Arrow: in the schema).
 
     Yields:
-        a `Row`, or a `Problem` for a record that cannot be used.
+        a `Row`, or a `Problem` for a record that cannot be used; of a folder, at last, the files
+        that are neither a picture nor its text.
     """
     columns = PairColumns(**keys)
     path = Path(path)
-    found = raw_rows(path, columns, images) if is_columnar(path) else raw_records(path, columns)
+    found: Iterator[Any]
+    if path.is_dir():
+        found = _captioned(path)
+    elif is_columnar(path):
+        found = raw_rows(path, columns, images)
+    else:
+        found = raw_records(path, columns)
     for raw in found:
-        yield raw if isinstance(raw, Problem) else columns.row(*raw)
+        yield raw if isinstance(raw, (Problem, PassedOver)) else columns.row(*raw)
     missing = columns.missing_at_end()
     if missing is not None:
         yield Problem("whole file", missing, fatal=True)
+
+
+def _captioned(folder: Path) -> Iterator[_Raw | PassedOver]:
+    found, others = captioned_in(folder)
+    for picture, text in found.items():
+        name = os.fspath(picture.relative_to(folder))
+        try:
+            yield name, {"image": name, "caption": text.read_text("utf-8-sig").splitlines()}
+        except UnicodeDecodeError as error:
+            yield Problem(name, f"its text file is not UTF-8: {error}")
+    if others:
+        yield PassedOver(len(others), os.fspath(others[0].relative_to(folder)))
 
 
 def raw_records(path: Path, columns: Any) -> Iterator[_Raw]:

@@ -68,7 +68,8 @@ class Problem(NamedTuple):
 
 
 class PassedOver(NamedTuple):
-    """Members of a tar file that belong to no sample: their number and the name of the first."""
+    """Files of a folder, or members of a tar file, that belong to no sample: their number and the
+    name of the first."""
 
     members: int
     first: str

@@ -192,7 +192,8 @@ def check(
     Args:
         files: annotation files (formats: `datasets.annotation_files`), globs and folders; or tar
             shards, as `datasets.shards.find_shards` takes them.
-        image_root: folder that the image paths are relative to; None if there are no paths.
+        image_root: folder that the image paths are relative to; None if there are no paths, or for
+            that of `files` if it is one of pictures.
         group_id_key: name of the column of groups; None: no groups.
         split: train, val or test: of folders, only the files of this split; None: all.
         workers: threads that read images, at least 1.
@@ -202,13 +203,13 @@ def check(
 
     Returns:
         `pairs`, `images`, `records` of the files, `fatal` malformed rows (such as damaged files),
-        `passed_over` members of tar files that belong to no sample, `images_with_several_captions`
-        (counts), `caption_words`, `width` and
-        `height` (min, median, 95 %, max; None where there is nothing to measure), `looked_in` (the
-        folder of the images; None without one), `groups` (only with ``group_id_key``:
-        numbers of `groups`, of `groups_with_several_images`, of `pairs` in groups and their
-        `share`, 0 to 1, and the `largest_group` with its size, `largest`), and `problems`: by key
-        of `PROBLEMS` the findings.
+        `passed_over` files of a folder, or members of tar files, that belong to no sample,
+        `images_with_several_captions` (counts), `caption_words`, `width` and `height` (min, median,
+        95 %, max; None where there is nothing to measure), `looked_in` (the folder of the images;
+        None without one), `groups` (only with ``group_id_key``: numbers of `groups`, of
+        `groups_with_several_images`, of `pairs` in groups and their `share`, 0 to 1, and the
+        `largest_group` with its size, `largest`), and `problems`: by key of `PROBLEMS` the
+        findings.
 
     Raises:
         FileNotFoundError: a file or the root is missing.
@@ -217,6 +218,8 @@ def check(
             given.
     """
     paths, read = readable(files, split, images=True, group_id_key=group_id_key, **keys)
+    if image_root is None and len(paths) == 1 and paths[0].is_dir():
+        image_root = paths[0]
     if image_root is not None and not os.path.isdir(image_root):
         raise FileNotFoundError(
             f"image root {os.path.abspath(image_root)} is not a folder (--image-root)"
@@ -291,7 +294,7 @@ def render(report: dict[str, Any]) -> str:
             lines.append(f"{name}: {values}")
     found = {key: list_ for key, list_ in report["problems"].items() if list_}
     if report["passed_over"]:
-        lines.append(f"members of tar files that belong to no sample: {report['passed_over']}")
+        lines.append(f"files that belong to no sample: {report['passed_over']}")
     unusable = len(report["problems"]["malformed_rows"])
     if report["fatal"]:
         lines.append("training refuses these files because of malformed rows")

@@ -6,7 +6,8 @@ Folders, told apart by what they contain:
   order of `state.json`; with `dataset_dict.json`, those of the folder of the split;
 - one with parquet files, also in folders below, such as a data set of the Hugging Face hub: all of
   them, or those of the split where names say so, such as `data/train-00000-of-00002.parquet` or
-  `train/0000.parquet`.
+  `train/0000.parquet`;
+- one with pictures and text files of the same names: the folder itself, whatever the split.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _SPLIT_NAMES = {
 _STATE, _DICT = "state.json", "dataset_dict.json"
 _NUMBERED = re.compile(r"-(\d{5})-of-(\d{5})(?!\d)")
 _MOST_SHOWN = 5
+IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 
 
 def files_of(given: str | os.PathLike[str], split: str | None = None) -> list[Path]:
@@ -69,11 +71,13 @@ def _files_in(folder: Path, split: str | None) -> list[Path]:
     if (folder / _STATE).is_file():
         return _saved_files(folder)
     found = sorted(_below(folder, ".parquet"))
+    if not found and captioned_in(folder)[0]:
+        return [folder]
     if not found:
         raise ValueError(
-            f"folder {folder} has {_content(folder)}; expected parquet files, or a folder that "
-            "save_to_disk of Hugging Face's datasets has written; name annotation files of other "
-            "formats one by one. Pictures need a text file of the same name (train --data only)"
+            f"folder {folder} has {_content(folder)}; expected parquet files, a folder that "
+            "save_to_disk of Hugging Face's datasets has written, or pictures, each with a text "
+            "file (.txt) of the same name; name annotation files of other formats one by one"
         )
     splits = {path: _split_of(path.relative_to(folder)) for path in found}
     if split is not None and any(splits.values()):
@@ -142,6 +146,16 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected a JSON object, got {content!r:.80}")
     return content
+
+
+def captioned_in(folder: Path) -> tuple[dict[Path, Path], list[Path]]:
+    """Return the pictures below a folder with their text files of the same name, and all other
+    files."""
+    files = dict.fromkeys(sorted(_below(folder, "")))
+    pictures = [path for path in files if path.suffix.lower()[1:] in IMAGE_SUFFIXES]
+    found = {path: text for path in pictures if (text := path.with_suffix(".txt")) in files}
+    used = {*found, *found.values()}
+    return found, [path for path in files if path not in used]
 
 
 def _below(folder: Path, suffix: str) -> Iterator[Path]:

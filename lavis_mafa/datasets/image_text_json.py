@@ -149,6 +149,8 @@ class ImageTextJsonBuilder(ConvertingBuilder):
             return True
         try:
             columns = cls.check_files(storage, split, info)
+            if any(path.is_dir() for path in require_files(storage, split)):
+                return True
         except (OSError, ValueError):  # reported by the check of the config
             return False
         return any(column.role == "image" and column.kind == TEXT for column in columns)

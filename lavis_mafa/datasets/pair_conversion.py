@@ -34,6 +34,7 @@ from lavis_mafa.datasets.annotation_rows import (
     StoredImage,
 )
 from lavis_mafa.datasets.columnar_files import PARQUET, STORED, require_same_columns, rows_stated
+from lavis_mafa.datasets.data_folders import captioned_in
 from lavis_mafa.datasets.pair_table import (
     CONTENTS,
     FORMAT_VERSION,
@@ -106,7 +107,10 @@ def converted(
     def state() -> list[Any]:
         # The change time (ctime) too: `cp -p`, tar and rsync set the modification time of what they
         # put back, and a file of equal size would be taken for the converted one.
-        stats = [(os.fspath(path), path.stat()) for path in paths]
+        found = [(path, path) for path in paths if not path.is_dir()]
+        for folder in filter(Path.is_dir, paths):
+            found += captioned_in(folder)[0].items()
+        stats = [(os.fspath(name), file.stat()) for name, file in found]
         sources = [(path, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for path, one in stats]
         return [sources, keys, bool(drop_empty), max_unusable, *(holdout or ())]
 
@@ -179,7 +183,7 @@ def cached_table(
         left_out = meta["unusable"], meta["records"]
         logging.warning("%s: left out %d of %d records:\n  %s", names, *left_out, listed)
     if meta["passed_over"]:
-        logging.info("%s: %d members of no sample, such as %s", names, *meta["passed_over"])
+        logging.info("%s: %d files of no sample, such as %s", names, *meta["passed_over"])
     if meta["id_conflicts"]:
         logging.warning("%s: %s", names, describe_conflict(table))
     return table

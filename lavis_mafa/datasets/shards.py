@@ -42,12 +42,12 @@ from lavis_mafa.datasets.annotation_rows import (
     is_id,
     short,
 )
+from lavis_mafa.datasets.data_folders import IMAGE_SUFFIXES
 from lavis_mafa.datasets.image_reading import LARGEST_FILE
 from lavis_mafa.io.files import atomic_write, remove_partial_files, require_regular, write_text
 
 KIND = "wids-shard-index-v1"
 NAME = "pairs"  # of the shards written here, and of their index
-IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 _CAPTION_SUFFIXES = ("txt", "caption")
 _READ_BYTES = 2**20  # bytes read at a time behind the end
 _INDEX_START = 4096  # bytes of an index that have its kind

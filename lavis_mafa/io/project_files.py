@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -55,7 +56,23 @@ def shipped_names() -> list[str]:
     return sorted(file.relative_to(PROJECTS).with_suffix("").as_posix() for file in files)
 
 
-def near_names(name: str | Path) -> list[str]:
+def find_config(name: str | Path) -> str:
+    """Return the path of a config, or of the folder of a run, by its path or a shipped name.
+
+    Raises:
+        ValueError: if there is none, or there are several.
+    """
+    if os.path.lexists(name):
+        return str(name)
+    found = project_file(name)
+    if found.is_file():
+        return str(found)
+    near = " or ".join(_near_names(name))
+    cure = f"did you mean {near}?" if near else "`lavis-mafa train --list` shows all names"
+    raise ValueError(f"{name}: cannot be read: no such file or shipped config; {cure}")
+
+
+def _near_names(name: str | Path) -> list[str]:
     """Return the shipped names whose last part resembles that of an unknown name."""
     stem = Path(name).name.removesuffix(".yaml")
     last = {one.rsplit("/", 1)[-1] for one in shipped_names()}

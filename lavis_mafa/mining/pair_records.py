@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lavis_mafa.datasets.columnar_files import PARQUET
-from lavis_mafa.datasets.shards import IMAGE_SUFFIXES
+from lavis_mafa.datasets.data_folders import IMAGE_SUFFIXES
 from lavis_mafa.io.files import atomic_write
 from lavis_mafa.mining.corpus import Corpus
 

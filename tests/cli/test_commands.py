@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import yaml
+from conftest import ROOT
 
 from lavis_mafa.algorithm.registry import first_sentence
 from lavis_mafa.cli import REMOVED, main
@@ -84,7 +85,37 @@ def test_config_is_printed_with_all_defaults(capsys):
     assert printed["run"]["max_epoch"] == 3 and "grit" in printed["run"]
 
 
-def test_training_needs_a_config(capsys):
-    with pytest.raises(SystemExit):
-        main(["train"])
-    assert "--cfg-path" in capsys.readouterr().err
+WRONG = """
+train                                      | one of the arguments --cfg-path --data --list is req
+train --data train.py --cfg-path a.yaml    | argument --cfg-path: a.yaml: cannot be read
+train --cfg-path albef_toi                 | did you mean mafa/train/albef_4m or
+train --cfg-path retrieval_ft_toy          | is the name of several shipped files
+train --data none.json                     | argument --data: none.json does not exist in
+train --data train.py --images none        | argument --images: none does not exist
+evaluate --run train.py                    | train.py is not the folder of a run
+count --run none --output x                | argument --run: none does not exist in
+check-data none.json                       | argument FILES: none.json does not exist
+check-data train.py --image-root none      | argument --image-root: none does not exist
+label quality none                         | argument JUDGED: none does not exist
+report none                                | none does not exist
+export none x --to hf                      | argument checkpoint: none does not exist
+"""
+AT_ONCE = """
+import contextlib, io, sys
+from lavis_mafa.cli import main
+for line in sys.argv[1].strip().splitlines():
+    command, message = map(str.strip, line.split("|"))
+    with contextlib.redirect_stderr(io.StringIO()) as printed:
+        try:
+            print(command, main(command.split()))
+        except SystemExit as stop:
+            assert stop.code == 2, stop
+    assert message in printed.getvalue(), (command, printed.getvalue())
+heavy = {"lavis", "torch", "transformers", "numpy"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+def test_wrong_arguments_are_refused_before_anything_is_imported():
+    command = [sys.executable, "-c", AT_ONCE, WRONG]
+    subprocess.run(command, check=True, cwd=ROOT, timeout=60)

@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT
 
 from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.io.project_files import near_names, project_file, shipped_names
+from lavis_mafa.io.project_files import project_file, shipped_names
 
 TOY = ROOT / "projects/mafa/train/albef_toy.yaml"
 
@@ -37,7 +37,6 @@ def test_user_file_takes_precedence(tmp_path, monkeypatch):
 
 def test_shipped_names_and_suggestions():
     assert "mafa/blip2_stage1" in shipped_names()
-    assert "mafa/train/albef_toy" in near_names("albef_toi")
     assert project_file("no/such") == ROOT / "no/such"
     with pytest.raises(ValueError, match="mafa/eval/retrieval_ft_toy, mafa/train/retrieval_ft_toy"):
         project_file("retrieval_ft_toy")

@@ -113,12 +113,12 @@ def test_pictures_without_text_are_counted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make("folder", tmp_path / "mine")
     (tmp_path / "mine/3.txt").unlink()
-    (tmp_path / "mine/4.txt").write_text("")
+    (tmp_path / "mine/4.txt").rename(tmp_path / "mine/other.txt")  # a text without a picture
     _, chosen = write_config([str(tmp_path / "mine")], None)
-    assert "2 pictures without a text file are left out\n116 pairs of 58 images" in chosen
+    assert "3 files belong to no sample and are left out\n116 pairs of 58 images" in chosen
     for text in (tmp_path / "mine").glob("*.txt"):
         text.unlink()
-    with pytest.raises(ValueError, match="Pictures need a text file of the same name"):
+    with pytest.raises(ValueError, match="or pictures, each with a text file"):
         write_config([str(tmp_path / "mine")], None)
 
 

@@ -326,3 +326,15 @@ def test_make_vocab_reads_parquet(tmp_path: Path) -> None:
         for name in ("a.parquet", "a.json")
     ]
     assert found[0] == found[1] and "dog" in found[0]
+
+
+def test_a_folder_of_pictures_with_texts_needs_no_option(clean: Path, capsys) -> None:
+    for name, text in {"a": "one two\none", "b": "one"}.items():
+        (clean / f"{name}.txt").write_text(text)
+    assert main(["check-data", str(clean), "--vocab", str(clean / "v.txt")]) == 0
+    printed = capsys.readouterr().out
+    assert "pairs   3\nimages  2, 1 of them" in printed and "no problems" in printed
+    assert "files that belong to no sample: 1" in printed  # clean.json
+    (clean / "b.png").write_bytes(b"none")
+    assert main(["check-data", str(clean)]) == 1
+    assert "1 unreadable images" in capsys.readouterr().out

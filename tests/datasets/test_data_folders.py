@@ -97,7 +97,7 @@ def test_globs(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "names, message",
     [
-        ([], "has no files; expected parquet files, or a folder that save_to_disk"),
+        ([], "has no files; expected parquet files, a folder that save_to_disk"),
         (["a/1.jpg", "a/2.jpg", "a.csv"], r"files of other kinds \(2 \.jpg, 1 \.csv\); expected"),
     ],
 )

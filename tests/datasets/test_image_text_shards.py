@@ -354,7 +354,7 @@ def test_members_of_no_sample_are_passed_over_and_counted(work_folder: Path, cap
     with caplog.at_level("INFO"):
         table = listed([tar(work_folder / "s.tar", members)])
     assert [table.caption(i) for i in range(len(table))] == ["of a"]
-    assert f"5 members of no sample, such as {work_folder}/s.tar/README" in caplog.text
+    assert f"5 files of no sample, such as {work_folder}/s.tar/README" in caplog.text
 
 
 def test_one_incomplete_sample_is_left_out(work_folder: Path, caplog) -> None:

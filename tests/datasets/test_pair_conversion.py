@@ -300,3 +300,32 @@ def test_tables_are_mapped_and_damaged_ones_are_reported(tmp_path: Path) -> None
     (table.folder / "pairs.arrow").write_bytes(b"nothing")
     with pytest.raises(OSError, match="damaged"):
         PairTable(table.folder).caption(0)
+
+
+def test_a_folder_of_pictures_is_read_with_the_text_beside_them(tmp_path, caplog):
+    """Every file counts: pictures of two kinds, in folders below, a text of two lines, an empty
+    one, and files that belong to no pair."""
+    folder, cache = tmp_path / "mine", tmp_path / "cache"
+    (folder / "deep").mkdir(parents=True)
+    for name in ("a.JPG", "deep/b.png", "c.png", "alone.png", "d.gif", ".hidden.png"):
+        (folder / name).write_bytes(b"")
+    (folder / "a.txt").write_bytes(b"\xef\xbb\xbfa dog\n\na cat\n")
+    for name, text in {"deep/b": "ein B\u00e4r", "c": "", "d": "lost", ".hidden": "no"}.items():
+        (folder / f"{name}.txt").write_text(text, encoding="utf-8")
+    with caplog.at_level(logging.INFO):
+        table = converted([folder], cache_dir=cache)
+    assert list(zip(map(table.image, range(len(table))), table.captions(), strict=True)) == [
+        ("a.JPG", "a dog"),
+        ("a.JPG", "a cat"),
+        ("deep/b.png", "ein B\u00e4r"),
+    ]
+    assert "3 files of no sample, such as " in caplog.text  # alone.png, d.gif, d.txt
+    assert f"{folder}/alone.png" in caplog.text and "dropped 2 empty captions" in caplog.text
+    assert len(converted([folder], cache_dir=cache)) == 3
+    (folder / "deep/b.txt").write_text("one\ntwo")  # the folder itself does not change
+    assert len(converted([folder], cache_dir=cache)) == 4
+    (folder / "a.JPG").rename(folder / "a.jpeg")
+    assert converted([folder], cache_dir=cache).image(0) == "a.jpeg"
+    (folder / "c.txt").write_bytes(b"\xe4")
+    with pytest.raises(ValueError, match=r"1 of 3 records[^$]*c\.png: its text file is not UTF-8"):
+        converted([folder], cache_dir=cache)

@@ -269,8 +269,6 @@ def test_report_takes_the_file_of_judged_pairs(tmp_path):
         (["mine", "--cfg-path", CONFIG, "--output", "FILE"], "is a file, expected a folder"),
         (["label", "quality", "JUDGED", "--output", "FILE"], "is a file, expected a folder"),
         (["report", "JUDGED", "--output", "FOLDER"], "is a folder, expected the name of a page"),
-        (["count", "--run", "missing", "--output", "x"], "no folder of this name exists"),
-        (["count", "--run", "FILE", "--output", "x"], "a file, expected the folder of a run"),
     ],
 )
 def test_wrong_places_are_named(tmp_path, monkeypatch, caplog, arguments, message):
