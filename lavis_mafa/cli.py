@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
 from lavis_mafa._version import __version__
 from lavis_mafa.compat.versions import UnsupportedVersionError
@@ -129,6 +130,13 @@ def _end(number: int, frame: FrameType | None) -> None:
     os._exit(130)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line: the usage of all arguments above it would hide it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
 def _refuse_removed(given: Sequence[str]) -> None:
     """Exit with what replaces a command or an option of an earlier version."""
     found = {old: REMOVED[old] for n in (1, 2) if (old := " ".join(given[:n])) in REMOVED}
@@ -143,7 +151,7 @@ def _prepare(
     given: Sequence[str], table: Mapping[str, tuple[str, str]], program: str, description: str
 ) -> Callable[[], int | None]:
     """Parse the arguments and import the command; return what runs it."""
-    parser = argparse.ArgumentParser(prog=program, description=description)
+    parser = _Parser(prog=program, description=description)
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen = run = None

@@ -26,6 +26,7 @@ from conftest import ROOT
 from omegaconf import OmegaConf
 
 from lavis_mafa.cli import COMMANDS
+from lavis_mafa.commands import arguments
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.io.project_files import project_file
 
@@ -132,8 +133,11 @@ def check_arguments(commands, name, words):
     parser = argparse.ArgumentParser(prog=name)
     importlib.import_module(commands[name][0]).add_arguments(parser)
     parser.add_argument("--plugin", action="append")
-    error = io.StringIO()
-    with contextlib.redirect_stderr(error):
+    error, exists = io.StringIO(), Path.exists
+    with contextlib.redirect_stderr(error), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "exists", lambda path: not path.is_absolute() or exists(path))
+        for check in ("is_run", "find_config"):  # `checked_config` looks for the config
+            patch.setattr(arguments, check, lambda name: name)
         try:
             parser.parse_args(words)
         except SystemExit as stop:

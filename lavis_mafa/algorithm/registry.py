@@ -74,9 +74,9 @@ class Section:
         for one in self.registries:
             for name, entry in one.entries().items():
                 if entry.settings is not None:
-                    self.refuse_taken(name, one.kind)
+                    self._refuse_taken(name, one.kind)
 
-    def refuse_taken(self, name: str, kind: str) -> None:
+    def _refuse_taken(self, name: str, kind: str) -> None:
         """Refuse settings under a name that something else in the section has.
 
         Raises:
@@ -153,7 +153,7 @@ class Registry(Mapping[str, T]):
                     f"register {_origin(value)} under another name"
                 )
             if settings is not None and self._section is not None:
-                self._section.refuse_taken(name, self.kind)
+                self._section._refuse_taken(name, self.kind)
             text = doc or first_sentence(getattr(value, "__doc__", None))
             origin = source or str(getattr(value, "__module__", ""))
             self._entries[name] = Entry(name, cast(T, value), settings, text, origin, found)

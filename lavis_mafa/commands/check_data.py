@@ -19,7 +19,6 @@ Exit status: 0 no problems, 1 problems found, 2 unusable arguments or files.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from lavis_mafa.commands.arguments import add_column_arguments, existing
@@ -126,9 +125,7 @@ def run(args: argparse.Namespace) -> int:
             )
             print(f"{args.vocab}: {len(tokens)} tokens")
     except (OSError, ValueError) as error:
-        # Without argparse's usage, since the arguments are fine: it would hide what is wrong.
-        print(f"lavis-mafa check-data: error: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
+        args.error(str(error))
     return 1 if any(report["problems"].values()) or not report["pairs"] else 0
 
 
@@ -157,6 +154,5 @@ def _make_features(args: argparse.Namespace) -> int:
             print(line)
             status |= line.startswith("unreadable")
     except (OSError, ValueError, PluginError) as error:
-        print(f"lavis-mafa check-data: error: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
+        args.error(str(error))
     return status

@@ -109,8 +109,7 @@ def _take_data(args: argparse.Namespace) -> None:
     try:
         file, chosen = write_config(args.data, args.images)
     except (OSError, ValueError) as error:
-        print(f"lavis-mafa train: error: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
+        args.error(str(error))
     if rank_in_environment() == 0:
         print(chosen, flush=True)
     args.cfg_path = str(file)

@@ -61,7 +61,7 @@ class JudgedTruth:
         pooled: dict[tuple[int, str], Answers] = {}
         foreign = 0
         for row in judgements.rows:
-            pair = samples.pair_of(row)
+            pair = samples._pair_of(row)
             if pair is None:
                 foreign += 1
                 continue
@@ -194,7 +194,7 @@ class _Samples:
             self._found[name] = [k for k, _ in found]
         return self._found[name]
 
-    def pair_of(self, row: Judgement) -> tuple[int, str] | None:
+    def _pair_of(self, row: Judgement) -> tuple[int, str] | None:
         """Return the image id and the wording of a row's pair; None if the data lack one."""
         try:
             images, wording = self.samples_of(row.image), self._wording_of(row)

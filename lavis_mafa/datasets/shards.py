@@ -1,15 +1,9 @@
-"""Image-text pairs in webdataset tar shards: write shards, find them, and list their samples.
+"""Image-text pairs in webdataset tar shards: find the shards, and list their samples.
 
-A folder that `write_shards` has written:
-
-    pairs-000000.tar   <key>.jpg, <key>.json and <key>.txt of every sample
-    pairs.json         the index: shards with samples, bytes and MD5 (`wids-shard-index-v1`)
-
-The index is written last: in a folder without one `pairs.unfinished.jsonl` lists the complete
-shards.
+An index (`wids-shard-index-v1`) lists shards with their numbers of samples and bytes.
 """
 
-# The package wids defines the index format and reads the shards written here. We do not use its
+# The package wids defines the index format and reads shards. We do not use its
 # readers: ShardListDataset copies local shards into a cache, needs 784 bytes per sample for lists
 # and lists a whole shard again at every read outside the last ten; IndexedTarSamples returns half
 # an image if a shard is cut short, loses the folder or the end of long names, and fails if a name
@@ -18,19 +12,17 @@ shards.
 from __future__ import annotations
 
 import glob
-import hashlib
 import json
 import os
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, groupby, islice
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from braceexpand import braceexpand
-from webdataset import TarWriter
 from webdataset.tariterators import base_plus_ext
 
 from lavis_mafa.datasets.annotation_rows import (
@@ -44,164 +36,14 @@ from lavis_mafa.datasets.annotation_rows import (
 )
 from lavis_mafa.datasets.data_folders import IMAGE_SUFFIXES
 from lavis_mafa.datasets.image_reading import LARGEST_FILE
-from lavis_mafa.io.files import atomic_write, remove_partial_files, require_regular, write_text
+from lavis_mafa.io.files import require_regular
 
 KIND = "wids-shard-index-v1"
-NAME = "pairs"  # of the shards written here, and of their index
 _CAPTION_SUFFIXES = ("txt", "caption")
 _READ_BYTES = 2**20  # bytes read at a time behind the end
 _INDEX_START = 4096  # bytes of an index that have its kind
 _MOST_TEXT = 2**24  # bytes of a caption or a .json
 _TEXT_SUFFIXES = (*_CAPTION_SUFFIXES, "json")
-KEY = re.compile(r"[^./]+(/[^./]+)*")
-LONGEST_KEY = tarfile.LENGTH_NAME - len(".json")  # bytes; limit of a plain tar header
-
-
-# Writing
-
-
-def write_shards(
-    folder: str | os.PathLike[str],
-    samples: Iterable[tuple[str, bytes, str, str, Mapping[str, Any]]],
-    per_shard: int = 10_000,
-    *,
-    resume: bool = False,
-) -> Path:
-    """Write samples into shards `pairs-000000.tar`, ... and their index `pairs.json`.
-
-    Equal samples give equal bytes. Shards are written atomically, so that `resume` can continue
-    after an error or a kill. Only one process may write into a folder at a time.
-
-    Args:
-        samples: (key, bytes of the image, its suffix, caption, further plain JSON values). Images
-            are stored unchanged. A key is the name of the sample's members: no dot, unique in its
-            shard. Samples with an equal `image_id` among the further values show the same image.
-        per_shard: samples per shard.
-        resume: continue after the existing shards; `samples` must then start after the first
-            `finished(folder)` samples.
-
-    Returns:
-        The path of the index.
-
-    Raises:
-        FileExistsError: if the folder has such shards and `resume` is false.
-        ValueError: for a sample that cannot be stored, or no sample at all.
-    """
-    folder = Path(os.path.abspath(os.path.expanduser(folder)))
-    if per_shard < 1:
-        raise ValueError(f"per_shard: expected a whole number >= 1, got {per_shard}")
-    done = _whole_shards(folder)
-    if done and not resume:
-        raise FileExistsError(
-            f"{folder} contains {len(done)} shards {NAME!r} with {finished(folder)} samples; "
-            "write into another folder, or skip that many samples and use resume=True"
-        )
-    remove_partial_files(folder, f"{NAME}-*.tar")  # of a run killed inside a shard
-    folder.mkdir(parents=True, exist_ok=True)
-    journal = folder / f"{NAME}.unfinished.jsonl"
-    rest = iter(samples)
-    for first in rest:
-        path = folder / _shard_name(len(done))
-        done.append(_write_shard(path, chain([first], islice(rest, per_shard - 1))))
-        with open(journal, "a", encoding="utf-8") as file:
-            # On a new line, in case a killed run left the last one incomplete.
-            file.write(f"\n{json.dumps(done[-1])}\n")
-            file.flush()
-            os.fsync(file.fileno())
-    if not done:
-        raise ValueError(f"no sample to write into {folder}")
-    index = folder / f"{NAME}.json"
-    content = {"__kind__": KIND, "wids_version": 1, "name": NAME, "shardlist": done}
-    write_text(index, json.dumps(content))
-    journal.unlink(missing_ok=True)
-    return index
-
-
-def finished(folder: str | os.PathLike[str]) -> int:
-    """Return the number of samples in the complete shards of `folder`."""
-    return sum(shard["nsamples"] for shard in _whole_shards(Path(folder).expanduser()))
-
-
-def _whole_shards(folder: Path) -> list[dict[str, Any]]:
-    """Return the index entries of the shards 0, 1, ... that are complete."""
-    listed: dict[str, dict[str, Any]] = {}
-    index, journal = folder / f"{NAME}.json", folder / f"{NAME}.unfinished.jsonl"
-    if index.is_file():
-        listed.update((shard["url"], shard) for shard in _index(index))
-    if journal.is_file():
-        for line in journal.read_text("utf-8").splitlines():
-            try:
-                shard = json.loads(line)
-                listed[shard["url"]] = shard
-            except (ValueError, TypeError, KeyError):
-                continue  # blank, or cut short: its shard is written again
-    whole: list[dict[str, Any]] = []
-    while (found := listed.get(_shard_name(len(whole)))) is not None:
-        path = folder / found["url"]
-        if not path.is_file() or path.stat().st_size != found["filesize"]:
-            break
-        whole.append(found)
-    return whole
-
-
-def _shard_name(number: int) -> str:
-    return f"{NAME}-{number:06d}.tar"
-
-
-def _write_shard(
-    path: Path, samples: Iterable[tuple[str, bytes, str, str, Mapping[str, Any]]]
-) -> dict[str, Any]:
-    """Write one shard atomically and return its entry in the index."""
-    keys: set[str] = set()
-    with atomic_write(path) as file:
-        stream = _Digested(file)
-        with TarWriter(stream, encoder=False, mtime=0) as tar:
-            for key, image, suffix, caption, extra in samples:
-                if key in keys:
-                    raise ValueError(f"sample {key!r}: its key occurs twice in {path.name}")
-                keys.add(key)
-                tar.write(_members(key, image, suffix, caption, extra))
-        size = file.tell()
-    md5 = stream.md5.hexdigest()
-    return {"url": path.name, "md5sum": md5, "nsamples": len(keys), "filesize": size}
-
-
-def _members(
-    key: str, image: bytes, suffix: str, caption: str, extra: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return a sample in the form of `TarWriter`."""
-    if not KEY.fullmatch(key) or not key.isprintable() or len(key.encode()) > LONGEST_KEY:
-        raise ValueError(
-            f"sample {key!r:.120}: expected a key of one name, or several joined by '/', without "
-            f"dots, of at most {LONGEST_KEY} bytes"
-        )
-    if suffix not in IMAGE_SUFFIXES:
-        raise ValueError(
-            f"sample {key!r}: image suffix {suffix!r}, expected one of {', '.join(IMAGE_SUFFIXES)}"
-        )
-    if not isinstance(image, bytes) or not image:
-        raise ValueError(f"sample {key!r}: expected the bytes of an image file, got {image!r:.60}")
-    if not isinstance(caption, str) or "caption" in extra:
-        raise ValueError(
-            f"sample {key!r}: expected the caption as a string, and none among the further values"
-        )
-    try:
-        values = json.dumps({"caption": caption, **extra}, ensure_ascii=False, allow_nan=False)
-        texts = {"txt": caption.encode(), "json": values.encode()}
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"sample {key!r}: no plain JSON values: {error}") from error
-    return {"__key__": key, suffix: image, **texts}
-
-
-class _Digested:
-    """A file that computes the MD5 of the bytes written to it."""
-
-    def __init__(self, file: Any) -> None:
-        self.file, self.md5 = file, hashlib.md5(usedforsecurity=False)
-
-    def write(self, data: bytes) -> int:
-        self.md5.update(data)
-        return int(self.file.write(data))
 
 
 # Finding

@@ -97,14 +97,14 @@ count --run none --output x                | argument --run: none does not exist
 check-data none.json                       | argument FILES: none.json does not exist
 check-data train.py --image-root none      | argument --image-root: none does not exist
 label quality none                         | argument JUDGED: none does not exist
-report none                                | none does not exist
+report none                                | argument FOLDER|SCORES: none does not exist
 export none x --to hf                      | argument checkpoint: none does not exist
 """
 AT_ONCE = """
 import contextlib, io, sys
 from lavis_mafa.cli import main
 for line in sys.argv[1].strip().splitlines():
-    command, message = map(str.strip, line.split("|"))
+    command, message = map(str.strip, line.split("|", 1))
     with contextlib.redirect_stderr(io.StringIO()) as printed:
         try:
             print(command, main(command.split()))

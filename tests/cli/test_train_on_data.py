@@ -12,11 +12,11 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from shard_files import write_shards
 
 from lavis_mafa.cli import main
 from lavis_mafa.commands.own_data import write_config
 from lavis_mafa.config import load_config
-from lavis_mafa.datasets.shards import write_shards
 
 IMAGES = 60
 COLOURS = ("red", "green", "blue", "grey", "white")

@@ -15,6 +15,7 @@ import pytest
 import torch
 from lavis.datasets.builders.base_dataset_builder import load_dataset_config
 from PIL import Image
+from shard_files import write_shards
 
 from lavis_mafa.cli import main
 from lavis_mafa.datasets import TrainingSet
@@ -22,7 +23,6 @@ from lavis_mafa.datasets.feature_folder import FeatureFolder
 from lavis_mafa.datasets.feature_making import Encoder, make_features, pictures_of
 from lavis_mafa.datasets.image_text_json import ImageTextJsonBuilder
 from lavis_mafa.datasets.image_text_shards import ImageTextShardsBuilder
-from lavis_mafa.datasets.shards import write_shards
 from lavis_mafa.processors.augmentation import QuickAugmentation
 
 COUNT, SIZE = 7, 16

@@ -16,6 +16,7 @@ import torch
 from lavis.datasets.datasets.base_dataset import ConcatDataset
 from lavis.processors.blip_processors import BlipImageTrainProcessor
 from PIL import Image
+from shard_files import write_shards
 
 from lavis_mafa.algorithm.context import NO_GROUP
 from lavis_mafa.datasets import TrainingSet
@@ -23,7 +24,6 @@ from lavis_mafa.datasets.data_identity import DataIdentity
 from lavis_mafa.datasets.image_text_json import ImageTextJsonBuilder, ImageTextTrain
 from lavis_mafa.datasets.image_text_shards import ImageTextShardsBuilder
 from lavis_mafa.datasets.pair_conversion import converted
-from lavis_mafa.datasets.shards import write_shards
 
 # Of a group, of none by an empty value, of another, of the first again, of none by null.
 PRODUCTS = ["shoe", "", "7", "shoe", None]

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lavis.datasets.builders.base_dataset_builder import load_dataset_config
 from PIL import Image
+from shard_files import write_shards
 from test_image_text_shards import image_data, sample
 
 from lavis_mafa.datasets.image_text_json import ImageTextJsonBuilder
 from lavis_mafa.datasets.image_text_shards import listed
 from lavis_mafa.datasets.pair_conversion import converted
-from lavis_mafa.datasets.shards import write_shards
 
 PAIRS = st.lists(st.tuples(st.integers(0, 30), st.booleans()), min_size=40, max_size=120)
 

@@ -18,6 +18,7 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from shard_files import write_shards
 from torchvision.transforms.functional import to_tensor
 
 from lavis_mafa.config import load_config
@@ -28,7 +29,7 @@ from lavis_mafa.datasets.image_text_shards import (
     listed,
 )
 from lavis_mafa.datasets.pair_table import OPEN_FILES
-from lavis_mafa.datasets.shards import LONGEST_KEY, files_named, finished, write_shards
+from lavis_mafa.datasets.shards import files_named
 
 FIRST_DRAWS = torch.rand(3, generator=torch.Generator().manual_seed(0))
 
@@ -77,9 +78,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-# Writing
-
-
 def test_written_samples_are_read_back(work_folder: Path) -> None:
     samples = [sample(i, image_id=f"n{i // 2}", url=f"http://a/{i}") for i in range(7)]
     index = write_shards("a", samples, per_shard=3)
@@ -99,116 +97,6 @@ def test_written_samples_are_read_back(work_folder: Path) -> None:
     assert dataset.caption(5) == "caption 5" and dataset.deterministic is False
     with pytest.raises(IndexError):
         dataset[7]
-    with tarfile.open(work_folder / "a/pairs-000002.tar") as file:
-        assert file.getnames() == ["00006.json", "00006.png", "00006.txt"]
-        metadata = json.load(file.extractfile("00006.json"))
-    assert metadata == {"caption": "caption 6", "image_id": "n3", "url": "http://a/6"}
-
-
-def test_equal_samples_give_identical_files(work_folder: Path, monkeypatch) -> None:
-    write_shards("a", map(sample, range(5)), per_shard=2)
-    monkeypatch.setattr("time.time", lambda: 4e9)
-    write_shards("b", map(sample, range(5)), per_shard=2)
-    assert contents(work_folder / "a") == contents(work_folder / "b")
-
-
-def test_shards_are_readable_by_webdataset(work_folder: Path) -> None:
-    wids = pytest.importorskip("wids")
-    index = write_shards("a", map(sample, range(5)), per_shard=2)
-    described = json.loads(index.read_text())
-    assert described["__kind__"] == "wids-shard-index-v1"
-    theirs = wids.ShardListDataset(
-        os.fspath(index), transformations=[lambda found: found], localname=lambda url: url
-    )
-    assert len(theirs) == 5
-    for i in range(5):
-        assert theirs[i][".png"].read() == image_data(i)
-        assert theirs[i][".txt"].read().decode() == f"caption {i}"
-    for shard in described["shardlist"]:
-        path = index.parent / shard["url"]
-        assert wids.wids.compute_file_md5sum(os.fspath(path)) == shard["md5sum"]
-
-
-class Killed(Exception):
-    pass
-
-
-@pytest.mark.parametrize("stop", [0, 1, 3, 4])
-def test_interrupted_writing_is_resumed(stop: int, work_folder: Path) -> None:
-    def interrupted_samples(end: int, first: int = 0):
-        yield from map(sample, range(first, end))
-        raise Killed
-
-    with pytest.raises(Killed):
-        write_shards("a", interrupted_samples(stop), per_shard=2)
-    complete_shards = [f"pairs-{i:06d}.tar" for i in range(stop // 2)]
-    assert sorted(contents(work_folder / "a")) == complete_shards + [
-        "pairs.unfinished.jsonl"
-    ] * bool(complete_shards)
-    assert finished("a") == stop // 2 * 2
-    # A kill while the journal or a shard was being written.
-    with open("a/pairs.unfinished.jsonl", "a") as journal:
-        journal.write('{"url": "pairs-00000')
-    Path(f"a/.pairs-{stop // 2:06d}.tar.0.tmp").write_bytes(b"half")
-    before = finished("a")
-    with pytest.raises(Killed):
-        write_shards("a", interrupted_samples(before + 3, before), per_shard=2, resume=True)
-    assert finished("a") == before + 2
-    rest = map(sample, range(finished("a"), 7))
-    write_shards("a", rest, per_shard=2, resume=True)
-    write_shards("b", map(sample, range(7)), per_shard=2)
-    assert contents(work_folder / "a") == contents(work_folder / "b")
-    assert finished("a") == 7
-    assert write_shards("a", [], resume=True) == work_folder / "a/pairs.json"
-    assert contents(work_folder / "a") == contents(work_folder / "b")
-
-
-def test_existing_shards_are_not_overwritten(work_folder: Path) -> None:
-    assert finished("a") == 0
-    write_shards("a", map(sample, range(4)), per_shard=2)
-    before = contents(work_folder / "a")
-    with pytest.raises(FileExistsError, match="2 shards 'pairs' with 4 samples.*resume=True"):
-        write_shards("a", map(sample, range(9)), per_shard=2)
-    assert contents(work_folder / "a") == before
-    Path("a/pairs-000001.tar").write_bytes(b"cut short")
-    assert finished("a") == 2
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({0: "a.b"}, "'a.b': expected a key"),
-        ({0: "../a"}, "expected a key"),
-        ({0: "/a"}, "expected a key"),
-        ({0: "a/"}, "expected a key"),
-        ({0: ""}, "expected a key"),
-        ({0: "a\n"}, "expected a key"),
-        ({0: "é" * 48}, f"of at most {LONGEST_KEY} bytes"),
-        ({0: "00000"}, "'00000': its key occurs twice in pairs-000000.tar"),
-        ({1: b""}, "expected the bytes of an image file, got b''"),
-        ({1: "text"}, "expected the bytes"),
-        ({2: "gif"}, "suffix 'gif', expected one of jpg, jpeg, png, webp"),
-        ({3: None}, "expected the caption as a string"),
-        ({3: "\ud800"}, "no plain JSON"),
-        ({4: {"caption": "other"}}, "none among the further values"),
-        ({4: {"score": float("nan")}}, "no plain JSON values"),
-        ({4: {"image": b""}}, "no plain JSON values"),
-    ],
-)
-def test_samples_that_cannot_be_stored_are_rejected(
-    changes: dict, message: str, work_folder: Path
-) -> None:
-    wrong = [changes.get(i, part) for i, part in enumerate(sample(1))]
-    with pytest.raises(ValueError, match=message):
-        write_shards("a", [sample(0), wrong])
-    assert contents(work_folder / "a") == {}
-
-
-def test_writer_rejects_no_samples_and_invalid_options(work_folder: Path) -> None:
-    with pytest.raises(ValueError, match="no sample"):
-        write_shards("a", [])
-    with pytest.raises(ValueError, match="per_shard"):
-        write_shards("a", [sample(0)], per_shard=0)
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)

@@ -254,7 +254,7 @@ class DefectivePairs:
         if self.builder != "image_text_shards":
             (self.path / "pairs.json").write_text(json.dumps(self.rows))
             return self.path / "pairs.json"
-        from lavis_mafa.datasets.shards import write_shards
+        from shard_files import write_shards
 
         index = self.path / "shards" / "pairs.json"
         if index.exists():

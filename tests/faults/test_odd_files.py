@@ -16,6 +16,7 @@ import pytest
 import yaml
 from faulty_runs import run_here, toy
 from PIL import Image
+from shard_files import write_shards
 
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.datasets import pair_conversion
@@ -24,7 +25,6 @@ from lavis_mafa.datasets.annotation_rows import Problem, Row
 from lavis_mafa.datasets.image_text_shards import ImageTextShardsTrain, listed
 from lavis_mafa.datasets.judgements import read_judgements
 from lavis_mafa.datasets.pair_conversion import converted
-from lavis_mafa.datasets.shards import write_shards
 from lavis_mafa.io.cache import _TEMPORARY
 from lavis_mafa.io.yaml_files import MOST_NODES, check_yaml
 from lavis_mafa.mining.judged_pairs import Judged

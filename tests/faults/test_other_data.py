@@ -11,12 +11,12 @@ import pytest
 from faulty_runs import run_here
 from PIL import Image
 from runs import PROCESSORS, TOY, write_toy_config
+from shard_files import write_shards
 
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.datasets.data_identity import SAMPLED, DataIdentity
 from lavis_mafa.datasets.image_text_json import ImageTextTrain
 from lavis_mafa.datasets.image_text_shards import ImageTextShardsTrain
-from lavis_mafa.datasets.shards import write_shards
 from lavis_mafa.models.con_d import kept_images as of_con_d
 from lavis_mafa.problems import ConfigError
 

@@ -12,13 +12,13 @@ from conftest import ROOT
 from judged_cases import page_data
 from omegaconf import OmegaConf
 from PIL import Image
+from shard_files import write_shards
 from small_world import CONFIG, call, con_d
 
 from lavis_mafa.cli import main
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.datasets.image_text_json import ImageTextJsonBuilder
 from lavis_mafa.datasets.image_text_shards import ImageTextShardsBuilder
-from lavis_mafa.datasets.shards import write_shards
 from lavis_mafa.metrics.known_truth import known_pairs
 from lavis_mafa.mining.judged_pairs import INVALID, UNKNOWN, VALID, Judged
 
