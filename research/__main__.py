@@ -10,7 +10,6 @@ from lavis_mafa import cli
 # As those of `lavis_mafa.cli`.
 COMMANDS = {
     "study": ("research.study", "run the systems of a study file and compare them"),
-    "compare": ("research.compare", "run the study of methods in all worlds"),
     "profile": ("research.profile", "how soft labels are distributed in a mini-batch"),
     "vision": ("research.vision", "accuracy of MLM with and without the image"),
     "image-start": (

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo; return the exit status."""
-    # Imports LAVIS, which takes seconds that ``--help`` need not wait.
+    print("importing torch, transformers and LAVIS", flush=True)
     from research.study import conduct
 
     began, family = time.time(), "blip2" if args.family == "stage2" else args.family

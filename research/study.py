@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import yaml
 
@@ -172,10 +173,17 @@ def conduct(plan: Plan, path: Path | None = None) -> tuple[Results, int]:
     Args:
         path: of the Markdown file; None: in the folder of the page.
     """
-    # A termination signal must stop the runs as well: `run_all` does it while an exception unwinds.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    jobs, at_once = plan.jobs, plan.study.file.at_once
+
+    def stop(number: int, _: object) -> NoReturn:
+        done = sum(job.done for job in jobs.values())
+        print(f"\nstopping: {done} of {len(jobs)} runs are done, the others save their state.")
+        print(f"All of it is kept in {plan.output}; rerun the command to go on", flush=True)
+        sys.exit(128 + number)  # while it unwinds, `run_all` stops the runs
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
     with exclusive(plan.output):
-        jobs, at_once = plan.jobs, plan.study.file.at_once
         left = sum(not job.done for job in jobs.values())
         print(f"{len(jobs)} runs, {left} to do, {at_once} at the same time", flush=True)
         # Measured beside the runs that are left: no core waits, and a stopped study has figures.

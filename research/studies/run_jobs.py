@@ -7,9 +7,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from statistics import fmean
 
 from lavis_mafa.io.files import ROOT, write_text
 from lavis_mafa.runners.run_log import read_log
@@ -17,6 +18,14 @@ from research.studies.plan import COMMAND, DONE, FIGURES, Job
 
 POLL_SECONDS = 0.25
 PRINT_SECONDS = 15.0
+# Runs a module once something is written to the process, whose imports are done before.
+_PREPARED = """
+import runpy, sys
+import lavis_mafa.runners.session
+if sys.stdin.read(1):
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
 
 
 @contextmanager
@@ -57,7 +66,9 @@ def run_all(
     running: dict[str, subprocess.Popen[bytes]] = {}
     failed: dict[str, str] = {}
     began = printed = time.time()
-    finished = 0  # here, not by an earlier call
+    prepared: dict[str, subprocess.Popen[bytes]] = {}  # of the next run, at most
+    begun: dict[str, float] = {}
+    took: dict[str, float] = {}  # seconds, of runs that ended here
     ended: list[str] = []
 
     def say(text: str) -> None:
@@ -73,49 +84,109 @@ def run_all(
                     waiting.remove(name)
                 elif jobs[name].needs <= done and len(running) < at_once:
                     say(f"begins: {jobs[name].title}")
-                    running[name] = _start(jobs[name])
+                    begun[name] = time.time()
+                    if name not in prepared:
+                        prepared[name] = _prepare(jobs[name])
+                    running[name] = _start(jobs[name], prepared.pop(name))
                     waiting.remove(name)
+            following = [name for name in waiting if jobs[name].needs <= done | running.keys()]
+            if following and not prepared and jobs[following[0]].command[0] == "-m":
+                prepared[following[0]] = _prepare(jobs[following[0]])
             if ended and after is not None:
                 after()
             time.sleep(POLL_SECONDS)
             ended = [name for name, process in running.items() if process.poll() is not None]
             for name in ended:
+                took[name] = time.time() - begun[name]
                 if running.pop(name).returncode:
                     failed[name] = _why(jobs[name])
                     say(f"FAILED: {jobs[name].title}")
                 else:
                     write_text(jobs[name].folder / DONE, jobs[name].key)
                     done.add(name)
-                    finished += 1
             if time.time() - printed > PRINT_SECONDS and running:
                 printed = time.time()
                 parts = [f"{len(done)}/{len(jobs)} runs"]
-                if finished:
-                    minutes = (len(jobs) - len(done)) * (printed - began) / finished / 60
-                    parts[0] += f", about {minutes:.0f} min left"
+                spent = {name: printed - begun[name] for name in running}
+                left = _seconds_left(jobs, [*running, *waiting], spent, took, at_once)
+                if left is not None:
+                    parts[0] += f", about {left / 60:.0f} min left"
                 say("   ".join([*parts, *(f"{one}: {_progress(jobs[one])}" for one in running)]))
     finally:
-        for process in running.values():
+        for process in (*running.values(), *prepared.values()):
             process.terminate()
-        for process in running.values():
+        for process in (*running.values(), *prepared.values()):
             process.wait()
     return failed
 
 
-def _start(job: Job) -> subprocess.Popen[bytes]:
+def _seconds_left(
+    jobs: Mapping[str, Job],
+    left: Collection[str],
+    spent: Mapping[str, float],
+    took: Mapping[str, float],
+    at_once: int,
+) -> float | None:
+    """Return how long the runs ``left`` will take; None if nothing is known yet.
+
+    A run that logs epochs takes as long for each of the others; one of which nothing is known, as
+    long as the runs that are known.
+
+    Args:
+        spent, took: seconds since running ones have begun, and of those that are done.
+    """
+    known = {name: one for name in spent if (one := _forecast(jobs[name], spent[name])) is not None}
+    lengths = {**took, **known}
+    if not lengths:
+        return None
+    mean = fmean(lengths.values())
+    own = {name: max(lengths.get(name, mean) - spent.get(name, 0.0), 0.0) for name in left}
+
+    def path(name: str) -> float:
+        return own[name] + max((path(one) for one in jobs[name].needs if one in own), default=0.0)
+
+    return max(sum(own.values()) / at_once, *map(path, left))
+
+
+def _forecast(job: Job, spent: float) -> float | None:
+    """Return how many seconds a running job takes by its epochs; None if none has ended."""
+    epochs = [one["time"] for one in read_log(job.folder, "epoch")]
+    if not epochs:
+        return None
+    total = read_log(job.folder, "config")[-1]["config"]["run"]["max_epoch"]
+    return spent + (total - len(epochs)) * spent / len(epochs) - (time.time() - epochs[-1])
+
+
+def _prepare(job: Job) -> subprocess.Popen[bytes]:
+    """Return a process that imports what the job needs and waits."""
     job.folder.mkdir(parents=True, exist_ok=True)
-    write_text(job.folder / COMMAND, job.record)
-    (job.folder / FIGURES).unlink(missing_ok=True)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "TQDM_DISABLE": "1",
+    }
+    first, *rest = job.command
+    command = ["-c", _PREPARED, *rest] if first == "-m" else job.command
     with open(job.folder / "console.log", "wb") as console:
         return subprocess.Popen(
-            [sys.executable, *job.command],
+            [sys.executable, *command],
+            stdin=subprocess.PIPE,
             stdout=console,
             stderr=subprocess.STDOUT,
             env=environment,
             cwd=ROOT,
             close_fds=False,  # the process inherits the lock of `exclusive`
         )
+
+
+def _start(job: Job, process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+    write_text(job.folder / COMMAND, job.record)
+    (job.folder / FIGURES).unlink(missing_ok=True)
+    assert process.stdin is not None
+    with suppress(BrokenPipeError), process.stdin:  # one that has ended is seen by `run_all`
+        process.stdin.write(b"\n")
+    return process
 
 
 def _why(job: Job) -> str:

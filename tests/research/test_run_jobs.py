@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -149,3 +150,51 @@ def test_folder_is_locked_by_one_command(tmp_path):
     with exclusive(tmp_path):
         assert orphan.poll() is not None or time.time() - start > 0.5
     orphan.wait()
+
+
+@pytest.mark.parametrize("epochs, expected", [(None, None), (0, None), (1, True), (2, True)])
+def test_time_left_is_that_of_the_longest_path_or_of_all_work(tmp_path, epochs, expected):
+    """a, done in 10 s, and b, which has run for 20 s; c needs b, and four more are independent."""
+    jobs = counting_jobs(tmp_path)
+    for name in "defg":
+        jobs[name] = Job(name, name, [], tmp_path / name)
+    if epochs is not None:
+        jobs["b"].folder.mkdir()
+        lines = [{"kind": "config", "config": {"run": {"max_epoch": 4}}}]
+        lines += [{"kind": "epoch", "time": time.time()} for _ in range(epochs)]
+        (tmp_path / "b/log.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in lines))
+    left = [name for name in jobs if name != "a"]
+    took = {"a": 10.0} if epochs else {}
+    seconds = run_jobs._seconds_left(jobs, left, {"b": 20.0}, took, at_once=2)
+    if expected is None:
+        assert seconds is None
+        return
+    # One epoch of four: b takes 80 s, the mean is 45 s; two: 40 s and 25 s.
+    assert seconds == pytest.approx({1: (60 + 5 * 45) / 2, 2: (20 + 5 * 25) / 2}[epochs], abs=1)
+    b, mean = (60, 45) if epochs == 1 else (20, 25)
+    assert run_jobs._seconds_left(jobs, ["b", "c"], {"b": 20.0}, took, 2) == pytest.approx(
+        b + mean, abs=1
+    )
+
+
+def test_the_next_run_is_imported_before_its_turn(tmp_path, monkeypatch):
+    """It waits until those that it needs are done, and ends with a study that stops."""
+    (tmp_path / "late.py").write_text(
+        "import os, sys\n"
+        "assert __name__ == '__main__' and os.path.exists(sys.argv[1] + '/a/done')\n"
+    )
+    monkeypatch.setattr(
+        run_jobs,
+        "_PREPARED",
+        f"open({str(tmp_path / 'ready')!r}, 'a').close()" + run_jobs._PREPARED,
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    jobs = counting_jobs(tmp_path, steps=30, pause=0.1)
+    command = ["-m", "late", str(tmp_path)]
+    late = Job("late", "late", command, tmp_path / "late", frozenset(["a"]), key="1")
+    seen = []
+
+    def after():
+        seen.append((tmp_path / "ready").exists())
+
+    assert run_all({"a": jobs["a"], "late": late}, 1, after) == {} and late.done and seen == [True]

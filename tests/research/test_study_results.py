@@ -6,7 +6,9 @@ import copy
 import importlib
 import json
 import logging
+import os
 import re
+import signal
 import sys
 from xml.etree import ElementTree
 
@@ -360,6 +362,30 @@ def test_finished_rows_are_skipped_and_failures_reported(tmp_path, fake_runs, ca
     assert run_small_study(tmp_path, **shows) == 0
     assert started[8:] == ["mined, M=128, train, seed 3", "mined, M=128, test, seed 3"]
     assert "10 runs, 2 to do" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stopped_study_says_what_is_kept(tmp_path, fake_runs, monkeypatch, capsys, number):
+    real = command.run_all
+    before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)]
+
+    def killed(jobs, at_once, after):
+        real({name: job for name, job in list(jobs.items())[:3]}, at_once, after)
+        for job in list(jobs.values())[:3]:
+            (job.folder / "done").write_text(job.key)
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(command, "run_all", killed)
+    try:
+        with pytest.raises(SystemExit) as stop:
+            run_small_study(tmp_path)
+    finally:
+        for one, handler in zip((signal.SIGTERM, signal.SIGINT), before, strict=True):
+            signal.signal(one, handler)
+    assert stop.value.code == 128 + number
+    printed = capsys.readouterr().out
+    assert "stopping: 3 of 10 runs are done" in printed
+    assert f"kept in {tmp_path / 'out'}; rerun the command" in printed
 
 
 EDITS = {  # by what is edited: the runs that are started again
