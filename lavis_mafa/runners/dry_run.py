@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lavis_mafa.algorithm.tokens import CUT, UNKNOWN
 from lavis_mafa.models.con_d.frozen import models_beside
 from lavis_mafa.models.con_d.kept_images import kept_images
 from lavis_mafa.runners.forecast import forecast
@@ -61,6 +63,7 @@ def dry_run(runner: RunnerMafa) -> list[str]:
     lines += [found.line, *([found.warning] if found.warning else [])] if found else []
     batch = next(iter(runner.loaders.train(plan, 0, 0)))
     samples = runner.loaders.to_device(batch)
+    lines += _captions_line(samples, runner._model)
     samples.update(epoch=0, num_iters_per_epoch=plan.steps, iters=0, grouped=plan.grouped)
     # Not `runner.model`, which would compile, and wait for other ranks.
     runner._model.to(runner.device).train()
@@ -104,6 +107,20 @@ def dry_run(runner: RunnerMafa) -> list[str]:
         f"memory per rank, estimated: {total / _MIB:.0f} MiB (weights {weights / _MIB:.0f}, "
         f"gradients {of_training / _MIB:.0f}, AdamW {2 * of_training / _MIB:.0f}, frozen models "
         f"{of_frozen / _MIB:.0f}, activations {activations / _MIB:.0f})",
+    ]
+
+
+def _captions_line(samples: Mapping[str, Any], model: Any) -> list[str]:
+    """Return a warning if many captions of a mini-batch are cut, or have no known word."""
+    size = len(samples["text_input"])
+    counts = {"are cut": samples.get(CUT, 0), "have no word that it knows": samples.get(UNKNOWN, 0)}
+    told = [f"{count / size:.0%} {what}" for what, count in counts.items() if count > size / 10]
+    if not told:
+        return []
+    return [
+        f"WARNING: of {size} captions, {' and '.join(told)}: the model reads {model.max_txt_len} "
+        "tokens of its vocabulary. Raise model.max_txt_len (and text_processor.train.max_words), "
+        "or make a vocabulary of your captions: lavis-mafa check-data FILES --vocab vocab.txt"
     ]
 
 

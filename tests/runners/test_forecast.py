@@ -33,6 +33,10 @@ def start(folder, how, **changes):
         ({"run__warmup_steps": 1000, "run__warmup_share": 0.5}, None),
         ({"run__accum_grad_iters": 10}, "run.accum_grad_iters: 10 mini-batches make one"),
         ({"run__accum_grad_iters": 9}, None),
+        (
+            {"model__max_txt_len": 4},
+            "WARNING: of 8 captions, 100% are cut: the model reads 4 tokens",
+        ),
         ({"model__mafa__soft_labels__type": "momentum", "model__queue_size": 217}, "never reached"),
         ({"model__mafa__soft_labels__type": "momentum", "model__queue_size": 216}, None),
     ],
@@ -45,7 +49,7 @@ def test_settings_that_do_not_fit(tmp_path, capsys, caplog, changes, message):
         assert message in text and "WARNING" in text, text
     else:
         assert "is not below" not in text and "make one" not in text, text
-        assert "never reached" not in text, text
+        assert "never reached" not in text and "are cut" not in text, text
 
 
 @pytest.mark.parametrize("how", BOTH)
