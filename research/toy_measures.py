@@ -24,6 +24,7 @@ from lavis_mafa.metrics.recall import (
 from lavis_mafa.models.inference.many_pairs import ManyPairs
 from lavis_mafa.models.inference.rerank import MAX_TOKENS, encode_split, rerank
 from lavis_mafa.models.recorded_sizes import places_in
+from lavis_mafa.pages.charts import Bars
 from lavis_mafa.runners.run_log import mean_of, read_log
 from lavis_mafa.toyworld import ToyScenesBuilder, ToyScenesEval
 from lavis_mafa.toyworld.builder import DETAILED
@@ -162,25 +163,27 @@ def negatives_of(folder: Path) -> dict[str, float | None]:
     return {name: mean_of(last, [f"{name}_{d}" for d in DIRECTIONS]) for name in RATES}
 
 
-def headline(figures: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return in words what mining did to false negatives, and how good the systems are.
+def headline(figures: Mapping[str, Mapping[str, Any]]) -> tuple[str, list[Bars]]:
+    """Return in words what mining did to false negatives, and how good the systems are as bars.
 
     Args:
         figures: what was measured of systems by the name of their run, each with its ``name``.
     """
     grit, mafa = figures.get("grit", {}), figures.get("mafa", {})
     before, after = (one.get("false_negative_rate_in_itm") for one in (grit, mafa))
-    sentences = []
+    text = ""
     if before is not None and after is not None:
-        sentences.append(
+        text = (
             f"Of the hard negatives that {grit['name']} teaches as 'no match', {before:.0%} do "
-            f"match, of those of {mafa['name']} {after:.0%}".replace("%", " %")
+            f"match, of those of {mafa['name']} {after:.0%}.".replace("%", " %")
         )
-    for title, key, digits in (
-        ("R@1 against any valid pair", "any_r1", ".1f"),
-        ("ITM's AUC", "itm_auc", ".3f"),
+    bars = []
+    for title, key, scale, low, high in (
+        ("Taught as no match, but do match (percent)", "false_negative_rate_in_itm", 100, 0, 100),
+        ("First search result valid (R@1, percent)", "any_r1", 1, 0, 100),
+        ("ITM tells valid pairs from others (AUC, .5 to 1)", "itm_auc", 1, 0.5, 1),
     ):
-        known = [one for one in figures.values() if one.get(key) is not None]
-        shown = [f"{one[key]:{digits}} ({one['name']})" for one in known]
-        sentences += [f"{title}: {', '.join(shown)}"] if shown else []
-    return " ".join(f"{sentence}." for sentence in sentences)
+        systems = [one for run, one in figures.items() if run != "con_d"]
+        values = {one["name"]: scale * one[key] for one in systems if one.get(key) is not None}
+        bars += [Bars(title, values, low, high)] if values else []
+    return text, bars

@@ -247,8 +247,8 @@ class MafaModel:
                 return model_cls.from_config(cfg)
             except OSError as error:
                 raise OSError(
-                    f"{name} cannot be built: its weights or tokenizer are not in the cache and "
-                    f"cannot be downloaded ({str(error).splitlines()[0]}). Load it once with a "
+                    f"{name} cannot be built: what its published config names, which is no setting "
+                    f"of yours, cannot be had: {str(error).splitlines()[0]}. Load it once with a "
                     "network, or ask for random weights: load_model(..., random_weights=True)"
                 ) from error
         logging.warning("%s is built with random weights, as asked for", name)

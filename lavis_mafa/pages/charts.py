@@ -69,6 +69,16 @@ class Curve:
 
 
 @dataclass
+class Bars:
+    """A bar for each value of ``values``, by its name; the axis goes from ``low`` to ``high``."""
+
+    title: str
+    values: dict[str, float]
+    low: float = 0.0
+    high: float = 1.0
+
+
+@dataclass
 class Table:
     """A table. ``highlight_best`` maps a column's name to "max" or "min"; ties are all marked. A
     page shows no more than the title of a ``folded`` one until it is opened."""

@@ -23,12 +23,13 @@ from PIL import Image
 from lavis_mafa.io.files import flat
 from lavis_mafa.metrics.binary import bin_of
 from lavis_mafa.metrics.known_truth import INVALID, UNKNOWN, VALID
-from lavis_mafa.pages.charts import Cell, Curve, Table
+from lavis_mafa.pages.charts import Bars, Cell, Curve, Table, format_number
 from lavis_mafa.pages.html import data_uri, write_page
 
 Show = Callable[[int], tuple[Image.Image | None, str]]  # image and caption of a sample
 
 THUMBNAIL = 192  # longest side of an embedded image, pixels
+_EXAMPLES = 3  # pairs at the top of a page
 _PROBABILITY_BINS = 1000  # of probabilities that are given one by one
 
 
@@ -115,6 +116,7 @@ def write_report(
     title: str,
     headline: str,
     intro: str = "",
+    bars: Sequence[Bars] = (),
     tables: Iterable[Table] = (),
     curves: Iterable[Curve] = (),
     connections: Iterable[Mined] = (),
@@ -127,7 +129,9 @@ def write_report(
 
     An existing report is replaced in one step, so a reader never sees a partial file. ``headline``
     summarises the results in sentences with the page's own figures; ``intro`` explains it, in plain
-    text whose blank lines separate paragraphs. ``connections`` may be a generator: its images
+    text whose blank lines separate paragraphs. Up to three connections follow that Con-D calls a
+    match, those first that are known to be one. With ``bars`` the page begins with them and the
+    first two paragraphs, and all else is folded. ``connections`` may be a generator: its images
     are read one at a time. Each distinct image is embedded once, at most 192 px wide and high (some
     5 to 10 kB for a photograph). Nested ``settings`` are shown with dotted names.
 
@@ -161,6 +165,8 @@ def write_report(
         "report_template.html",
         title=title,
         headline=headline,
+        examples=_examples(cards, images),
+        bars=bars,
         intro=[part for part in re.split(r"\n\s*\n", intro) if part.strip()],
         shown={key: name for key, (name, content) in sections.items() if content},
         tables=tables,
@@ -206,3 +212,19 @@ def _gallery(connections: Iterable[Mined]) -> tuple[list[dict[str, Any]], list[s
         for one in connections
     ]
     return cards, images
+
+
+def _examples(cards: Sequence[Mapping[str, Any]], images: Sequence[str]) -> list[dict[str, Any]]:
+    """Return image, caption, truth and judgement of pairs that were judged to be a match."""
+    found: dict[tuple[int, str], dict[str, Any]] = {}
+    positive = [one for one in cards if one["state"] == "positive" and one["truth"] is not False]
+    for one in sorted(positive, key=lambda one: (one["truth"] is None, -one["p"])):
+        image, text = one["anchor"], one["mined"]
+        if one["direction"] == "t2i":
+            image, text = text, image
+        address = images[image[0]] if image[0] >= 0 else ""
+        judge = f"{one['score'] or 'Con-D: P'} = {format_number(one['p'])}"
+        about = {"image": address, "caption": text[1], "truth": one["truth"], "judge": judge}
+        if all(image[0] != seen and text[1] != words for seen, words in found):
+            found[image[0], text[1]] = about
+    return list(found.values())[:_EXAMPLES]

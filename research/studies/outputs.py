@@ -12,7 +12,7 @@ from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.mining.gallery import connections_of, view_data
 from lavis_mafa.mining.model_and_data import recorded_data
 from lavis_mafa.mining.run_records import read_run
-from lavis_mafa.pages.charts import Curve, Series, curves_svg
+from lavis_mafa.pages.charts import Bars, Curve, Series, curves_svg
 from lavis_mafa.pages.report_page import Mined, write_report
 from lavis_mafa.pages.tables import markdown_section
 from lavis_mafa.runners.run_log import LOG, mean_of, read_log
@@ -47,10 +47,12 @@ def write_all(results: Results, path: Path, page: Path) -> None:
     else:
         write_text(picture, svg)
     logged = [_log_curve(results, curve) for curve in study.file.curves] if plan else []
+    headline, bars = _headline(results)
     write_report(
         page,
         title=study.file.title,
-        headline=_headline(results),
+        headline=headline,
+        bars=bars,
         intro=study.file.about,
         tables=[*tables_of(results, mark_best=True), rows_table(results)],
         curves=[*curves, *logged],
@@ -63,8 +65,9 @@ def write_all(results: Results, path: Path, page: Path) -> None:
     )
 
 
-def _headline(results: Results) -> str:
-    return (headline_of(results.plan) if results.plan else "") or outcome(results)
+def _headline(results: Results) -> tuple[str, list[Bars]]:
+    text, bars = headline_of(results.plan) if results.plan else ("", [])
+    return text or outcome(results), bars
 
 
 def _notes(results: Results) -> list[str]:
@@ -89,7 +92,7 @@ def markdown(results: Results, picture: str = "") -> str:
         f"# {file.title}",
         f"{source}lavis_mafa {origin['version']}, torch {origin['torch']}, {origin['date']}:",
         f"```bash\n{origin['command']}\n```",
-        *(text for text in (_headline(results), file.about) if text),
+        *(text for text in (_headline(results)[0], file.about) if text),
     ]
     for table in tables_of(results):
         parts.append(markdown_section(table))

@@ -18,6 +18,7 @@ import torch
 
 from lavis_mafa._version import __version__
 from lavis_mafa.io.files import write_json
+from lavis_mafa.pages.charts import Bars
 from lavis_mafa.runners.con_d_check import RECORD
 from lavis_mafa.runners.run_log import mean_of, read_log
 from research.studies.plan import FIGURES, Job, Plan, shows_shared
@@ -213,11 +214,11 @@ def function_named(study: Study, key: str, given: str) -> Callable[..., Any]:
     return function
 
 
-def headline_of(plan: Plan) -> str:
-    """Return the study's headline of what was measured so far; "" if it has none."""
+def headline_of(plan: Plan) -> tuple[str, list[Bars]]:
+    """Return the study's headline of what was measured so far, and its bars; "" if it has none."""
     study = plan.study
     if not study.file.headline:
-        return ""
+        return "", []
     figures: dict[str, dict[str, Any]] = {}
     for row in study.rows:
         jobs = plan.of[row.name] if shows_shared(study, row) else {}
@@ -225,8 +226,8 @@ def headline_of(plan: Plan) -> str:
         means = {key: one.mean for key, one in spreads_of(shown).get(row.name, {}).items()}
         if means:
             figures[row.run] = {**means, "name": row.name}
-    text: str = function_named(study, "headline", study.file.headline)(figures)
-    return text
+    text, bars = function_named(study, "headline", study.file.headline)(figures)
+    return text, bars
 
 
 def measure_all(plan: Plan, complete: bool = True) -> None:

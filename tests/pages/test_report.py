@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from lavis_mafa.algorithm.mining import AMBIGUOUS, KEPT, POSITIVE, MiningRule
-from lavis_mafa.pages.charts import COLOURS, Curve, Series, Table, curves_svg, format_number
+from lavis_mafa.pages.charts import COLOURS, Bars, Curve, Series, Table, curves_svg, format_number
 from lavis_mafa.pages.report_page import Judgements, Mined, write_report
 
 EVIL = """</script><script>alert("x")</script><!-- {{data}} & 'q' "><img src=x onerror=a()>"""
@@ -105,7 +105,8 @@ def report_arguments(text: str) -> dict:
     return {
         "title": text,
         "headline": text,
-        "intro": text,
+        "intro": "\n\n".join([text] * 3),
+        "bars": [Bars(text, {text: 1.0})],
         "tables": [table],
         "curves": [curve, Curve(text)],
         "connections": [mined],
@@ -464,3 +465,50 @@ def test_page_holds_the_judgements(tmp_path):
     assert shown == {"probabilities"}
     with pytest.raises(ValueError, match="expected 0 <= low <= high <= 1"):
         write_page(tmp_path, thresholds=(0.8, 0.5))
+
+
+# The top of the page
+
+
+def test_three_pairs_that_match_come_first(tmp_path):
+    """Those known to match before those that Con-D calls a match; no image or caption twice."""
+    picture = [random_image(seed) for seed in range(9)]
+
+    def mined(n, truth=True, state="positive", caption=None, p=0.9, **changes):
+        own = {"anchor_image": picture[n], "mined_caption": caption or f"text {n}"}
+        return make_mined(**own, truth=truth, state=state, probability=p, **changes)
+
+    other = {"anchor_caption": "anchor's", "mined_image": picture[8]}
+    cards = [
+        mined(0, truth=None, p=0.99),
+        mined(1, truth=False, p=0.98),
+        mined(2, state="ambiguous", p=0.97),
+        mined(3, p=0.85),
+        mined(4, caption="text 3", p=0.84),
+        mined(3, caption="another", p=0.83),
+        mined(5, direction="t2i", p=0.87, **other),
+    ]
+    page = write_page(tmp_path, connections=cards)
+    text = " ".join(" ".join(page.texts).split())
+    told = "Taught as no match , and it matches. Con-D: P = "
+    assert (
+        f"anchor's {told}0.870 text 3 {told}0.850 text 0 Taught as no match . Con-D: P = 0.990"
+        in text
+    )
+    shown = [attrs["src"] for tag, attrs in page.tags if tag == "img"]
+    places = [page.data["cards"][n]["anchor"][0] for n in (3, 0)]
+    places.insert(0, page.data["cards"][6]["mined"][0])
+    assert shown == [page.data["images"][place] for place in places]
+
+
+def test_bars_lead_and_all_else_is_folded(tmp_path):
+    bars = [Bars("R@1", {"a": 30.0, "b": 75.0}, 0, 100), Bars("AUC", {"a": 0.75}, 0.5, 1)]
+    parts = {"tables": [Table("t", ["x"], [[1]])], "notes": ["n"], "settings": {"k": 1}}
+    page = write_page(tmp_path, bars=bars, intro="one\n\ntwo\n\nthree", **parts)
+    widths = [attrs["style"] for tag, attrs in page.tags if tag == "i"]
+    assert widths == ["width:30.0%", "width:75.0%", "width:50.0%"]
+    details = [tag for tag, _ in page.tags if tag in ("details", "section", "nav")]
+    assert details == ["details", *["section", "details"] * 6]
+    assert "three" in page.texts
+    plain = write_page(tmp_path, intro="one\n\ntwo\n\nthree", **parts)
+    assert not [tag for tag, _ in plain.tags if tag == "details"]

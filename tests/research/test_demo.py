@@ -99,11 +99,16 @@ def test_a_lift_is_not_scaled_to_percent(tmp_path):
 def test_headline_follows_from_the_figures():
     grit = {"name": "GRIT-VLP", "false_negative_rate_in_itm": 0.31, "itm_auc": 0.9312}
     mafa = {"name": "MAFA", "false_negative_rate_in_itm": 0.15, "any_r1": 64.0, "itm_auc": None}
-    assert headline({"grit": grit, "mafa": mafa}) == (
+    start = {"name": "Con-D, where all start", "any_r1": 1.0}
+    text, (false, retrieval, matching) = headline({"con_d": start, "grit": grit, "mafa": mafa})
+    assert text == (
         "Of the hard negatives that GRIT-VLP teaches as 'no match', 31 % do match, of those of "
-        "MAFA 15 %. R@1 against any valid pair: 64.0 (MAFA). ITM's AUC: 0.931 (GRIT-VLP)."
+        "MAFA 15 %."
     )
-    assert headline({"grit": {"name": "GRIT-VLP"}}) == ""
+    assert (false.values, false.high) == ({"GRIT-VLP": 31.0, "MAFA": 15.0}, 100)
+    assert retrieval.values == {"MAFA": 64.0}
+    assert (matching.values, matching.low) == ({"GRIT-VLP": 0.9312}, 0.5)
+    assert headline({"grit": {"name": "GRIT-VLP"}}) == ("", [])
 
 
 def test_package_without_a_checkout_says_where_the_demo_is(monkeypatch, tmp_path, capsys):
