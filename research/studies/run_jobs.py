@@ -149,12 +149,14 @@ def _seconds_left(
 
 
 def _forecast(job: Job, spent: float) -> float | None:
-    """Return how many seconds a running job takes by its epochs; None if none has ended."""
-    epochs = [one["time"] for one in read_log(job.folder, "epoch")]
-    if not epochs:
+    """Return how many seconds a job that runs since ``spent`` takes by the epochs that ended since
+    then; None if there are none."""
+    now, epochs = time.time(), [one["time"] for one in read_log(job.folder, "epoch")]
+    since = [ended for ended in epochs if ended > now - spent]
+    if not since:
         return None
     total = read_log(job.folder, "config")[-1]["config"]["run"]["max_epoch"]
-    return spent + (total - len(epochs)) * spent / len(epochs) - (time.time() - epochs[-1])
+    return spent + (total - len(epochs)) * spent / len(since) - (now - epochs[-1])
 
 
 def _prepare(job: Job) -> subprocess.Popen[bytes]:

@@ -161,7 +161,9 @@ def test_time_left_is_that_of_the_longest_path_or_of_all_work(tmp_path, epochs, 
     if epochs is not None:
         jobs["b"].folder.mkdir()
         lines = [{"kind": "config", "config": {"run": {"max_epoch": 4}}}]
-        lines += [{"kind": "epoch", "time": time.time()} for _ in range(epochs)]
+        earlier = [time.time() - 1000] * (1 - epochs % 2)  # of two, one before it was resumed
+        ends = [*earlier, *[time.time()] * (epochs - len(earlier))] if epochs else []
+        lines += [{"kind": "epoch", "time": end} for end in ends]
         (tmp_path / "b/log.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in lines))
     left = [name for name in jobs if name != "a"]
     took = {"a": 10.0} if epochs else {}
@@ -169,9 +171,9 @@ def test_time_left_is_that_of_the_longest_path_or_of_all_work(tmp_path, epochs, 
     if expected is None:
         assert seconds is None
         return
-    # One epoch of four: b takes 80 s, the mean is 45 s; two: 40 s and 25 s.
-    assert seconds == pytest.approx({1: (60 + 5 * 45) / 2, 2: (20 + 5 * 25) / 2}[epochs], abs=1)
-    b, mean = (60, 45) if epochs == 1 else (20, 25)
+    # One epoch of four in 20 s: b takes 80 s, the mean is 45 s; the second one of four: 60, 35 s.
+    b, mean = (60, 45) if epochs == 1 else (40, 35)
+    assert seconds == pytest.approx((b + 5 * mean) / 2, abs=1)
     assert run_jobs._seconds_left(jobs, ["b", "c"], {"b": 20.0}, took, 2) == pytest.approx(
         b + mean, abs=1
     )
