@@ -1,10 +1,10 @@
 """Check your own image-text pairs before training on them.
 
-    lavis-mafa check-data train.json --image-root images/
+    lavis-mafa check-data train.json --images images/
     lavis-mafa check-data hub_folder/ --split train
     lavis-mafa check-data "shards/{00000..00331}.tar"
-    lavis-mafa check-data train.json --image-root images/ --vocab vocab.txt
-    lavis-mafa check-data train.json val.json --image-root images/ --features features/ \\
+    lavis-mafa check-data train.json --images images/ --vocab vocab.txt
+    lavis-mafa check-data train.json val.json --images images/ --features features/ \\
         --encoder resnet50 --weights resnet50.pth
 
 Reads every annotation row (or every sample of tar shards) and every image, and reports what
@@ -30,9 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_column_arguments(parser)
     parser.add_argument("--group-id-key", help="column of group ids; default: no groups")
     parser.add_argument(
+        "--images",
         "--image-root",
         type=existing,
-        help="folder of the image paths; not needed if the images are in the files",
+        metavar="DIR",
+        help="folder that the paths of images are relative to (default: the folder that is given, "
+        "or that of the first file)",
     )
     parser.add_argument(
         "--split",
@@ -94,6 +97,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check the pairs and print the report, or make features."""
+    folder = next(
+        one for one in (Path(args.files[0]), *Path(args.files[0]).parents) if one.is_dir()
+    )
+    args.images = args.images or folder
     if args.features is not None:
         return _make_features(args)
     from lavis_mafa.datasets.data_check import check, render
@@ -108,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         report = check(
             args.files,
-            args.image_root,
+            args.images,
             **columns,
             group_id_key=args.group_id_key,
             split=args.split,
@@ -147,7 +154,7 @@ def _make_features(args: argparse.Namespace) -> int:
         encoder.mean, encoder.std = args.mean or encoder.mean, args.std or encoder.std
         names = ("image_key", "caption_key", "image_id_key", "split")
         pairs = pictures_of(
-            args.files, args.image_root, **{name: getattr(args, name) for name in names}
+            args.files, args.images, **{name: getattr(args, name) for name in names}
         )
         how = (args.views, part, args.batch_size, args.workers)
         for line in make_features(pairs, args.features, encoder, *how):

@@ -192,8 +192,7 @@ def check(
     Args:
         files: annotation files (formats: `datasets.annotation_files`), globs and folders; or tar
             shards, as `datasets.shards.find_shards` takes them.
-        image_root: folder that the image paths are relative to; None if there are no paths, or for
-            that of `files` if it is one of pictures.
+        image_root: folder that the image paths are relative to; None if there are no paths.
         group_id_key: name of the column of groups; None: no groups.
         split: train, val or test: of folders, only the files of this split; None: all.
         workers: threads that read images, at least 1.
@@ -206,7 +205,7 @@ def check(
         `passed_over` files of a folder, or members of tar files, that belong to no sample,
         `images_with_several_captions` (counts), `caption_words`, `width` and `height` (min, median,
         95 %, max; None where there is nothing to measure), `looked_in` (the folder of the images;
-        None without one), `groups` (only with ``group_id_key``: numbers of `groups`, of
+        None if all are in the files), `groups` (only with ``group_id_key``: numbers of `groups`, of
         `groups_with_several_images`, of `pairs` in groups and their `share`, 0 to 1, and the
         `largest_group` with its size, `largest`), and `problems`: by key of `PROBLEMS` the
         findings.
@@ -218,11 +217,9 @@ def check(
             given.
     """
     paths, read = readable(files, split, images=True, group_id_key=group_id_key, **keys)
-    if image_root is None and len(paths) == 1 and paths[0].is_dir():
-        image_root = paths[0]
     if image_root is not None and not os.path.isdir(image_root):
         raise FileNotFoundError(
-            f"image root {os.path.abspath(image_root)} is not a folder (--image-root)"
+            f"image root {os.path.abspath(image_root)} is not a folder (--images)"
         )
     if workers < 1 or (limit is not None and limit < 1):
         raise ValueError(f"expected workers and limit of at least 1, got {workers} and {limit}")
@@ -236,7 +233,7 @@ def check(
             elif image_root is None:
                 raise ValueError(
                     f"{path}, {row.where} has the path of an image, {short(row.image)}: give the "
-                    "folder that paths are relative to (--image-root)"
+                    "folder that paths are relative to (--images)"
                 )
         for name in progress(rows.files, "images", unit=" images"):
             images.add(name)
@@ -255,7 +252,7 @@ def check(
         "caption_words": _distribution(rows.words),
         "width": _distribution([width for width, _ in images.sizes]),
         "height": _distribution([height for _, height in images.sizes]),
-        "looked_in": None if image_root is None else os.path.abspath(image_root),
+        "looked_in": os.path.abspath(image_root) if image_root and rows.files else None,
         **({} if group_id_key is None else {"groups": groups}),
         "problems": problems,
     }
@@ -281,7 +278,7 @@ def render(report: dict[str, Any]) -> str:
     missing = report["problems"]["missing_files"]
     if missing and len(missing) == report["images"]:
         lines.append(
-            "not one of them is there: --image-root must be the folder to which the paths in the "
+            "not one of them is there: --images must be the folder to which the paths in the "
             f"annotation files are relative, such as {missing[0]}"
         )
     for key, name in (
