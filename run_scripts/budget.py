@@ -29,14 +29,14 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "lavis_mafa"
 
 LIMITS = {
-    "package": 27_581,
+    "package": 27_558,
     "downstream": 2_440,
-    "research": 4_029,
-    "test code": 39_342,
+    "research": 4_075,
+    "test code": 39_443,
     "public names": 1_502,
     "config keys": 267,
     "commands": 10,
-    "words of docs": 39_962,
+    "words of docs": 39_960,
     "lines of README": 150,
     "doubled file names": 0,
     "circles of imports": 0,

@@ -59,7 +59,7 @@ def files(tmp_path):
         ["train", "--cfg-path", "albef_toy", "--options", f"run.{EVIL}={EVIL}", "a"],
         ["report", EVIL],
         ["label", "page", EVIL],
-        ["count", "--output", "a", f"--{EVIL}"],
+        ["count", "--cfg-path", "albef_toy", "--output", "a", f"--{EVIL}"],
     ],
     ids=lambda command: command[0],
 )
