@@ -31,8 +31,8 @@ PACKAGE = ROOT / "lavis_mafa"
 LIMITS = {
     "package": 27_558,
     "downstream": 2_440,
-    "research": 4_075,
-    "test code": 39_443,
+    "research": 4_077,
+    "test code": 39_444,
     "public names": 1_502,
     "config keys": 267,
     "commands": 10,

@@ -4,12 +4,9 @@ figures are those of the recorded results, and the rooms import as CONTRIBUTING.
 
 from __future__ import annotations
 
-import argparse
 import ast
-import contextlib
 import importlib
 import importlib.util
-import io
 import json
 import math
 import os
@@ -24,9 +21,9 @@ import pytest
 import torch
 from conftest import ROOT
 from omegaconf import OmegaConf
+from typed_commands import refusal
 
 from lavis_mafa.cli import COMMANDS
-from lavis_mafa.commands import arguments
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.io.project_files import project_file
 
@@ -128,22 +125,6 @@ def checked_config(path, options, evaluates):
     return cfg
 
 
-def check_arguments(commands, name, words):
-    """Parse the words after a command with its own parser."""
-    parser = argparse.ArgumentParser(prog=name)
-    importlib.import_module(commands[name][0]).add_arguments(parser)
-    parser.add_argument("--plugin", action="append")
-    error, exists = io.StringIO(), Path.exists
-    with contextlib.redirect_stderr(error), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "exists", lambda path: not path.is_absolute() or exists(path))
-        for check in ("is_run", "find_config"):  # `checked_config` looks for the config
-            patch.setattr(arguments, check, lambda name: name)
-        try:
-            parser.parse_args(words)
-        except SystemExit as stop:
-            assert not stop.code, error.getvalue()
-
-
 @pytest.mark.parametrize("command", commands(), ids=lambda command: command[:60])
 def test_commands_are_accepted(command):
     if "-m research" in command and not (ROOT / "research").is_dir():
@@ -159,12 +140,12 @@ def test_commands_are_accepted(command):
         assert importlib.util.find_spec(module), f"no such module: {module}"
     if module == "research" and "--help" not in words:
         research = importlib.import_module("research.__main__").COMMANDS
-        check_arguments(research, following[module], words[words.index(module) + 2 :])
+        assert refusal(research, following[module], words[words.index(module) + 2 :]) == ""
     name = following.get("lavis-mafa", "--help")
     assert name in (*COMMANDS, "--help")
     is_mention = all(word.isalpha() and word.islower() for word in words[2:])
     if name != "--help" and not is_mention:
-        check_arguments(COMMANDS, name, words[words.index(name) + 1 :])
+        assert refusal(COMMANDS, name, words[words.index(name) + 1 :]) == ""
     config = following.get("--cfg-path")
     evaluates = name == "evaluate" or any(w.endswith("evaluate.py") for w in words)
     if script := following.get("run_scripts/mafa/eval.sh"):

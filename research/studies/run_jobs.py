@@ -137,9 +137,11 @@ def _seconds_left(
     """
     known = {name: one for name in spent if (one := _forecast(jobs[name], spent[name])) is not None}
     lengths = {**took, **known}
-    if not lengths:
+    trains = {name for name in jobs if jobs[name].config}  # others say nothing about those
+    alike = [one for name, one in lengths.items() if name in trains or not trains & {*left}]
+    if not alike:
         return None
-    mean = fmean(lengths.values())
+    mean = fmean(alike)
     own = {name: max(lengths.get(name, mean) - spent.get(name, 0.0), 0.0) for name in left}
 
     def path(name: str) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import importlib
 import json
@@ -11,6 +10,7 @@ import sys
 
 import pytest
 from conftest import ROOT
+from typed_commands import refusal
 
 from lavis_mafa.cli import COMMANDS
 
@@ -42,18 +42,6 @@ def strings(node):
     else:
         for child in ast.iter_child_nodes(node):
             yield from strings(child)
-
-
-def command_errors(command):
-    """Return what the parser of a command refuses; "" if it accepts the command."""
-    name, *words = command.split()[1:]
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    importlib.import_module(COMMANDS[name][0]).add_arguments(parser)
-    try:
-        parser.parse_args(words)
-    except (argparse.ArgumentError, SystemExit) as error:
-        return f"{command}: {error}"
-    return ""
 
 
 def test_there_are_notebooks():
@@ -91,7 +79,9 @@ def test_commands_are_accepted(path):
     texts = [text for cell in code_cells(path) for text in strings(ast.parse(cell))]
     commands = [text for text in texts if text.startswith("lavis-mafa ")]
     assert commands
-    assert [error for error in map(command_errors, commands) if error] == []
+    for command in commands:
+        _, name, *words = command.split()
+        assert refusal(COMMANDS, name, words) == "", command
 
 
 @by_name

@@ -58,9 +58,8 @@ def test_export_command_writes_each_form(state, tmp_path, capsys, form, wrapped)
 
 
 def test_wrong_arguments_are_rejected(tmp_path, capsys):
+    (tmp_path / "out.pth").touch()
     out = str(tmp_path / "out.pth")
-    assert main(["export", str(tmp_path / "none.pth"), out, "--to", "albef_vqa"]) == 1
-    assert "no checkpoint at" in capsys.readouterr().err
     for arguments, message in (
         ([], "--to"),
         (["--to", "albef_caption"], "albef_nlvr"),

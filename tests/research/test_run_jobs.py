@@ -167,6 +167,11 @@ def test_time_left_is_that_of_the_longest_path_or_of_all_work(tmp_path, epochs, 
         (tmp_path / "b/log.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in lines))
     left = [name for name in jobs if name != "a"]
     took = {"a": 10.0} if epochs else {}
+    if epochs == 2:  # what takes no config says nothing of the others
+        jobs["x"] = Job("x", "x", [], tmp_path / "x")
+        took["x"] = 1000.0
+        for name in "abcdefg":
+            jobs[name].config = "config.yaml"
     seconds = run_jobs._seconds_left(jobs, left, {"b": 20.0}, took, at_once=2)
     if expected is None:
         assert seconds is None
@@ -185,11 +190,9 @@ def test_the_next_run_is_imported_before_its_turn(tmp_path, monkeypatch):
         "import os, sys\n"
         "assert __name__ == '__main__' and os.path.exists(sys.argv[1] + '/a/done')\n"
     )
-    monkeypatch.setattr(
-        run_jobs,
-        "_PREPARED",
-        f"open({str(tmp_path / 'ready')!r}, 'a').close()" + run_jobs._PREPARED,
-    )
+    said = f"open({str(tmp_path / 'ready')!r}, 'a').close()\n"
+    program = run_jobs._PREPARED.replace("import lavis_mafa.runners.session\n", said)
+    monkeypatch.setattr(run_jobs, "_PREPARED", program)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
     jobs = counting_jobs(tmp_path, steps=30, pause=0.1)
     command = ["-m", "late", str(tmp_path)]
