@@ -21,7 +21,7 @@ def refusal(commands, name, words):
     error, exists = io.StringIO(), Path.exists
     with contextlib.redirect_stderr(error), pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "exists", lambda path: not path.is_absolute() or exists(path))
-        for check in ("is_run", "find_config"):
+        for check in ("is_run", "config_named"):
             patch.setattr(arguments, check, lambda name: name)
         try:
             parser.parse_args(words)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lavis_mafa.config.config_of_run import LOG, is_run
-from lavis_mafa.io.project_files import find_config
+from lavis_mafa.io.project_files import config_named
 from lavis_mafa.mining import ALL
 
 
@@ -30,9 +31,16 @@ def existing_files(text: str) -> str:
     return text
 
 
+def folder_of_images(given: Path | None, files: Sequence[str]) -> Path:
+    """Return the value of ``--images``: by default the folder that is given, or that of the first
+    file."""
+    first = Path(files[0])
+    return given or next(one for one in (first, *first.parents) if one.is_dir())
+
+
 def _config(text: str) -> str:
     try:
-        find_config(text)
+        config_named(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return text
@@ -125,7 +133,7 @@ def take_run(args: argparse.Namespace) -> None:
     args.checkpoint = [] if isinstance(getattr(args, "checkpoint", None), list) else None
 
 
-def add_data_arguments(parser: argparse.ArgumentParser, run: str = RUN_HELP) -> None:
+def _add_data_arguments(parser: argparse.ArgumentParser, run: str = RUN_HELP) -> None:
     """Add ``--cfg-path``, ``--run``, ``--options`` and ``--split``."""
     add_options(parser, run=run)
     parser.add_argument(
@@ -137,7 +145,7 @@ def add_data_arguments(parser: argparse.ArgumentParser, run: str = RUN_HELP) -> 
 
 def add_config_arguments(parser: argparse.ArgumentParser, run: str = RUN_HELP) -> None:
     """Add ``--cfg-path``, ``--run``, ``--options``, ``--split`` and ``--checkpoint``."""
-    add_data_arguments(parser, run)
+    _add_data_arguments(parser, run)
     add_checkpoint_argument(parser)
 
 

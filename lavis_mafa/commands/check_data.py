@@ -21,7 +21,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lavis_mafa.commands.arguments import add_column_arguments, existing
+from lavis_mafa.commands.arguments import add_column_arguments, existing, folder_of_images
 from lavis_mafa.io.launcher import usable_cores
 
 
@@ -97,10 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check the pairs and print the report, or make features."""
-    folder = next(
-        one for one in (Path(args.files[0]), *Path(args.files[0]).parents) if one.is_dir()
-    )
-    args.images = args.images or folder
+    args.images = folder_of_images(args.images, args.files)
     if args.features is not None:
         return _make_features(args)
     from lavis_mafa.datasets.data_check import check, render

@@ -14,7 +14,7 @@ _HELD_OUT = (0.1, 0.3)  # share of the images, and that of few
 _IMAGES = (20, 30, 1000)  # least; held out where there are few, and many
 
 
-def write_config(data: Sequence[str], images: str | None) -> tuple[Path, str]:
+def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
     """Write a config that trains on the pairs in files, and the vocabulary of a small model.
 
     It mines in random mini-batches with a Con-D that compares captions, which needs no weights; on
@@ -36,13 +36,13 @@ def write_config(data: Sequence[str], images: str | None) -> tuple[Path, str]:
     import torch
     from omegaconf import OmegaConf
 
+    from lavis_mafa.commands.arguments import folder_of_images
     from lavis_mafa.datasets.make_vocab import make_vocab
     from lavis_mafa.datasets.shards import names_shards
     from lavis_mafa.io.files import write_text
     from lavis_mafa.io.project_files import project_file
 
     first = Path(data[0])
-    root = first if first.is_dir() else first.parent
     name = first.resolve().name if first.is_dir() else first.name.split(".")[0].strip("{}*")
     output = Path("output", name or "pairs").absolute()
     output.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def write_config(data: Sequence[str], images: str | None) -> tuple[Path, str]:
     section.build_info = OmegaConf.merge(section.get("build_info", {}), info)
     section.build_info.holdout = 0.0 if own_split else held
     if kind == "image_text_json":
-        section.build_info.images = {"storage": os.path.abspath(images or root)}
+        section.build_info.images = {"storage": os.path.abspath(folder_of_images(images, data))}
     run = config.run
     run.valid_splits, run.test_splits = ["val"], []
     run.output_dir, run.device, run.amp = str(output), "cuda" if gpu else "cpu", gpu

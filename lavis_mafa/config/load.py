@@ -32,7 +32,7 @@ from lavis_mafa.config.registered import FILE, datasets_key, model_key, names_of
 from lavis_mafa.config.run import check_run
 from lavis_mafa.config.thresholds import take_thresholds
 from lavis_mafa.config.weights import check_weight_files
-from lavis_mafa.io.project_files import PROJECTS, find_config
+from lavis_mafa.io.project_files import PROJECTS, config_named
 from lavis_mafa.io.yaml_files import check_yaml, check_yaml_file
 from lavis_mafa.loggers.redact import redact
 from lavis_mafa.models.con_d.frozen import FROZEN_MODELS
@@ -118,7 +118,7 @@ def load_config(
         ConfigError: lists every problem found, one a line.
     """
     try:
-        found = find_config(cfg_path)
+        found = config_named(cfg_path)
     except ValueError as error:
         raise ConfigError(str(cfg_path), [str(error)]) from None
     args = argparse.Namespace(cfg_path=found, options=list(options or []))

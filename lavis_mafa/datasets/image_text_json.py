@@ -149,11 +149,12 @@ class ImageTextJsonBuilder(ConvertingBuilder):
             return True
         try:
             columns = cls.check_files(storage, split, info)
-            if any(path.is_dir() for path in require_files(storage, split)):
-                return True
         except (OSError, ValueError):  # reported by the check of the config
             return False
-        return any(column.role == "image" and column.kind == TEXT for column in columns)
+        # Without columns they are a folder of pictures.
+        return not columns or any(
+            column.role == "image" and column.kind == TEXT for column in columns
+        )
 
     def dataset_options(self, info: Any, split: str) -> dict[str, Any]:
         root = info.get(self.data_type).storage or None

@@ -56,7 +56,7 @@ def shipped_names() -> list[str]:
     return sorted(file.relative_to(PROJECTS).with_suffix("").as_posix() for file in files)
 
 
-def find_config(name: str | Path) -> str:
+def config_named(name: str | Path) -> str:
     """Return the path of a config, or of the folder of a run, by its path or a shipped name.
 
     Raises:

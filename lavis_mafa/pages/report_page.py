@@ -227,4 +227,6 @@ def _examples(cards: Sequence[Mapping[str, Any]], images: Sequence[str]) -> list
         about = {"image": address, "caption": text[1], "truth": one["truth"], "judge": judge}
         if all(image[0] != seen and text[1] != words for seen, words in found):
             found[image[0], text[1]] = about
-    return list(found.values())[:_EXAMPLES]
+        if len(found) == _EXAMPLES:
+            break
+    return list(found.values())
