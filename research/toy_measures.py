@@ -56,11 +56,12 @@ class Examined:
         cfg = whole.model_cfg
         # A checkpoint's own paths are not followed, those of the run's config are.
         own, checkpoint = places_in(cfg), str(run.checkpoint)
-        model = load_model(cfg.arch, is_eval=True, checkpoint=checkpoint, model=own)
+        device = whole.run_cfg.device
+        model = load_model(cfg.arch, None, True, device, checkpoint=checkpoint, model=own)
         with torch.inference_mode():
             images, texts = encode_split(model.backbone, loader)
             assert images.features is not None and texts.features is not None
-            similarity = model.backbone.similarity(images.features, texts.features).numpy()
+            similarity = model.backbone.similarity(images.features, texts.features).cpu().numpy()
         by = whole.run_cfg.get("rerank_by", "sum")
         return cls(model.backbone, images, texts, similarity, by)
 
@@ -83,7 +84,7 @@ class Examined:
         """
         pairs = torch.from_numpy(images), torch.from_numpy(texts)
         logits = ManyPairs(self.backbone).match(self.images, self.texts, *pairs)
-        return np.asarray(logits.softmax(dim=1)[:, 1].numpy())
+        return np.asarray(logits.softmax(dim=1)[:, 1].cpu().numpy())
 
 
 def toy_world(build_info: Mapping[str, Any], kind: str = "default") -> dict[str, Any]:

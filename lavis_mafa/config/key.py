@@ -96,14 +96,38 @@ class OpenSection(Section):
     model_config = ConfigDict(extra="allow", defer_build=True)
 
 
+@dataclass(frozen=True)
+class _Shape:
+    """Keys of a mapping that are the same objects, or are mappings of such, are equal."""
+
+    keys: Keys = dataclasses.field(compare=False)
+    is_open: bool
+    parts: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, keys: Keys, is_open: bool) -> _Shape:
+        parts: list[Any] = []
+        for name, one in keys.items():
+            kind = kind_of(one)
+            below = one if kind.keys is None else cls.of(kind.keys, kind.is_open)
+            of_mapping = "" if kind.keys is None else repr((one.default, kind.nullable, kind.option))
+            parts.append((name, below, of_mapping))
+        return cls(keys, is_open, tuple(parts))
+
+
 def section(keys: Keys, is_open: bool = False) -> type[Section]:
     """Return the model of a mapping with these keys."""
+    return _section(_Shape.of(keys, is_open))
+
+
+@functools.lru_cache(maxsize=256)  # pydantic takes longer to build a model than to check a config
+def _section(shape: _Shape) -> type[Section]:
     fields: dict[str, Any] = {
         f"key_{key}": (_annotation(one), Field(one.default, alias=key, description=one.description))
-        for key, one in keys.items()
+        for key, one in shape.keys.items()
     }
-    model = create_model("Keys", __base__=OpenSection if is_open else Section, **fields)
-    model.keys = keys
+    model = create_model("Keys", __base__=OpenSection if shape.is_open else Section, **fields)
+    model.keys = shape.keys
     return model
 
 
@@ -220,6 +244,7 @@ def with_keys(field: FieldInfo, keys: Keys, **about: Any) -> FieldInfo:
     return _field(dict, [], kind, field.default)
 
 
+@functools.cache
 def changed(field: FieldInfo, **about: Any) -> FieldInfo:
     """Return a simple key with other attributes of its `Option`."""
     option = dataclasses.replace(option_of(field), **about)

@@ -51,6 +51,7 @@ from lavis_mafa.problems import Registered
 FILE, RUN, MODEL, DATASET = map(keys_of, (FileOptions, RunOptions, ModelOptions, DatasetOptions))
 OURS, PARTS, ARGUMENTS = map(keys_of, (OurModelOptions, ModelParts, ProcessorArguments))
 BUILD_KEYS = ("arch", "model_type", "load_pretrained", "pretrained", "load_finetuned", "finetuned")
+_MODELS, _JUDGES = Registered("model"), Registered("model", DISCRIMINATORS)
 ANY = make_key(Any, Option("passed on unchanged", "LAVIS"))
 
 
@@ -110,14 +111,14 @@ def mafa_key(con_d_given: Any = None) -> FieldInfo:
     path = getattr(DISCRIMINATORS.get(chosen or ""), "checkpoint_path", "checkpoint")
     of_con_d = {
         **own_keys(DISCRIMINATORS, chosen),
-        "arch": changed(arch, choices=Registered("model", DISCRIMINATORS)),
+        "arch": changed(arch, choices=_JUDGES),
         "checkpoint": changed(checkpoint, path=path),
     }
     # `posterior` is a registered label and also a field of the step's settings.
     built_in = {field.name for field in fields(StepSettings)}
     own = {name: key for one in MAFA.registries for name, key in own_keys(one).items()}
     encoder = keys["negatives_encoder"]
-    arch = changed(keys_in(encoder)["arch"], choices=Registered("model"))
+    arch = changed(keys_in(encoder)["arch"], choices=_MODELS)
     keys = {
         "loss_weights": with_keys(weights, further),
         "con_d": with_keys(con_d, of_con_d),
