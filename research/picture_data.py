@@ -61,7 +61,7 @@ def labels_of(folder: Path) -> dict[str, str]:
     """
     classes = classes_of(folder)
     labels = {}
-    for row in training_rows(folder):
+    for row in _training_rows(folder):
         label = class_of(row.image, classes)
         if label is None:
             raise ValueError(f"{folder / CLASSES} has no class for {row.image}")
@@ -80,13 +80,13 @@ def verified_rows(folder: Path, share: float, seed: int) -> list[dict[str, Any]]
     Raises:
         FileNotFoundError, ValueError: for unusable rows, or if no image is chosen.
     """
-    rows = [row for row in training_rows(folder) if _place(row.image, seed) < share]
+    rows = [row for row in _training_rows(folder) if _place(row.image, seed) < share]
     if not rows:
         raise ValueError(f"--share {share:g} leaves no image of {folder / TRAIN}")
     return [{"image": row.image, "caption": row.captions, "image_id": row.image_id} for row in rows]
 
 
-def training_rows(folder: Path) -> list[Row]:
+def _training_rows(folder: Path) -> list[Row]:
     """Return the records of the folder's training pairs.
 
     Raises:

@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lavis_mafa
+from lavis_mafa.algorithm.grit.collector import _side_stream
 
 aten = torch.ops.aten
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -313,6 +314,9 @@ def simulated_gpu() -> Iterator[Counter[str]]:
         enter(patch.multiple(torch.inference_mode, __enter__=_set_grad, __exit__=_restore_grad))
         enter(functions)
         enter(operators)
+        # A stream that is kept is a simulated one only meanwhile.
+        _side_stream.cache_clear()
+        stack.callback(_side_stream.cache_clear)
         yield waits
 
 
