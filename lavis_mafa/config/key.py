@@ -59,6 +59,8 @@ class _Unset:
         return self
 
 
+# By `_shape`: pydantic takes longer to build a model than to check a config by it.
+_MODELS: dict[tuple[Any, ...], type[Section]] = {}
 UNSET: Any = _Unset()  # default of a key that stays absent
 
 
@@ -96,39 +98,33 @@ class OpenSection(Section):
     model_config = ConfigDict(extra="allow", defer_build=True)
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """Keys of a mapping that are the same objects, or are mappings of such, are equal."""
-
-    keys: Keys = dataclasses.field(compare=False)
-    is_open: bool
-    parts: tuple[Any, ...]
-
-    @classmethod
-    def of(cls, keys: Keys, is_open: bool) -> _Shape:
-        parts: list[Any] = []
-        for name, one in keys.items():
-            kind = kind_of(one)
-            below = one if kind.keys is None else cls.of(kind.keys, kind.is_open)
-            of_mapping = "" if kind.keys is None else repr((one.default, kind.nullable, kind.option))
-            parts.append((name, below, of_mapping))
-        return cls(keys, is_open, tuple(parts))
-
-
 def section(keys: Keys, is_open: bool = False) -> type[Section]:
     """Return the model of a mapping with these keys."""
-    return _section(_Shape.of(keys, is_open))
+    shape = _shape(keys, is_open)
+    if shape not in _MODELS:
+        fields: dict[str, Any] = {
+            f"key_{name}": (
+                _annotation(one),
+                Field(one.default, alias=name, description=one.description),
+            )
+            for name, one in keys.items()
+        }
+        model = create_model("Keys", __base__=OpenSection if is_open else Section, **fields)
+        model.keys = keys
+        _MODELS[shape] = model
+    return _MODELS[shape]
 
 
-@functools.lru_cache(maxsize=256)  # pydantic takes longer to build a model than to check a config
-def _section(shape: _Shape) -> type[Section]:
-    fields: dict[str, Any] = {
-        f"key_{key}": (_annotation(one), Field(one.default, alias=key, description=one.description))
-        for key, one in shape.keys.items()
-    }
-    model = create_model("Keys", __base__=OpenSection if shape.is_open else Section, **fields)
-    model.keys = shape.keys
-    return model
+def _shape(keys: Keys, is_open: bool) -> tuple[Any, ...]:
+    """Return what is equal for the same keys, and for mappings of the same ones."""
+    return (is_open, *((name, _shape_of(one)) for name, one in keys.items()))
+
+
+def _shape_of(field: FieldInfo) -> Any:
+    kind = kind_of(field)
+    if kind.keys is None:
+        return field
+    return repr((field.default, kind.nullable, kind.option)), _shape(kind.keys, kind.is_open)
 
 
 def _annotation(field: FieldInfo) -> Any:
