@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` below imports 
     from lavis_mafa import datasets, models, processors, runners, tasks, toyworld
     from lavis_mafa.algorithm.backbone import Backbone, Images, Texts
     from lavis_mafa.algorithm.context import MiniBatch, known_positives
+    from lavis_mafa.algorithm.corpus_mining import MinedCorpus, mine_corpus
     from lavis_mafa.algorithm.discriminator import Discriminator
     from lavis_mafa.algorithm.features_step import FeaturesLoss
     from lavis_mafa.algorithm.grit import (

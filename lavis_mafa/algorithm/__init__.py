@@ -21,6 +21,7 @@ _MODULES = {
     "context": ("MiniBatch", "known_positives"),
     "step_context": ("StepContext",),
     "mining": ("Connections", "find_connections"),
+    "corpus_mining": ("MinedCorpus", "mine_corpus"),
     "scores": ("SCORES", "PairView"),
     "rules": ("RULES", "MiningRule", "ScoredPairs"),
     "pickers": ("NONE", "PICKERS", "hardest", "sampled"),

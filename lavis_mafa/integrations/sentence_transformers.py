@@ -11,7 +11,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,11 @@ import torch.nn.functional as F
 from sentence_transformers.base.sampler import DefaultBatchSampler
 from torch import Tensor
 from torch.utils.data import SequentialSampler
+from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
 from lavis_mafa.algorithm.cached_batch import recomputed
+from lavis_mafa.algorithm.corpus_mining import BY_MARGIN, mine_corpus
 from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.algorithm.features_step import PLAIN, FeaturesLoss
 from lavis_mafa.algorithm.grit.grit_settings import GritSettings
@@ -31,6 +35,7 @@ from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.integrations.cross_encoders import match_probabilities, require_one_verdict
 
+_AT_ONCE = 1024  # rows of a column in memory
 ROW = "label"  # the only column that the trainer gives to a loss and does not encode
 
 
@@ -273,3 +278,77 @@ class PairJudge:
         pairs = list(zip(*sides, strict=True))
         found = match_probabilities(self.encoder, pairs, self.batch_size)
         return found.float().to(image_of.device)
+
+
+def mine_hard_negatives(
+    dataset: Any,
+    model: Any,
+    settings: StepSettings = BY_MARGIN,
+    con_d: Discriminator | None = None,
+    negatives: int = 4,
+    search: int = 50,
+    skip: int = 0,
+    batch_size: int = 32,
+) -> tuple[Any, Any]:
+    """Mine a data set of pairs, texts or images, as `lavis_mafa.mine_corpus` does.
+
+    Args:
+        dataset: its first two columns beside ``label`` are anchor and positive.
+        model: the SentenceTransformer whose similarities decide what is judged.
+        settings, con_d, negatives, search, skip: see `lavis_mafa.mine_corpus`; `PairJudge` is such
+            a ``con_d``.
+        batch_size: rows in one forward pass of the model.
+
+    Returns:
+        The rows with columns ``negative_1`` ... beside them; those with fewer are left out, and
+        their number is logged. And the missing pairs, with the two columns of the data set: who
+        trains on both has converted the false negatives.
+    """
+    from datasets import concatenate_datasets
+
+    names = [name for name in dataset.column_names if name != ROW][:2]
+    anchor, positive = (dataset.select_columns([name]) for name in names)
+    sides = [
+        _read(anchor, names[0], model.encode_query, batch_size),
+        _read(positive, names[1], model.encode_document, batch_size),
+    ]
+    (features, ids), (other, other_ids) = sides
+    found = mine_corpus(
+        *(features, other, settings, con_d, negatives, search, skip, ids, other_ids),
+        progress=lambda parts: tqdm(parts, desc="mining"),
+    )
+    complete = (found.negatives >= 0).all(dim=1)
+    if not bool(complete.all()):
+        logging.warning(
+            "%d of %d rows have fewer than %d negatives among the %d most similar: left out",
+            *(int((~complete).sum()), len(dataset), negatives, search),
+        )
+    rows, table = complete.nonzero()[:, 0].tolist(), found.negatives[complete].t().tolist()
+    columns = [
+        positive.select(column).rename_column(names[1], f"negative_{number}")
+        for number, column in enumerate(table, 1)
+    ]
+    anchors, positives = found.connections.t().tolist()
+    missing = [anchor.select(anchors), positive.select(positives)]
+    mined = [anchor.select(rows), positive.select(rows), *columns]
+    return concatenate_datasets(mined, axis=1), concatenate_datasets(missing, axis=1)
+
+
+def _read(
+    column: Any, name: str, encode: Callable[..., Tensor], batch_size: int
+) -> tuple[Tensor, Tensor]:
+    """Return the embeddings ``(N, E)`` of a column, and equal numbers ``(N,)`` for equal values."""
+    numbers: dict[Any, int] = {}
+    features, ids = [], []
+    for start in tqdm(range(0, len(column), _AT_ONCE), desc=f"encoding {name}"):
+        values = column[start : start + _AT_ONCE][name]
+        options = {"batch_size": batch_size, "convert_to_tensor": True, "show_progress_bar": False}
+        features.append(encode(values, **options))
+        ids += [numbers.setdefault(_identity(value), len(numbers)) for value in values]
+    return torch.cat(features), torch.tensor(ids)
+
+
+def _identity(value: Any) -> Any:
+    if hasattr(value, "tobytes"):  # a picture or an array
+        return hashlib.sha256(f"{getattr(value, 'size', '')}".encode() + value.tobytes()).digest()
+    return value if isinstance(value, str) else repr(value)

@@ -1,0 +1,96 @@
+"""Hard negatives of a data set with a column of pictures, by a tiny CLIP and a judge."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+sentence_transformers = pytest.importorskip("sentence_transformers", minversion="6")
+pytest.importorskip("datasets")
+
+from datasets import Dataset, Image  # noqa: E402
+from PIL import Image as Pictures  # noqa: E402
+from PIL import ImageColor  # noqa: E402
+from tiny_sentences import WORDS, encoder, pairs  # noqa: E402
+from transformers import (  # noqa: E402
+    CLIPConfig,
+    CLIPImageProcessor,
+    CLIPModel,
+    CLIPProcessor,
+    CLIPTokenizerFast,
+)
+
+from lavis_mafa import MiningRule, StepSettings  # noqa: E402
+from lavis_mafa.integrations.sentence_transformers import mine_hard_negatives  # noqa: E402
+
+COLOURS = ["red", "green", "blue", "grey"]
+
+
+def clip(folder):
+    """Return a tiny CLIP with random weights as a SentenceTransformer."""
+    tokens = ["<|startoftext|>", "<|endoftext|>", *(f"{word}</w>" for word in WORDS)]
+    tokens += [chr(97 + n) + end for n in range(26) for end in ("", "</w>")]
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    sizes["num_attention_heads"] = 2
+    ids = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
+    text = {**sizes, **ids, "vocab_size": len(tokens), "max_position_embeddings": 32}
+    vision = {**sizes, "image_size": 16, "patch_size": 8}
+    torch.manual_seed(0)
+    config = CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
+    CLIPModel(config).save_pretrained(folder)
+    tokenizer = CLIPTokenizerFast(vocab={one: n for n, one in enumerate(tokens)}, merges=[])
+    crop = {"size": {"shortest_edge": 16}, "crop_size": {"height": 16, "width": 16}}
+    CLIPProcessor(CLIPImageProcessor(**crop), tokenizer).save_pretrained(folder)
+    return sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+
+
+class SameColour:
+    """Knows that a caption matches every picture of its colour."""
+
+    def __init__(self, data):
+        self.colour = [caption.split()[0] for caption in data["caption"]]
+
+    def judge(self, samples, image_of, text_of, ranks=None, seen=None):
+        same = [self.colour[i] == self.colour[t] for i, t in zip(image_of, text_of, strict=True)]
+        return torch.tensor(same, dtype=torch.float32)
+
+
+def test_pictures(tmp_path):
+    """Pictures of a colour are equal, so that a caption of one is a known match of all of them."""
+    rows = [(colour, size) for colour in COLOURS for size in (18, 20, 18)]
+    pictures = [Pictures.new("RGB", (size, size), colour) for colour, size in rows]
+    captions = [f"{colour} {WORDS[n % 9]}" for n, (colour, _) in enumerate(rows)]
+    data = Dataset.from_dict({"image": pictures, "caption": captions}).cast_column("image", Image())
+    settings = StepSettings(connections=MiningRule())
+    mined, missing = mine_hard_negatives(
+        data, clip(tmp_path), settings, SameColour(data), negatives=2, search=12
+    )
+    assert mined.column_names == ["image", "caption", "negative_1", "negative_2"]
+    assert len(mined) == 12 and missing.column_names == ["image", "caption"]
+    for row in mined:
+        colours = {row[name].split()[0] for name in ("negative_1", "negative_2")}
+        assert row["caption"].split()[0] not in colours
+        assert row["negative_1"] != row["negative_2"]
+    # Of a colour the two equal pictures lack the caption of the third, and this one both of theirs.
+    assert len(missing) == len(COLOURS) * 3
+    for row in missing:
+        ((_, shown),) = row["image"].getcolors()
+        assert shown == ImageColor.getrgb(row["caption"].split()[0])
+
+
+def test_rows_without_enough_negatives_are_counted(tmp_path, caplog):
+    """Without a judge, what is more similar than the own pair is no negative."""
+    data, model = pairs(24), encoder(tmp_path)
+    mined, missing = mine_hard_negatives(data, model, negatives=2, search=12)
+    left_out = len(data) - len(mined)
+    assert 0 < left_out < 24 and f"{left_out} of 24 rows have fewer than 2" in caplog.text
+    known = {*zip(data["anchor"], data["positive"], strict=True)}
+    found = {*zip(missing["anchor"], missing["positive"], strict=True)}
+    assert found and not found & known
+
+    def similarity(column):
+        sides = model.encode(list(mined["anchor"])), model.encode(list(mined[column]))
+        return torch.nn.functional.cosine_similarity(*map(torch.from_numpy, sides))
+
+    for name in ("negative_1", "negative_2"):
+        assert bool((similarity(name) <= 0.95 * similarity("positive") + 1e-5).all())
