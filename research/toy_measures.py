@@ -55,9 +55,8 @@ class Examined:
         whole = load_config(run.config, list(run.options), machine=False)
         cfg = whole.model_cfg
         # A checkpoint's own paths are not followed, those of the run's config are.
-        own, checkpoint = places_in(cfg), str(run.checkpoint)
-        device = whole.run_cfg.device
-        model = load_model(cfg.arch, None, True, device, checkpoint=checkpoint, model=own)
+        own, device = places_in(cfg), whole.run_cfg.device
+        model = load_model(cfg.arch, None, True, device, str(run.checkpoint), own)
         with torch.inference_mode():
             images, texts = encode_split(model.backbone, loader)
             assert images.features is not None and texts.features is not None

@@ -14,6 +14,7 @@ from lavis_mafa.algorithm.rules import KEPT, POSITIVE, RULES, Margin, MiningRule
 from lavis_mafa.algorithm.scores import SIMILARITY
 from lavis_mafa.algorithm.settings import StepSettings
 
+MAX_SIMILARITIES = 2**26  # in memory at once: 256 MB
 # What is more similar than the own pair less 5 % is no negative (NV-Retriever).
 BY_MARGIN = StepSettings(
     connections=MiningRule(score=SIMILARITY, rule="margin"),
@@ -50,7 +51,7 @@ def mine_corpus(
     skip: int = 0,
     anchor_ids: Tensor | None = None,
     positive_ids: Tensor | None = None,
-    chunk: int = 1024,
+    chunk: int | None = None,
     progress: Callable[[Iterable[Tensor]], Iterable[Tensor]] = iter,
 ) -> MinedCorpus:
     """Judge the most similar positives of every anchor, and keep those that do not match.
@@ -67,7 +68,8 @@ def mine_corpus(
         skip: so many of the most similar ones are passed over first (B3).
         anchor_ids, positive_ids: ``(N,)`` integers, equal for rows that hold the same; None: all
             rows differ. Of equal positives the first stands for all.
-        chunk: anchors that are compared, and pairs that con_d judges, at once.
+        chunk: anchors that are compared, and pairs that con_d judges, at once; None: 1,024, or as
+            many as are compared with 256 MB.
         progress: shows it, such as ``tqdm.tqdm``.
 
     Raises:
@@ -90,6 +92,7 @@ def mine_corpus(
     verdict, device = settings.make(entry), anchors.device
     anchors, positives = F.normalize(anchors, dim=-1), F.normalize(positives, dim=-1)
     rows = torch.arange(size, device=device)
+    chunk = chunk or max(1, min(1024, MAX_SIMILARITIES // max(1, size)))
     anchor_of, of_anchor = (rows, rows) if anchor_ids is None else _first(anchor_ids.to(device))
     first, candidate = (rows, rows) if positive_ids is None else _first(positive_ids.to(device))
 
@@ -103,8 +106,8 @@ def mine_corpus(
         similarity = anchors[part] @ positives[first].t()
         row, pair = (of_anchor[part, None] == of_anchor).nonzero(as_tuple=True)
         similarity[row, candidate[pair]] = -torch.inf
-        most = similarity.topk(min(skip + search, len(first)))
-        score, nominated = most.values[:, skip:], first[most.indices[:, skip:]]
+        score, column = (one[:, skip:] for one in largest(similarity, skip + search))
+        nominated = first[column]
         there = score > -torch.inf
         anchor, other = part[:, None].expand_as(nominated)[there], nominated[there]
         own = (anchors[part] * positives[part]).sum(dim=1)
@@ -136,3 +139,34 @@ def _first(ids: Tensor) -> tuple[Tensor, Tensor]:
     rows = torch.arange(len(ids), device=ids.device)
     first = rows.new_full((len(values),), len(ids)).scatter_reduce(0, number, rows, "amin")
     return first, number
+
+
+def largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the ``k`` largest values of each row and their columns, the largest first.
+
+    Of equal values, the lower columns come first, which `torch.topk` does not promise.
+
+    Args:
+        values: ``(A, C)``; all columns are returned if there are fewer than ``k``.
+    """
+    count = values.shape[1]
+    k = min(k, count)
+    top, columns = values.topk(min(k + 1, count), dim=1)
+    if 0 < k < count:
+        # The last that is returned equals the first that is not: which of the equal ones was
+        # returned is arbitrary. Repeated captions and images make this common.
+        unclear = (top[:, k] == top[:, k - 1]).nonzero().flatten()
+        for rows in torch.split(unclear, 256):
+            columns[rows, :k] = _columns_of_largest(values[rows], top[rows, k - 1 : k], k)
+    columns = columns[:, :k].sort(dim=1).values
+    top, order = values.gather(1, columns).sort(dim=1, descending=True, stable=True)
+    return top, columns.gather(1, order)
+
+
+def _columns_of_largest(values: Tensor, last: Tensor, k: int) -> Tensor:
+    """Return the columns ``(A, k)``, ascending, of all values above ``last`` ``(A, 1)``, filled up
+    with the first columns that equal it."""
+    above, equal = values > last, values == last
+    room = k - above.sum(dim=1, keepdim=True)
+    chosen = above | (equal & (equal.cumsum(dim=1) <= room))
+    return chosen.nonzero()[:, 1].view(-1, k)

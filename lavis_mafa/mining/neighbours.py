@@ -14,6 +14,7 @@ from lavis.common.dist_utils import get_rank, get_world_size
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lavis_mafa.algorithm.corpus_mining import MAX_SIMILARITIES, largest
 from lavis_mafa.algorithm.mining import DIRECTIONS
 from lavis_mafa.algorithm.pickers import NONE
 from lavis_mafa.io.arrays import read_npz
@@ -30,7 +31,6 @@ ANCHORS = 8192  # in a chunk, after which its neighbours are saved
 LEAST_CHUNKS = 16  # of a direction, so that ranks have something to share
 _FROM_IMAGE = {"i2t": True, "t2i": False}
 assert _FROM_IMAGE.keys() == DIRECTIONS.keys()
-MAX_SIMILARITIES = 2**26  # of a chunk of anchors and a chunk of candidates: 256 MB
 _Found = tuple[Tensor, Tensor]
 
 
@@ -247,34 +247,3 @@ class _ExactSearch:
                 )
                 sim = sim.masked_fill(own[:, None] == other[None, :], float("-inf"))
         return sim
-
-
-def largest(values: Tensor, k: int) -> _Found:
-    """Return the ``k`` largest values of each row and their columns, the largest first.
-
-    Of equal values, the lower columns come first, which `torch.topk` does not promise.
-
-    Args:
-        values: ``(A, C)``; all columns are returned if there are fewer than ``k``.
-    """
-    count = values.shape[1]
-    k = min(k, count)
-    top, columns = values.topk(min(k + 1, count), dim=1)
-    if 0 < k < count:
-        # The last that is returned equals the first that is not: which of the equal ones was
-        # returned is arbitrary. Repeated captions and images make this common.
-        unclear = (top[:, k] == top[:, k - 1]).nonzero().flatten()
-        for rows in unclear.split(256):
-            columns[rows, :k] = _columns_of_largest(values[rows], top[rows, k - 1 : k], k)
-    columns = columns[:, :k].sort(dim=1).values
-    top, order = values.gather(1, columns).sort(dim=1, descending=True, stable=True)
-    return top, columns.gather(1, order)
-
-
-def _columns_of_largest(values: Tensor, last: Tensor, k: int) -> Tensor:
-    """Return the columns ``(A, k)``, ascending, of all values above ``last`` ``(A, 1)``, filled up
-    with the first columns that equal it."""
-    above, equal = values > last, values == last
-    room = k - above.sum(dim=1, keepdim=True)
-    chosen = above | (equal & (equal.cumsum(dim=1) <= room))
-    return chosen.nonzero()[:, 1].view(-1, k)
