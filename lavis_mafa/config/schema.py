@@ -150,8 +150,8 @@ class RunOptions:
         high=1000000.0, above=True)
     find_unused_parameters: bool | None = ours("passed to DDP; null: chosen by the model", None)
     rerank_by: str = ours(
-        "retrieval: order candidates by ITC similarity plus ITM logit, or by the logit", "sum",
-        source="LAVIS, MAFA F", choices=("sum", "itm"))
+        "retrieval: order candidates by ITC similarity plus ITM logit, by the logit, or by ITC's "
+        "logit plus ITM's log-odds", "sum", source="LAVIS, MAFA F", choices=("sum", "itm", "odds"))
     retrieval_max_txt_len: int = lavis("retrieval: tokens at which captions are cut", 35, low=2)
     pairs_per_pass: int | None = ours(
         "pairs in one forward pass of re-ranking; null: set by the device", None, low=1)

@@ -16,9 +16,10 @@ from lavis_mafa.io.processes import progress
 from lavis_mafa.models.inference.many_pairs import ManyPairs
 
 MAX_TOKENS = 35  # LAVIS's length for retrieval captions
-# What orders the best candidates: similarity plus ITM logit (LAVIS, BLIP), or the ITM logit alone
-# (ALBEF, GRIT-VLP, MAFA F).
-_RERANK_BY = ("sum", "itm")
+# What orders the best candidates: similarity plus ITM logit (LAVIS, BLIP), the ITM logit alone
+# (ALBEF, GRIT-VLP, MAFA F), or ITC's logit (similarity / temperature) plus ITM's log-odds, both
+# logarithms of probability ratios.
+RERANK_BY = ("sum", "itm", "odds")
 _QUERIES = 1024  # queries whose candidates are searched at once
 # LAVIS's, below every similarity plus logit.
 UNRANKED = -100.0
@@ -37,15 +38,15 @@ def compute_sim_matrix(
 ) -> tuple[Scores, Scores]:
     """Return the scores of every text for every image and vice versa, for LAVIS's retrieval task.
 
-    For each query the ``k_test`` candidates of highest ITC similarity get similarity plus ITM
-    logit, or the ITM logit alone, all others `UNRANKED`. With 0 the scores are ITC similarities.
+    For each query the ``k_test`` candidates of highest ITC similarity get the score of ``by``, all
+    others one below. With 0 the scores are ITC similarities.
     Several ranks share the pairs; each must read the whole split.
 
     Args:
         data_loader: over a LAVIS retrieval evaluation set (``text``, ``image``).
         k_test: candidates to re-rank; clipped to their number.
         pairs_per_pass: pairs per pass of the fusion encoder; None: a number that suits the device.
-        by: one of `_RERANK_BY`.
+        by: ``sum``, ``itm`` or ``odds``, see `RERANK_BY`.
         max_tokens: captions are cut at this length.
 
     Returns:
@@ -69,10 +70,10 @@ def rerank(
     A pair among the candidates of both its image and its text is matched once.
 
     Raises:
-        ValueError: if ``by`` is none of `_RERANK_BY`.
+        ValueError: if ``by`` is none of `RERANK_BY`.
     """
-    if by not in _RERANK_BY:
-        raise ValueError(f"rerank_by is {by!r}, expected one of {', '.join(_RERANK_BY)}")
+    if by not in RERANK_BY:
+        raise ValueError(f"rerank_by is {by!r}, expected one of {', '.join(RERANK_BY)}")
     assert images.features is not None and texts.features is not None
     sim = backbone.similarity(images.features, texts.features).float()
     if k_test == 0:
@@ -87,9 +88,9 @@ def rerank(
     pairs, row = torch.unique(
         torch.cat([of_images.flatten(), of_texts.flatten()]), return_inverse=True
     )
-    logits = _shared_logits(backbone, images, texts, pairs, pairs_per_pass)[row]
+    logits = _shared_logits(backbone, images, texts, pairs, pairs_per_pass, by == "odds")[row]
     i2t, t2i = torch.split(logits, [text_of.numel(), image_of.numel()])
-    weight = 1.0 if by == "sum" else 0.0
+    weight = {"sum": 1.0, "itm": 0.0, "odds": 1 / float(backbone.temperature)}[by]
     return (
         _scores(size[1], text_of, i2t.view_as(sim_i2t) + weight * sim_i2t),
         _scores(size[0], image_of, t2i.view_as(sim_t2i) + weight * sim_t2i),
@@ -123,11 +124,14 @@ def itm_scores(
     image_of: Tensor,
     text_of: Tensor,
     pairs_per_pass: int | None = None,
+    odds: bool = False,
 ) -> Tensor:
-    """Return the ITM logits of class 1 ``(P,)`` of the given pairs, and show a progress bar."""
+    """Return the ITM logits of class 1 ``(P,)`` of the given pairs, or their log-odds, and show a
+    progress bar."""
     with progress(desc="re-ranking", total=len(image_of), unit=" pairs", leave=False) as bar:
         matching = ManyPairs(backbone, pairs_per_pass, bar.update)
-        return matching.match(images, texts, image_of, text_of)[:, 1]
+        logits = matching.match(images, texts, image_of, text_of)
+        return logits[:, 1] - logits[:, 0] if odds else logits[:, 1]
 
 
 def _best_candidates(sim: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -149,16 +153,22 @@ def _best_candidates(sim: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _shared_logits(
-    backbone: Backbone, images: Images, texts: Texts, pairs: Tensor, pairs_per_pass: int | None
+    backbone: Backbone,
+    images: Images,
+    texts: Texts,
+    pairs: Tensor,
+    pairs_per_pass: int | None,
+    odds: bool,
 ) -> Tensor:
-    """Return logits ``(P,)`` of pairs numbered as ``image * num_texts + text``, on the CPU.
+    """Return logits, or log-odds, ``(P,)`` of pairs on the CPU.
 
-    Every rank matches an equal share of the pairs and gets the logits of all.
+    A pair's number is ``image * num_texts + text``. Every rank matches an equal share of the pairs
+    and gets the logits of all.
     """
     count, world = len(texts.ids), get_world_size()
     parts = list(pairs.tensor_split(world))
     mine = parts[get_rank()]
-    logits = itm_scores(backbone, images, texts, mine // count, mine % count, pairs_per_pass)
+    logits = itm_scores(backbone, images, texts, mine // count, mine % count, pairs_per_pass, odds)
     if world > 1:
         begin = sum(map(len, parts[: get_rank()]))
         own, logits = logits, logits.new_zeros(len(pairs))
@@ -168,6 +178,7 @@ def _shared_logits(
 
 
 def _scores(candidates: int, ranked: Tensor, scores: Tensor) -> Scores:
-    table = torch.full((len(ranked), candidates), UNRANKED)
+    below = min(UNRANKED, float(scores.min()) - 1 if scores.numel() else 0.0)
+    table = torch.full((len(ranked), candidates), below)
     filled: Scores = table.scatter_(1, ranked, scores).numpy()
     return filled

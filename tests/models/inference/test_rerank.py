@@ -134,6 +134,32 @@ def test_itm_alone_ranks_the_candidates_as_in_albef(family):
     assert abs(measured[0][measured[0] != UNRANKED]).max() > 1  # no similarity is that large
 
 
+@torch.inference_mode()
+def test_odds_are_the_product_of_both_heads(family):
+    """exp(similarity / temperature) * P(match) / (1 - P(match)), pair by pair."""
+    loader, k, zero = Loader(5, 7), 3, torch.zeros(1, dtype=torch.long)
+    backbone = CountingBackbone(family.backbone)
+    backbone.temperature = torch.tensor(0.01)
+    backbone.similarity = lambda *both: family.backbone.similarity(*both) - 2  # scores below -100
+    measured = compute_sim_matrix(backbone, loader, k, by="odds")
+    images = backbone.encode_images(torch.cat([one["image"] for one in loader]))
+    expected = np.empty((5, 7))
+    for column, caption in enumerate(loader.dataset.text):
+        text = backbone.encode_texts([caption], max_length=35)
+        itc = backbone.similarity(images.features, text.features)[:, 0] / 0.01
+        for row in range(5):
+            one = type(images)(images.embeds[row : row + 1])
+            p = backbone.match(one, text, zero, zero)[0].softmax(0).double()
+            expected[row, column] = itc[row] + torch.log(p[1] / p[0])
+    similarity = compute_sim_matrix(backbone, loader, 0)
+    sides = (measured[0], expected, similarity[0]), (measured[1], expected.T, similarity[1])
+    for scores, product, sim in sides:
+        for query in range(len(scores)):
+            best, others = np.split(np.argsort(-sim[query]), [k])
+            assert np.allclose(scores[query, best], product[query, best], rtol=1e-3)
+            assert scores[query, others].max() < scores[query, best].min()
+
+
 def test_unknown_order_of_candidates_is_refused(ours_and_lavis):
     with pytest.raises(ValueError, match="rerank_by is 'product', expected one of sum, itm"):
         compute_sim_matrix(ours_and_lavis[0].backbone, Loader(2, 4), 1, by="product")
