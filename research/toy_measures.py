@@ -65,15 +65,20 @@ class Examined:
         return cls(model.backbone, images, texts, similarity, by)
 
     def retrieval(self, test: Any, truth: np.ndarray, k_test: int) -> dict[str, Any]:
-        """Return percentages of retrieval, re-ranked by ITM, against original pairs and the truth.
+        """Return percentages of retrieval, re-ranked by ITM, against original pairs and the truth;
+        as ``odds_*`` those with ``run.rerank_by: odds``.
 
         Args:
             test: the data set that was encoded.
             truth: ``(I, T)`` bool, all its valid pairs.
         """
-        scores = rerank(self.backbone, self.images, self.texts, k_test, by=self.rerank_by)
-        figures = retrieval_of_own_pairs(*scores, test.txt2img, test.img2txt)
-        return {**figures, **retrieval_with_truth(*scores, truth)}
+        found: dict[str, Any] = {}
+        for prefix, by in (("odds_", "odds"), ("", self.rerank_by)):
+            scores = rerank(self.backbone, self.images, self.texts, k_test, by=by)
+            figures = retrieval_of_own_pairs(*scores, test.txt2img, test.img2txt)
+            figures |= retrieval_with_truth(*scores, truth)
+            found |= {f"{prefix}{name}": value for name, value in figures.items()}
+        return found
 
     @torch.inference_mode()
     def probability_of_match(self, images: np.ndarray, texts: np.ndarray) -> np.ndarray:
@@ -130,6 +135,9 @@ def measure(runs: Sequence[Job], judges: Sequence[Job]) -> Iterator[tuple[Job, d
             more = other.retrieval(captions, valid_captions, K_TEST)
             figures.update({f"detailed_{name}": value for name, value in more.items()})
         figures["any_r1"] = mean_of(figures, [f"{k}_r1" for k in _ANY_PAIR])
+        odds = [f"{k.replace('valid', 'odds_valid')}_r1" for k in _ANY_PAIR]
+        figures["odds_any_r1"] = mean_of(figures, odds)
+        figures["odds_gain"] = figures["odds_any_r1"] - figures["any_r1"]
         figures["itm_auc"] = area_under_roc(one.probability_of_match(image_of, text_of), valid)
         yield run, {**figures, **negatives_of(run.folder)}
 

@@ -92,9 +92,10 @@ def mine_corpus(
     verdict, device = settings.make(entry), anchors.device
     anchors, positives = F.normalize(anchors, dim=-1), F.normalize(positives, dim=-1)
     rows = torch.arange(size, device=device)
-    chunk = chunk or max(1, min(1024, MAX_SIMILARITIES // max(1, size)))
+    chunk = chunk or max(1, min(1024, MAX_SIMILARITIES // size))
     anchor_of, of_anchor = (rows, rows) if anchor_ids is None else _first(anchor_ids.to(device))
     first, candidate = (rows, rows) if positive_ids is None else _first(positive_ids.to(device))
+    candidates = positives[first].t()
 
     def judge(anchor: Tensor, other: Tensor) -> Tensor:
         assert con_d is not None
@@ -103,7 +104,7 @@ def mine_corpus(
 
     hard, found, scores, judged = [], [], [], 0
     for part in progress(torch.split(rows, chunk)):
-        similarity = anchors[part] @ positives[first].t()
+        similarity = anchors[part] @ candidates
         row, pair = (of_anchor[part, None] == of_anchor).nonzero(as_tuple=True)
         similarity[row, candidate[pair]] = -torch.inf
         score, column = (one[:, skip:] for one in largest(similarity, skip + search))
