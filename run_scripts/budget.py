@@ -29,18 +29,18 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "lavis_mafa"
 
 LIMITS = {
-    "package": 27_729,
+    "package": 27_738,
     "downstream": 2_440,
-    "research": 4_077,
-    "test code": 39_669,
+    "research": 4_084,
+    "test code": 39_742,
     "public names": 1_505,
     "config keys": 267,
     "commands": 10,
-    "words of docs": 39_960,
+    "words of docs": 40_000,
     "lines of README": 150,
     "doubled file names": 0,
     "circles of imports": 0,
-    "YAML files": 113,
+    "YAML files": 114,
     "lines executed": 4_200,
 }
 

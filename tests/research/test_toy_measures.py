@@ -43,14 +43,19 @@ def test_measuring_reranks_as_the_config_of_the_run_says(tmp_path, monkeypatch, 
     images, texts = (np.arange(6).repeat(len(test.text)), np.tile(np.arange(len(test.text)), 6))
     with torch.inference_mode():
         pairs = torch.from_numpy(images), torch.from_numpy(texts)
-        logits = measuring.ManyPairs(one.backbone).match(one.images, one.texts, *pairs)[:, 1]
+        logits = measuring.ManyPairs(one.backbone).match(one.images, one.texts, *pairs)
     seen, rerank = [], measuring.rerank
 
     def recording(*args, **keywords):
         seen.append(rerank(*args, **keywords))
-        return seen[0]
+        return seen[-1]
 
     monkeypatch.setattr(measuring, "rerank", recording)
-    one.retrieval(test, test.truth_matrix(), len(test.text))
-    expected = logits.reshape(6, -1).numpy() + (one.similarity if by == "sum" else 0.0)
-    np.testing.assert_allclose(seen[0][0], expected, rtol=0, atol=1e-4)
+    figures = one.retrieval(test, test.truth_matrix(), len(test.text))
+    logits = logits.reshape(6, -1, 2).numpy()
+    expected = logits[..., 1] + (one.similarity if by == "sum" else 0.0)
+    by_odds = logits[..., 1] - logits[..., 0] + one.similarity / float(one.backbone.temperature)
+    for found, scores, prefix in zip(seen, (by_odds, expected), ("odds_", ""), strict=True):
+        np.testing.assert_allclose(found[0], scores, rtol=0, atol=1e-4)
+        first = [test.txt2img[text] for text in scores.argmax(1)]
+        assert figures[f"{prefix}txt_r1"] == pytest.approx(100 * np.mean(first == np.arange(6)))
