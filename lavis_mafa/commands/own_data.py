@@ -82,6 +82,7 @@ def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
         batch = next(size for size in (64, 32, 16, 8, 4) if size <= max(trained // 10, 4))
         epochs = -(-_STEPS * batch // max(trained, 1))
         run.batch_size_train, run.max_epoch = batch, min(max(epochs, _EPOCHS[0]), _EPOCHS[1])
+        run.rerank_by = "odds"  # what LAVIS does is worse where models are small
         run.grit.search_space = min(run.grit.search_space, max(trained // 2 // batch, 2) * batch)
         why = f"{count:,} pairs are too few for a large one" if gpu else "there is no GPU"
         model = f"a small ALBEF from random weights (96 pixels, 1 M weights), as {why}"

@@ -73,6 +73,7 @@ def test_every_form_becomes_a_config_that_is_complete(form, tmp_path, monkeypatc
     (builder,) = config.datasets_cfg
     assert builder == ("image_text_shards" if form == "tar" else "image_text_json")
     assert config.run_cfg.batch_size_train == 8 and config.run_cfg.max_epoch == 30
+    assert config.run_cfg.rerank_by == "odds"
     assert config.run_cfg.device == ("cuda" if torch.cuda.is_available() else "cpu")
     vocabulary = (file.parent / "vocab.txt").read_text().split()
     assert {"square", "green", "[MASK]"} <= set(vocabulary)
