@@ -32,7 +32,7 @@ LIMITS = {
     "package": 27_739,
     "downstream": 2_440,
     "research": 4_084,
-    "test code": 39_743,
+    "test code": 39746,
     "public names": 1_505,
     "config keys": 267,
     "commands": 10,

@@ -53,6 +53,11 @@ def find_problems(root: Path, *rows: dict, **options) -> dict[str, list[str]]:
     return {key: findings for key, findings in found.items() if findings}
 
 
+def test_paths_without_a_folder_are_refused(clean: Path) -> None:
+    with pytest.raises(ValueError, match="--images"):
+        check([clean / "clean.json"])
+
+
 def test_clean_data_pass(clean: Path, capsys) -> None:
     out = clean / "report.json"
     arguments = [f"{clean}/clean.json", "--image-root", str(clean), "--json", str(out)]
