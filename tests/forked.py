@@ -30,8 +30,8 @@ _END_OTHERS = 5  # seconds from the first failure to the end of the other ranks
 
 def can_be_forked(arguments):
     """Return whether a command is Python with a script, a module or code, or the launcher of one
-    machine with them. A process that uses a GPU cannot be forked."""
-    if arguments[0] != sys.executable or torch.cuda.is_initialized():
+    machine with them. On a machine with a GPU, forks may not be able to use it."""
+    if arguments[0] != sys.executable or torch.cuda.is_available():
         return False
     rest = _without_launcher(arguments[1:])[1]
     return bool(rest) and (rest[0] in ("-c", "-m") or rest[0].endswith(".py"))
