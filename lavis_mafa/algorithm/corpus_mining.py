@@ -56,7 +56,7 @@ def mine_corpus(
 ) -> MinedCorpus:
     """Judge the most similar positives of every anchor, and keep those that do not match.
 
-    Positives above the rule's ``high`` are connections (ECM of a whole corpus, MAFA Table 4), those
+    Positives above the rule's ``high`` are connections (ECM before training, MAFA Table 20), those
     between ``low`` and ``high`` are neither. Pairs of the corpus are never judged.
 
     Args:
