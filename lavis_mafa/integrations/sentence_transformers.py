@@ -300,9 +300,9 @@ def mine_hard_negatives(
         batch_size: rows in one forward pass of the model.
 
     Returns:
-        The rows with columns ``negative_1`` ... beside them; those with fewer are left out, and
-        their number is logged. And the missing pairs, with the two columns of the data set: who
-        trains on both has converted the false negatives.
+        Two data sets. The first has the rows with columns ``negative_1`` and so on; rows that have
+        too few negatives are left out, and a warning counts them. The second has the missing pairs
+        in the two columns; training on both converts the false negatives.
     """
     from datasets import concatenate_datasets
 
