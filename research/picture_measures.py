@@ -21,6 +21,7 @@ from lavis_mafa.datasets.split_as_pairs import SplitAsPairs
 from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.metrics.binary import area_under_roc
 from lavis_mafa.metrics.known_truth import original_pairs
+from lavis_mafa.metrics.recall import retrieval_with_truth
 from research.picture_data import class_of, classes_of
 from research.studies.plan import Job
 from research.toy_measures import Examined, negatives_of, r1
@@ -99,7 +100,7 @@ def measure(runs: Sequence[Job], judges: Sequence[Job]) -> Iterator[tuple[Job, d
 
     Yields:
         Each run with its figures: percentages of retrieval against original pairs and those valid
-        by their text; ``itc_txt_r1`` and ``itc_img_r1`` of ITC alone;
+        by their text, as ``itc_*`` those of ITC alone;
         ``ceiling_txt_r1`` and ``ceiling_img_r1`` (`ceilings`); `itm_figures`;
         `_figures_of_judgements`; `negatives_of`.
     """
@@ -112,6 +113,8 @@ def measure(runs: Sequence[Job], judges: Sequence[Job]) -> Iterator[tuple[Job, d
         figures = one.retrieval(test.data, test.truth, test.k_test)
         figures["itc_txt_r1"] = r1(one.similarity, test.own)
         figures["itc_img_r1"] = r1(one.similarity.T, test.own.T)
+        by_itc = retrieval_with_truth(one.similarity, one.similarity.T, test.truth)
+        figures.update({f"itc_{name}": value for name, value in by_itc.items()})
         figures.update({**ceilings(test.own, test.truth), **itm_figures(one, test)})
         figures.update(_figures_of_judgements(one, test))
         yield run, {**figures, **negatives_of(run.folder)}

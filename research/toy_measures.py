@@ -73,8 +73,9 @@ class Examined:
             truth: ``(I, T)`` bool, all its valid pairs.
         """
         found: dict[str, Any] = {}
-        for prefix, by in (("odds_", "odds"), ("", self.rerank_by)):
-            scores = rerank(self.backbone, self.images, self.texts, k_test, by=by)
+        orders = ("odds", self.rerank_by)
+        both = rerank(self.backbone, self.images, self.texts, k_test, orders)
+        for prefix, scores in zip(("odds_", ""), both, strict=True):
             figures = retrieval_of_own_pairs(*scores, test.txt2img, test.img2txt)
             figures |= retrieval_with_truth(*scores, truth)
             found |= {f"{prefix}{name}": value for name, value in figures.items()}

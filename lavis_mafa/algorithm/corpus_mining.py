@@ -77,10 +77,11 @@ def mine_corpus(
             that is missing or not used, and for sizes that do not fit.
     """
     rule, entry, size = settings.connections, RULES.entry(settings.connections.rule), len(anchors)
-    if anchors.shape != positives.shape or not 1 <= negatives <= search or skip < 0:
+    sizes = size and 1 <= negatives <= search and skip >= 0
+    if anchors.shape != positives.shape or not sizes:
         raise ValueError(
-            "expected features (N, E) of both sides, 1 <= negatives <= search and skip >= 0, got "
-            f"{tuple(anchors.shape)} and {tuple(positives.shape)}, {negatives=}, {search=}, {skip=}"
+            "expected features (N, E) of both sides, N >= 1, 1 <= negatives <= search, skip >= 0: "
+            f"{tuple(anchors.shape)}, {tuple(positives.shape)}, {negatives=}, {search=}, {skip=}"
         )
     if rule.by_con_d != (con_d is not None) or not (rule.by_con_d or rule.score == SIMILARITY):
         raise ValueError(

@@ -67,15 +67,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     features.add_argument("--features", type=Path, metavar="OUT", help="folder to write")
     features.add_argument(
         "--encoder",
-        help="a model of timm, a file .onnx, or MODULE:FUNCTION or FILE.py:FUNCTION, a function "
-        "from images (B, 3, H, W) to features (B, S, V)",
-    )
-    features.add_argument("--weights", metavar="FILE", help="checkpoint of a model of timm")
-    features.add_argument(
-        "--image-size", type=int, help="side in pixels (default: the model's of timm, else 224)"
+        help="a model of timm; blip2_mafa or blip2_mafa:TYPE for BLIP-2's frozen image encoder; a "
+        "file .onnx; or MODULE:FUNCTION or FILE.py:FUNCTION, a function from images (B, 3, H, W) "
+        "to features (B, S, V)",
     )
     features.add_argument(
-        "--mean", nargs=3, type=float, help="of the colours (default: timm's, else ImageNet's)"
+        "--weights",
+        metavar="FILE",
+        help="checkpoint of the model (default: BLIP-2's published one)",
+    )
+    features.add_argument(
+        "--image-size",
+        type=int,
+        help="side in pixels (default: the model's, else 224)",
+    )
+    features.add_argument(
+        "--mean",
+        nargs=3,
+        type=float,
+        help="of the colours (default: timm's or CLIP's, else ImageNet's)",
     )
     features.add_argument("--std", nargs=3, type=float, help="of the colours (default: as --mean)")
     features.add_argument(

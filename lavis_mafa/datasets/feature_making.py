@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lavis.common.registry import registry
 from lavis.processors.blip_processors import BlipImageEvalProcessor
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -89,10 +90,11 @@ def load_encoder(
     """Load an image encoder.
 
     Args:
-        name: of a model of timm; a file ``.onnx``; or ``MODULE:FUNCTION`` or ``FILE.py:FUNCTION``,
+        name: of a model of timm; of a BLIP-2 model, ``blip2_mafa`` or ``blip2_mafa:TYPE``, for its
+            frozen image encoder; a file ``.onnx``; or ``MODULE:FUNCTION`` or ``FILE.py:FUNCTION``,
             a function from images ``(B, 3, H, W)`` to features.
-        weights: checkpoint of a model of timm.
-        size: of images in pixels; None: the model's of timm, else 224.
+        weights: checkpoint of a model of timm, or ``model.vit_weights`` of BLIP-2.
+        size: of images in pixels; None: the model's, else 224.
         grid: see `Encoder`.
         device: where to compute.
 
@@ -103,6 +105,9 @@ def load_encoder(
         return Encoder(
             _onnx(name), size or 224, *IMAGENET, digest(np.fromfile(name, np.uint8)), grid
         )
+    of_model = _of_model(name, weights, size, device)
+    if of_model is not None:
+        return of_model
     if ":" in name:
         place, _, function = name.rpartition(":")
         own = getattr(load_plugin(place), function, None)
@@ -117,8 +122,8 @@ def load_encoder(
 
     if name not in timm.list_models():
         raise ValueError(
-            f"--encoder {name}: expected a model of timm {timm.__version__}, a file .onnx, or "
-            "MODULE:FUNCTION"
+            f"--encoder {name}: expected a model of timm {timm.__version__}, a file .onnx, "
+            "blip2_mafa:TYPE, or MODULE:FUNCTION"
         )
     if weights is None:
         raise ValueError(f"--encoder {name}: its weights would be random; give --weights FILE")
@@ -135,6 +140,21 @@ def load_encoder(
         size or usual["input_size"][-1],
         *(usual["mean"], usual["std"], fingerprint(model), grid),
     )
+
+
+def _of_model(name: str, weights: str | None, size: int | None, device: str) -> Encoder | None:
+    """Return the frozen image encoder of a registered model; None if there is no such model."""
+    arch, _, model_type = name.partition(":")
+    kind = registry.get_model_class(arch)
+    if kind is None:
+        return None
+    if not hasattr(kind, "frozen_encoder"):
+        raise ValueError(f"--encoder {name}: {arch} has no frozen image encoder")
+    given = {"vit_weights": weights, "image_size": size}
+    changes = {key: value for key, value in given.items() if value is not None}
+    model, encode, pixels = kind.frozen_encoder(model_type or None, device, **changes)
+    colours = BlipImageEvalProcessor(pixels).normalize
+    return Encoder(encode, pixels, tuple(colours.mean), tuple(colours.std), fingerprint(model))
 
 
 def _onnx(path: str) -> Callable[[Tensor], Tensor]:

@@ -1,11 +1,19 @@
-"""Probabilities from a CrossEncoder of sentence-transformers; imports no other library."""
+"""Judges from cross-encoders: of sentence-transformers, and BLIP-2's matching head in transformers.
+
+Imports neither library.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+
+from lavis_mafa.algorithm.ranks import Ranks
+
+ROW = "label"  # column of a data set with the numbers of its rows, see `grit_callback.numbered`
 
 
 def require_one_verdict(encoder: Any) -> None:
@@ -39,3 +47,120 @@ def match_probabilities(
         device=str(next(encoder.parameters()).device),
     )
     return scores[:, 1] if two else scores.reshape(-1)
+
+
+class PairJudge:
+    """Con-D from a CrossEncoder that reads the two columns of a data set.
+
+    Args:
+        encoder: a ``CrossEncoder`` with one score, or with two of which the second means match; for
+            images with captions also a `Blip2CrossEncoder`.
+        dataset: the training set, from `numbered`: its first two columns are anchor and positive.
+        batch_size: pairs in one forward pass.
+
+    Raises:
+        ValueError: if the encoder has more than two scores.
+    """
+
+    def __init__(self, encoder: Any, dataset: Any, batch_size: int = 32) -> None:
+        require_one_verdict(encoder)
+        self.encoder, self.batch_size = encoder, batch_size
+        names = [name for name in dataset.column_names if name != ROW][:2]
+        self.columns = {name: dataset.select_columns([name]) for name in names}
+
+    def judge(
+        self,
+        samples: dict[str, Any],
+        image_of: Tensor,
+        text_of: Tensor,
+        ranks: Ranks | None = None,
+        seen: Tensor | None = None,
+    ) -> Tensor:
+        """Return the probabilities ``(P,)`` of pairs, see `lavis_mafa.Discriminator`."""
+        rows = samples["loaded_index"]
+        if not len(image_of):
+            return torch.zeros(0, device=image_of.device)
+        sides = []
+        for (name, column), of in zip(self.columns.items(), (image_of, text_of), strict=True):
+            read, number = torch.unique(rows[of], return_inverse=True)  # each row once
+            values = column[read.tolist()][name]
+            sides.append([values[n] for n in number.tolist()])
+        pairs = list(zip(*sides, strict=True))
+        found = match_probabilities(self.encoder, pairs, self.batch_size)
+        return found.float().to(image_of.device)
+
+
+class Blip2CrossEncoder:
+    """BLIP-2's matching head (ITM) in transformers, used as a CrossEncoder of images and captions.
+
+    The image encoder runs once an image and call, not once a pair.
+
+    Args:
+        model: a ``Blip2ForImageTextRetrieval``, such as Salesforce/blip2-itm-vit-g.
+        processor: its ``Blip2Processor``.
+    """
+
+    num_labels = 2
+
+    def __init__(self, model: Any, processor: Any) -> None:
+        self.model, self.processor = model.eval(), processor
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Return the model's weights."""
+        found: Iterator[nn.Parameter] = self.model.parameters()
+        return found
+
+    @torch.inference_mode()
+    def predict(
+        self,
+        pairs: Sequence[tuple[Any, str]],
+        batch_size: int = 32,
+        activation_fn: nn.Module | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """Return the scores ``(P, 2)`` of pairs, "no match" and "match", as a tensor.
+
+        Args:
+            pairs: of a picture and a caption; a picture is encoded once if it is the same object.
+            batch_size: images, and pairs, in one forward pass.
+            activation_fn: of the logits; None: none.
+        """
+        images = {id(image): image for image, _ in pairs}
+        place = {one: n for n, one in enumerate(images)}
+        embeds = torch.cat([self._encode(part) for part in _parts([*images.values()], batch_size)])
+        logits = [
+            self._match(embeds[[place[id(image)] for image, _ in part]], [text for _, text in part])
+            for part in _parts(pairs, batch_size)
+        ]
+        scores = torch.cat(logits)
+        return scores if activation_fn is None else activation_fn(scores)
+
+    def _encode(self, images: Sequence[Any]) -> Tensor:
+        pixels = self.processor.image_processor(images, return_tensors="pt")["pixel_values"]
+        weight = self.model.query_tokens
+        seen = self.model.vision_model(pixels.to(weight.device, self.model.vision_model.dtype))
+        embeds: Tensor = seen.last_hidden_state.to(weight.dtype)
+        return embeds
+
+    def _match(self, embeds: Tensor, texts: list[str]) -> Tensor:
+        """Return the logits ``(P, 2)`` of pairs as ``Blip2ForImageTextRetrieval`` computes them."""
+        model, device = self.model, embeds.device
+        words = self.processor.tokenizer(
+            texts, padding=True, truncation=True, return_tensors="pt"
+        ).to(device)
+        queries = model.query_tokens.expand(len(texts), -1, -1)
+        mask = torch.cat(
+            [words["attention_mask"].new_ones(queries.shape[:2]), words["attention_mask"]], 1
+        )
+        fused = model.qformer(
+            query_embeds=model.embeddings(input_ids=words["input_ids"], query_embeds=queries),
+            query_length=queries.shape[1],
+            attention_mask=mask,
+            encoder_hidden_states=embeds,
+        ).last_hidden_state
+        logits: Tensor = model.itm_head(fused[:, : queries.shape[1]]).mean(dim=1)
+        return logits.float()
+
+
+def _parts(rows: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    return [rows[k : k + size] for k in range(0, len(rows), size)]

@@ -13,42 +13,32 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from sentence_transformers.base.sampler import DefaultBatchSampler
 from torch import Tensor
-from torch.utils.data import SequentialSampler
 from tqdm.auto import tqdm
-from transformers import TrainerCallback
 
 from lavis_mafa.algorithm.cached_batch import recomputed
 from lavis_mafa.algorithm.corpus_mining import BY_MARGIN, mine_corpus
 from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.algorithm.features_step import PLAIN, FeaturesLoss
-from lavis_mafa.algorithm.grit.grit_settings import GritSettings
-from lavis_mafa.algorithm.grit.schedule import GritSchedule
-from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.settings import StepSettings
-from lavis_mafa.integrations.cross_encoders import match_probabilities, require_one_verdict
+from lavis_mafa.integrations.cross_encoders import Blip2CrossEncoder, PairJudge
+from lavis_mafa.integrations.grit_callback import ROW, Grit, numbered
+
+__all__ = [
+    "Blip2CrossEncoder",
+    "Grit",
+    "MinedLoss",
+    "PairJudge",
+    "mine_hard_negatives",
+    "numbered",
+]
 
 _AT_ONCE = 1024  # rows of a column in memory
-ROW = "label"  # the only column that the trainer gives to a loss and does not encode
-
-
-def numbered(dataset: Any) -> Any:
-    """Return a data set with the numbers of its rows as the column ``label``, which grouping and
-    judging need.
-
-    Raises:
-        ValueError: if it has such a column already.
-    """
-    if ROW in dataset.column_names:
-        raise ValueError(f"the data set has a column {ROW}; pairs of two columns have none")
-    return dataset.add_column(ROW, list(range(len(dataset))))
 
 
 class MinedLoss(FeaturesLoss):
@@ -133,151 +123,6 @@ class MinedLoss(FeaturesLoss):
         parts = [_create_minibatch(rows, k, k + self.chunk) for k in range(0, count, self.chunk)]
         place = next(self.model.parameters()).detach()
         return torch.cat([recomputed(place, encode, one) for one in parts])
-
-
-class Grit(TrainerCallback):
-    """Mini-batches of similar pairs (GRIT-VLP 4.1): the trainer's batch sampler and a callback.
-
-    The features that `MinedLoss` collects in an epoch group the next one. Checkpoints of the
-    trainer get the state, so that a resumed run has the order of an uninterrupted one. A last
-    incomplete mini-batch is left out, and its rows come first in the next epoch.
-
-    Args:
-        dataset: the training set, from `numbered`.
-        settings: L, M, hardness; None: grouping with the defaults.
-        seed: of all orders.
-        image_ids: ``(N,)``, see `GritSchedule`.
-    """
-
-    def __init__(
-        self,
-        dataset: Any,
-        settings: GritSettings | None = None,
-        seed: int = 0,
-        image_ids: Any = None,
-    ) -> None:
-        self.dataset, self.settings = dataset, settings
-        self.seed, self.image_ids = seed, image_ids
-        self._is_callback = False
-        self.schedule: GritSchedule = self._schedule(1)
-
-    @property
-    def in_use(self) -> bool:
-        """Whether the trainer has it as its sampler and as a callback."""
-        return self._is_callback and self.schedule.plan is not None
-
-    def __getstate__(self) -> dict[str, Any]:
-        # The trainer saves its arguments, and with them this object, in every checkpoint.
-        return {**vars(self), "dataset": None, "image_ids": None, "schedule": None}
-
-    def _schedule(self, batch_size: int) -> GritSchedule:
-        ranks = Ranks(together=True)
-        return GritSchedule(
-            *(len(self.dataset), batch_size, self.settings, ranks.rank, ranks.world, self.seed),
-            image_ids=self.image_ids,
-        )
-
-    def batch_sampler(self, dataset: Any, batch_size: int, **rest: Any) -> DefaultBatchSampler:
-        """Return the sampler of the training set; other data sets are read in their order."""
-        if dataset is not self.dataset:
-            return _InOrder(dataset, batch_size, **rest)
-        self.schedule = self._schedule(batch_size)
-        return _GritSampler(self.schedule, dataset, batch_size, **rest)
-
-    def _file(self, args: Any, state: Any) -> Path:
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        return folder / f"grit_{self.schedule.rank}.pth"
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Write the state of the order beside the trainer's checkpoint, a file a rank."""
-        path = self._file(args, state)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        content = {"epoch": self.schedule.epoch, "state": self.schedule.state_dict()}
-        torch.save(content, path)
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Restore the state, if the trainer resumes.
-
-        Raises:
-            ValueError: if the checkpoint has none.
-        """
-        self._is_callback = True
-        if not state.global_step:
-            return
-        path = self._file(args, state)
-        if not path.is_file():
-            raise ValueError(
-                f"no {path}: the order of a resumed run is read from there; resume from a folder "
-                "of output_dir that a run with the same number of processes and this callback wrote"
-            )
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-        self.schedule.load_state_dict(saved["state"], saved["epoch"])
-
-
-class _InOrder(DefaultBatchSampler):
-    def __init__(self, dataset: Any, *args: Any, **rest: Any) -> None:
-        super().__init__(SequentialSampler(dataset), *args, **rest)
-
-
-class _GritSampler(DefaultBatchSampler):
-    """The mini-batches of all ranks in turn, of which the trainer gives each rank its own."""
-
-    def __init__(self, schedule: GritSchedule, *args: Any, **rest: Any) -> None:
-        super().__init__(*args, **rest)
-        self.schedule = schedule
-
-    def __len__(self) -> int:
-        per_step = self.schedule.batch_size * self.schedule.world_size
-        return self.schedule.size // per_step * self.schedule.world_size
-
-    def __iter__(self) -> Iterator[list[int]]:
-        schedule = self.schedule
-        if schedule.epoch is not None and schedule.epoch != self.epoch:
-            schedule.end(schedule.epoch)
-        plan = schedule.begin(self.epoch)
-        ranks = [plan.mini_batches(rank) for rank in range(schedule.world_size)]
-        for step in range(plan.steps):
-            for rows in ranks:
-                yield rows[step].tolist()
-
-
-class PairJudge:
-    """Con-D from a CrossEncoder that reads the two columns of a data set.
-
-    Args:
-        encoder: a ``CrossEncoder`` with one score, or with two of which the second means match.
-        dataset: the training set, from `numbered`: its first two columns are anchor and positive.
-        batch_size: pairs in one forward pass.
-
-    Raises:
-        ValueError: if the encoder has more than two scores.
-    """
-
-    def __init__(self, encoder: Any, dataset: Any, batch_size: int = 32) -> None:
-        require_one_verdict(encoder)
-        self.encoder, self.batch_size = encoder, batch_size
-        names = [name for name in dataset.column_names if name != ROW][:2]
-        self.columns = {name: dataset.select_columns([name]) for name in names}
-
-    def judge(
-        self,
-        samples: dict[str, Any],
-        image_of: Tensor,
-        text_of: Tensor,
-        ranks: Ranks | None = None,
-        seen: Tensor | None = None,
-    ) -> Tensor:
-        """Return the probabilities ``(P,)`` of pairs, see `lavis_mafa.Discriminator`."""
-        rows = samples["loaded_index"]
-        if not len(image_of):
-            return torch.zeros(0, device=image_of.device)
-        sides = [
-            column[rows[of].tolist()][name]
-            for (name, column), of in zip(self.columns.items(), (image_of, text_of), strict=True)
-        ]
-        pairs = list(zip(*sides, strict=True))
-        found = match_probabilities(self.encoder, pairs, self.batch_size)
-        return found.float().to(image_of.device)
 
 
 def mine_hard_negatives(

@@ -76,7 +76,7 @@ def rows(sizes: Sizes) -> Iterator[Row]:
             lavis.text_encoder.known = texts
 
             def our_side() -> Any:
-                return rerank(ours.backbone, images, texts, job.k)
+                return rerank(ours.backbone, images, texts, job.k, ["sum"])
 
             def lavis_share() -> Any:
                 return _lavis_scores_of(lavis, loader, job.k, job.lavis)
@@ -163,7 +163,7 @@ def _require_equal(backbone: Any, images: Any, texts: Any, lavis: tuple[Any, Any
         assert len(pair)
         image, text = pair.t() if of_images else pair.t().flip(0)
         scores = (
-            itm_scores(backbone, images, texts, image, text).cpu()
+            itm_scores(backbone, images, texts, image, text)[:, 1].cpu()
             + similarity[pair[:, 0], pair[:, 1]]
         )
         difference = (scores - torch.from_numpy(expected)[pair[:, 0], pair[:, 1]]).abs().max()

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from omegaconf import OmegaConf
 
 from lavis_mafa.algorithm.cached_batch import CachedBatch
 from lavis_mafa.algorithm.labels import SoftLabels
@@ -199,17 +200,27 @@ def _blip2_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
     theirs = LavisBlip2(cfg).to(sizes.device).train()
     ours = Blip2Mafa.from_config(cfg).to(sizes.device).train()
     ours.load_state_dict(theirs.state_dict())
-    yield _against_lavis(
-        ours,
-        partial(run_step, ours.backbone, samples, _BLIP2_STAGE_1),
-        theirs,
-        partial(theirs, samples),
-        f"BLIP-2 stage 1 step / LAVIS blip2, B={size}",
-        f"{_vit_name(cfg)}, image encoder frozen",
-        cfg,
-        sizes,
-    )
-    del theirs
+    with torch.no_grad():
+        features = ours.backbone.image_tokens(samples["image"])
+    of_features = {"image_encoder": "features", "feature_width": features.shape[-1]}
+    reader = Blip2Mafa.from_config(OmegaConf.merge(cfg, of_features)).to(sizes.device).train()
+    state = ours.state_dict()
+    reader.load_state_dict({key: state[key] for key in reader.state_dict()})
+    for model, images, what in (
+        (ours, samples["image"], "step"),
+        (reader, features, "step on kept features"),
+    ):
+        yield _against_lavis(
+            model,
+            partial(run_step, model.backbone, {**samples, "image": images}, _BLIP2_STAGE_1),
+            theirs,
+            partial(theirs, samples),
+            f"BLIP-2 stage 1 {what} / LAVIS blip2, B={size}",
+            f"{_vit_name(cfg)}, image encoder frozen",
+            cfg,
+            sizes,
+        )
+    del theirs, reader
     judge = Blip2Mafa.from_config(cfg)
     judge.visual_encoder.load_state_dict(ours.visual_encoder.state_dict())
     con_d = ModelDiscriminator(judge.to(sizes.device), precision="bf16")

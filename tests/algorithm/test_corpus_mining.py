@@ -95,6 +95,7 @@ def test_equals_a_loop(seed, size, negatives, more, skip, chunk, repeated, with_
     [
         ({"negatives": 9, "search": 3}, "1 <= negatives <= search"),
         ({"skip": -1}, "skip >= 0"),
+        ({"anchors": torch.ones(0, 5), "positives": torch.ones(0, 5)}, "N >= 1"),
         ({"con_d": Table(torch.ones(5, 5))}, "connections.score: similarity and a con_d"),
         ({"settings": StepSettings()}, "connections.score: con_d without a con_d"),
         ({"settings": INTRA_MODAL}, "connections.score: intra_modal"),
@@ -103,7 +104,7 @@ def test_equals_a_loop(seed, size, negatives, more, skip, chunk, repeated, with_
 )
 def test_what_cannot_be_mined_is_refused(changes, told):
     with pytest.raises(ValueError, match=told):
-        mine_corpus(torch.eye(5), torch.eye(5), **changes)
+        mine_corpus(**{"anchors": torch.eye(5), "positives": torch.eye(5)} | changes)
 
 
 def test_a_margin_of_a_judge_compares_with_its_own_pairs():

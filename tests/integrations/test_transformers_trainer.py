@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from datasets import Dataset
 from test_pages import script_of
 from transformers import CLIPConfig, CLIPModel, SiglipConfig, SiglipModel, TrainingArguments
 
-from lavis_mafa import MiningRule, SoftLabels, StepSettings
+from lavis_mafa import GritSchedule, MiningRule, SoftLabels, StepSettings
 from lavis_mafa.integrations.open_clip import ClipLoss, SigLipLoss
 
 pytest.importorskip("accelerate")
@@ -25,28 +26,63 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("mines", [False, True])
-def test_trainer(tmp_path, name, mines):
+def train(folder, name, settings, resume=False, steps=-1):
+    """Run the script of the page with 24 rows and mini-batches of 8 for three epochs.
+
+    Returns:
+        Its names, and the rows of each mini-batch with the features that were collected.
+    """
     torch.manual_seed(0)
     model = MODELS[name]()
     ids = torch.randint(2, 50, (24, 6))
     ids[:, -1] = 1
-    rows = [
-        {"pixel_values": pixels, "input_ids": row}
-        for pixels, row in zip(torch.randn(24, 3, 16, 16), ids, strict=True)
-    ]
+    data = Dataset.from_dict({"pixel_values": torch.randn(24, 3, 16, 16), "input_ids": ids})
+    arguments = TrainingArguments(
+        str(folder),
+        **{"num_train_epochs": 3, "max_steps": steps, "per_device_train_batch_size": 8},
+        **{"save_strategy": "steps", "save_steps": 4, "report_to": [], "use_cpu": True},
+        lr_scheduler_type="constant",
+    )
+    names = {"model": model, "settings": settings, "ClipLoss": ClipLoss, "SigLipLoss": SigLipLoss}
+    names |= {"train": data.with_format("torch"), "arguments": arguments}
+    before, last = script_of("with_open_clip.md", 1).rsplit("trainer.train()", 1)
+    exec(before, names)
+    seen, collect = [], GritSchedule.collect
+
+    def recording(self, rows, *features):
+        seen.append((rows.tolist(), features[0].detach()))
+        return collect(self, rows, *features)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GritSchedule, "collect", recording)
+        result = names["trainer"].train(resume_from_checkpoint=resume or None)
+    assert result.training_loss > 0
+    return names, seen
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("mines", [False, True])
+def test_trainer(tmp_path, name, mines):
     rule = MiningRule(score="similarity", rule="margin", top_k=0, action="drop")
     settings = StepSettings(**PLAIN, **({"connections": rule} if mines else {}))
-    names = {"model": model, "settings": settings, "ClipLoss": ClipLoss, "SigLipLoss": SigLipLoss}
-    exec(script_of("with_open_clip.md", 1), names)
-    arguments = TrainingArguments(
-        str(tmp_path), max_steps=3, per_device_train_batch_size=8, report_to=[], use_cpu=True
-    )
-    trainer = names["MinedTrainer"](model, arguments, train_dataset=rows)
-    batch = torch.utils.data.default_collate(rows[:8])
+    names, seen = train(tmp_path, name, settings)
+    model, trainer = names["model"].eval(), names["trainer"]
+    batch = trainer.data_collator([names["train"][row] for row in range(8)])
     with torch.no_grad():
-        found = trainer.compute_loss(model, batch)
+        found = trainer.compute_loss(model, dict(batch))
+        batch.pop("labels")
         expected = model(**batch, return_loss=True).loss
     assert (float(found) == pytest.approx(float(expected), rel=1e-5)) != mines
-    assert trainer.train().training_loss > 0
+    epochs = [sum((rows for rows, _ in seen[k : k + 3]), []) for k in (0, 3, 6)]
+    assert len(seen) == 9 and all(sorted(rows) == list(range(24)) for rows in epochs)
+    schedule = names["grit"].schedule
+    assert schedule.epoch == 2 and schedule.plan.grouped
+    assert [list(rows) for rows in schedule.plan.mini_batches(0)] == [rows for rows, _ in seen[6:]]
+
+
+def test_a_resumed_run_has_the_order_of_the_whole_one(tmp_path):
+    settings = StepSettings(**PLAIN)
+    _, whole = train(tmp_path / "whole", "CLIP", settings)
+    train(tmp_path / "parts", "CLIP", settings, steps=4)
+    _, rest = train(tmp_path / "parts", "CLIP", settings, resume=True)
+    assert [rows for rows, _ in rest] == [rows for rows, _ in whole[4:]]

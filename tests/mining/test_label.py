@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+import time
 import zlib
 from pathlib import Path
 
@@ -397,8 +398,9 @@ def test_reload_keeps_answers(page):
     for key in "yn":
         browser.press(key)
     # Chromium sometimes answers a reload with the state before the last write to localStorage,
-    # and the next one correctly.
-    for _ in range(5):
+    # and the next one correctly, if it is not asked at once.
+    for wait in (0, 0.1, 0.3, 1, 3):
+        time.sleep(wait)
         browser.reload()
         text = browser.evaluate("document.body.innerText")
         if "Pair 3 of 8 · 2 answered" in text:

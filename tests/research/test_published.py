@@ -24,7 +24,7 @@ PUBLISHED = sorted(path for path in RESULTS.glob("*.json") if path.stem != "comp
 # Whole pages; of the others the study file has been changed since.
 WHOLE = ("compare_16", "compare_dense", "compare_fresh", "compare_sparse", "compare_sparse_16")
 # Pages of which these tables were published in an earlier form.
-OLD = ("compare_clustered", "compare_settings", "flickr8k", "ucm")
+OLD = ("compare_clustered", "compare_settings", "ucm")
 OTHER_FORM = ("Difference to ", "At the end of training", "Claims")
 
 

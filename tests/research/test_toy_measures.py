@@ -47,8 +47,8 @@ def test_measuring_reranks_as_the_config_of_the_run_says(tmp_path, monkeypatch, 
     seen, rerank = [], measuring.rerank
 
     def recording(*args, **keywords):
-        seen.append(rerank(*args, **keywords))
-        return seen[-1]
+        seen.extend(found := rerank(*args, **keywords))
+        return found
 
     monkeypatch.setattr(measuring, "rerank", recording)
     figures = one.retrieval(test, test.truth_matrix(), len(test.text))

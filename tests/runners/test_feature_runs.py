@@ -125,6 +125,52 @@ def test_run_equals_one_with_the_encoder_in_it(data, tmp_path, family):
     assert figures[0]["txt_r1"] == figures[1]["txt_r1"] and figures[0]["split"] == "test"
 
 
+def test_features_of_the_frozen_encoder_of_blip2(data, tmp_path, capsys):
+    """Losses are those of training on the pictures, but for float16, and are not those of another
+    encoder; one with random weights, or of another family, is refused."""
+    weights_of = tmp_path / "vit.pth"
+    torch.manual_seed(3)
+    model = load_model("blip2_mafa", "tiny")
+    for weight in model.visual_encoder.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    torch.save(model.visual_encoder.state_dict(), weights_of)
+    start = {key: value for key, value in model.state_dict().items() if "visual" not in key}
+    torch.save({"model": start}, tmp_path / "start.pth")
+    files = [str(data / f"{split}.json") for split in ("train", "val", "test")]
+    command = ["check-data", *files, "--images", str(data), "--no-decode", "--features"]
+    for given, told in (
+        (["blip2_mafa:tiny"], "RANDOM weights"),
+        (["blip2_mafa:huge"], "no type 'huge' of Blip2Mafa; known: pretrain"),
+        (["albef_mafa"], "no frozen image encoder"),
+    ):
+        with pytest.raises(SystemExit):
+            main([*command, str(tmp_path / "none"), "--encoder", *given])
+        assert told in capsys.readouterr().err
+    out = tmp_path / "kept"
+    own = ["--encoder", "blip2_mafa:tiny", "--weights", str(weights_of), "--views", "plain"]
+    assert main([*command, str(out), *own]) == 0
+    assert "40 images of 1 x 5 x 64" in capsys.readouterr().out
+
+    def losses(name, **more):
+        given = {**changes(data, "blip2"), "run__valid_splits": "[]", "run__test_splits": "[]"}
+        given |= {"model__load_pretrained": True, "model__pretrained": tmp_path / "start.pth"}
+        processor = {"datasets__image_text_json__vis_processor__train__name": "blip_image_eval"}
+        with recording() as found:
+            run_here(tmp_path / name, CONFIGS["blip2"], **{**given, **processor, **more})
+        return [step["losses"]["loss"] for step in found]
+
+    pictures = {
+        **{f"{INFO}__images__storage": data, f"{INFO}__features__storage": None},
+        **{"model__image_encoder": None, "model__vit_weights": weights_of},
+        "model__freeze_vit": True,
+    }
+    kept = losses("features", **{f"{INFO}__features__storage": out})
+    assert kept == pytest.approx(losses("pictures", **pictures), rel=2e-3)
+    assert kept != pytest.approx(
+        losses("random", **pictures | {"model__vit_weights": None}), rel=2e-3
+    )
+
+
 @pytest.mark.parametrize("family", EACH)
 def test_resumed_run_is_equal_and_its_checkpoint_loads(data, tmp_path, family):
     """With two views, of which training draws one; in albef with momentum encoders and Con-D."""

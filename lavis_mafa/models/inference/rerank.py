@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,8 @@ def compute_sim_matrix(
         ``(num_images, num_texts)`` and ``(num_texts, num_images)`` float32, on all ranks.
     """
     images, texts = encode_split(backbone, data_loader, max_tokens)
-    return rerank(backbone, images, texts, k_test, pairs_per_pass, by)
+    (scores,) = rerank(backbone, images, texts, k_test, [by], pairs_per_pass)
+    return scores
 
 
 @torch.inference_mode()
@@ -62,22 +64,26 @@ def rerank(
     images: Images,
     texts: Texts,
     k_test: int,
+    orders: Sequence[str],
     pairs_per_pass: int | None = None,
-    by: str = "sum",
-) -> tuple[Scores, Scores]:
-    """Return the scores of `compute_sim_matrix` for encoded images and texts.
+) -> list[tuple[Scores, Scores]]:
+    """Return the scores of `compute_sim_matrix` for encoded images and texts, for each order.
 
     A pair among the candidates of both its image and its text is matched once.
 
+    Args:
+        orders: of `RERANK_BY`.
+
     Raises:
-        ValueError: if ``by`` is none of `RERANK_BY`.
+        ValueError: if an order is none of `RERANK_BY`.
     """
-    if by not in RERANK_BY:
-        raise ValueError(f"rerank_by is {by!r}, expected one of {', '.join(RERANK_BY)}")
+    for by in orders:
+        if by not in RERANK_BY:
+            raise ValueError(f"rerank_by is {by!r}, expected one of {', '.join(RERANK_BY)}")
     assert images.features is not None and texts.features is not None
     sim = backbone.similarity(images.features, texts.features).float()
     if k_test == 0:
-        return sim.cpu().numpy(), sim.t().cpu().numpy()
+        return [(sim.cpu().numpy(), sim.t().cpu().numpy())] * len(orders)
     sim_i2t, text_of = _best_candidates(sim, k_test)
     sim_t2i, image_of = _best_candidates(sim.t(), k_test)
     size = sim.shape
@@ -88,13 +94,16 @@ def rerank(
     pairs, row = torch.unique(
         torch.cat([of_images.flatten(), of_texts.flatten()]), return_inverse=True
     )
-    logits = _shared_logits(backbone, images, texts, pairs, pairs_per_pass, by == "odds")[row]
-    i2t, t2i = torch.split(logits, [text_of.numel(), image_of.numel()])
-    weight = {"sum": 1.0, "itm": 0.0, "odds": 1 / float(backbone.temperature)}[by]
-    return (
-        _scores(size[1], text_of, i2t.view_as(sim_i2t) + weight * sim_i2t),
-        _scores(size[0], image_of, t2i.view_as(sim_t2i) + weight * sim_t2i),
-    )
+    no, yes = _shared_logits(backbone, images, texts, pairs, pairs_per_pass)[row].unbind(1)
+    weight = {"sum": 1.0, "itm": 0.0, "odds": 1 / float(backbone.temperature)}
+    found = []
+    for by in orders:
+        matched = yes - no if by == "odds" else yes
+        i2t, t2i = torch.split(matched, [text_of.numel(), image_of.numel()])
+        of_image = _scores(size[1], text_of, i2t.view_as(sim_i2t) + weight[by] * sim_i2t)
+        of_text = _scores(size[0], image_of, t2i.view_as(sim_t2i) + weight[by] * sim_t2i)
+        found.append((of_image, of_text))
+    return found
 
 
 def encode_split(
@@ -124,14 +133,11 @@ def itm_scores(
     image_of: Tensor,
     text_of: Tensor,
     pairs_per_pass: int | None = None,
-    odds: bool = False,
 ) -> Tensor:
-    """Return the ITM logits of class 1 ``(P,)`` of the given pairs, or their log-odds, and show a
-    progress bar."""
+    """Return ITM's logits ``(P, 2)`` of the given pairs, and show a progress bar."""
     with progress(desc="re-ranking", total=len(image_of), unit=" pairs", leave=False) as bar:
         matching = ManyPairs(backbone, pairs_per_pass, bar.update)
-        logits = matching.match(images, texts, image_of, text_of)
-        return logits[:, 1] - logits[:, 0] if odds else logits[:, 1]
+        return matching.match(images, texts, image_of, text_of)
 
 
 def _best_candidates(sim: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -158,9 +164,8 @@ def _shared_logits(
     texts: Texts,
     pairs: Tensor,
     pairs_per_pass: int | None,
-    odds: bool,
 ) -> Tensor:
-    """Return logits, or log-odds, ``(P,)`` of pairs on the CPU.
+    """Return logits ``(P, 2)`` of pairs on the CPU.
 
     A pair's number is ``image * num_texts + text``. Every rank matches an equal share of the pairs
     and gets the logits of all.
@@ -168,10 +173,10 @@ def _shared_logits(
     count, world = len(texts.ids), get_world_size()
     parts = list(pairs.tensor_split(world))
     mine = parts[get_rank()]
-    logits = itm_scores(backbone, images, texts, mine // count, mine % count, pairs_per_pass, odds)
+    logits = itm_scores(backbone, images, texts, mine // count, mine % count, pairs_per_pass)
     if world > 1:
         begin = sum(map(len, parts[: get_rank()]))
-        own, logits = logits, logits.new_zeros(len(pairs))
+        own, logits = logits, logits.new_zeros(len(pairs), 2)
         logits[begin : begin + len(own)] = own
         dist.all_reduce(logits)
     return logits.cpu()

@@ -246,7 +246,7 @@ def test_no_pairs_give_no_scores(ours_and_lavis):
     with torch.inference_mode():
         images = backbone.encode_images(Loader(2, 2)[0]["image"])
         texts = backbone.encode_texts(["a circle"])
-        assert itm_scores(backbone, images, texts, empty, empty).shape == (0,)
+        assert itm_scores(backbone, images, texts, empty, empty).shape == (0, 2)
 
 
 def counted_albef():

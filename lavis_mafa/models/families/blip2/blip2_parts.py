@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,17 +14,19 @@ from lavis.common.utils import is_url
 from lavis.models import clip_vit, eva_vit
 from lavis.models.blip2_models.blip2 import LayerNorm
 from lavis.models.blip2_models.Qformer import BertLMHeadModel
-from torch import nn
+from omegaconf import OmegaConf
+from torch import Tensor, nn
 from transformers import BertTokenizerFast  # type: ignore[attr-defined]
 from transformers.models.bert.configuration_bert import BertConfig
 
 from lavis_mafa.io.checkpoints import find_config, problem_of_types, read_checkpoint
 from lavis_mafa.io.downloads import HubFiles, UrlFile, is_timm_name, weights_on_hub
+from lavis_mafa.models.families.blip2.blip2_driver import precision_of
 from lavis_mafa.models.parts.beams import OneRowPerBeam
 from lavis_mafa.models.parts.feature_encoder import Features, feature_width_of
 from lavis_mafa.models.parts.tokenizers import add_dec_token, build_tokenizer, from_hub
 from lavis_mafa.models.parts.vit import begin_narrow
-from lavis_mafa.models.traits import traits_of
+from lavis_mafa.models.traits import shipped_config, traits_of
 from lavis_mafa.models.weight_loading import resize_positions
 
 _PUBLISHED = "https://storage.googleapis.com/sfr-vision-language-research/LAVIS/models/BLIP2/"
@@ -179,6 +181,41 @@ class Blip2Parts:
             former = _QFormer(config)
         queries = torch.zeros(1, num_query_token, config.hidden_size)
         return former, nn.Parameter(queries.normal_(std=config.initializer_range))
+
+    @classmethod
+    def frozen_encoder(
+        cls, model_type: str | None = None, device: str = "cpu", **changes: Any
+    ) -> tuple[nn.Module, Callable[[Tensor], Tensor], int]:
+        """Return a type's image encoder, how it is called, and its image size in pixels.
+
+        Args:
+            model_type: None: the first.
+            device: where to put it.
+            changes: of the type's ``model`` config, such as ``vit_weights`` and ``image_size``.
+
+        Raises:
+            ValueError: for an unknown type, and if the encoder's weights would be random.
+        """
+        kind: Any = cls
+        types = list(kind.PRETRAINED_MODEL_CONFIG_DICT)
+        if (model_type or types[0]) not in types:
+            raise ValueError(f"no type {model_type!r} of {cls.__name__}; known: {', '.join(types)}")
+        shipped = shipped_config(cls, model_type or types[0]).model
+        cfg: Any = OmegaConf.merge(shipped, {"freeze_vit": True}, changes)
+        parts, size = Blip2Parts(), int(cfg.get("image_size", 224))
+        parts.parts = Parts.from_config(cfg)
+        name, precision = cfg.get("vit_model", "eva_clip_g"), cfg.get("vit_precision", "fp16")
+        encoder, _ = parts.init_vision_encoder(name, size, 0.0, False, precision)
+        parts.report_random_encoder(cfg, trained=True)
+        encoder.eval().to(device)
+
+        def encode(images: Tensor) -> Tensor:
+            images = images.to(device)
+            with precision_of(encoder, images.device):
+                tokens: Tensor = encoder(images)
+            return tokens
+
+        return encoder, encode, size
 
     def report_random_encoder(self, cfg: Any, trained: bool = False) -> None:
         """Warn that the frozen image encoder is random, if it is.

@@ -1,0 +1,98 @@
+"""BLIP-2's matching head in transformers as a judge of pictures with captions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import (
+    BertTokenizerFast,
+    Blip2Config,
+    Blip2ForImageTextRetrieval,
+    Blip2Processor,
+    BlipImageProcessor,
+)
+
+pytest.importorskip("datasets")
+
+from datasets import Dataset, Image  # noqa: E402
+from PIL import Image as Pictures  # noqa: E402
+from tiny_sentences import WORDS  # noqa: E402
+
+from lavis_mafa.integrations.cross_encoders import Blip2CrossEncoder, PairJudge  # noqa: E402
+
+CAPTIONS = [" ".join(WORDS[n : n + 2 + n % 3]) for n in range(6)]
+SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+SIZES["num_attention_heads"] = 2
+
+
+@pytest.fixture(params=[None, 18], ids=["older checkpoint", "image tokens"])
+def encoder(tmp_path, request):
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens))
+    tokenizer = BertTokenizerFast(str(tmp_path / "vocab.txt"))
+    image_processor = BlipImageProcessor(size={"height": 16, "width": 16})
+    queries = request.param and 3
+    processor = Blip2Processor(image_processor, tokenizer, num_query_tokens=queries)
+    config = Blip2Config(
+        vision_config={**SIZES, "image_size": 16, "patch_size": 8},
+        qformer_config={
+            **{**SIZES, "vocab_size": len(tokenizer), "encoder_hidden_size": 16},
+            **{"cross_attention_frequency": 1, "use_qformer_text_input": True},
+        },
+        image_text_hidden_size=16,
+        num_query_tokens=3,
+        image_token_index=request.param and tokenizer.convert_tokens_to_ids("<image>"),
+    )
+    torch.manual_seed(0)
+    model = Blip2ForImageTextRetrieval(config)
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    return Blip2CrossEncoder(model, processor)
+
+
+@pytest.fixture
+def encoded(encoder):
+    """The number of images that every call of the image encoder got."""
+    calls = []
+
+    def count(_, given, named):
+        calls.append(len(given[0] if given else named["pixel_values"]))
+
+    encoder.model.vision_model.register_forward_pre_hook(count, with_kwargs=True)
+    return calls
+
+
+def pictures():
+    noise = torch.randint(0, 256, (6, 16, 16, 3), generator=torch.Generator().manual_seed(1))
+    return [Pictures.fromarray(one.byte().numpy()) for one in noise]
+
+
+def by_the_library(encoder, image, text):
+    inputs = encoder.processor(images=image, text=text, return_tensors="pt")
+    with torch.no_grad():
+        found = encoder.model(**inputs, use_image_text_matching_head=True).logits_per_image
+    return found[0].tolist()
+
+
+def test_scores_are_those_of_the_library(encoder, encoded):
+    """Also of captions of several lengths, in parts, with each picture encoded once."""
+    images = pictures()
+    pairs = [(images[k % 3], CAPTIONS[k % 5]) for k in range(11)]
+    found = encoder.predict(pairs, batch_size=4)
+    assert encoded == [3]
+    expected = [by_the_library(encoder, *pair) for pair in pairs]
+    torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-4, atol=1e-5)
+    assert found.std(dim=0).min() > 1e-3
+
+
+def test_it_judges_rows_of_a_data_set(encoder, encoded):
+    data = Dataset.from_dict({"image": pictures(), "caption": CAPTIONS})
+    data = data.cast_column("image", Image())
+    rows, image_of, text_of = torch.tensor([4, 1, 5]), torch.tensor([0, 0, 2]), [1, 2, 0]
+    judge = PairJudge(encoder, data, batch_size=2)
+    found = judge.judge({"loaded_index": rows}, image_of, torch.tensor(text_of))
+    assert encoded == [2]  # of three pairs
+    images = pictures()
+    for value, i, t in zip(found, [4, 4, 5], [1, 5, 4], strict=True):
+        logits = torch.tensor(by_the_library(encoder, images[i], CAPTIONS[t]))
+        assert float(value) == pytest.approx(float(logits.softmax(0)[1]), rel=1e-4)
