@@ -46,9 +46,10 @@ from lavis_mafa.pages.report_page import write_report
 
 # Shares of false negatives among the hardest negatives up to which grouping is advised, and up to
 # which not grouping is uncertain. In random mini-batches grouping helped at .4 to 1 % (2.5 % in
-# MAFA's Table 1), with mixed results at 4.6 and 13 %, and harmed at 28 %. In grouped ones it helped
-# at 3 % of photographs, judged by captions; at 7 % it harmed ITM, and with mining gained nothing
-# clear. In a toy world it helped at 10 to 31 %. From 38 % it harmed.
+# MAFA's Table 1), with mixed results at 4.6 and 13 %, and not at 28 %. In grouped ones it helped at
+# 3 % of photographs, judged by captions; at 7 % it harmed ITM, and with mining gained nothing
+# clear. In a toy world it helped at 10 to 31 %. From 38 % it harmed retrieval by LAVIS's order of
+# ITM, and by odds gained nothing.
 MOST_RANDOM, UNSURE_RANDOM, MOST_GROUPED, UNSURE_GROUPED = 0.03, 0.13, 0.05, 1 / 3
 # Likelihood ratio of Con-D at ``high``: how many times as often a pair that matches is above it as
 # one that does not. Mining improved ITM at 2.8 to 6.9, and harmed at 1.4.
