@@ -110,7 +110,7 @@ class Blip2CrossEncoder:
         found: Iterator[nn.Parameter] = self.model.parameters()
         return found
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def predict(
         self,
         pairs: Sequence[tuple[Any, str]],

@@ -202,11 +202,11 @@ class Blip2Parts:
             raise ValueError(f"no type {model_type!r} of {cls.__name__}; known: {', '.join(types)}")
         shipped = shipped_config(cls, model_type or types[0]).model
         cfg: Any = OmegaConf.merge(shipped, {"freeze_vit": True}, changes)
-        parts, size = Blip2Parts(), int(cfg.get("image_size", 224))
-        parts.parts = Parts.from_config(cfg)
+        builder, size = Blip2Parts(), int(cfg.get("image_size", 224))
+        builder.parts = Parts.from_config(cfg)
         name, precision = cfg.get("vit_model", "eva_clip_g"), cfg.get("vit_precision", "fp16")
-        encoder, _ = parts.init_vision_encoder(name, size, 0.0, False, precision)
-        parts.report_random_encoder(cfg, trained=True)
+        encoder, _ = builder.init_vision_encoder(name, size, 0.0, False, precision)
+        builder.report_random_encoder(cfg, trained=True)
         encoder.eval().to(device)
 
         def encode(images: Tensor) -> Tensor:
