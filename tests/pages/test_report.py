@@ -490,10 +490,10 @@ def test_three_pairs_that_match_come_first(tmp_path):
     ]
     page = write_page(tmp_path, connections=cards)
     text = " ".join(" ".join(page.texts).split())
-    told = "Taught as no match , and it matches. Con-D: P = "
+    told = "Without mining, taught as no match , and it matches. Con-D: P = "
     assert (
-        f"anchor's {told}0.870 text 3 {told}0.850 text 0 Taught as no match . Con-D: P = 0.990"
-        in text
+        f"anchor's {told}0.870 text 3 {told}0.850 text 0 "
+        "Without mining, taught as no match . Con-D: P = 0.990" in text
     )
     shown = [attrs["src"] for tag, attrs in page.tags if tag == "img"]
     places = [page.data["cards"][n]["anchor"][0] for n in (3, 0)]
