@@ -32,7 +32,7 @@ LIMITS = {
     "package": 27_859,
     "downstream": 2_440,
     "research": 4_099,
-    "test code": 39_889,
+    "test code": 39_904,
     "public names": 1_509,
     "config keys": 267,
     "commands": 10,

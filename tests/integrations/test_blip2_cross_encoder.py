@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import (
+
+pytest.importorskip("sentence_transformers", minversion="6")
+pytest.importorskip("datasets")
+
+from datasets import Dataset, Image  # noqa: E402
+from PIL import Image as Pictures  # noqa: E402
+from tiny_sentences import WORDS  # noqa: E402
+from transformers import (  # noqa: E402
     BertTokenizerFast,
     Blip2Config,
     Blip2ForImageTextRetrieval,
     Blip2Processor,
     BlipImageProcessor,
 )
-
-pytest.importorskip("datasets")
-
-from datasets import Dataset, Image  # noqa: E402
-from PIL import Image as Pictures  # noqa: E402
-from tiny_sentences import WORDS  # noqa: E402
 
 from lavis_mafa.integrations.cross_encoders import Blip2CrossEncoder, PairJudge  # noqa: E402
 

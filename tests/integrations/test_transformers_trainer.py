@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
+from pathlib import Path
+
 import pytest
 import torch
-from datasets import Dataset
+from runs import finish, launcher, spawn
 from test_pages import script_of
 from transformers import CLIPConfig, CLIPModel, SiglipConfig, SiglipModel, TrainingArguments
 
@@ -12,6 +17,10 @@ from lavis_mafa import GritSchedule, MiningRule, SoftLabels, StepSettings
 from lavis_mafa.integrations.open_clip import ClipLoss, SigLipLoss
 
 pytest.importorskip("accelerate")
+pytest.importorskip("datasets")
+
+from datasets import Dataset  # noqa: E402
+
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
 SIZES |= {"num_attention_heads": 2}
 TEXT = {**SIZES, "vocab_size": 50, "max_position_embeddings": 16, "projection_size": 16}
@@ -26,8 +35,8 @@ MODELS = {
 }
 
 
-def train(folder, name, settings, resume=False, steps=-1):
-    """Run the script of the page with 24 rows and mini-batches of 8 for three epochs.
+def train(folder, name, settings, resume=False, steps=-1, batch=8):
+    """Run the script of the page with 24 rows for three epochs.
 
     Returns:
         Its names, and the rows of each mini-batch.
@@ -39,7 +48,7 @@ def train(folder, name, settings, resume=False, steps=-1):
     data = Dataset.from_dict({"pixel_values": torch.randn(24, 3, 16, 16), "input_ids": ids})
     arguments = TrainingArguments(
         str(folder),
-        **{"num_train_epochs": 3, "max_steps": steps, "per_device_train_batch_size": 8},
+        **{"num_train_epochs": 3, "max_steps": steps, "per_device_train_batch_size": batch},
         **{"save_strategy": "steps", "save_steps": 4, "report_to": [], "use_cpu": True},
         lr_scheduler_type="constant",
     )
@@ -85,3 +94,16 @@ def test_a_resumed_run_has_the_order_of_the_whole_one(tmp_path):
     train(tmp_path / "parts", "CLIP", settings, steps=4)
     _, rest = train(tmp_path / "parts", "CLIP", settings, resume=True)
     assert rest == whole[4:]
+
+
+def test_two_ranks_share_the_rows_of_an_epoch(tmp_path):
+    finish(spawn(tmp_path, [*launcher(2), Path(__file__), tmp_path]))
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    for epoch in range(3):  # of three steps of 4 rows
+        rows = [sum(one[3 * epoch : 3 * epoch + 3], []) for one in ranks]
+        assert sorted(rows[0] + rows[1]) == list(range(24))
+
+
+if __name__ == "__main__":
+    rows = train(Path(sys.argv[1]) / "out", "CLIP", StepSettings(**PLAIN), batch=4)[1]
+    Path(sys.argv[1], f"{os.environ['RANK']}.json").write_text(json.dumps(rows))
