@@ -77,9 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="checkpoint of the model (default: BLIP-2's published one)",
     )
     features.add_argument(
-        "--image-size",
-        type=int,
-        help="side in pixels (default: the model's, else 224)",
+        "--image-size", type=int, help="side in pixels (default: the model's, else 224)"
     )
     features.add_argument(
         "--mean",

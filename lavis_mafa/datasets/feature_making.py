@@ -50,6 +50,7 @@ class Encoder:
         mean, std: by which colours in [0, 1] are normalised.
         identity: of its weights.
         grid: rows and columns to which ``(B, V, rows, columns)`` is averaged; None: as they are.
+            Features of another form have none.
     """
 
     encode: Callable[[Tensor], Tensor]
@@ -67,7 +68,12 @@ class Encoder:
             ValueError: for another shape, and for values that are not finite in float16.
         """
         made = self.encode(images)
-        if made.ndim == 4 and self.grid:
+        if self.grid and made.ndim != 4:
+            raise ValueError(
+                "--grid averages features (B, V, rows, columns), and --encoder gives "
+                f"{tuple(made.shape)}: leave it out"
+            )
+        if self.grid:
             made = torch.nn.functional.adaptive_avg_pool2d(made, self.grid)
         made = made.flatten(2).transpose(1, 2) if made.ndim == 4 else made
         made = (made[:, None] if made.ndim == 2 else made).half().cpu()
@@ -105,7 +111,7 @@ def load_encoder(
         return Encoder(
             _onnx(name), size or 224, *IMAGENET, digest(np.fromfile(name, np.uint8)), grid
         )
-    of_model = _of_model(name, weights, size, device)
+    of_model = _of_model(name, weights, size, grid, device)
     if of_model is not None:
         return of_model
     if ":" in name:
@@ -142,7 +148,9 @@ def load_encoder(
     )
 
 
-def _of_model(name: str, weights: str | None, size: int | None, device: str) -> Encoder | None:
+def _of_model(
+    name: str, weights: str | None, size: int | None, grid: int | None, device: str
+) -> Encoder | None:
     """Return the frozen image encoder of a registered model; None if there is no such model."""
     arch, _, model_type = name.partition(":")
     kind = registry.get_model_class(arch)
@@ -152,9 +160,10 @@ def _of_model(name: str, weights: str | None, size: int | None, device: str) -> 
         raise ValueError(f"--encoder {name}: {arch} has no frozen image encoder")
     given = {"vit_weights": weights, "image_size": size}
     changes = {key: value for key, value in given.items() if value is not None}
-    model, encode, pixels = kind.frozen_encoder(model_type or None, device, **changes)
+    model, encode, pixels = kind.frozen_encoder(model_type, device, **changes)
     colours = BlipImageEvalProcessor(pixels).normalize
-    return Encoder(encode, pixels, tuple(colours.mean), tuple(colours.std), fingerprint(model))
+    mean, std = tuple(colours.mean), tuple(colours.std)
+    return Encoder(encode, pixels, mean, std, fingerprint(model), grid)
 
 
 def _onnx(path: str) -> Callable[[Tensor], Tensor]:

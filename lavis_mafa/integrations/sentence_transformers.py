@@ -29,14 +29,7 @@ from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.integrations.cross_encoders import Blip2CrossEncoder, PairJudge
 from lavis_mafa.integrations.grit_callback import ROW, Grit, numbered
 
-__all__ = [
-    "Blip2CrossEncoder",
-    "Grit",
-    "MinedLoss",
-    "PairJudge",
-    "mine_hard_negatives",
-    "numbered",
-]
+__all__ = ["Blip2CrossEncoder", "Grit", "MinedLoss", "PairJudge", "mine_hard_negatives", "numbered"]
 
 _AT_ONCE = 1024  # rows of a column in memory
 

@@ -142,6 +142,7 @@ def test_features_of_the_frozen_encoder_of_blip2(data, tmp_path, capsys):
         (["blip2_mafa:tiny"], "RANDOM weights"),
         (["blip2_mafa:huge"], "no type 'huge' of Blip2Mafa; known: pretrain"),
         (["albef_mafa"], "no frozen image encoder"),
+        (["blip2_mafa:tiny", "--weights", str(weights_of), "--grid", "2"], "gives (1, 5, 64)"),
     ):
         with pytest.raises(SystemExit):
             main([*command, str(tmp_path / "none"), "--encoder", *given])

@@ -189,7 +189,7 @@ class Blip2Parts:
         """Return a type's image encoder, how it is called, and its image size in pixels.
 
         Args:
-            model_type: None: the first.
+            model_type: empty: the first.
             device: where to put it.
             changes: of the type's ``model`` config, such as ``vit_weights`` and ``image_size``.
 
@@ -198,9 +198,9 @@ class Blip2Parts:
         """
         kind: Any = cls
         types = list(kind.PRETRAINED_MODEL_CONFIG_DICT)
-        if (model_type or types[0]) not in types:
+        if model_type and model_type not in types:
             raise ValueError(f"no type {model_type!r} of {cls.__name__}; known: {', '.join(types)}")
-        shipped = shipped_config(cls, model_type or types[0]).model
+        shipped = shipped_config(cls, model_type).model
         cfg: Any = OmegaConf.merge(shipped, {"freeze_vit": True}, changes)
         builder, size = Blip2Parts(), int(cfg.get("image_size", 224))
         builder.parts = Parts.from_config(cfg)
