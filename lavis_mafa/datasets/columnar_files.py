@@ -40,8 +40,6 @@ PARQUET, _ARROW = ".parquet", ".arrow"
 COLUMNAR_SUFFIXES = (PARQUET, _ARROW)
 BATCH_BYTES = 2**25  # of a batch of parquet rows with images, unless a single row has more
 _BATCH_ROWS = 4096  # that are read at a time
-_FEW_ROWS = 16  # that are read at a time if the size of their texts is not known before
-_MOST_TEXT = 2**27  # bytes of the texts of a column in that many rows
 _PAGE_BYTES = 2**20  # read at a time: a column of a row group may be larger than the memory
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 _IPC_FILE = b"ARROW1"
@@ -64,9 +62,6 @@ _HINTS = {
     "image_id": _OF_IDS,
     "group_id": _OF_IDS,
 }
-# pyarrow makes no dictionary of texts that are stored as differences of each other, and of lists
-# that are stored partly in one.
-_NO_DICTIONARY = ("DictAccumulator", "Nested data conversions")
 # pyarrow reports damaged files by its own classes, by OSError and by those of Python's decoders.
 _DAMAGE = (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError)
 
@@ -223,29 +218,7 @@ def _parquet_batches(
         groups = map(file.metadata.row_group, range(file.num_row_groups))
         largest = max((group.total_byte_size for group in groups), default=1)
         rows = min(_BATCH_ROWS, max(1, BATCH_BYTES // max(1, largest)))
-    leaves = [file.schema.column(i).path for i in range(len(file.schema))]
-    names = [column.name for column in used]
-    of_text = {column.name for column in used if column.kind in (TEXT, _TEXTS)}
-
-    def batches(rows: int, in_dictionary: list[str]) -> Iterator[pa.RecordBatch]:
-        options = {"read_dictionary": in_dictionary, "pre_buffer": False}
-        with pq.ParquetFile(path, buffer_size=_PAGE_BYTES, **options) as opened:
-            for group in range(opened.num_row_groups):  # each has its own dictionaries
-                yield from opened.iter_batches(rows, [group], columns=names, use_threads=False)
-
-    done = 0
-    try:
-        # Texts remain in their dictionaries, so that their size is known before they are unpacked.
-        for batch in batches(rows, [leaf for leaf in leaves if leaf.split(".")[0] in of_text]):
-            done += batch.num_rows
-            yield batch
-    except OSError as error:
-        if not any(one in str(error) for one in _NO_DICTIONARY):
-            raise
-        for batch in batches(min(rows, _FEW_ROWS), []):
-            known = min(done, batch.num_rows)
-            done -= known
-            yield batch.slice(known)
+    yield from file.iter_batches(rows, columns=[column.name for column in used], use_threads=False)
 
 
 def _arrow_batches(
@@ -354,13 +327,12 @@ def _rows_of(
     Raises:
         ValueError: naming the rows, if their content is damaged.
     """
-    columns = [(role, name, _reader(batch.column(name))) for role, name, _ in used]
     for start in range(0, batch.num_rows, _BATCH_ROWS):
         numbers = range(first + start, first + min(start + _BATCH_ROWS, batch.num_rows))
         values: dict[str, list[Any]] = {str(image_key): [f"{file}/{row}" for row in numbers]}
         try:
-            for role, name, read in columns:
-                found = read(start, len(numbers))
+            for role, name, _ in used:
+                found = _values(batch.column(name).slice(start, len(numbers)))
                 if len(found) != len(numbers):
                     raise ValueError(f"column {short(name)} has {len(found)} rows")
                 if role == "image":
@@ -389,29 +361,6 @@ def _image(row: int, place: str, value: Any, base: pa.Buffer | None) -> str | St
     return StoredImage(path if path and path.strip() else place, start, content.size, row, content)
 
 
-def _reader(column: pa.Array) -> Callable[[int, int], list[Any]]:
-    """Return a function that returns the values of some rows of a column, given the first and their
-    number; a dictionary is checked only once."""
-    if not types.is_dictionary(column.type):
-        return lambda start, count: _values(column.slice(start, count))
-    words = _checked(column.dictionary)
-    codes = pa.DictionaryArray.from_arrays(column.indices, words).indices  # checks them
-    sizes = None if types.is_integer(words.type) else pc.binary_length(words)
-
-    def read(start: int, count: int) -> list[Any]:
-        some = codes.slice(start, count)
-        if sizes is not None:
-            _require_size(pc.sum(sizes.take(some)).as_py() or 0)
-        return _decoded(words.take(some).to_pylist())
-
-    return read
-
-
-def _require_size(size: int) -> None:
-    if size > _MOST_TEXT:
-        raise ValueError(f"a column has texts of {size} bytes, allowed are {_MOST_TEXT}")
-
-
 def _values(column: pa.Array) -> list[Any]:
     """Return the values of a column: bytes as buffers, without a copy; of a struct of bytes and
     path both as a tuple. Bytes that are not UTF-8 become lone surrogates in texts, which the check
@@ -423,28 +372,17 @@ def _values(column: pa.Array) -> list[Any]:
         absent = [None] * len(column)
         both = [_values(parts[name]) if name in parts else absent for name in ("bytes", "path")]
         return list(zip(*both, strict=True))
-    if types.is_dictionary(kind):
-        return _reader(column)(0, len(column))
     if _kind(kind) == _TEXTS:
-        return _lists(column)
+        column.validate()
+        texts = iter(_values(column.flatten()))
+        sizes = pc.list_value_length(column).to_pylist()
+        return [None if size is None else list(islice(texts, size)) for size in sizes]
     checked = _checked(column)
     if _kind(kind) == _BYTES:
         return _buffers(checked)
-    return _decoded(checked.to_pylist())
-
-
-def _lists(column: pa.Array) -> list[list[Any] | None]:
-    """Return lists of texts."""
-    column.validate()
-    sizes = pc.list_value_length(column).fill_null(0).to_pylist()
-    if min(sizes, default=0) < 0:
-        raise ValueError("the offsets of a list are wrong")
-    _require_size(sum(sizes))
-    texts = iter(_values(column.flatten()))
-    absent = column.is_null().to_pylist()
     return [
-        None if none else list(islice(texts, size))
-        for none, size in zip(absent, sizes, strict=True)
+        one.decode("utf-8", "surrogateescape") if isinstance(one, bytes) else one
+        for one in checked.to_pylist()
     ]
 
 
@@ -463,23 +401,17 @@ def _buffers(column: pa.Array) -> list[pa.Buffer | None]:
     ]
 
 
-def _decoded(values: list[Any]) -> list[Any]:
-    return [
-        one.decode("utf-8", "surrogateescape") if isinstance(one, bytes) else one for one in values
-    ]
-
-
 def _checked(column: pa.Array) -> pa.Array:
     """Return a column whose offsets have been checked, with texts as bytes: pyarrow's check of
     texts would stop at the first that is not UTF-8, and would not say where it is."""
-    kind = column.type
-    is_view = _is_view(kind, "string") or _is_view(kind, "binary")
+    if types.is_dictionary(column.type):
+        words = _checked(column.dictionary)
+        column = pa.DictionaryArray.from_arrays(column.indices, words)  # checks the indices
+        return column.dictionary_decode()
+    is_view = _is_view(column.type, "string") or _is_view(column.type, "binary")
     # A view is checked in full before it is cast, since that follows it.
     column.validate(full=is_view)
-    if is_view:  # which may name the same bytes often
-        words = np.frombuffer(column.buffers()[1], np.int32)[4 * column.offset :: 4]
-        _require_size(int(words[: len(column)].sum(dtype=np.int64)))
-    if _is_text(kind) or is_view:
+    if _is_text(column.type) or is_view:
         column = column.cast(pa.large_binary())
     column.validate(full=True)
     return column

@@ -466,32 +466,3 @@ def test_stated_number_of_rows_is_required(tmp_path):
     path.write_bytes(content[: place + 1] + bytes([2 * other]) + content[place + 2 :])
     (problem,) = problems_in(path)
     assert problem == ("after 3 rows", f"expected the {other} rows that the file states", True)
-
-
-@pytest.mark.parametrize("name", ["a.parquet", "stream.arrow"])
-@pytest.mark.parametrize("column", ["image", "caption", "captions", "image_id"])
-def test_small_files_do_not_unpack_to_gigabytes(tmp_path, name, column):
-    rows = 1100
-    words = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), ["x" * 2**20])
-    offsets = pa.array(range(rows + 1), pa.int32())
-    columns = {"image": pa.array(["a.jpg"] * rows), "caption": pa.array(["a"] * rows)}
-    large = pa.ListArray.from_arrays(offsets, words) if column == "captions" else words
-    columns[column.removesuffix("s")] = large
-    if name == "a.parquet":
-        pq.write_table(pa.table(columns), tmp_path / name, compression="zstd")
-    else:
-        write_stream(pa.table(columns), tmp_path / name, rows, compression="zstd")
-    assert (tmp_path / name).stat().st_size < 10_000
-    before = pa.total_allocated_bytes()
-    (problem,) = problems_in(tmp_path / name)
-    assert problem.fatal and "texts of 1153433600 bytes, allowed are 134217728" in problem.message
-    assert pa.total_allocated_bytes() - before < 2**26
-
-
-def test_texts_without_dictionary_are_read_after_those_with_one(tmp_path):
-    captions = [f"a caption {k}" for k in range(3000)]
-    table = pa.table({"image": STORED.take([k % 3 for k in range(3000)]), "caption": captions})
-    encoding = {"caption": "DELTA_BYTE_ARRAY", "image": "PLAIN"}
-    options = {"use_dictionary": False, "column_encoding": encoding}
-    pq.write_table(table, tmp_path / "a.parquet", **options)
-    assert [row.captions for row in read_rows(tmp_path / "a.parquet")] == [[c] for c in captions]
