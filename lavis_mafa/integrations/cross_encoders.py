@@ -1,4 +1,5 @@
-"""Judges from cross-encoders: of sentence-transformers, and BLIP-2's matching head in transformers.
+"""Judges from cross-encoders of sentence-transformers, and from BLIP-2, CLIP and SigLIP in
+transformers.
 
 Imports neither library.
 """
@@ -9,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lavis_mafa.algorithm.ranks import Ranks
@@ -54,7 +56,7 @@ class PairJudge:
 
     Args:
         encoder: a ``CrossEncoder`` with one score, or with two of which the second means match; for
-            images with captions also a `Blip2CrossEncoder`.
+            images with captions also a `Blip2CrossEncoder` or a `DualEncoder`.
         dataset: the training set, from `numbered`: its first two columns are anchor and positive.
         batch_size: pairs in one forward pass.
 
@@ -90,17 +92,11 @@ class PairJudge:
         return found.float().to(image_of.device)
 
 
-class Blip2CrossEncoder:
-    """BLIP-2's matching head (ITM) in transformers, used as a CrossEncoder of images and captions.
+class _ImagesOnce:
+    """A model of transformers, used as a CrossEncoder of images and captions.
 
     The image encoder runs once an image and call, not once a pair.
-
-    Args:
-        model: a ``Blip2ForImageTextRetrieval``, such as Salesforce/blip2-itm-vit-g.
-        processor: its ``Blip2Processor``.
     """
-
-    num_labels = 2
 
     def __init__(self, model: Any, processor: Any) -> None:
         self.model, self.processor = model.eval(), processor
@@ -118,7 +114,7 @@ class Blip2CrossEncoder:
         activation_fn: nn.Module | None = None,
         **_: Any,
     ) -> Tensor:
-        """Return the scores ``(P, 2)`` of pairs, "no match" and "match", as a tensor.
+        """Return the scores ``(P, num_labels)`` of pairs as a tensor.
 
         Args:
             pairs: of a picture and a caption; a picture is encoded once if it is the same object.
@@ -132,22 +128,43 @@ class Blip2CrossEncoder:
             self._match(embeds[[place[id(image)] for image, _ in part]], [text for _, text in part])
             for part in _parts(pairs, batch_size)
         ]
-        scores = torch.cat(logits)
+        scores = torch.cat(logits).float()
         return scores if activation_fn is None else activation_fn(scores)
 
+    def _pixels(self, images: Sequence[Any]) -> Tensor:
+        found: Tensor = self.processor.image_processor(images, return_tensors="pt")["pixel_values"]
+        weight = self.model.vision_model.embeddings.patch_embedding.weight
+        return found.to(weight.device, weight.dtype)
+
+    def _words(self, texts: list[str], device: torch.device, padding: bool | str) -> Any:
+        options = {"padding": padding, "truncation": True, "return_tensors": "pt"}
+        return self.processor.tokenizer(texts, **options).to(device)
+
     def _encode(self, images: Sequence[Any]) -> Tensor:
-        pixels = self.processor.image_processor(images, return_tensors="pt")["pixel_values"]
-        weight = self.model.query_tokens
-        seen = self.model.vision_model(pixels.to(weight.device, self.model.vision_model.dtype))
-        embeds: Tensor = seen.last_hidden_state.to(weight.dtype)
+        raise NotImplementedError
+
+    def _match(self, embeds: Tensor, texts: list[str]) -> Tensor:
+        raise NotImplementedError
+
+
+class Blip2CrossEncoder(_ImagesOnce):
+    """BLIP-2's matching head (ITM) in transformers; its two scores are "no match" and "match".
+
+    Args:
+        model: a ``Blip2ForImageTextRetrieval``, such as Salesforce/blip2-itm-vit-g.
+        processor: its ``Blip2Processor``.
+    """
+
+    num_labels = 2
+
+    def _encode(self, images: Sequence[Any]) -> Tensor:
+        seen = self.model.vision_model(self._pixels(images))
+        embeds: Tensor = seen.last_hidden_state.to(self.model.query_tokens.dtype)
         return embeds
 
     def _match(self, embeds: Tensor, texts: list[str]) -> Tensor:
         """Return the logits ``(P, 2)`` of pairs as ``Blip2ForImageTextRetrieval`` computes them."""
-        model, device = self.model, embeds.device
-        words = self.processor.tokenizer(
-            texts, padding=True, truncation=True, return_tensors="pt"
-        ).to(device)
+        model, words = self.model, self._words(texts, embeds.device, padding=True)
         queries = model.query_tokens.expand(len(texts), -1, -1)
         mask = torch.cat(
             [words["attention_mask"].new_ones(queries.shape[:2]), words["attention_mask"]], 1
@@ -159,7 +176,49 @@ class Blip2CrossEncoder:
             encoder_hidden_states=embeds,
         ).last_hidden_state
         logits: Tensor = model.itm_head(fused[:, : queries.shape[1]]).mean(dim=1)
-        return logits.float()
+        return logits
+
+
+class DualEncoder(_ImagesOnce):
+    """SigLIP or CLIP in transformers; its score is the logit of the pair's cosine.
+
+    Args:
+        model: a ``SiglipModel``, which has learned which cosine matches, or a ``CLIPModel``.
+        processor: of the model.
+        threshold: cosine from which on a pair matches with a probability of at least .5; None: the
+            one that the model has learned.
+
+    Raises:
+        ValueError: if there is no threshold, and the model has none.
+    """
+
+    num_labels = 1
+
+    def __init__(self, model: Any, processor: Any, threshold: float | None = None) -> None:
+        super().__init__(model, processor)
+        if threshold is None and not hasattr(model, "logit_bias"):
+            raise ValueError(
+                f"{type(model).__name__} tells which caption is the most similar, not whether it "
+                "matches: give the threshold of the cosine, such as the mean one of your own pairs"
+            )
+        self.threshold = threshold
+
+    def _encode(self, images: Sequence[Any]) -> Tensor:
+        return _unit(self.model.get_image_features(pixel_values=self._pixels(images)))
+
+    def _match(self, embeds: Tensor, texts: list[str]) -> Tensor:
+        # SigLIP has no attention mask: it was trained on captions of one padded length.
+        words = self._words(texts, embeds.device, padding="max_length")
+        cosines = (embeds * _unit(self.model.get_text_features(**words))).sum(dim=1)
+        scale = self.model.logit_scale.exp()
+        if self.threshold is None:
+            return (cosines * scale + self.model.logit_bias)[:, None]
+        return (cosines - self.threshold)[:, None] * scale
+
+
+def _unit(features: Any) -> Tensor:
+    """Return normalised features; newer versions of transformers return them in an object."""
+    return F.normalize(getattr(features, "pooler_output", features), dim=-1)
 
 
 def _parts(rows: Sequence[Any], size: int) -> list[Sequence[Any]]:

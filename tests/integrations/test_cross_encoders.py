@@ -1,6 +1,8 @@
-"""BLIP-2's matching head in transformers as a judge of pictures with captions."""
+"""BLIP-2, CLIP and SigLIP in transformers as judges of pictures with captions."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,20 +19,28 @@ from transformers import (  # noqa: E402
     Blip2ForImageTextRetrieval,
     Blip2Processor,
     BlipImageProcessor,
+    CLIPConfig,
+    CLIPModel,
+    SiglipConfig,
+    SiglipModel,
 )
 
-from lavis_mafa.integrations.cross_encoders import Blip2CrossEncoder, PairJudge  # noqa: E402
+from lavis_mafa.integrations.cross_encoders import Blip2CrossEncoder, DualEncoder, PairJudge  # noqa: E402
 
 CAPTIONS = [" ".join(WORDS[n : n + 2 + n % 3]) for n in range(6)]
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
 SIZES["num_attention_heads"] = 2
 
 
+def tokenizer_in(folder, **options):
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    (folder / "vocab.txt").write_text("\n".join(tokens))
+    return BertTokenizerFast(str(folder / "vocab.txt"), **options)
+
+
 @pytest.fixture(params=[None, 18], ids=["older checkpoint", "image tokens"])
 def encoder(tmp_path, request):
-    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
-    (tmp_path / "vocab.txt").write_text("\n".join(tokens))
-    tokenizer = BertTokenizerFast(str(tmp_path / "vocab.txt"))
+    tokenizer = tokenizer_in(tmp_path)
     image_processor = BlipImageProcessor(size={"height": 16, "width": 16})
     queries = request.param and 3
     processor = Blip2Processor(image_processor, tokenizer, num_query_tokens=queries)
@@ -97,3 +107,51 @@ def test_it_judges_rows_of_a_data_set(encoder, encoded):
     for value, i, t in zip(found, [4, 4, 5], [1, 5, 4], strict=True):
         logits = torch.tensor(by_the_library(encoder, images[i], CAPTIONS[t]))
         assert float(value) == pytest.approx(float(logits.softmax(0)[1]), rel=1e-4)
+
+
+@pytest.fixture(params=["CLIP", "SigLIP"])
+def two_towers(tmp_path, request):
+    """A random model, and its processor: captions of 8 tokens; SigLIP has no attention mask."""
+    clip = request.param == "CLIP"
+    options = {} if clip else {"model_input_names": ["input_ids"]}
+    tokenizer = tokenizer_in(tmp_path, model_max_length=8, **options)
+    text = {**SIZES, "vocab_size": len(tokenizer), "max_position_embeddings": 8}
+    text |= {"projection_size": 16, "eos_token_id": tokenizer.sep_token_id}
+    vision = {**SIZES, "image_size": 16, "patch_size": 8}
+    torch.manual_seed(0)
+    if clip:
+        model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=16))
+    else:
+        model = SiglipModel(SiglipConfig(text_config=text, vision_config=vision))
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    images = BlipImageProcessor(size={"height": 16, "width": 16})
+    return model, SimpleNamespace(image_processor=images, tokenizer=tokenizer)
+
+
+def test_scores_of_two_towers_are_those_of_the_library(two_towers):
+    model, processor = two_towers
+    threshold = None
+    if isinstance(model, CLIPModel):
+        with pytest.raises(ValueError, match="CLIPModel tells which.*give the threshold"):
+            DualEncoder(model, processor)
+        threshold = 0.2
+    images = pictures()
+    pairs = [(images[k % 3], CAPTIONS[k % 5]) for k in range(11)]
+    data = Dataset.from_dict({"image": images, "caption": CAPTIONS}).cast_column("image", Image())
+    encoder = DualEncoder(model, processor, threshold)
+    found = encoder.predict(pairs, batch_size=4)[:, 0]
+    words = processor.tokenizer(CAPTIONS, padding="max_length", return_tensors="pt")
+    pixels = processor.image_processor(images, return_tensors="pt")["pixel_values"]
+    with torch.no_grad():
+        logits = model(pixel_values=pixels, **words).logits_per_image
+        if threshold is not None:
+            logits = logits - model.logit_scale.exp() * threshold
+    expected = torch.stack([logits[k % 3, k % 5] for k in range(11)])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert found.std() > 1e-3
+
+    rows, image_of, text_of = torch.tensor([4, 1, 5]), torch.tensor([0, 2]), torch.tensor([1, 0])
+    judged = PairJudge(encoder, data).judge({"loaded_index": rows}, image_of, text_of)
+    chosen = logits[[4, 5], [1, 4]].sigmoid()
+    torch.testing.assert_close(judged, chosen, rtol=1e-4, atol=1e-5)
