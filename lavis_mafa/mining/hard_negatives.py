@@ -156,7 +156,7 @@ class HardNegatives:
     Attributes:
         image, text: ``(R,)`` int64, the samples that the image and the text of the pair come from.
         from_image: ``(R,)`` bool, whether the image is the anchor.
-        batch: ``(R,)`` int64, number of the mini-batch.
+        batch: ``(R,)`` int32, number of the mini-batch.
     """
 
     image: NDArray[Any]
@@ -191,8 +191,10 @@ def hardest_negatives(
         quiet: whether to hide the progress bar.
         group_ids: ``(S,)``, -1 for none; pairs of one group are no negatives of each other.
     """
-    none = np.empty(0, np.int64)
-    parts = [(none, none, none.astype(bool), none)]  # so that there is something to concatenate
+    # Filled in place: parts that are joined would need twice the memory.
+    most, end = 2 * top_k * len(order), 0
+    image, text = np.empty((2, most), np.int64)
+    sides, numbers = np.empty(most, bool), np.empty(most, np.int32)
     batches = order.reshape(-1, batch_size)
     for number, positions in enumerate(
         batches if quiet else progress(batches, desc="hard negatives")
@@ -212,9 +214,10 @@ def hardest_negatives(
             picked = hardest_first.cpu().numpy()
             found = picked != NONE
             anchors, negatives = np.tile(positions, top_k)[found], positions[picked[found]]
+            place, end = slice(end, end + len(anchors)), end + len(anchors)
             pair = (anchors, negatives) if from_image else (negatives, anchors)
-            parts.append((*pair, np.full(len(anchors), from_image), np.full(len(anchors), number)))
-    return HardNegatives(*map(np.concatenate, zip(*parts, strict=True)))
+            (image[place], text[place]), sides[place], numbers[place] = pair, from_image, number
+    return HardNegatives(image[:end], text[:end], sides[:end], numbers[:end])
 
 
 def groups_of(loaded: ModelAndData, features: Features) -> NDArray[Any] | None:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import fmean
@@ -18,6 +18,7 @@ from research.studies.plan import COMMAND, DONE, FIGURES, Job
 
 POLL_SECONDS = 0.25
 PRINT_SECONDS = 15.0
+_MEASURING = 0.25  # of a run's time, until one is measured
 # Runs a module once something is written to the process, whose imports are done before.
 _PREPARED = """
 import runpy, sys
@@ -46,7 +47,10 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 
 def run_all(
-    jobs: Mapping[str, Job], at_once: int, after: Callable[[], None] | None = None
+    jobs: Mapping[str, Job],
+    at_once: int,
+    after: Callable[[], None] | None = None,
+    measured: Collection[str] = (),
 ) -> dict[str, str]:
     """Run everything that is not done, each job after those that it needs, and print progress.
 
@@ -57,6 +61,7 @@ def run_all(
         at_once: how many run at the same time.
         after: called whenever a run is done and the next ones have started, but not after the last
             one. What it raises stops all runs.
+        measured: names of the runs that it measures.
 
     Returns:
         By name, why runs failed or were not started.
@@ -70,6 +75,7 @@ def run_all(
     begun: dict[str, float] = {}
     took: dict[str, float] = {}  # seconds, of runs that ended here
     ended: list[str] = []
+    measuring: list[float] = []  # seconds, of each run
 
     def say(text: str) -> None:
         print(f"  {time.time() - began:5.0f} s  {text}", flush=True)
@@ -93,7 +99,10 @@ def run_all(
             if following and not prepared and jobs[following[0]].command[0] == "-m":
                 prepared[following[0]] = _prepare(jobs[following[0]])
             if ended and after is not None:
+                started = time.time()
                 after()
+                new = len({*ended} & {*measured})
+                measuring += [(time.time() - started) / max(new, 1)] * new
             time.sleep(POLL_SECONDS)
             ended = [name for name, process in running.items() if process.poll() is not None]
             for name in ended:
@@ -108,9 +117,11 @@ def run_all(
                 printed = time.time()
                 parts = [f"{len(done)}/{len(jobs)} runs"]
                 spent = {name: printed - begun[name] for name in running}
-                left = _seconds_left(jobs, [*running, *waiting], spent, took, at_once)
+                ahead = [*running, *waiting]
+                left = _seconds_left(jobs, ahead, spent, took, at_once, measured, measuring)
                 if left is not None:
-                    parts[0] += f", about {left / 60:.0f} min left"
+                    shown = f"{left / 60:.0f} min" if left > 150 else f"{round(left, -1):.0f} s"
+                    parts[0] += f", about {shown} left"
                 say("   ".join([*parts, *(f"{one}: {_progress(jobs[one])}" for one in running)]))
     finally:
         for process in (*running.values(), *prepared.values()):
@@ -126,14 +137,18 @@ def _seconds_left(
     spent: Mapping[str, float],
     took: Mapping[str, float],
     at_once: int,
+    measured: Collection[str] = (),
+    measuring: Sequence[float] = (),
 ) -> float | None:
-    """Return how long the runs ``left`` will take; None if nothing is known yet.
+    """Return how long the runs ``left`` will take, and measuring them; None if nothing is known.
 
     A run that logs epochs takes as long for each of the others; one of which nothing is known, as
     long as the runs that are known.
 
     Args:
         spent, took: seconds since running ones have begun, and of those that are done.
+        measured: runs that are measured when they are done.
+        measuring: seconds that it took for those that were.
     """
     known = {name: one for name in spent if (one := _forecast(jobs[name], spent[name])) is not None}
     lengths = {**took, **known}
@@ -142,7 +157,9 @@ def _seconds_left(
     if not alike:
         return None
     mean = fmean(alike)
+    each = fmean(measuring) if measuring else _MEASURING * mean
     own = {name: max(lengths.get(name, mean) - spent.get(name, 0.0), 0.0) for name in left}
+    own = {name: one + each * (name in measured) for name, one in own.items()}
 
     def path(name: str) -> float:
         return own[name] + max((path(one) for one in jobs[name].needs if one in own), default=0.0)

@@ -91,7 +91,7 @@ def test_killed_study_is_resumed_by_the_same_command(tmp_path, capsys):
     assert starts_of(tmp_path, "c") == ["0"]
     assert all(job.done for job in jobs.values())
     output = capsys.readouterr().out
-    assert "2/3 runs, about 0 min left   c: epoch 0, step " in output
+    assert "2/3 runs, about 0 s left   c: epoch 0, step " in output
 
 
 def test_completed_runs_are_handled_while_the_next_ones_run(tmp_path):
@@ -179,9 +179,9 @@ def test_time_left_is_that_of_the_longest_path_or_of_all_work(tmp_path, epochs, 
     # One epoch of four in 20 s: b takes 80 s, the mean is 45 s; the second one of four: 60, 35 s.
     b, mean = (60, 45) if epochs == 1 else (40, 35)
     assert seconds == pytest.approx((b + 5 * mean) / 2, abs=1)
-    assert run_jobs._seconds_left(jobs, ["b", "c"], {"b": 20.0}, took, 2) == pytest.approx(
-        b + mean, abs=1
-    )
+    for more, measuring in (([], 0), ([{"c"}], mean / 4), ([{"c"}, [30.0, 10.0]], 20)):
+        seconds = run_jobs._seconds_left(jobs, ["b", "c"], {"b": 20.0}, took, 2, *more)
+        assert seconds == pytest.approx(b + mean + measuring, abs=1)
 
 
 def test_the_next_run_is_imported_before_its_turn(tmp_path, monkeypatch):
