@@ -29,12 +29,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "lavis_mafa"
 
 LIMITS = {
-    "package": 27_839,
+    "package": 27_850,
     "downstream": 2_440,
     "research": 4_161,
-    "test code": 39_900,
+    "test code": 39_878,
     "public names": 1_508,
-    "config keys": 267,
+    "config keys": 268,
     "commands": 10,
     "words of docs": 40_000,
     "lines of README": 150,

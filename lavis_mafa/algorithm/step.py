@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lavis_mafa.algorithm.backbone import Backbone
 from lavis_mafa.algorithm.context import Compared, MiniBatch
-from lavis_mafa.algorithm.discriminator import Discriminator
+from lavis_mafa.algorithm.discriminator import Discriminator, judge_in_turn
 from lavis_mafa.algorithm.mining import Connections, Judge, find_connections
 from lavis_mafa.algorithm.momentum import Momentum
 from lavis_mafa.algorithm.output import StepOutput, counts_of
@@ -198,4 +198,4 @@ def _judge(batch: MiniBatch, con_d: Discriminator | None) -> Judge | None:
         return None
     candidates = {**batch.samples, **batch.numbers}
     # `seen`: a Con-D with the same frozen image encoder need not run it a second time.
-    return partial(con_d.judge, candidates, ranks=batch.ranks, seen=batch.own_images.seen)
+    return partial(judge_in_turn, con_d, candidates, ranks=batch.ranks, seen=batch.own_images.seen)

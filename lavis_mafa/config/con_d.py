@@ -49,6 +49,13 @@ def check_frozen(config: Mapping[str, Any], report: Report) -> None:
     arch = s[f"{CON_D}.arch"]
     if arch in DISCRIMINATORS:
         ask_class(DISCRIMINATORS[arch], "model", config, report)
+    first = s[f"{CON_D}.first"]
+    by_number = [hasattr(DISCRIMINATORS.get(one or ""), "probability") for one in (first, arch)]
+    if first is not None and by_number != [True, False]:
+        why = (
+            f"{first} before {arch}; expected one without pictures, such as captions, then a model"
+        )
+        report.add(f"{CON_D}.first", why)
     _check_kept_images(s, report)
     for path in FROZEN:
         check_frozen_files(path, s, report)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from omegaconf import OmegaConf
 from torch import Tensor
 
+from lavis_mafa.algorithm.discriminator import LEFT
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.config.con_d import check_con_d
 from lavis_mafa.config.key import keys_in
@@ -101,9 +102,10 @@ def build_judges(
 ) -> dict[str, AnyJudge]:
     """Build the discriminators of a command by name, see `build_judge`."""
     judges = {name: build_judge(con_d, loaded.cfg.model_cfg) for name, con_d in con_ds.items()}
-    for one in judges.values():
-        if isinstance(one, SampleJudge):
-            one.know(loaded.data.pairs)
+    for judge in judges.values():
+        for one in (judge, getattr(judge, "first", None)):
+            if isinstance(one, SampleJudge):
+                one.know(loaded.data.pairs)
     return judges
 
 
@@ -134,8 +136,11 @@ def judge_all(
             found = discriminator.probability(image, text)
             probability[name] = np.asarray(found, np.float32)
             continue
-        own = folder / "verdicts" / name
-        probability[name] = judge(loaded, features, image, text, discriminator, own)
+        own, first = folder / "verdicts" / name, getattr(discriminator, "first", None)
+        found = np.ones(len(pairs)) if first is None else first.probability(image, text)
+        left, found = found >= LEFT, np.asarray(found, np.float32)
+        found[left] = judge(loaded, features, image[left], text[left], discriminator, own)
+        probability[name] = found
     return Judged(image, text, by_image, by_text, probability, _truth_of(loaded.data, image, text))
 
 

@@ -54,11 +54,11 @@ def problems_of_step(cls: Any, cfg: ConfigView) -> Iterator[Problem]:
         why = "0 hides no token: nothing to predict; use 0.15, or loss_weights.lm: 0"
         yield Problem("model.mlm_mask_prob", why)
     task = registry.get_task_class(cfg["run.task"] or "")
-    con_d = cfg["model.mafa.con_d.arch"]
-    knows = hasattr(DISCRIMINATORS.get(con_d or ""), "know")
-    if knows and not hasattr(task, "before_training"):
-        why = f"{con_d} needs run.task: mafa_pretrain, which gives it the training data"
-        yield Problem("model.mafa.con_d.arch", why)
+    for key in ("model.mafa.con_d.arch", "model.mafa.con_d.first"):
+        knows = hasattr(DISCRIMINATORS.get(cfg[key] or ""), "know")
+        if knows and not hasattr(task, "before_training"):
+            why = f"{cfg[key]} needs run.task: mafa_pretrain, which gives it the training data"
+            yield Problem(key, why)
     if cfg[f"{_WEIGHTS}.lmi"] and not traits_of(cls).keeps_word_states:
         why = f"needs hidden states of words, which {arch} does not keep; use albef_mafa"
         yield Problem(f"{_WEIGHTS}.lmi", why)

@@ -32,10 +32,7 @@ heavy = {"lavis", "torch", "transformers", "numpy"} & set(sys.modules)
 assert not heavy, heavy
 """
 # What a plain training has no use for, though LAVIS or what it imports may have.
-UNUSED = (
-    *("datasets", "matplotlib", "mlflow", "pandas", "sentence_transformers", "spacy"),
-    "wandb",
-)
+UNUSED = ("datasets", "matplotlib", "mlflow", "sentence_transformers")
 
 
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -51,6 +51,12 @@ def build_discriminator(
     """
     if not cfg:
         return None
+    if cfg.get("first"):
+        con_d: Any = build_discriminator({**cfg, "first": None}, known)
+        con_d.first = build_discriminator(
+            {"arch": cfg["first"], cfg["first"]: cfg.get(cfg["first"])}
+        )
+        return con_d
     if cfg["arch"] in DISCRIMINATORS:
         entry = DISCRIMINATORS.entry(cfg["arch"])
         if entry.settings is None:

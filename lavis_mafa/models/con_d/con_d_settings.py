@@ -49,6 +49,12 @@ class ConDSettings(FrozenSettings):
         source="MAFA 4.1",
         needed=True,
     )
+    first: str | None = option(
+        None,
+        "another discriminator that needs no pictures, such as captions: the model judges only "
+        "pairs to which it gives at least .1",
+        source="RLHN",
+    )
     keep_images: str | None = option(
         None,
         "folder for the outputs of its image encoder, which then runs once per image; needs "

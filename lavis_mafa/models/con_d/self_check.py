@@ -20,7 +20,7 @@ import torch
 from lavis.common.dist_utils import is_main_process
 from numpy.typing import NDArray
 
-from lavis_mafa.algorithm.discriminator import Discriminator
+from lavis_mafa.algorithm.discriminator import Discriminator, judge_in_turn
 from lavis_mafa.io.processes import all_gather_objects, on_main_process
 from lavis_mafa.metrics.binary import area_under_roc
 from lavis_mafa.metrics.intervals import wilson
@@ -253,7 +253,8 @@ def self_check(
         image_of, text_of = np.concatenate([rows, rows]), np.concatenate([rows, partners])
         device = samples["image"].device
         with torch.no_grad():
-            probability = con_d.judge(
+            probability = judge_in_turn(
+                con_d,
                 dict(samples),
                 torch.from_numpy(image_of).to(device),
                 torch.from_numpy(text_of).to(device),

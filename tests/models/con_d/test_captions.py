@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from runs import CONFIG, options, records, resume_bit_for_bit, run_here
 from small_world import arguments, call, call_ranks, toy_pairs
 
+from lavis_mafa.algorithm.discriminator import LEFT, judge_in_turn
 from lavis_mafa.cli import main
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.datasets.caption_truth import normalised
@@ -284,6 +285,9 @@ def test_agreement_with_people_on_flickr8k(flickr8k, judge):
         assert area_under_roc(probability, valid) > least
         assert valid[probability > 0.5].mean() > 7 * base
         assert valid[probability > 0.8].mean() > 8 * base
+        # What a model still has to judge after captions, and what it cannot find any more.
+        left = probability >= LEFT
+        assert left[~valid].mean() < 0.075 and left[valid].mean() > 0.53
 
 
 def test_held_out_captions_of_validation_images(flickr8k, judge):
@@ -333,7 +337,54 @@ def test_count_and_mine_by_captions(tmp_path, model):
     assert (tmp_path / "labels.html").stat().st_size > 10_000
 
 
+def test_a_model_judges_what_captions_leave(tmp_path, model):
+    """In `mine`, and pair by pair as in training; see LEFT."""
+    con_d = ["a.arch=albef_mafa", "a.model_type=tiny", f"a.checkpoint={model}"]
+    more = ("--batch-size", 16, "--search-space", 48, "--threshold", 0.5)
+    for name, first in (("alone", []), ("after", ["a.first=captions"])):
+        options = [*more, "--con-d", *con_d, *first]
+        call(*arguments("mine", tmp_path / name, model, *options, options=[THREE]))
+    alone, after = (Judged.load(tmp_path / name) for name in ("alone", "after"))
+    judge = CaptionJudge()
+    judge.know(toy_pairs(captions_per_image=3))
+    first = judge.probability(alone.image, alone.text)
+    expected = np.where(first < LEFT, first, alone.probability_by("a"))
+    assert np.allclose(after.probability_by("a"), expected, atol=1e-5)
+    assert 10 < (first >= LEFT).sum() < len(first) - 10
+
+    class Half:
+        def __init__(self):
+            self.first, self.judged = judge, []
+
+        def judge(self, samples, image_of, text_of, ranks=None, seen=None):
+            self.judged += zip(image_of.tolist(), text_of.tolist(), strict=True)
+            return torch.full((len(image_of),), 0.5)
+
+    half, pairs = Half(), (torch.from_numpy(alone.image), torch.from_numpy(alone.text))
+    found = judge_in_turn(half, {"loaded_index": torch.arange(len(first))}, *pairs)
+    assert np.allclose(found, np.where(first < LEFT, first, 0.5), atol=1e-6)
+    left = first >= LEFT
+    assert half.judged == list(zip(alone.image[left], alone.text[left], strict=True))
+
+
 # Training
+
+
+def test_a_model_is_trained_after_captions(tmp_path, model):
+    """Con-D finds what captions have left, and nothing else."""
+    con_d = {"arch": "albef_mafa", "model_type": "tiny", "checkpoint": model, "first": "captions"}
+    changes = {f"model__mafa__con_d__{name}": value for name, value in con_d.items()}
+    changes |= {"datasets__toy_scenes__build_info__captions_per_image": 3, "run__max_epoch": 1}
+    runner = run_here(tmp_path, **changes)
+    lines = (tmp_path / "job/connections.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    pairs = [(one["anchor_index"], one["mined_index"]) for one in found]
+    pairs = [
+        p if one["direction"] == "i2t" else p[::-1] for p, one in zip(pairs, found, strict=True)
+    ]
+    first = runner._model.con_d.first.probability(*np.array(pairs).T)
+    assert len(found) > 3 and (first >= LEFT).all()
+    assert any(one["probability"] > 0.9 for one in found)
 
 
 def test_a_run_resumes_bit_for_bit_and_mines_by_captions(tmp_path):
@@ -386,6 +437,9 @@ def test_wrong_configs_are_refused(tmp_path, monkeypatch):
     for key, value in (("model_type", "coco"), ("image_size", 64), ("own_view", True)):
         (found,) = problems(tmp_path, **{f"{con_d}{key}": value})
         assert f"con_d.{key}" in found and "is not read by captions" in found
+    for arch, first in (("captions", "captions"), ("albef_mafa", "yes_no")):
+        found = problems(tmp_path, **{f"{con_d}arch": arch, f"{con_d}first": first})
+        assert f"con_d.first: {first} before {arch}; expected one without pictures" in found[-1]
 
     def absent(name):
         raise cross_encoder.PackageNotFoundError(name)
