@@ -31,8 +31,8 @@ PACKAGE = ROOT / "lavis_mafa"
 LIMITS = {
     "package": 27_850,
     "downstream": 2_440,
-    "research": 4_161,
-    "test code": 39_878,
+    "research": 4_162,
+    "test code": 39_879,
     "public names": 1_508,
     "config keys": 268,
     "commands": 10,

@@ -174,8 +174,9 @@ def _forecast(job: Job, spent: float) -> float | None:
     since = [ended for ended in epochs if ended > now - spent]
     if not since:
         return None
-    total = read_log(job.folder, "config")[-1]["config"]["run"]["max_epoch"]
-    return spent + (total - len(epochs)) * spent / len(since) - (now - epochs[-1])
+    begun = read_log(job.folder, "config")[-1]
+    each = (since[-1] - begun["time"]) / len(since)
+    return spent + (begun["config"]["run"]["max_epoch"] - len(epochs)) * each - (now - since[-1])
 
 
 def _prepare(job: Job) -> subprocess.Popen[bytes]:

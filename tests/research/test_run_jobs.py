@@ -160,9 +160,10 @@ def test_time_left_is_that_of_the_longest_path_or_of_all_work(tmp_path, epochs, 
         jobs[name] = Job(name, name, [], tmp_path / name)
     if epochs is not None:
         jobs["b"].folder.mkdir()
-        lines = [{"kind": "config", "config": {"run": {"max_epoch": 4}}}]
-        earlier = [time.time() - 1000] * (1 - epochs % 2)  # of two, one before it was resumed
-        ends = [*earlier, *[time.time()] * (epochs - len(earlier))] if epochs else []
+        now, config = time.time(), {"run": {"max_epoch": 4}}
+        lines = [{"kind": "config", "time": now - 18, "config": config}]
+        earlier = [now - 1000] * (1 - epochs % 2)  # of two, one before it was resumed
+        ends = [*earlier, *[now - 2] * (epochs - len(earlier))] if epochs else []
         lines += [{"kind": "epoch", "time": end} for end in ends]
         (tmp_path / "b/log.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in lines))
     left = [name for name in jobs if name != "a"]
@@ -176,8 +177,9 @@ def test_time_left_is_that_of_the_longest_path_or_of_all_work(tmp_path, epochs, 
     if expected is None:
         assert seconds is None
         return
-    # One epoch of four in 20 s: b takes 80 s, the mean is 45 s; the second one of four: 60, 35 s.
-    b, mean = (60, 45) if epochs == 1 else (40, 35)
+    # One epoch of four in 16 s, 2 s ago: 46 s are left of b, and the mean is 38 s; of the second
+    # epoch of four: 30 s.
+    b, mean = (46, 38) if epochs == 1 else (30, 30)
     assert seconds == pytest.approx((b + 5 * mean) / 2, abs=1)
     for more, measuring in (([], 0), ([{"c"}], mean / 4), ([{"c"}, [30.0, 10.0]], 20)):
         seconds = run_jobs._seconds_left(jobs, ["b", "c"], {"b": 20.0}, took, 2, *more)
