@@ -143,7 +143,7 @@ def _seconds_left(
     """Return how long the runs ``left`` will take, and measuring them; None if nothing is known.
 
     A run that logs epochs takes as long for each of the others; one of which nothing is known, as
-    long as the runs that are known.
+    long as the longest that is known: grouping and Con-D come late.
 
     Args:
         spent, took: seconds since running ones have begun, and of those that are done.
@@ -156,9 +156,9 @@ def _seconds_left(
     alike = [one for name, one in lengths.items() if name in trains or not trains & {*left}]
     if not alike:
         return None
-    mean = fmean(alike)
-    each = fmean(measuring) if measuring else _MEASURING * mean
-    own = {name: max(lengths.get(name, mean) - spent.get(name, 0.0), 0.0) for name in left}
+    usual = max(alike)
+    each = fmean(measuring) if measuring else _MEASURING * usual
+    own = {name: max(lengths.get(name, usual) - spent.get(name, 0.0), 0.0) for name in left}
     own = {name: one + each * (name in measured) for name, one in own.items()}
 
     def path(name: str) -> float:
