@@ -31,7 +31,7 @@ PACKAGE = ROOT / "lavis_mafa"
 LIMITS = {
     "package": 27_850,
     "downstream": 2_440,
-    "research": 4_162,
+    "research": 4_143,
     "test code": 39_879,
     "public names": 1_508,
     "config keys": 268,
