@@ -40,6 +40,7 @@ from lavis_mafa.mining.quality.annotator_labels import (
     weights,
 )
 from lavis_mafa.mining.quality.correction import Correction, correction_of
+from lavis_mafa.models.con_d.self_check import LEAST_AUC
 from lavis_mafa.models.mafa_model import checkpoint_of
 from lavis_mafa.pages.charts import Cell, Table
 from lavis_mafa.pages.report_page import write_report
@@ -118,7 +119,8 @@ class _Evidence:
         label: the command that writes a page to label grouped hard negatives.
         train: the words of the command that trains as before, to which options are added.
         con_d_options: ``NAME.key=value`` of discriminators that are not the config's own.
-        untrained: whether the model that picks the hard negatives has random weights.
+        own_auc: how often a caption is more similar to its own image than to another, by the
+            model that picks the hard negatives.
     """
 
     judge: str
@@ -135,7 +137,7 @@ class _Evidence:
     label: str = "lavis-mafa label page"
     train: Sequence[str] = ("lavis-mafa", "train")
     con_d_options: Sequence[str] = ()
-    untrained: bool = False
+    own_auc: float = 1.0
     sampled: bool = True
 
 
@@ -165,8 +167,12 @@ class _Advice:
 
 def _without_advice(evidence: _Evidence) -> str:
     """Return why nothing can be advised; empty if something can."""
-    if evidence.untrained:
-        return "the model that picks the hard negatives has random weights"
+    if evidence.own_auc < LEAST_AUC:
+        return (
+            "the model that picks the hard negatives has learned too little: only "
+            f"{100 * evidence.own_auc:.0f} % of captions are more similar to their own image than "
+            f"to another (bound: {100 * LEAST_AUC:.0f} %)"
+        )
     if evidence.judge == TRUTH or not evidence.problems or evidence.quality is not None:
         return ""
     return f"the judge {evidence.judge} cannot be trusted: {'; '.join(evidence.problems)}"
@@ -179,8 +185,8 @@ def _advice_of(evidence: _Evidence) -> list[_Advice]:
 
 def _next_of(evidence: _Evidence, advice: Sequence[_Advice]) -> str:
     """Return what to do next, in words with a command."""
-    if evidence.untrained:
-        return "repeat the command with --checkpoint, of a training with random mini-batches"
+    if evidence.own_auc < LEAST_AUC:
+        return "repeat the command with the --checkpoint of a training with random mini-batches"
     if evidence.con_d is None or _without_advice(evidence):
         return (
             "repeat the command with a judge: --con-d captions.arch=captions compares captions and "
@@ -474,7 +480,6 @@ def advise(args: argparse.Namespace) -> None:
         counts["counts"] = [one for one in counts["counts"] if one["judge"] != TRUTH]
     cfg = load_config(args.cfg_path, options_of(args), machine=False)
     grit, mafa = cfg.run_cfg.grit, cfg.model_cfg.get("mafa") or {}
-    checkpoint = checkpoint_of(cfg.model_cfg)
     words = ["lavis-mafa", "label", "page", str(args.output / GROUPED), "--all"]
     found = _evidence_of(
         counts,
@@ -485,8 +490,8 @@ def advise(args: argparse.Namespace) -> None:
         labels,
         queue_size=int(grit.queue_size),
         label=shlex.join([*words, "--output", str(args.output / "labels.html")]),
-        train=_training(counts, checkpoint),
-        untrained=checkpoint is None,
+        train=_training(counts, checkpoint_of(cfg.model_cfg)),
+        own_auc=counts["own_auc"],
         con_d_options=args.con_d,
     )
     found = replace(found, sampled=found.sampled and not args.is_lower_bound)

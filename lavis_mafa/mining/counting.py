@@ -311,6 +311,7 @@ def _write_results(
         "checkpoint": args.checkpoint,
         "samples": len(loaded.data),
         "looked_at": len(features),
+        "own_auc": features.own_auc(),
         "unreadable": [number for number, _ in features.unreadable],
         "threshold": args.threshold,
         "seed": args.seed,

@@ -17,6 +17,7 @@ from tqdm import tqdm
 from lavis_mafa.io.files import atomic_write
 from lavis_mafa.io.identity import claim_folder, digest, fingerprint
 from lavis_mafa.io.processes import barrier, progress
+from lavis_mafa.metrics.binary import area_under_roc
 from lavis_mafa.mining.feature_files import (
     is_complete,
     join_blocks,
@@ -60,6 +61,13 @@ class Features:
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+    def own_auc(self) -> float:
+        """Return how often a text is more similar to its own image than to another, 0 to 1."""
+        some = slice(0, 10_000)
+        images, texts = self.vectors[some].float(), self.texts[some].float()
+        both = torch.cat([(images * one).sum(1) for one in (texts, texts.roll(1, 0))])
+        return area_under_roc(both.numpy(), np.arange(len(both)) < len(texts))
 
     def positions(self, numbers: NDArray[Any]) -> NDArray[Any]:
         """Return the positions 0 to S - 1 of sample numbers; all must be in ``numbers``."""

@@ -151,7 +151,7 @@ def test_mining(changes, action, labels):
 @pytest.mark.parametrize(
     "changes, without, step",
     [
-        ({"untrained": True}, "random weights", "--checkpoint"),
+        ({"own_auc": 0.74}, "only 74 % of captions", "--checkpoint"),
         ({"judge": "own", "problems": ("AUC",), "quality": None}, "own cannot", "--con-d captions"),
         ({"judge": "own", "problems": ("AUC",)}, "", "lavis-mafa train"),
         ({"con_d": None, "quality": None}, "", "--con-d captions"),

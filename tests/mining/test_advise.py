@@ -10,6 +10,7 @@ from own_pairs import own_arguments
 from small_world import arguments, call, call_ranks, con_d
 
 from lavis_mafa.cli import main
+from lavis_mafa.mining import advice
 from lavis_mafa.mining.advice import NOTE, _write_advice, search_spaces
 from lavis_mafa.mining.judged_pairs import Judged
 
@@ -52,10 +53,15 @@ WORLD = "datasets.toy_scenes.build_info"
 DENSE = [f"{WORLD}.{key}=0.0" for key in ("p_size", "p_colour", "p_background")]
 
 
-def test_a_dense_world_is_not_grouped(tmp_path, models):
-    """In another process, with captions such as "a circle", which many images match."""
-    options = [*SIZES, *DENSE]
-    printed = call_ranks(1, *arguments("advise", tmp_path, models[0], options=options, size=256))
+def test_a_dense_world_is_not_grouped(tmp_path, models, capsys, monkeypatch):
+    """With captions such as "a circle", which many images match; first in another process."""
+    words = arguments("advise", tmp_path, models[0], options=[*SIZES, *DENSE], size=256)
+    printed = call_ranks(1, *words)
+    assert "No advice yet: the model that picks the hard negatives has learned too" in printed
+    assert json.loads((tmp_path / "advice.json").read_text())["advice"] == []
+    monkeypatch.setattr(advice, "LEAST_AUC", 0.0)  # the weights are random
+    call(*words)
+    printed = capsys.readouterr().out
     content = json.loads((tmp_path / "advice.json").read_text())
     assert [one.split(":")[0] for one in content["summary"]] == ["Group", "Mine", "Next"]
     assert "\n".join(content["summary"]) in printed and "Group: no (clear)" in printed
@@ -65,10 +71,14 @@ def test_a_dense_world_is_not_grouped(tmp_path, models):
     (own, other) = (c for c in counts if (c["batch_size"], c["sampling"]) == (32, "random"))
     assert content["evidence"]["random"][0] == pytest.approx((own["share"] + other["share"]) / 2)
     assert "bound: 3 %" in (tmp_path / "advice.html").read_text()
+    assert 0.3 < content["evidence"]["own_auc"] < 0.7
     assert "docs/con_d.md" in content["summary"][-1], "no Con-D judged"
 
 
-def test_a_clustered_world_is_grouped_and_counts_are_kept(tmp_path, models, capsys, caplog):
+def test_a_clustered_world_is_grouped_and_counts_are_kept(
+    tmp_path, models, capsys, caplog, monkeypatch
+):
+    monkeypatch.setattr(advice, "LEAST_AUC", 0.0)  # the weights are random
     options = (*SIZES, f"{WORLD}.preset=clustered")
     judge = ("--con-d", *con_d("own", models[0]), "own.self_check_pairs=20")
     words = arguments("advise", tmp_path, models[0], *judge, options=options, size=256)
