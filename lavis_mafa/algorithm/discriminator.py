@@ -45,12 +45,7 @@ LEFT = 0.1
 
 
 def judge_in_turn(
-    con_d: Any,
-    samples: dict[str, Any],
-    image_of: Tensor,
-    text_of: Tensor,
-    ranks: Ranks | None = None,
-    seen: Tensor | None = None,
+    con_d: Any, samples: dict[str, Any], image_of: Tensor, text_of: Tensor, **more: Any
 ) -> Tensor:
     """Return the probabilities ``(P,)`` of pairs by a discriminator, see `Discriminator.judge`.
 
@@ -60,9 +55,9 @@ def judge_in_turn(
     """
     first = getattr(con_d, "first", None)
     if first is None:
-        found: Tensor = con_d.judge(samples, image_of, text_of, ranks, seen)
+        found: Tensor = con_d.judge(samples, image_of, text_of, **more)
         return found
     found = first.judge(samples, image_of, text_of)
     left = found >= LEFT
-    found[left] = con_d.judge(samples, image_of[left], text_of[left], ranks, seen)
+    found[left] = con_d.judge(samples, image_of[left], text_of[left], **more)
     return found
