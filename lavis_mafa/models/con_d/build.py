@@ -41,7 +41,8 @@ def build_discriminator(
     """Build Con-D from ``model.mafa.con_d``.
 
     ``arch`` names an entry of `DISCRIMINATORS`, such as ``oracle``, which is constructed with its
-    own settings; or else a LAVIS model, see `build_frozen`.
+    own settings; or else a LAVIS model, see `build_frozen`. It gets the entry that ``first`` names
+    as its attribute of this name, see `judge_in_turn`.
 
     Returns:
         None for None: no discriminator.
