@@ -32,7 +32,7 @@ LIMITS = {
     "package": 27_856,
     "downstream": 2_440,
     "research": 4_143,
-    "test code": 39_889,
+    "test code": 39_890,
     "public names": 1_509,
     "config keys": 268,
     "commands": 10,

@@ -331,7 +331,8 @@ def fake_runs(monkeypatch):
     """Replace runs by log writers; return the started titles and the set of failing titles."""
     started, fails = [], set()
 
-    def run_all(jobs, at_once, after):
+    def run_all(jobs, at_once, after, measured):
+        assert not measured or set(measured) <= jobs.keys()
         failed = {}
         for name, job in jobs.items():
             if job.done:
@@ -369,8 +370,8 @@ def test_stopped_study_says_what_is_kept(tmp_path, fake_runs, monkeypatch, capsy
     real = command.run_all
     before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)]
 
-    def killed(jobs, at_once, after):
-        real({name: job for name, job in list(jobs.items())[:3]}, at_once, after)
+    def killed(jobs, at_once, after, measured):
+        real({name: job for name, job in list(jobs.items())[:3]}, at_once, after, measured)
         for job in list(jobs.values())[:3]:
             (job.folder / "done").write_text(job.key)
         os.kill(os.getpid(), number)
