@@ -26,10 +26,11 @@ from lavis_mafa.algorithm.corpus_mining import BY_MARGIN, mine_corpus
 from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.algorithm.features_step import PLAIN, FeaturesLoss
 from lavis_mafa.algorithm.settings import StepSettings
-from lavis_mafa.integrations.cross_encoders import Blip2CrossEncoder, PairJudge
+from lavis_mafa.integrations.cross_encoders import Blip2CrossEncoder, DualEncoder, PairJudge
 from lavis_mafa.integrations.grit_callback import ROW, Grit, numbered
 
-__all__ = ["Blip2CrossEncoder", "Grit", "MinedLoss", "PairJudge", "mine_hard_negatives", "numbered"]
+__all__ = ["Blip2CrossEncoder", "DualEncoder", "Grit", "MinedLoss", "PairJudge"]
+__all__ += ["mine_hard_negatives", "numbered"]
 
 _AT_ONCE = 1024  # rows of a column in memory
 
