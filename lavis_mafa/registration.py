@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from lavis_mafa.compat.adoption import adopt
+from lavis_mafa.compat.deferred import deferred_modules
 from lavis_mafa.compat.names import lent_names
 from lavis_mafa.compat.versions import check_versions
 
@@ -197,7 +198,7 @@ class _Finder:
             # LAVIS's imports from old places warn at every start.
             for module_name in ("fairscale", "timm", r"torch\.jit"):
                 warnings.filterwarnings("ignore", category=FutureWarning, module=module_name)
-            with lent_names():
+            with deferred_modules(), lent_names():
                 execute(module)
             adopt()
             self.imported = True  # although the import system has not marked it so yet

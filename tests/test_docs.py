@@ -209,6 +209,12 @@ def test_blocks_of_coming_from_are_accepted(base, block, tmp_path):
 # Code
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_python_blocks_compile(page):
+    for code in blocks(TEXTS[page], "python"):
+        ast.parse(code)
+
+
 def test_python_code_runs():
     """That of the quick start and README; tests/algorithm/test_your_trainer.py runs other loops."""
     (code,) = blocks(TEXTS[ROOT / "docs/quick_start.md"], "python")

@@ -39,8 +39,8 @@ class Discriminator(Protocol):
         """
 
 
-# With at least this by the discriminator that judges first, a pair is left to the other one. By
-# captions, seven of eight held-out captions of images have it, and 1 % of random ones.
+# A pair to which the first discriminator gives less than this is not judged by the second. Captions
+# give more to seven of eight held-out captions of an image, and to 1 % of random ones.
 LEFT = 0.1
 
 
@@ -49,8 +49,8 @@ def judge_in_turn(
 ) -> Tensor:
     """Return the probabilities ``(P,)`` of pairs by a discriminator, see `Discriminator.judge`.
 
-    If it has an attribute ``first``, a cheap discriminator that judges samples by their numbers,
-    that one judges first, and pairs to which it gives less than `LEFT` keep its verdict, as in the
+    If it has an attribute ``first``, that discriminator, which is cheap and judges samples by their
+    numbers, judges before it: pairs to which it gives less than `LEFT` keep its verdict, as in the
     cascade of RLHN (Thakur et al. 2025).
     """
     first = getattr(con_d, "first", None)

@@ -198,8 +198,8 @@ class DualEncoder(_ImagesOnce):
         super().__init__(model, processor)
         if threshold is None and not hasattr(model, "logit_bias"):
             raise ValueError(
-                f"{type(model).__name__} tells which caption is the most similar, not whether it "
-                "matches: give the threshold of the cosine, such as the mean one of your own pairs"
+                f"{type(model).__name__} ranks captions by their cosine and has learned no bound "
+                "for a match: give a threshold, such as the mean cosine of your own pairs"
             )
         self.threshold = threshold
 

@@ -311,7 +311,7 @@ def _write_results(
         "checkpoint": args.checkpoint,
         "samples": len(loaded.data),
         "looked_at": len(features),
-        "own_auc": features.own_auc(),
+        "own_auc": features.own_auc(loaded.data.image_ids, args.seed),
         "unreadable": [number for number, _ in features.unreadable],
         "threshold": args.threshold,
         "seed": args.seed,

@@ -17,7 +17,6 @@ from tqdm import tqdm
 from lavis_mafa.io.files import atomic_write
 from lavis_mafa.io.identity import claim_folder, digest, fingerprint
 from lavis_mafa.io.processes import barrier, progress
-from lavis_mafa.metrics.binary import area_under_roc
 from lavis_mafa.mining.feature_files import (
     is_complete,
     join_blocks,
@@ -28,10 +27,12 @@ from lavis_mafa.mining.feature_files import (
     read_unreadable,
 )
 from lavis_mafa.mining.model_and_data import ModelAndData, log_on_main
+from lavis_mafa.models.con_d.self_check import random_partners
 from lavis_mafa.models.families import backbone_of
 from lavis_mafa.pages.tables import one_line
 from lavis_mafa.runners.loaders import to_device
 
+_COMPARED = 1000  # samples of which own and other images are compared
 _BLOCK = 2048  # samples in a file: an interruption loses at most this many
 
 
@@ -62,12 +63,20 @@ class Features:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def own_auc(self) -> float:
-        """Return how often a text is more similar to its own image than to another, 0 to 1."""
-        some = slice(0, 10_000)
-        images, texts = self.vectors[some].float(), self.texts[some].float()
-        both = torch.cat([(images * one).sum(1) for one in (texts, texts.roll(1, 0))])
-        return area_under_roc(both.numpy(), np.arange(len(both)) < len(texts))
+    def own_auc(self, image_ids: NDArray[Any], seed: int) -> float:
+        """Return how often a text is more similar to its own image than to another, 0 to 1.
+
+        Args:
+            image_ids: ``(N,)`` of all samples, by number; 1 is returned if all are of one image.
+        """
+        generator = np.random.default_rng((seed, 7))
+        some = generator.choice(len(self), min(len(self), _COMPARED), replace=False)
+        rows, others = random_partners(image_ids[self.numbers[some]], generator)
+        images, texts = (one[torch.from_numpy(some)].float() for one in (self.vectors, self.texts))
+        own, other = ((images[of] * texts[rows]).sum(1) for of in (rows, others))
+        # NaN is never more similar.
+        found = (own > other).float() + (own == other).float() / 2
+        return float(found.mean()) if len(rows) else 1.0
 
     def positions(self, numbers: NDArray[Any]) -> NDArray[Any]:
         """Return the positions 0 to S - 1 of sample numbers; all must be in ``numbers``."""

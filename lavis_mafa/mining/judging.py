@@ -102,10 +102,9 @@ def build_judges(
 ) -> dict[str, AnyJudge]:
     """Build the discriminators of a command by name, see `build_judge`."""
     judges = {name: build_judge(con_d, loaded.cfg.model_cfg) for name, con_d in con_ds.items()}
-    for judge in judges.values():
-        for one in (judge, getattr(judge, "first", None)):
-            if isinstance(one, SampleJudge):
-                one.know(loaded.data.pairs)
+    for one in judges.values():
+        if hasattr(one, "know"):  # a model has it of the discriminator before it
+            one.know(loaded.data.pairs)
     return judges
 
 

@@ -78,11 +78,9 @@ class StepFigures:
         self._truth = train_set.truth
         if hasattr(model, "settings"):
             self._rule = model.settings.connections
-        con_d = getattr(model, "con_d", None)
-        judges: list[Any] = [con_d, getattr(con_d, "first", None)]
-        for one in judges:
-            if hasattr(one, "know"):
-                one.know(train_set)
+        con_d: Any = getattr(model, "con_d", None)
+        if hasattr(con_d, "know"):
+            con_d.know(train_set)
 
     def train_step(self, model: Any, samples: dict[str, Any]) -> Any:
         """Return the model's whole output; ``output["loss"]`` is LAVIS's loss."""

@@ -72,10 +72,8 @@ def _ordered(size: int, length: int) -> tuple[torch.Tensor, Any]:
 
 def _count_of(size: int, length: int) -> Callable[[], Any]:
     vectors, order = _ordered(size, length)
-    features, ids = (
-        Features(np.arange(size), vectors, vectors, vectors, [], []),
-        np.arange(size) // 5,
-    )
+    features = Features(np.arange(size), vectors, vectors, vectors, [], [])
+    ids = np.arange(size) // 5
     data = type("Data", (), {"image_ids": ids, "truth": None, "__len__": lambda _: size})()
     loaded: Any = SimpleNamespace(data=data)
 

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from conftest import ROOT
 
+from lavis_mafa.algorithm.registry import first_sentence
 from lavis_mafa.cli import REMOVED, main
 
 
@@ -45,6 +46,13 @@ def test_lines_are_complete_sentences_without_markup(capsys):
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert "`" not in "".join(lines[name] for name in ("image_text_json", "toy_scenes"))
     assert not lines["toy_scenes"].endswith(".")
+
+
+def test_first_sentence():
+    assert first_sentence("Smooth labels (eq. 5)\n    by ``alpha``. Then rest.") == (
+        "Smooth labels (eq. 5) by alpha"
+    )
+    assert first_sentence(None) == ""
 
 
 def test_unknown_kind_is_rejected(capsys):

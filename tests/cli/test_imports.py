@@ -32,7 +32,10 @@ heavy = {"lavis", "torch", "transformers", "numpy"} & set(sys.modules)
 assert not heavy, heavy
 """
 # What a plain training has no use for, though LAVIS or what it imports may have.
-UNUSED = ("datasets", "matplotlib", "mlflow", "sentence_transformers")
+UNUSED = (
+    *("datasets", "matplotlib", "mlflow", "pandas", "sentence_transformers", "spacy"),
+    "wandb",
+)
 
 
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from config_page import COMMAND, PAGE, is_ours, page, plain
@@ -48,6 +49,13 @@ def test_every_key_has_a_line(generated):
     assert "yes_no.question" in rows(generated, "## `model.mafa.con_d`")
 
 
+def test_every_line_describes_its_key(generated):
+    lines = [line for line in generated.splitlines() if re.match(r" *- `", line)]
+    assert len(lines) > 250
+    empty = [line for line in lines if not re.search(r": \S", line)]
+    assert all("`detections.storage`" in line for line in empty)
+
+
 def test_a_mapping_that_repeats_another_refers_to_it(generated):
     encoder = next(line for line in generated.splitlines() if "`negatives_encoder`" in line)
     assert encoder.endswith("further keys as in `model.mafa.con_d`")
@@ -63,6 +71,14 @@ def test_every_model_and_data_set_links_its_default_yaml(generated):
                 links = re.findall(r"\[([^\]]+)\]\(\.\./([^)]+)\)", line)
                 assert [kind for kind, _ in links] == list(types or cls.DATASET_CONFIG_DICT)
                 assert all((ROOT / path).is_file() for _, path in links)
+
+
+def test_page_contains_nothing_specific_to_this_machine(generated):
+    assert str(ROOT) not in generated and str(Path.home()) not in generated
+
+
+def test_defaults_that_differ_by_task_are_shown(generated):
+    assert "- `enabled` (bool, `False`, `True` for `mafa_pretrain`):" in generated
 
 
 @pytest.mark.parametrize(

@@ -466,3 +466,12 @@ def test_stated_number_of_rows_is_required(tmp_path):
     path.write_bytes(content[: place + 1] + bytes([2 * other]) + content[place + 2 :])
     (problem,) = problems_in(path)
     assert problem == ("after 3 rows", f"expected the {other} rows that the file states", True)
+
+
+def test_texts_without_dictionary_are_read_after_those_with_one(tmp_path):
+    captions = [f"a caption {k}" for k in range(3000)]
+    table = pa.table({"image": STORED.take([k % 3 for k in range(3000)]), "caption": captions})
+    encoding = {"caption": "DELTA_BYTE_ARRAY", "image": "PLAIN"}
+    options = {"use_dictionary": False, "column_encoding": encoding}
+    pq.write_table(table, tmp_path / "a.parquet", **options)
+    assert [row.captions for row in read_rows(tmp_path / "a.parquet")] == [[c] for c in captions]

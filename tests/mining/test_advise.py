@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
+import torch
 from advice_cases import ACTION, ENABLED, evidence
 from own_pairs import own_arguments
 from small_world import arguments, call, call_ranks, con_d
@@ -12,6 +14,7 @@ from small_world import arguments, call, call_ranks, con_d
 from lavis_mafa.cli import main
 from lavis_mafa.mining import advice
 from lavis_mafa.mining.advice import NOTE, _write_advice, search_spaces
+from lavis_mafa.mining.features import Features
 from lavis_mafa.mining.judged_pairs import Judged
 
 
@@ -46,6 +49,16 @@ def test_page_escapes_paths(tmp_path, capsys):
     for text in printed, page:
         assert NOTE in text
     assert json.loads((tmp_path / "advice.json").read_text())["counts"]["checkpoint"] == path
+
+
+def test_captions_of_one_image_are_not_those_of_another():
+    vectors = torch.nn.functional.normalize(torch.randn(40, 16), dim=1).repeat_interleave(5, 0)
+    numbers, ids = np.arange(0, 400, 2), np.arange(400) // 10
+    found = Features(numbers, vectors, vectors, vectors, [], [])
+    assert found.own_auc(ids, 0) == 1.0
+    texts = vectors[torch.randperm(200)]
+    assert 0.2 < Features(numbers, vectors, texts, vectors, [], []).own_auc(ids, 0) < 0.75
+    assert Features(numbers, vectors, vectors * torch.nan, vectors, [], []).own_auc(ids, 0) == 0.0
 
 
 SIZES = ("run.batch_size_train=32", "run.grit.search_space=64", "run.grit.queue_size=128")

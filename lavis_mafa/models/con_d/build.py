@@ -57,6 +57,7 @@ def build_discriminator(
         con_d.first = build_discriminator(
             {"arch": cfg["first"], cfg["first"]: cfg.get(cfg["first"])}
         )
+        con_d.know = getattr(con_d.first, "know", lambda train_set: None)
         return con_d
     if cfg["arch"] in DISCRIMINATORS:
         entry = DISCRIMINATORS.entry(cfg["arch"])

@@ -201,7 +201,7 @@ def drawn_samples(size: int, cfg: Mapping[str, Any], seed: int) -> list[NDArray[
     return np.array_split(drawn, -(-count // IMAGES))
 
 
-def _random_partners(
+def random_partners(
     image_ids: NDArray[Any], generator: np.random.Generator, group_ids: NDArray[Any] | None = None
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Draw for each of B samples another one with a different image and group, uniformly.
@@ -247,7 +247,7 @@ def self_check(
         groups = samples.get("group_id")
         if groups is not None:
             groups = torch.as_tensor(groups).cpu().numpy()
-        rows, partners = _random_partners(ids, generator, groups)
+        rows, partners = random_partners(ids, generator, groups)
         if not len(rows):
             continue
         image_of, text_of = np.concatenate([rows, rows]), np.concatenate([rows, partners])

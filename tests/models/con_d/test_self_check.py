@@ -16,9 +16,9 @@ from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
 from lavis_mafa.models.con_d.self_check import (
     PoorDiscriminatorError,
     SelfCheck,
-    _random_partners,
     drawn_samples,
     on_all_ranks,
+    random_partners,
     self_check,
 )
 
@@ -98,7 +98,7 @@ def test_partners_show_other_images_and_are_of_other_groups(drawn, grouped, seed
     if not grouped:
         groups = np.full(len(ids), -1)
     generator = np.random.default_rng(seed)
-    rows, partners = _random_partners(ids, generator, groups if grouped else None)
+    rows, partners = random_partners(ids, generator, groups if grouped else None)
     allowed = {
         (a, b)
         for a, b in np.ndindex(len(ids), len(ids))
@@ -119,7 +119,7 @@ def test_random_pairs_are_of_other_groups(toy_train):
 
 def test_every_other_image_is_an_equally_likely_partner():
     ids, generator = np.array([0, 0, 1, 2, 3]), np.random.default_rng(0)
-    drawn = np.array([_random_partners(ids, generator)[1] for _ in range(3000)])
+    drawn = np.array([random_partners(ids, generator)[1] for _ in range(3000)])
     counts = np.array([np.bincount(column, minlength=5) for column in drawn.T]) / len(drawn)
     expected = (ids[:, None] != ids) / (ids[:, None] != ids).sum(axis=1, keepdims=True)
     assert np.abs(counts - expected).max() < 0.04
