@@ -30,7 +30,7 @@ from lavis_mafa.commands.arguments import add_config_arguments, add_sampling_arg
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.io.processes import progress
 from lavis_mafa.mining.features import make_features
-from lavis_mafa.mining.hard_negatives import Sampling, hardness_of, order_of
+from lavis_mafa.mining.hard_negatives import Sampling, grouping_of, order_of
 from lavis_mafa.mining.model_and_data import (
     ModelAndData,
     data_source,
@@ -176,8 +176,7 @@ def _streams(loaded: ModelAndData, args: argparse.Namespace, batch: int) -> dict
         sampling = Sampling(kind, batch, min(space, len(features)) if kind == "grit" else None)
         order = order_of(
             *(sampling, features.vectors, features.texts, args.seed, apart),
-            int(grit.queue_size),
-            *hardness_of(loaded.cfg.run_cfg),
+            grouping_of(loaded.cfg.run_cfg),
         )
         if kind == "grit":
             # As in training: the order of grouped mini-batches is shuffled, not their content.

@@ -40,6 +40,7 @@ from lavis_mafa.problems import ConfigView, Problem, Registered
 CLOSE = 0.6  # names at least this similar are suggested
 VERY_CLOSE = 0.75  # the same for short names, and for keys of another section
 # What is missing, of kinds of paths whose name does not say it.
+REMOVED = {"run.tensorboard": "run.loggers=[]"}
 MISSING = {
     "path or name": "path",
     "checkpoint": "file, folder or URL",
@@ -105,7 +106,7 @@ class Report:
 
     def unknown(self, path: str) -> None:
         """Report an unknown key, with the keys it may be a misspelling of."""
-        best = self.nearest(path)
+        best = [REMOVED[path]] if path in REMOVED else self.nearest(path)
         if not best:
             self.add(path, "unknown key; remove it (docs/config.md lists all keys)")
             return

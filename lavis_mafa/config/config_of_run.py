@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 LOG = "log.jsonl"
-# Keys of `run` that say where and how this one run was started.
-OF_ONE_START = (
+# Keys of `run` that say where and how this one run was started, or of an earlier version.
+_LEFT_OUT = (
     *("rank", "world_size", "gpu", "distributed", "dist_url", "resume_ckpt_path", "job_id"),
-    "max_steps",
+    *("max_steps", "tensorboard"),
 )
 
 
@@ -50,7 +50,8 @@ def is_run(folder: str | Path) -> bool:
 
 
 def recorded_config(folder: str | Path) -> dict[str, Any]:
-    """Return the last config in a run's log as plain data, without keys of one start.
+    """Return the last config in a run's log as plain data, without keys of one start and of
+    earlier versions.
 
     Raises:
         ValueError: if the log has no config, or one that was not written by a run.
@@ -70,5 +71,5 @@ def recorded_config(folder: str | Path) -> dict[str, Any]:
     if "${" in json.dumps(found):
         raise ValueError(f"{path} was not written by a run: its config has interpolations")
     config = {name: found[name] for name in ("run", "model", "datasets") if name in found}
-    config["run"] = {k: v for k, v in found["run"].items() if k not in OF_ONE_START}
+    config["run"] = {k: v for k, v in found["run"].items() if k not in _LEFT_OUT}
     return config

@@ -184,13 +184,13 @@ def datasets_key(user: Mapping[str, Any], report: Report) -> tuple[dict[str, Any
         found = default_or_report(f"{path}.type", builder, which, report).get("datasets", {})
         # In LAVIS's default YAMLs the dataset's name may differ from the builder's.
         shipped[name] = next(iter(found.values()), {})
-        of_builder = extended(dataset_keys(builder), shipped[name])
+        of_builder = extended(_dataset_keys(builder), shipped[name])
         of_builder |= _processors(of_builder, merge(shipped[name], given))
         keys[name] = section_of(of_builder, "one dataset")
     return shipped, section_of(keys, "datasets, by registered builder")
 
 
-def dataset_keys(builder: Any) -> dict[str, FieldInfo]:
+def _dataset_keys(builder: Any) -> dict[str, FieldInfo]:
     """Return the keys of ``datasets.<builder>``, with the options of the builder."""
     options = getattr(builder, "build_options", None)
     added = {} if options is None else keys_of(options)

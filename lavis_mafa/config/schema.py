@@ -145,7 +145,6 @@ class RunOptions:
     log_connections: int = ours("number of mined connections to log per epoch", 64, low=0)
     loggers: list[str] = ours("where figures and pictures go besides log.jsonl", ["tensorboard"],
         choices=LOGGERS)
-    tensorboard: bool = ours("False: no TensorBoard, whatever run.loggers names", True)
     dist_timeout_minutes: float = ours("how long ranks wait for each other", 30.0, low=0,
         high=1000000.0, above=True)
     find_unused_parameters: bool | None = ours("passed to DDP; null: chosen by the model", None)

@@ -22,12 +22,9 @@ _DEFAULT = ("tensorboard",)
 
 
 def names_of_loggers(run_cfg: Mapping[str, Any]) -> list[str]:
-    """Return the names in ``run.loggers``, without TensorBoard if ``run.tensorboard`` is False."""
+    """Return the names in ``run.loggers``."""
     given = run_cfg.get("loggers", _DEFAULT) or ()
-    names = dict.fromkeys(name for name in given if isinstance(name, str))
-    if not run_cfg.get("tensorboard", True):
-        names.pop("tensorboard", None)
-    return list(names)
+    return list(dict.fromkeys(name for name in given if isinstance(name, str)))
 
 
 def loggers_of(run_cfg: Mapping[str, Any]) -> dict[str, Logger]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -69,8 +69,8 @@ def samplings(
     return list(dict.fromkeys(found))
 
 
-def hardness_of(run: Any) -> tuple[float, int]:
-    """Return ``grit.hardness`` (q) of a run's last epoch, and ``grit.skip`` (p).
+def grouping_of(run: Any) -> GritSettings:
+    """Return how a run's last epoch is grouped: ``grit`` with the hardness q of this epoch.
 
     A learned hardness is not known without the run's training state: ``grit.hardness`` stands for
     it, and a warning says so.
@@ -86,8 +86,8 @@ def hardness_of(run: Any) -> tuple[float, int]:
             "run.grit.schedule is learned: mini-batches are formed with run.grit.hardness %g",
             settings.hardness,
         )
-        return settings.hardness, settings.skip
-    return schedule.at(settings.grouped_before(last)), settings.skip
+        return settings
+    return replace(settings, hardness=schedule.at(settings.grouped_before(last)))
 
 
 def order_of(
@@ -96,9 +96,7 @@ def order_of(
     texts: Tensor,
     seed: int,
     image_ids: NDArray[Any] | None = None,
-    queue_size: int = GritSettings.queue_size,
-    hardness: float = GritSettings.hardness,
-    skip: int = GritSettings.skip,
+    grit: GritSettings | None = None,
     group_ids: NDArray[Any] | None = None,
 ) -> NDArray[Any]:
     """Return the order of S samples in one epoch, without an incomplete last mini-batch.
@@ -110,8 +108,7 @@ def order_of(
         vectors, texts: ``(S, E)``, normalised.
         seed: of the random order, and of shuffling and start samples of the grouping.
         image_ids: ``(S,)``; if given, a grouped mini-batch gets at most one caption of an image.
-        queue_size: L.
-        hardness, skip: q and p, see `lavis_mafa.algorithm.grit.grouping.group`.
+        grit: L, q, p and regions of grouped mini-batches; None: their defaults.
         group_ids: ``(S,)``, kept apart as images are, if these are given.
 
     Returns:
@@ -130,16 +127,13 @@ def order_of(
     # The same permutation for all batch sizes and search spaces: only these should differ.
     order: Indices = np.random.default_rng((seed, 0)).permutation(size)
     if sampling.kind == "grit":
-        space = sampling.search_space
+        space, grit = sampling.search_space, grit or GritSettings()
         assert space is not None
         collector = GritCollector(
-            max(queue_size, space),
-            space,
+            replace(grit, queue_size=max(grit.queue_size, space), search_space=space),
             batch,
             (seed, 1),
             image_ids=image_ids,
-            hardness=hardness,
-            skip=skip,
             group_ids=None if image_ids is None else group_ids,
         )
         for begin in range(0, size, space):
@@ -243,7 +237,7 @@ def hard_negatives_of(
     Args:
         images_apart: never pick another caption of the same image, whatever the config says.
     """
-    grit = loaded.cfg.run_cfg.grit
+    grit = grouping_of(loaded.cfg.run_cfg)
     ids, groups = loaded.data.image_ids[features.numbers], groups_of(loaded, features)
     order = order_of(
         sampling,
@@ -251,8 +245,7 @@ def hard_negatives_of(
         features.texts,
         seed,
         ids if grit.same_image == "apart" else None,
-        int(grit.queue_size),
-        *hardness_of(loaded.cfg.run_cfg),
+        grit,
         groups,
     )
     mafa = loaded.cfg.model_cfg.get("mafa") or {}

@@ -50,6 +50,7 @@ def dry_run(runner: RunnerMafa) -> list[str]:
         f"accumulated; {plan.steps:,} steps an epoch, {runner.max_epoch} epochs, "
         f"{len(plan.leftover)} samples left over for the next epoch",
         f"GRIT: L = {grit.queue_size:,}, M = {grit.search_space:,}, "
+        f"{'sub-queues of similar pairs, ' * grit.regions}"
         f"{runner.schedule.describe_hardness(runner.max_epoch)}, "
         f"grouped from epoch {grit.start_epoch} on"
         + (f", learning rate x {grit.lr_factor:g}" if grit.lr_factor != 1 else "")

@@ -71,7 +71,7 @@ def test_the_core_lists_checks_and_trains_without_the_room(tmp_path):
     info = "datasets.toy_scenes.build_info"
     sizes = [f"{info}.{name}_size=16" for name in ("train", "val", "test")]
     sizes += ["run.grit.queue_size=8", "run.grit.search_space=8", "run.batch_size_train=8"]
-    options = [*sizes, "run.max_steps=2", "run.job_id=job", "run.tensorboard=False"]
+    options = [*sizes, "run.max_steps=2", "run.job_id=job", "run.loggers=[]"]
     run_python(WITHOUT, tmp_path, *options, "model.mafa.con_d.arch=oracle", "run.k_test=4")
     assert (tmp_path / "output/albef_toy/job/checkpoint_last.pth").is_file()
 

@@ -41,7 +41,7 @@ OPTIONS = {
     "run.init_lr": 0.01,
     "run.valid_splits": "[]",
     "run.test_splits": "[]",
-    "run.tensorboard": False,
+    "run.loggers": "[]",
     "model.vit.width": 8,
     "model.vit.depth": 1,
     "model.vit.heads": 2,

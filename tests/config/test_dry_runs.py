@@ -36,7 +36,7 @@ SMALL = {
     "run.num_workers": 0,
     "run.batch_size_train": BATCH,
     "run.batch_size_eval": BATCH,
-    "run.tensorboard": False,
+    "run.loggers": "[]",
 }
 # Last parts of all keys that may be overridden; everything else stays as in the config.
 CHANGED = {key.rsplit(".", 1)[-1] for key in SMALL} | {

@@ -647,7 +647,7 @@ def write_config(folder, task, name, files, **run):
             "num_workers": 0,
             "device": "cpu",
             "test_splits": ["test"],
-            "tensorboard": False,
+            "loggers": [],
             "job_id": "job",
             **CAPTION_RUN,
             **run,

@@ -228,7 +228,7 @@ def trained_run(tmp_path_factory):
     """A short training with the shipped config; its folder and runner."""
     folder = tmp_path_factory.mktemp("trained")
     settings = [*SIZES, "run.max_epoch=1", "run.batch_size_train=16", f"run.output_dir={folder}"]
-    settings += ["model.load_pretrained=False", "model.pretrained=null", "run.tensorboard=False"]
+    settings += ["model.load_pretrained=False", "model.pretrained=null", "run.loggers=[]"]
     return folder, run(str(TRAIN), settings)
 
 

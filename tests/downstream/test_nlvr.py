@@ -17,7 +17,7 @@ from lavis_mafa.runners.session import run
 TRAIN = ROOT / "projects/mafa/train"
 TOYS = ROOT / "tests/downstream/configs/train"
 DATA = f"run.plugins=[{PLUGIN}]"  # absolute: some run in other folders
-SMALL = ["run.tensorboard=False", "run.log_freq=1", "run.job_id=job", "run.warmup_steps=2"]
+SMALL = ["run.loggers=[]", "run.log_freq=1", "run.job_id=job", "run.warmup_steps=2"]
 
 
 def size_options(name, train):
@@ -98,7 +98,7 @@ def test_evaluation_on_two_ranks_equals_one_rank(trained_folders, tmp_path):
     options = [
         *("model.load_finetuned=True", f"model.finetuned={checkpoint}", "model.pretrained=null"),
         *("model.load_pretrained=False", "run.evaluate=True", f"run.output_dir={tmp_path}"),
-        *("run.batch_size_eval=3", "run.job_id=job", "run.tensorboard=False", DATA),
+        *("run.batch_size_eval=3", "run.job_id=job", "run.loggers=[]", DATA),
         *size_options("toy_nlvr", 30),
     ]
     script = [ROOT / "evaluate.py", "--cfg-path", TOYS / "nlvr_toy.yaml", "--options", *options]

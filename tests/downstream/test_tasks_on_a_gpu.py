@@ -24,7 +24,7 @@ def text_assignment_and_nlvr(folder, checkpoint):  # noqa: F811
 
 
 def grounding(folder, checkpoint):  # noqa: F811
-    own = [f"run.output_dir={folder}", "run.job_id=job", "run.tensorboard=False", "run.log_freq=1"]
+    own = [f"run.output_dir={folder}", "run.job_id=job", "run.loggers=[]", "run.log_freq=1"]
     run(str(GROUNDING), [*SIZES, *SHORT, *own, f"model.pretrained={checkpoint}"])
 
 

@@ -28,7 +28,7 @@ SMALL = {
     "run.warmup_steps": 5,
     "run.valid_splits": "[]",
     "run.test_splits": "[]",
-    "run.tensorboard": False,
+    "run.loggers": "[]",
     "run.log_freq": 1,
     "model.vit.width": 8,
     "model.vit.depth": 1,

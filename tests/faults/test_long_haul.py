@@ -86,7 +86,7 @@ def test_memory_does_not_grow_over_thousands_of_steps(tmp_path, injected):
         "run__num_workers": 2,
         "run__save_every_steps": 100,
         "run__valid_splits": '["val"]',
-        "run__tensorboard": True,
+        "run__loggers": "[tensorboard]",
     }
     process = start("train.py", tmp_path, fresh=True, **settings)
     folder, start_time = tmp_path / "job", time.monotonic()

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import finish, launcher, options, records, spawn
 
+from lavis_mafa.algorithm.grit import GritSettings
 from lavis_mafa.algorithm.grit.collector import GritCollector, share_out
 from lavis_mafa.runners.checkpoint import check_same_settings
 from lavis_mafa.runners.state import _redistribute
@@ -100,7 +101,9 @@ def test_other_global_batch_sizes_are_rejected(before, after, message):
 
 def filled_collector(count, queue_size, rank=0):
     """Return a collector with ``count`` pairs."""
-    collector = GritCollector(queue_size, 3, 2, (0, rank), expected=count)
+    collector = GritCollector(
+        GritSettings(queue_size=queue_size, search_space=3), 2, (0, rank), expected=count
+    )
     generator = torch.Generator().manual_seed(rank)
     features = torch.randn(2, count, 4, generator=generator)
     collector.collect(torch.arange(count) + 1000 * rank, features[0], features[1])
@@ -121,7 +124,7 @@ def test_redistributed_collectors_keep_every_pair(ranks, count, each, queue_size
     assert {len(s["order"]) + len(s["indices"]) for s in shared} == {ranks * each // count}
     indices_of_all = []
     for rank, state in enumerate(shared):
-        collector = GritCollector(queue_size, 3, 2, (1, rank))
+        collector = GritCollector(GritSettings(queue_size=queue_size, search_space=3), 2, (1, rank))
         collector.load_state_dict(state)
         indices_of_all += collector.finish().tolist()
     assert sorted(indices_of_all) == sorted(

@@ -195,20 +195,18 @@ def test_training_is_equal_with_loggers_that_draw_and_fail(tmp_path, monkeypatch
 # Config
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, ["tensorboard"]),
-        ({"run__tensorboard": False}, []),
-        ({"run__tensorboard": False, "run__loggers": "[tensorboard, recorder]"}, ["recorder"]),
-        ({"run__loggers": "[]"}, []),
-    ],
-)
-def test_tensorboard_false_takes_it_out_of_the_list(tmp_path, recorders, changes, expected):
+@pytest.mark.parametrize(("given", "expected"), [("[]", []), ("[recorder]", ["recorder"])])
+def test_loggers_are_those_of_the_list(tmp_path, recorders, given, expected):
     from lavis_mafa.loggers import names_of_loggers
 
-    cfg = load_config(CONFIG, options(tmp_path, **{"run__tensorboard": True, **changes}))
+    cfg = load_config(CONFIG, options(tmp_path, run__loggers=given))
     assert names_of_loggers(cfg.run_cfg) == expected
+    assert names_of_loggers({}) == ["tensorboard"]
+
+
+def test_the_switch_of_tensorboard_names_what_replaces_it(tmp_path):
+    (one,) = problems(tmp_path, run__tensorboard=False)
+    assert one == "run.tensorboard: unknown key; did you mean run.loggers=[]?"
 
 
 def problems(folder, **changes):
@@ -330,7 +328,7 @@ def test_nothing_that_a_run_writes_has_its_secrets(tmp_path, monkeypatch, capsys
     monkeypatch.setenv("MY_TOKEN", "open-sesame")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")  # for launch.json
     uri = "https://me:open-sesame-2@host/x"
-    changes = {"run__prompt": "${oc.env:MY_TOKEN}", "run__tensorboard": True}
+    changes = {"run__prompt": "${oc.env:MY_TOKEN}", "run__loggers": "[tensorboard]"}
     changes["run__logger_options__mlflow__tracking_uri"] = uri
     run_here(tmp_path, run__max_steps=2, **changes)
     run_here(tmp_path, run__max_steps=3, run__resume_ckpt_path="auto", **changes)

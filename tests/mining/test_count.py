@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from judged_cases import save_labels
 from small_world import CONFIG, DENSE, SIZE, arguments, call, call_ranks, con_d, features_of
 
+from lavis_mafa.algorithm.grit import GritSettings
 from lavis_mafa.cli import main
 from lavis_mafa.mining import counting as counting
 from lavis_mafa.mining import judging
@@ -50,17 +51,20 @@ def dot(images, texts):
     space=st.one_of(st.none(), st.integers(1, 70)),
     queue=st.integers(1, 70),
     apart=st.booleans(),
+    regions=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
-def test_order_has_every_sample_once_in_full_mini_batches(size, batch, space, queue, apart):
+def test_order_has_every_sample_once_in_full_mini_batches(
+    size, batch, space, queue, apart, regions
+):
     features, ids = features_and_ids(size)
     sampling = Sampling("random" if space is None else "grit", batch, space)
-    given_ids = ids if apart else None
+    given_ids, grit = ids if apart else None, GritSettings(queue_size=queue, regions=regions)
     if size < batch:
         with pytest.raises(ValueError, match="do not fill a mini-batch"):
-            order_of(sampling, features.vectors, features.texts, 0, given_ids, queue)
+            order_of(sampling, features.vectors, features.texts, 0, given_ids, grit)
         return
-    order = order_of(sampling, features.vectors, features.texts, 0, given_ids, queue)
+    order = order_of(sampling, features.vectors, features.texts, 0, given_ids, grit)
     assert len(order) == size - size % batch
     assert len(np.unique(order)) == len(order) and order.min() >= 0 and order.max() < size
 
@@ -223,23 +227,24 @@ def test_a_count_by_threshold_and_missing_verdicts():
         assert (of_texts.found, of_texts.judged) == (0, 0)
 
 
-def test_mini_batches_have_the_hardness_of_the_config(models, tmp_path):
+def test_mini_batches_have_the_hardness_and_regions_of_the_config(models, tmp_path):
     opened = open_model(models[0])
     features = make_features(opened, np.arange(SIZE), tmp_path)
     sampling, ids = Sampling("grit", 16, 48), opened.data.image_ids
     grit = opened.cfg.run_cfg.grit
     orders = {}
-    for hardness in (1.0, 0.6):
-        grit.hardness = hardness
+    for hardness, regions in ((1.0, False), (0.6, False), (1.0, True)):
+        grit.hardness, grit.regions = hardness, regions
         found = hard_negatives_of(opened, features, sampling, 0)
-        orders[hardness] = order_of(
-            sampling, features.vectors, features.texts, 0, ids, int(grit.queue_size), hardness
+        own = GritSettings(queue_size=grit.queue_size, hardness=hardness, regions=regions)
+        orders[hardness, regions] = order_of(
+            sampling, features.vectors, features.texts, 0, ids, own
         )
         similarity = opened.model.backbone.similarity
-        expected = hardest_negatives(orders[hardness], 16, features, similarity, ids)
+        expected = hardest_negatives(orders[hardness, regions], 16, features, similarity, ids)
         assert found.image.tolist() == expected.image.tolist()
         assert found.text.tolist() == expected.text.tolist()
-    assert orders[1.0].tolist() != orders[0.6].tolist()
+    assert len({tuple(order) for order in orders.values()}) == 3
 
 
 def test_judged_pairs_are_saved_for_other_commands(counted):

@@ -29,7 +29,7 @@ ADDED = {
         **{"init_lr": 1e-3, "min_lr": 1e-4, "weight_decay": 0.02, "max_epoch": 3},
         **{"batch_size_train": 8, "batch_size_eval": 8, "num_workers": 0, "device": "cpu"},
         **{"train_splits": ["train"], "test_splits": ["test"], "output_dir": "output"},
-        **{"job_id": "", "tensorboard": False, "log_freq": 1, "k_test": 4},
+        **{"job_id": "", "loggers": [], "log_freq": 1, "k_test": 4},
         "retrieval_metrics": ["mean_rank"],
         **{"loggers": ["notebook"], "logger_options": {"notebook": {"file": "mine.txt"}}},
         "grit": {
@@ -70,7 +70,7 @@ CAPTIONING = {
         **{"plugins": [ADDITIONS, TOYS], "task": "mafa_captioning", "evaluate": True, "seed": 1},
         **{"num_beams": 1, "max_len": 6, "min_len": 1, "metrics": ["rouge", "words"]},
         **{"batch_size_eval": 8, "num_workers": 0, "device": "cpu", "test_splits": ["test"]},
-        **{"output_dir": "output", "job_id": "", "tensorboard": False},
+        **{"output_dir": "output", "job_id": "", "loggers": []},
     },
     "model": {"arch": "blip_mafa", "model_type": "tiny"},
     "datasets": {

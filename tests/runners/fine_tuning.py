@@ -85,7 +85,7 @@ def assert_trains_and_evaluates(name, data, metric, checkpoint, tmp_path):
             *([f"run.plugins=[{TOYS}]"] if data != "toy_scenes" else []),
             *(["datasets.toy_scenes.type=dense"] if data == "toy_scenes" else []),
             f"model.finetuned={tmp_path}/job/checkpoint_best.pth",
-            *("run.job_id=job", f"run.output_dir={evaluated}", "run.tensorboard=False"),
+            *("run.job_id=job", f"run.output_dir={evaluated}", "run.loggers=[]"),
             "run.evaluate=True",
         ],
     )
@@ -114,7 +114,7 @@ def train_on_files(name, checkpoint, folder, **more):
         "run.num_workers": 0,
         "run.max_epoch": 1,
         "run.batch_size_train": 4,
-        "run.tensorboard": False,
+        "run.loggers": "[]",
         "run.job_id": "job",
         "run.output_dir": folder,
         **more,

@@ -35,7 +35,7 @@ SMALL = {
     "run.grit.start_epoch": 1,
     "run.valid_splits": "[]",
     "run.test_splits": "[]",
-    "run.tensorboard": False,
+    "run.loggers": "[]",
     "run.log_freq": 1,
     "run.k_test": 4,
     "model.mafa.con_d.arch": "oracle",

@@ -106,7 +106,7 @@ def test_two_ranks_are_refused_before_any_step(tmp_path, untrained):
 
 def test_a_good_discriminator_of_a_user_passes(tmp_path, plugin, caplog):
     caplog.set_level(logging.INFO)
-    changes = {**plugin, "model__mafa__con_d__arch": "knows_own", "run__tensorboard": True}
+    changes = {**plugin, "model__mafa__con_d__arch": "knows_own", "run__loggers": "[tensorboard]"}
     run_here(tmp_path, **changes)
     assert "fails its self-check" not in caplog.text
     assert "Con-D self-check of knows_own: AUC 1.000 of 74 own against 74 random" in caplog.text

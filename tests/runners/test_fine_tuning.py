@@ -57,7 +57,7 @@ def test_retrieval_with_lavis_flickr30k_builder(photographs, checkpoint, tmp_pat
         "model.finetuned": tmp_path / "job/checkpoint_best.pth",
         "run.job_id": "job",
         "run.output_dir": evaluated,
-        "run.tensorboard": False,
+        "run.loggers": "[]",
         "run.evaluate": True,
     }
     option_list = [f"{key}={value}" for key, value in evaluate_options.items()]

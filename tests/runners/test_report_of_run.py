@@ -33,7 +33,7 @@ def run(tmp_path_factory):
     torch.save({"model": con_d.state_dict()}, folder / "con_d.pth")
     changes = {
         "run__max_epoch": 2,
-        "run__tensorboard": True,
+        "run__loggers": "[tensorboard]",
         "run__valid_splits": '["val"]',
         "model__mafa__con_d__arch": "albef_mafa",
         "model__mafa__con_d__model_type": "tiny",
@@ -234,7 +234,7 @@ def test_shown_connections_are_evenly_spread(tmp_path):
 
 
 def test_no_connections_are_logged_if_disabled(tmp_path):
-    run_here(tmp_path, run__log_connections=0, run__max_epoch=1, run__tensorboard=True)
+    run_here(tmp_path, run__log_connections=0, run__max_epoch=1, run__loggers="[tensorboard]")
     assert not (tmp_path / "job" / "connections.jsonl").exists()
     assert records(tmp_path, "con_d_histogram")  # the histogram is logged nevertheless
     data, _ = page_of(tmp_path / "job")

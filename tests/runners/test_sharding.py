@@ -51,7 +51,7 @@ UNUSED = (
     *(f"run__grit__{key}" for key in ("queue_size", "search_space", "start_epoch")),
     *("run__k_test", "model__mafa__con_d__arch", "run__max_epoch", "run__batch_size_train"),
     *TOY,
-    *("run__warmup_steps", "run__tensorboard"),
+    *("run__warmup_steps", "run__loggers"),
 )
 # name: changes, and the run that it goes on from
 RUNS = {
@@ -217,7 +217,7 @@ def test_con_d_shares_a_sharded_image_encoder(tmp_path):
         **{f"model__mafa__con_d__{key}": value for key, value in con_d.items()},
         **{"model__freeze_vit": True, "model__vit_weights": encoder},
         **{"run__batch_size_train": 4, "run__max_epoch": 2, "run__max_steps": 8},
-        **{"run__valid_splits": '["val"]', "run__k_test": 2, "run__tensorboard": False},
+        **{"run__valid_splits": '["val"]', "run__k_test": 2, "run__loggers": "[]"},
         **{"run__grit__queue_size": 16, "run__grit__search_space": 8, "run__warmup_steps": 0},
     }
     runs = {"ddp": changes, "fsdp": {**changes, "run__fsdp": "frozen"}}

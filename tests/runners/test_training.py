@@ -159,7 +159,7 @@ def test_too_many_unreadable_samples_are_detected_early():
 
 def test_logs_contain_the_statistics_of_the_papers(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
-        run_here(tmp_path, run__log_connections=4, run__tensorboard=True)
+        run_here(tmp_path, run__log_connections=4, run__loggers="[tensorboard]")
     step = records(tmp_path, "step")[-1]
     for name in ("picked", "judged", "found", "ambiguous", "kept", "probability_sum"):
         assert f"{name}_i2t" in step and f"{name}_t2i" in step

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lavis_mafa.algorithm.grit.grouping import Indices, group
-from lavis_mafa.algorithm.grit.hardness import check_hardness
+from lavis_mafa.algorithm.grit.grit_settings import GritSettings
+from lavis_mafa.algorithm.grit.grouping import Indices, by_region, group
 from lavis_mafa.algorithm.grit.learned_hardness import (
     Choices,
     Draw,
@@ -36,11 +36,10 @@ class GritCollector:
     result depends only on the collected pairs and the seed, never on timing.
 
     Args:
-        queue_size: L, pairs per queue, at least 1.
-        search_space: M, pairs per sub-queue, 1 to L.
+        settings: L, pairs per queue; M, pairs per sub-queue, at most L; shuffling (phase 2); q and
+            p of the chains; how a queue is cut into sub-queues.
         batch_size: B, pairs per mini-batch on this rank.
         seed: of the shuffling and of the start of every chain; give each rank and epoch its own.
-        shuffle: example-level shuffling (phase 2); off for the paper's ablation (Table 4).
         image_ids: ``(N,)`` image of every sample of the data set, to put captions of one image into
             different mini-batches; None allows them in one.
         group_ids: ``(N,)`` group of every sample, -1 for none, kept apart like images; None: there
@@ -48,40 +47,31 @@ class GritCollector:
         dtype: of the order; int32 takes half the memory where it holds all indices.
         expected: number of pairs until `finish`, to allocate their order at once; there may be
             more.
-        hardness: q of every chain, above 0 and at most 1; see
-            `lavis_mafa.algorithm.grit.grouping.group`. Or what draws one for every anchor, as it
-            is when a queue becomes full.
-        skip: p of every chain.
+        hardness: q in place of that of the settings, or what draws one for every anchor, as it is
+            when a queue becomes full.
     """
 
     def __init__(
         self,
-        queue_size: int,
-        search_space: int,
+        settings: GritSettings,
         batch_size: int,
         seed: int | tuple[int, ...],
-        shuffle: bool = True,
         image_ids: Indices | None = None,
         dtype: np.dtype[Any] | type = np.int64,
         expected: int = 0,
-        hardness: float | LearnedHardness = 1.0,
-        skip: int = 0,
+        hardness: float | LearnedHardness | None = None,
         group_ids: Indices | None = None,
     ) -> None:
-        if not isinstance(hardness, LearnedHardness):
-            check_hardness(hardness)
-        if not 1 <= search_space <= queue_size:
+        if settings.search_space > settings.queue_size:
             raise ValueError(
-                f"search_space must be from 1 to queue_size ({queue_size}), got {search_space}"
+                f"search_space must be at most queue_size ({settings.queue_size}), got "
+                f"{settings.search_space}"
             )
-        self.queue_size = queue_size
-        self.search_space = search_space
+        self.settings = settings
         self.batch_size = batch_size
-        self.shuffle = shuffle
         self.image_ids = image_ids
         self.group_ids = group_ids
-        self.hardness = hardness
-        self.skip = skip
+        self.hardness = settings.hardness if hardness is None else hardness
         self._rng = np.random.default_rng(seed)
         self._queue: list[Pairs] = []
         self._queued = 0
@@ -115,14 +105,14 @@ class GritCollector:
         if self._queue and self._queue[0][1].device != device:  # restored from a state
             self._queue = [(i.to(device), v.to(device), t.to(device)) for i, v, t in self._queue]
         while len(pairs[0]):
-            room = self.queue_size - self._queued
+            room = self.settings.queue_size - self._queued
             self._add(_cut(pairs, slice(room)))
             pairs = _cut(pairs, slice(room, None))
 
     def _add(self, pairs: Pairs) -> None:
         self._queue.append(pairs)
         self._queued += len(pairs[0])
-        if self._queued == self.queue_size:
+        if self._queued == self.settings.queue_size:
             self._submit()
 
     def finish(self) -> Indices:
@@ -137,8 +127,8 @@ class GritCollector:
         queue, count = self._queue, self._queued
         self._queue, self._queued = [], 0
         # Draw all random numbers here, in the training thread, so that the order is reproducible.
-        shuffled = self._rng.permutation(count) if self.shuffle else np.arange(count)
-        bounds = list(range(0, count, self.search_space)) + [count]
+        shuffled = self._rng.permutation(count) if self.settings.shuffle else np.arange(count)
+        bounds = list(range(0, count, self.settings.search_space)) + [count]
         spans = list(zip(bounds[:-1], bounds[1:], strict=True))
         starts = [int(self._rng.integers(end - begin)) for begin, end in spans]
         draws: list[Draw] = []
@@ -166,6 +156,8 @@ class GritCollector:
         with _beside_training(queue[0][1].device, ready):
             places = torch.from_numpy(shuffled).to(queue[0][1].device)
             indices, images, texts = (torch.cat(parts) for parts in zip(*queue, strict=True))
+            if self.settings.regions:
+                places = by_region(images + texts, self.settings.search_space)
             numbers = indices[places].cpu().numpy()
             for number, ((begin, end), start) in enumerate(zip(spans, starts, strict=True)):
                 part, own = numbers[begin:end], places[begin:end]
@@ -176,7 +168,7 @@ class GritCollector:
                 chain = group(
                     *(images[own], texts[own], start, ids, self.batch_size, taken),
                     hardness=draw or self.hardness,  # type: ignore[arg-type]
-                    skip=self.skip,
+                    skip=self.settings.skip,
                     sum_directions=draw is not None,
                 )
                 self._place(part[chain], None if draw is None else draw.along(chain))

@@ -39,6 +39,10 @@ class GritSettings(Checked):
         low=1,
         also=("M",),
     )
+    regions: bool = option(
+        False,
+        "cut L pairs into sub-queues of similar pairs, not of random ones",
+    )
     hardness: float = option(
         1.0,
         "quantile q of the similarities that follows in a chain; 1: the most similar, as in the "

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -18,6 +19,7 @@ Indices: TypeAlias = NDArray[np.integer[Any]]  # positions, sample indices or im
 Floats: TypeAlias = NDArray[np.float32]
 # From the similarities (M, M) of images to texts and of texts to images to q (M,) of each anchor.
 Quantiles: TypeAlias = Callable[[Floats, Floats], Floats]
+_REGION_ROWS = 4096  # that the direction of a cut is computed from
 STRIDE = 16  # `_hard` estimates a quantile from every 16th score
 _LOWEST = np.finfo(np.float32).min
 
@@ -61,6 +63,38 @@ def _workspace() -> Iterator[_Workspace]:
         yield own
     finally:
         _idle.append(own)
+
+
+def by_region(features: Tensor, size: int) -> Tensor:
+    """Order pairs so that every sub-queue of ``size`` consecutive ones is a region of the data.
+
+    The pairs are halved along the direction in which they differ most (the first principal
+    component of at most 4,096 of them, by power iteration), and the halves again, until a part
+    holds at most ``size`` pairs. It takes about ``4 L E log2(L / size)`` operations.
+
+    Args:
+        features: ``(L, E)`` float, one row a pair.
+        size: M; all parts but the last have so many pairs.
+
+    Returns:
+        ``(L,)`` int64, a permutation of ``range(L)``.
+    """
+    done, parts = [], [torch.arange(len(features), device=features.device)]
+    while parts:
+        part = parts.pop()
+        sub_queues = -(-len(part) // size)
+        if sub_queues < 2:
+            done.append(part)
+            continue
+        rows = features[part[:: -(-len(part) // _REGION_ROWS)]]
+        rows = rows - rows.mean(0)
+        direction = rows[rows.square().sum(1).argmax()]
+        for _ in range(5):
+            direction = F.normalize((rows @ direction) @ rows, dim=0)
+        part = part[(features[part] @ direction).argsort(stable=True)]
+        # The first half comes next.
+        parts += [part[sub_queues // 2 * size :], part[: sub_queues // 2 * size]]
+    return torch.cat(done)
 
 
 def group(

@@ -144,16 +144,13 @@ class GritSchedule:
         # The naive variant collects for the epoch itself, all others for the one after it.
         q = self.hardness_at(epoch if settings.naive else epoch + 1)
         self.collector = GritCollector(
-            settings.queue_size,
-            settings.search_space,
+            settings,
             self.batch_size,
             (self.seed, epoch, self.rank, 2),
-            settings.shuffle,
             self.image_ids,
             index_dtype(self.size),
             self.plan.steps * self.batch_size,
             q,
-            settings.skip,
             self.group_ids,
         )
 

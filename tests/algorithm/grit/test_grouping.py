@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lavis_mafa.algorithm.grit import GritCollector, grouping
-from lavis_mafa.algorithm.grit.grouping import STRIDE, _hard, group
+from lavis_mafa.algorithm.grit import GritSettings, grouping
+from lavis_mafa.algorithm.grit.grouping import STRIDE, _hard, by_region, group
 
 
 def features(size: int, dim: int, seed: int, spread: float = 1.0):
@@ -208,8 +208,8 @@ def test_values_out_of_range_are_refused(given, message):
     with pytest.raises(ValueError, match=message):
         group(*features(4, 3, 0), **{"start": 0, **given})
     if "hardness" in given:
-        with pytest.raises(ValueError, match=message):
-            GritCollector(4, 2, 2, seed=0, **given)
+        with pytest.raises(ValueError, match="hardness"):
+            GritSettings(**given)
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
@@ -225,3 +225,45 @@ def test_non_finite_features_are_rejected(number, which, dtype):
 def test_large_features_are_accepted():
     images, texts = torch.full((9, 3), 1e38), torch.full((9, 3), 1e-3)
     assert group(images, texts, 0).tolist() == list(range(9))
+
+
+def slow_regions(pairs, size):
+    """Halve the pairs at a multiple of M along their first principal component, by NumPy's SVD."""
+    count = -(-len(pairs) // size)
+    if count < 2:
+        return [pairs]
+    rows = np.array([row for _, row in pairs])
+    direction = np.linalg.svd(rows - rows.mean(0))[2][0]
+    if direction @ (rows[((rows - rows.mean(0)) ** 2).sum(1).argmax()] - rows.mean(0)) < 0:
+        direction = -direction  # it points to the pair that is farthest from the mean
+    ranked = [pairs[place] for place in np.argsort(rows @ direction, kind="stable")]
+    half = count // 2 * size
+    return slow_regions(ranked[:half], size) + slow_regions(ranked[half:], size)
+
+
+@pytest.mark.parametrize(
+    ("count", "size"), [(64, 8), (64, 16), (50, 8), (20, 32), (40, 40), (9, 4)]
+)
+def test_regions_equal_halving_by_the_principal_component(count, size):
+    rng = np.random.default_rng(count)
+    rows = rng.normal(size=(count, 7)) * 5.0 ** -np.arange(7)  # variances far apart
+    found = by_region(torch.from_numpy(rows).float(), size)
+    slow = slow_regions(list(enumerate(rows)), size)
+    assert [set(part.tolist()) for part in found.split(size)] == [
+        {number for number, _ in part} for part in slow
+    ]
+
+
+def test_regions_separate_clusters_of_any_order():
+    """The parts of M pairs are the clusters, where random parts would mix them."""
+    rng = np.random.default_rng(0)
+    clusters = rng.permutation(np.repeat(np.arange(8), 20))
+    corners = np.array([[x, y, z] for x in (-1, 1) for y in (-2, 2) for z in (-4, 4)], float)
+    rows = corners[clusters] + 0.1 * rng.normal(size=(160, 3))
+    parts = clusters[by_region(torch.from_numpy(rows), 20).numpy()].reshape(8, 20)
+    assert sorted(part.tolist() for part in parts) == [[one] * 20 for one in range(8)]
+
+
+@pytest.mark.parametrize("rows", [torch.zeros(10, 3), torch.ones(10, 3), torch.rand(0, 3)])
+def test_regions_of_equal_pairs_keep_their_order(rows):
+    assert by_region(rows, 4).tolist() == list(range(len(rows)))

@@ -5,7 +5,7 @@ import pytest
 import torch
 from simulated_gpu import CUDA, simulated_gpu
 
-from lavis_mafa.algorithm.grit import GritCollector
+from lavis_mafa.algorithm.grit import GritCollector, GritSettings
 
 
 def test_a_restored_queue_goes_where_the_next_features_are():
@@ -17,11 +17,11 @@ def test_a_restored_queue_goes_where_the_next_features_are():
     orders = []
     with simulated_gpu():
         for restored in (False, True):
-            collector = GritCollector(30, 10, 4, seed=1)
+            collector = GritCollector(GritSettings(queue_size=30, search_space=10), 4, seed=1)
             collector.collect(*(one.to(CUDA) for one in parts[0]))
             if restored:
                 state = collector.state_dict()
-                collector = GritCollector(30, 10, 4, seed=1)
+                collector = GritCollector(GritSettings(queue_size=30, search_space=10), 4, seed=1)
                 collector.load_state_dict(state)
             collector.collect(*(one.to(CUDA) for one in parts[1]))
             orders.append(collector.finish().tolist())
@@ -36,7 +36,9 @@ def test_grouping_waits_for_its_features_but_not_for_later_work():
     index = torch.arange(600)
     orders = {}
     for device in ("cpu", "cuda"):
-        collector = GritCollector(200, 60, 8, seed=1, image_ids=np.arange(600) // 5)
+        collector = GritCollector(
+            GritSettings(queue_size=200, search_space=60), 8, seed=1, image_ids=np.arange(600) // 5
+        )
         parts = [part.to(device) for part in (index, images, texts)]
         collector.collect(*(part[:200] for part in parts))
         collector._pending[-1].result()

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from lavis_mafa.algorithm.grit import HARDNESS, GritSchedule, GritSettings
 from lavis_mafa.algorithm.grit.hardness import GRIT, Ramp
-from lavis_mafa.mining.hard_negatives import hardness_of
+from lavis_mafa.mining.hard_negatives import grouping_of
 
 SIZE, BATCH = 96, 8
 
@@ -151,13 +151,14 @@ def test_analyses_use_the_hardness_of_the_last_epoch():
     grit = {"hardness": 0.9, "schedule": "linear", "linear": {"start": 0.5, "epochs": 4}, "skip": 3}
     for epochs, expected in ((None, 0.5), (2, 0.5), (4, 0.7), (6, 0.9), (9, 0.9)):
         run = OmegaConf.create({"grit": grit, "max_epoch": epochs})
-        assert hardness_of(run) == (pytest.approx(expected), 3)
+        found = grouping_of(run)
+        assert (found.hardness, found.skip) == (pytest.approx(expected), 3)
 
 
 def test_analyses_replace_a_learned_hardness_and_say_so(caplog):
     run = OmegaConf.create({"grit": {"schedule": "learned", "hardness": 0.8}, "max_epoch": 9})
     with caplog.at_level("INFO"):
-        assert hardness_of(run) == (0.8, 0)
+        assert grouping_of(run).hardness == 0.8
     assert "run.grit.schedule is learned: mini-batches are formed with run.grit.hardness 0.8" in (
         caplog.text
     )

@@ -196,7 +196,9 @@ def test_wrong_quantiles_are_refused(wrong):
 def test_choices_are_those_that_led_to_the_pairs():
     """From the collected choices alone the order follows, by a slow loop."""
     learned = LearnedHardness(1.0, OWN)
-    collector = GritCollector(M, M, BATCH, seed=3, shuffle=False, hardness=learned)
+    collector = GritCollector(
+        GritSettings(queue_size=M, search_space=M, shuffle=False), BATCH, seed=3, hardness=learned
+    )
     samples = torch.arange(M)
     collector.collect(samples, *features_of(samples))
     order = collector.finish().tolist()
@@ -380,7 +382,9 @@ def test_an_order_does_not_depend_on_when_it_is_grouped(monkeypatch):
             return group(*given, **more)
 
         monkeypatch.setattr(collector_module, "group", waiting)
-        collector = GritCollector(M, M, BATCH, seed=3, hardness=learned)
+        collector = GritCollector(
+            GritSettings(queue_size=M, search_space=M), BATCH, seed=3, hardness=learned
+        )
         samples = torch.arange(M)
         collector.collect(samples, *features_of(samples))
         if not late:
@@ -435,7 +439,9 @@ def test_choices_of_several_ranks_are_shared_out_with_their_pairs():
     states, known = [], {}
     for rank in range(2):
         learned = LearnedHardness(1.0, OWN)
-        collector = GritCollector(M, M, BATCH, seed=rank, hardness=learned)
+        collector = GritCollector(
+            GritSettings(queue_size=M, search_space=M), BATCH, seed=rank, hardness=learned
+        )
         samples = torch.arange(30) + 100 * rank
         collector.collect(samples, *features_of(samples))
         states.append(collector.state_dict())

@@ -19,7 +19,7 @@ from lavis_mafa.algorithm.grit import (
 )
 from lavis_mafa.algorithm.grit import collector as collector_module
 from lavis_mafa.algorithm.grit import schedule as schedule_module
-from lavis_mafa.algorithm.grit.grouping import group
+from lavis_mafa.algorithm.grit.grouping import by_region, group
 from lavis_mafa.algorithm.grit.sampler import index_dtype
 
 
@@ -68,10 +68,11 @@ SPACES = {"queue": st.integers(1, 60), "space": st.integers(1, 60), "shuffle": s
     hardness=st.sampled_from([1.0, 0.9, 0.3]),
     schedule=st.sampled_from(["constant", "linear", "cosine"]),
     skip=st.integers(0, 5),
+    regions=st.booleans(),
     seed=st.integers(0, 1000),
 )
 def test_every_epoch_is_a_permutation_that_starts_with_the_leftover(
-    size, batch, world, queue, space, across, shuffle, hardness, schedule, skip, seed
+    size, batch, world, queue, space, across, shuffle, hardness, schedule, skip, regions, seed
 ):
     if size < batch * world:
         return
@@ -83,6 +84,7 @@ def test_every_epoch_is_a_permutation_that_starts_with_the_leftover(
         hardness=hardness,
         schedule=schedule,
         skip=skip,
+        regions=regions,
     )
     with pytest.MonkeyPatch.context() as patch:
         schedules = [GritSchedule(size, batch, cfg, r, world, seed) for r in range(world)]
@@ -170,10 +172,11 @@ def test_two_ranks_split_every_global_batch():
     apart=st.booleans(),
     hardness=st.sampled_from([1.0, 0.8]),
     stop=st.integers(0, 150),
+    regions=st.booleans(),
     seed=st.integers(0, 1000),
 )
 def test_collecting_equals_slow_loop(
-    size, queue, space, batch, step, expected, apart, shuffle, hardness, stop, seed
+    size, queue, space, batch, step, expected, apart, shuffle, hardness, stop, regions, seed
 ):
     """Queues may end inside a mini-batch; saving and loading in between changes nothing."""
     space = min(space, queue)
@@ -182,9 +185,10 @@ def test_collecting_equals_slow_loop(
     rng = np.random.default_rng(seed + 1)
     slow: list[int] = []
     for part in samples.split(queue):
-        if shuffle:
-            part = part[torch.from_numpy(rng.permutation(len(part)))]
-        spaces = part.split(space)
+        shuffled = part[torch.from_numpy(rng.permutation(len(part)))] if shuffle else part
+        if regions:
+            shuffled = part[by_region(feature_of(part) + feature_of(part).flip(1), space)]
+        spaces = shuffled.split(space)
         starts = [int(rng.integers(len(sub_queue))) for sub_queue in spaces]
         for sub_queue, start in zip(spaces, starts, strict=True):
             partly_filled = slow[len(slow) - len(slow) % batch :]
@@ -198,7 +202,9 @@ def test_collecting_equals_slow_loop(
             slow += sub_queue[torch.from_numpy(chain)].tolist()
 
     def new_collector(seed):
-        return GritCollector(queue, space, batch, seed, shuffle, ids, np.int32, expected, hardness)
+        own = {"queue_size": queue, "search_space": space, "shuffle": shuffle, "regions": regions}
+        given = GritSettings(**own, hardness=hardness)
+        return GritCollector(given, batch, seed, ids, np.int32, expected)
 
     collector = new_collector(seed + 1)
     for number, sub_queue in enumerate(samples.split(step)):
@@ -280,7 +286,7 @@ def test_orders_of_ones_own_replace_those_of_any_epoch():
 
 
 def test_an_error_of_grouping_is_raised_at_the_next_mini_batch():
-    collector = GritCollector(8, 8, 4, seed=0)
+    collector = GritCollector(GritSettings(queue_size=8, search_space=8), 4, seed=0)
     part, failed = torch.arange(8), torch.full((8, 6), float("nan"))
     collector.collect(part, failed, failed)
     with pytest.raises(ValueError, match="finite"):
@@ -299,7 +305,7 @@ def test_at_most_two_full_queues_wait_when_grouping_is_slower_than_training(monk
         return np.arange(len(images))
 
     monkeypatch.setattr(collector_module, "group", slow_group)
-    collector = GritCollector(4, 4, 4, seed=0)
+    collector = GritCollector(GritSettings(queue_size=4, search_space=4), 4, seed=0)
     for number, part in enumerate(torch.arange(40).split(4)):
         collector.collect(part, feature_of(part), feature_of(part))
         waiting.append(number + 1 - len(done))
@@ -329,7 +335,7 @@ def test_orders_of_ranks_are_gathered_in_pieces(piece, monkeypatch):
 
 def test_indices_above_2_to_the_24_are_kept_exactly():
     indices = torch.arange(16_777_216, 16_777_216 + 9)
-    collector = GritCollector(4, 2, 3, seed=0)
+    collector = GritCollector(GritSettings(queue_size=4, search_space=2), 3, seed=0)
     collector.collect(indices, torch.randn(9, 3), torch.randn(9, 3))
     assert sorted(collector.finish().tolist()) == indices.tolist()
 
@@ -406,7 +412,7 @@ def test_less_data_than_a_batch_is_rejected():
 
 def test_search_space_above_the_queue_size_is_rejected():
     with pytest.raises(ValueError, match="search_space"):
-        GritCollector(4, 5, 2, seed=0)
+        GritCollector(GritSettings(queue_size=4, search_space=5), 2, seed=0)
 
 
 def test_saved_order_must_be_a_permutation(tmp_path):

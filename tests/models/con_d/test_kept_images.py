@@ -459,7 +459,7 @@ def build_small_runner(folder, image_folder, cache_folder=None, **overrides):
         "run.max_epoch": 2,
         "run.valid_splits": [],
         "run.test_splits": [],
-        "run.tensorboard": False,
+        "run.loggers": "[]",
         "run.output_dir": folder,
         "run.job_id": "job",
         **overrides,
