@@ -20,6 +20,7 @@ from lavis_mafa.metrics.known_truth import UNKNOWN as UNKNOWN
 from lavis_mafa.metrics.known_truth import VALID as VALID
 
 FILE = "judged.npz"
+_AT_ONCE = 2**20  # pairs that `rows_of` looks for at once
 # Of the arrays of a discriminator and of a sampling in the file.
 _PREFIX, _SAMPLING = "probability_", "sampling_"
 
@@ -100,13 +101,16 @@ class Judged:
         """Return the rows ``(K,)`` of pairs by sample numbers; -1 if a pair was not judged."""
         highest = [array.max(initial=0) for array in (self.image, self.text, image, text)]
         size = int(max(highest)) + 1
-        keys, wanted = pair_keys(self.image, self.text, size), pair_keys(image, text, size)
-        if not len(keys):
-            return np.full(len(wanted), -1)
-        order = np.argsort(keys, kind="stable")
-        place = np.searchsorted(keys, wanted, sorter=order)
-        rows = order[np.minimum(place, len(keys) - 1)]
-        return np.where(keys[rows] == wanted, rows, -1)
+        keys, rows = pair_keys(self.image, self.text, size), np.full(len(image), -1)
+        order = None if (keys[1:] > keys[:-1]).all() else np.argsort(keys, kind="stable")
+        # In parts, whose temporary numbers take little memory.
+        for begin in range(0, len(rows) if len(keys) else 0, _AT_ONCE):
+            part = slice(begin, begin + _AT_ONCE)
+            wanted = pair_keys(image[part], text[part], size)
+            place = np.searchsorted(keys, wanted, sorter=order).clip(max=len(keys) - 1)
+            found = place if order is None else order[place]
+            rows[part] = np.where(keys[found] == wanted, found, -1)
+        return rows
 
     def select(self, rows: NDArray[Any]) -> Judged:
         """Return only some pairs, by ``rows``: numbers or a mask ``(P,)``."""

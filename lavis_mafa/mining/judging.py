@@ -122,13 +122,15 @@ def judge_all(
         folder: where verdicts are saved; a rerun resumes from them.
     """
     size = len(loaded.data)
-    keys = np.concatenate([pair_keys(one.image, one.text, size) for one in negatives])
-    sides = np.concatenate([one.from_image for one in negatives])
-    pairs, row = np.unique(keys, return_inverse=True)
-    by_image, by_text = (
-        np.bincount(row, weights=side, minlength=len(pairs)) > 0 for side in (sides, ~sides)
+    # Sorted in place, a pair's occurrences from its text before those from its image.
+    keys = np.concatenate(
+        [2 * pair_keys(one.image, one.text, size) + one.from_image for one in negatives]
     )
-    image, text = pairs // size, pairs % size
+    keys.sort()
+    begins = np.diff(keys // 2, prepend=-1) > 0
+    by_text, by_image = keys[begins] % 2 == 0, keys[np.roll(begins, -1)] % 2 == 1
+    image, text = np.divmod(keys[begins] // 2, size)
+    del keys, begins
     probability = {}
     for name, discriminator in judges.items():
         if isinstance(discriminator, SampleJudge):  # takes microseconds: nothing is saved
@@ -136,7 +138,7 @@ def judge_all(
             probability[name] = np.asarray(found, np.float32)
             continue
         own, first = folder / "verdicts" / name, getattr(discriminator, "first", None)
-        found = np.ones(len(pairs)) if first is None else first.probability(image, text)
+        found = np.ones(len(image)) if first is None else first.probability(image, text)
         left, found = found >= LEFT, np.asarray(found, np.float32)
         found[left] = judge(loaded, features, image[left], text[left], discriminator, own)
         probability[name] = found

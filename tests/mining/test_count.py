@@ -20,6 +20,7 @@ from lavis_mafa.mining import counting as counting
 from lavis_mafa.mining import judging
 from lavis_mafa.mining.features import make_features
 from lavis_mafa.mining.hard_negatives import (
+    HardNegatives,
     Sampling,
     hard_negatives_of,
     hardest_negatives,
@@ -245,6 +246,27 @@ def test_mini_batches_have_the_hardness_and_regions_of_the_config(models, tmp_pa
         assert found.image.tolist() == expected.image.tolist()
         assert found.text.tolist() == expected.text.tolist()
     assert len({tuple(order) for order in orders.values()}) == 3
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.booleans()), max_size=12),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_distinct_pairs_know_from_which_side_they_were_picked(picks):
+    loaded = argparse.Namespace(data=type("Data", (), {"truth": None, "__len__": lambda _: 5})())
+    negatives = []
+    for one in picks:
+        image, text, side = np.array(one, int).reshape(-1, 3).T
+        negatives.append(HardNegatives(image, text, side == 1, np.zeros(len(side), np.int32)))
+    judged = judging.judge_all(loaded, None, negatives, {}, Path())
+    found = zip(judged.image, judged.text, judged.from_image, judged.from_text, strict=True)
+    every = {pair for part in picks for pair in part}
+    expected = [(*p, (*p, True) in every, (*p, False) in every) for p in {e[:2] for e in every}]
+    assert [tuple(map(int, one)) for one in found] == sorted(expected)
 
 
 def test_judged_pairs_are_saved_for_other_commands(counted):
