@@ -41,7 +41,7 @@ LIMITS = {
     "lines of README": 150,
     "doubled file names": 0,
     "circles of imports": 0,
-    "YAML files": 114,
+    "YAML files": 115,
     "lines executed": 4_200,
 }
 # Where a line goes only if no user misses what it is for.

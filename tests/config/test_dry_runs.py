@@ -223,7 +223,7 @@ def put_weights(model, checkpoint):
 
 
 def put_con_d(con_d, checkpoint):
-    if con_d is None or con_d.arch == "oracle":
+    if con_d is None or con_d.arch in ("oracle", "captions"):
         return []
     arch = JUDGES.get(con_d.arch, con_d.arch)
     own = {"arch": arch, "model_type": "tiny", "checkpoint": checkpoint(arch)}

@@ -33,6 +33,7 @@ def test_shipped_files():
         *("blip2_stage2_opt", "blip2_stage2_t5"),
         "blip2_stage2_mined",
         *("cond_pretrain", "cond_retrieval_ft", "cond_own_data", "ecm_own_data"),
+        "photographs_own_data",
         *("fne_coco", "fne_flickr", "fne_toy"),
         *("retrieval_ft_coco", "retrieval_ft_flickr", "retrieval_ft_toy", "retrieval_ft_own_data"),
         *("vqa_ft", "ve_ft"),
