@@ -33,7 +33,7 @@ LIMITS = {
     "package": 27_902,
     "downstream": 2_440,
     "research": 4_177,
-    "test code": 40_065,
+    "test code": 40_082,
     "public names": 1_511,
     "config keys": 268,
     "commands": 10,

@@ -92,7 +92,7 @@ def page() -> str:
         lines = "\n".join(_lines(keys, prefix, "", printed))
         name = f"`{prefix}`{title[len(prefix) :]}"
         parts.append(f"## {name}\n\n" + "\n\n".join(filter(None, [INTROS.get(title), lines])))
-    return "\n".join([*parts, "", "## Default YAMLs\n", *_default_yamls(), ""])
+    return "\n".join([*parts, "", "## Default YAMLs\n", *_default_yamls(printed), ""])
 
 
 def count_keys() -> int:
@@ -174,7 +174,7 @@ def _registered(table: str) -> list[tuple[str, Any]]:
     return sorted((name, cls) for name, cls in names.items() if is_ours(cls))
 
 
-def _default_yamls() -> Iterator[str]:
+def _default_yamls(printed: dict[Any, str]) -> Iterator[str]:
     """Yield a line for each model and builder: its default YAMLs and its own keys."""
     for table, tables, options in (
         ("model", "PRETRAINED_MODEL_CONFIG_DICT", "model_options"),
@@ -189,7 +189,7 @@ def _default_yamls() -> Iterator[str]:
             yield f"- `{name}`: {', '.join(links)}"
             own = getattr(cls, options, None)
             keys = {} if own is None else keys_of(own)
-            yield from (f"  {one}" for one in _lines(keys, name, "", {}))
+            yield from (f"  {one}" for one in _lines(keys, name, "", printed))
 
 
 if __name__ == "__main__":
