@@ -7,7 +7,9 @@ import dataclasses
 from lavis_mafa.mining.advice import Estimate, _advice_of, _Evidence, _Quality
 from lavis_mafa.mining.judging import TRUTH
 
-ENABLED, SPACE, QUEUE = (f"run.grit.{key}" for key in ("enabled", "search_space", "queue_size"))
+ENABLED, SPACE, QUEUE, HARDNESS = (
+    f"run.grit.{key}" for key in ("enabled", "search_space", "queue_size", "hardness")
+)
 ACTION = "model.mafa.connections.action"
 FEW, MANY = Estimate(0.005, 0.003, 0.008), Estimate(0.26, 0.24, 0.28)
 PHOTOGRAPHS, MOST = Estimate(0.072, 0.06, 0.08), Estimate(0.57, 0.55, 0.6)

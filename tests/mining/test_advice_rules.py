@@ -11,6 +11,7 @@ from advice_cases import (
     ENABLED,
     FEW,
     GOOD,
+    HARDNESS,
     MANY,
     MOST,
     PHOTOGRAPHS,
@@ -59,7 +60,12 @@ def wide(share):
         ),
         pytest.param({"grouped": {256: MOST}}, (False, CLEAR), id="grouped too many"),
         pytest.param({"grouped": {256: wide(MOST)}}, (False, UNCERTAIN), id="wide grouped"),
-        pytest.param({"grouped": {256: PHOTOGRAPHS}}, (False, UNCERTAIN), id="photographs"),
+        pytest.param({"grouped": {256: PHOTOGRAPHS}}, (True, UNCERTAIN), id="photographs"),
+        pytest.param(
+            {"random": wide(EIGHT), "grouped": {256: PHOTOGRAPHS}},
+            (True, UNCERTAIN),
+            id="photographs, wide random",
+        ),
         pytest.param(
             {"random": wide(MANY), "grouped": {256: MOST}},
             (False, CLEAR),
@@ -80,6 +86,7 @@ def test_grouping(changes, expected):
     found = by_option(evidence(**changes))
     assert found[ENABLED] == (str(expected[0]), expected[1])
     assert (SPACE in found) == expected[0]
+    assert (HARDNESS in found) == (changes.get("grouped") == {256: PHOTOGRAPHS})
 
 
 @pytest.mark.parametrize(
@@ -88,7 +95,8 @@ def test_grouping(changes, expected):
         pytest.param({256: FEW, 1024: FEW, 4096: MOST}, 1024, id="the largest below the bound"),
         pytest.param({256: FEW, 1024: FEW, 4096: FEW}, 4096, id="the largest"),
         pytest.param({256: FEW, 1024: MOST, 4096: FEW}, 4096, id="one above another"),
-        pytest.param({256: PHOTOGRAPHS, 1024: MOST}, None, id="no grouping"),
+        pytest.param({64: EIGHT, 256: PHOTOGRAPHS, 1024: MOST}, 256, id="less hard"),
+        pytest.param({256: MOST, 1024: MOST}, None, id="no grouping"),
     ],
 )
 def test_search_space_is_the_largest_with_few_false_negatives(shares, expected):
