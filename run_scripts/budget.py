@@ -33,7 +33,7 @@ LIMITS = {
     "package": 27_910,
     "downstream": 2_440,
     "research": 4_177,
-    "test code": 40_092,
+    "test code": 40_096,
     "public names": 1_511,
     "config keys": 268,
     "commands": 10,

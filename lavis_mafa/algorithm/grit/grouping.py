@@ -90,7 +90,7 @@ def by_region(features: Tensor, size: int) -> Tensor:
         rows = rows - rows.mean(0)
         direction = rows[rows.square().sum(1).argmax()]
         for _ in range(5):
-            direction = F.normalize((rows @ direction) @ rows, dim=0)
+            direction = F.normalize(rows.t() @ (rows @ direction), dim=0)
         part = part[(features[part] @ direction).argsort(stable=True)]
         # The first half comes next.
         parts += [part[sub_queues // 2 * size :], part[: sub_queues // 2 * size]]

@@ -17,11 +17,15 @@ def test_a_restored_queue_goes_where_the_next_features_are():
     orders = []
     with simulated_gpu():
         for restored in (False, True):
-            collector = GritCollector(GritSettings(queue_size=30, search_space=10), 4, seed=1)
+            collector = GritCollector(
+                GritSettings(queue_size=30, search_space=10, regions=True), 4, seed=1
+            )
             collector.collect(*(one.to(CUDA) for one in parts[0]))
             if restored:
                 state = collector.state_dict()
-                collector = GritCollector(GritSettings(queue_size=30, search_space=10), 4, seed=1)
+                collector = GritCollector(
+                    GritSettings(queue_size=30, search_space=10, regions=True), 4, seed=1
+                )
                 collector.load_state_dict(state)
             collector.collect(*(one.to(CUDA) for one in parts[1]))
             orders.append(collector.finish().tolist())
