@@ -113,7 +113,7 @@ class _Evidence:
         random: share of false negatives in random mini-batches of B.
         grouped: shares in grouped ones by M.
         corrected: whether the shares are multiplied by the share that people confirmed.
-        queue_size, high: of the config.
+        queue_size, hardness, high: of the config.
         con_d: name of the discriminator; None if there is none.
         problems: found by its self-check; None if it was not checked.
         quality: of the discriminator; None if no grouped hard negative has a known truth.
@@ -131,6 +131,7 @@ class _Evidence:
     grouped: Mapping[int, Estimate]
     corrected: bool = False
     queue_size: int | None = None
+    hardness: float = 1.0
     high: float = MiningRule.high
     con_d: str | None = None
     problems: Sequence[str] | None = None
@@ -220,7 +221,7 @@ def _grouping(evidence: _Evidence) -> _Advice:
         grouped.value > UNSURE_GROUPED and grouped.low > MOST_GROUPED
     )
     perhaps_few = random.low <= MOST_RANDOM and random.value <= UNSURE_RANDOM
-    less_hard = bool(able) and not group and perhaps_few
+    less_hard = bool(able) and not group and perhaps_few and evidence.hardness > LESS_HARD
     reasons = [
         f"{random} of the hard negatives in random mini-batches of "
         f"{evidence.batch_size} are false (bound: {100 * MOST_RANDOM:.3g} %).",
@@ -497,6 +498,7 @@ def advise(args: argparse.Namespace) -> None:
         float((mafa.get("connections") or {}).get("high", MiningRule.high)),
         labels,
         queue_size=int(grit.queue_size),
+        hardness=float(grit.hardness),
         label=shlex.join([*words, "--output", str(args.output / "labels.html")]),
         train=_training(counts, checkpoint_of(cfg.model_cfg)),
         own_auc=counts["own_auc"],

@@ -62,6 +62,11 @@ def wide(share):
         pytest.param({"grouped": {256: wide(MOST)}}, (False, UNCERTAIN), id="wide grouped"),
         pytest.param({"grouped": {256: PHOTOGRAPHS}}, (True, UNCERTAIN), id="photographs"),
         pytest.param(
+            {"hardness": 0.9, "grouped": {256: PHOTOGRAPHS}},
+            (False, UNCERTAIN),
+            id="photographs, less hard before",
+        ),
+        pytest.param(
             {"random": wide(EIGHT), "grouped": {256: PHOTOGRAPHS}},
             (True, UNCERTAIN),
             id="photographs, wide random",
@@ -86,7 +91,7 @@ def test_grouping(changes, expected):
     found = by_option(evidence(**changes))
     assert found[ENABLED] == (str(expected[0]), expected[1])
     assert (SPACE in found) == expected[0]
-    assert (HARDNESS in found) == (changes.get("grouped") == {256: PHOTOGRAPHS})
+    assert (HARDNESS in found) == (expected[0] and changes.get("grouped") == {256: PHOTOGRAPHS})
 
 
 @pytest.mark.parametrize(
