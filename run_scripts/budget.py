@@ -33,7 +33,7 @@ LIMITS = {
     "package": 27_912,
     "downstream": 2_440,
     "research": 4_177,
-    "test code": 40_101,
+    "test code": 40_102,
     "public names": 1_511,
     "config keys": 268,
     "commands": 10,
