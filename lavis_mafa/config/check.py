@@ -21,6 +21,7 @@ from lavis.models.base_model import SharedQueueMixin
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from lavis_mafa.config.config_of_run import REMOVED
 from lavis_mafa.config.key import (
     UNSET,
     Keys,
@@ -40,7 +41,6 @@ from lavis_mafa.problems import ConfigView, Problem, Registered
 CLOSE = 0.6  # names at least this similar are suggested
 VERY_CLOSE = 0.75  # the same for short names, and for keys of another section
 # What is missing, of kinds of paths whose name does not say it.
-REMOVED = {"run.tensorboard": "run.loggers=[]"}
 MISSING = {
     "path or name": "path",
     "checkpoint": "file, folder or URL",

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 LOG = "log.jsonl"
-# Keys of `run` that say where and how this one run was started, or of an earlier version.
-_LEFT_OUT = (
+# Keys of an earlier version, and what replaces them.
+REMOVED = {"run.tensorboard": "run.loggers=[]"}
+# Keys of `run` that say where and how this one run was started.
+OF_ONE_START = (
     *("rank", "world_size", "gpu", "distributed", "dist_url", "resume_ckpt_path", "job_id"),
-    *("max_steps", "tensorboard"),
+    "max_steps",
 )
 
 
@@ -71,5 +73,6 @@ def recorded_config(folder: str | Path) -> dict[str, Any]:
     if "${" in json.dumps(found):
         raise ValueError(f"{path} was not written by a run: its config has interpolations")
     config = {name: found[name] for name in ("run", "model", "datasets") if name in found}
-    config["run"] = {k: v for k, v in found["run"].items() if k not in _LEFT_OUT}
+    left_out = {*OF_ONE_START, *(key.removeprefix("run.") for key in REMOVED)}
+    config["run"] = {k: v for k, v in found["run"].items() if k not in left_out}
     return config

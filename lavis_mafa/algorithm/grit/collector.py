@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lavis_mafa.algorithm.grit.grit_settings import GritSettings
 from lavis_mafa.algorithm.grit.grouping import Indices, by_region, group
+from lavis_mafa.algorithm.grit.hardness import check_hardness
 from lavis_mafa.algorithm.grit.learned_hardness import (
     Choices,
     Draw,
@@ -72,6 +73,8 @@ class GritCollector:
         self.image_ids = image_ids
         self.group_ids = group_ids
         self.hardness = settings.hardness if hardness is None else hardness
+        if not isinstance(self.hardness, LearnedHardness):
+            check_hardness(self.hardness)
         self._rng = np.random.default_rng(seed)
         self._queue: list[Pairs] = []
         self._queued = 0

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lavis_mafa.algorithm.grit import GritSettings, grouping
+from lavis_mafa.algorithm.grit import GritCollector, GritSettings, grouping
 from lavis_mafa.algorithm.grit.grouping import STRIDE, _hard, by_region, group
 
 
@@ -208,8 +208,8 @@ def test_values_out_of_range_are_refused(given, message):
     with pytest.raises(ValueError, match=message):
         group(*features(4, 3, 0), **{"start": 0, **given})
     if "hardness" in given:
-        with pytest.raises(ValueError, match="hardness"):
-            GritSettings(**given)
+        with pytest.raises(ValueError, match=message):
+            GritCollector(GritSettings(), 2, seed=0, **given)
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
