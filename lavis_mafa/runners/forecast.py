@@ -51,6 +51,12 @@ def forecast(runner: Any) -> tuple[list[str], list[str]]:
             f"run.grit.queue_size: {grit.queue_size:,} is more than the {share:,} pairs of a rank "
             "in an epoch: they form one queue, which is grouped when the epoch ends"
         )
+    if grit.enabled and grit.regions and grit.queue_size >= share:
+        warnings.append(
+            f"run.grit.regions: the {share:,} pairs of a rank are one queue, of which the most "
+            "similar share a mini-batch; on photographs that destroyed ITM "
+            "(docs/real_pictures.md): leave it out, or lower run.grit.queue_size"
+        )
     if grit.enabled and grit.search_space > share:
         notes.append(
             f"run.grit.search_space: {grit.search_space:,} is more than the {share:,} pairs of a "

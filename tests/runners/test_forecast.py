@@ -34,6 +34,11 @@ def start(folder, how, **changes):
         ({"run__accum_grad_iters": 10}, "run.accum_grad_iters: 10 mini-batches make one"),
         ({"run__accum_grad_iters": 9}, None),
         (
+            {"run__grit__regions": True, "run__grit__queue_size": 72},
+            "pairs of a rank are one queue",
+        ),
+        ({"run__grit__regions": True, "run__grit__queue_size": 71}, None),
+        (
             {"model__max_txt_len": 4},
             "WARNING: of 8 captions, 100% are cut: the model reads 4 tokens",
         ),
@@ -50,6 +55,7 @@ def test_settings_that_do_not_fit(tmp_path, capsys, caplog, changes, message):
     else:
         assert "is not below" not in text and "make one" not in text, text
         assert "never reached" not in text and "are cut" not in text, text
+        assert "are one queue" not in text, text
 
 
 @pytest.mark.parametrize("how", BOTH)
