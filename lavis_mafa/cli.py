@@ -41,6 +41,7 @@ COMMANDS = {
     ),
     "report": ("lavis_mafa.commands.report", "write a page about a run, counts or saved scores"),
     "check-data": ("lavis_mafa.commands.check_data", "check your own image-text pairs"),
+    "features": ("lavis_mafa.commands.features", "encode pictures once, to train on features"),
     "export": ("lavis_mafa.commands.export", "write a checkpoint in the format of another program"),
 }
 # What replaces a command of an earlier version; goes with the next version.
