@@ -49,7 +49,6 @@ REMOVED = {
     "config": "lavis-mafa train --cfg-path CONFIG --print-config",
     "eccv": "lavis-mafa report SCORES",
     "image-start": "python -m research image-start, in a checkout of the repository",
-    "label correct": "lavis-mafa label quality JUDGED --labels LABELS",
     "list": "lavis-mafa train --list",
     "make-vocab": "lavis-mafa check-data FILES --vocab FILE",
     "profile": "python -m research profile, in a checkout of the repository",
@@ -59,7 +58,6 @@ REMOVED = {
 }
 REMOVED_OPTIONS = {
     "--captions": "scores whose captions are in the order of LAVIS's file",
-    "--correction": "--labels labels.json",
     "--full-decode": "check-data without it: images are decoded fully",
     "--index": "the exact search, which needs no option",
     "--judgements": "--options datasets.NAME.build_info.truth=FILE with count or advise",
