@@ -8,18 +8,14 @@ animal"]`` in it, every caption "An animal." is valid for dog.jpg.
 from __future__ import annotations
 
 import logging
-import os
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from itertools import chain
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from lavis_mafa.datasets.judged_truth import JudgedTruth
-from lavis_mafa.datasets.judgements import Judgements, has_judgements, read_judgements
 from lavis_mafa.datasets.pair_conversion import dense_ids, digest_of
 from lavis_mafa.datasets.pair_table import PairTable
 from lavis_mafa.metrics.known_truth import read_truth
@@ -34,8 +30,8 @@ Numbers = npt.NDArray[np.int64]
 class PairTruth(Protocol):
     """What is known of the pairs of a table: the ``truth`` of its data set.
 
-    An object that does not know every pair, such as judgements by people, has a method ``known``,
-    which takes the same arguments and returns which pairs it knows.
+    An object that does not know every pair has a method ``known``, which takes the same arguments
+    and returns which pairs it knows.
     """
 
     def __call__(self, image_of: npt.ArrayLike, text_of: npt.ArrayLike) -> Mask:
@@ -141,22 +137,16 @@ def truth_reader(given: str | None) -> Callable[[PairTable], PairTruth] | None:
     """Return what makes the truth of a table from `build_info.truth`; None for null.
 
     Args:
-        given: ``same_caption``, a file of further valid pairs by name and caption, or a file of
-            `judgements`, which may be about some of the splits only.
+        given: ``same_caption``, or a file of further valid pairs by name and caption.
 
     Raises:
-        FileNotFoundError, ValueError: for a file as `read_truth` or `read_judgements` refuses it,
-            and for one that lists numbers: they would mean something else in every split.
+        FileNotFoundError, ValueError: for a file as `read_truth` refuses it, and for one that lists
+            numbers: they would mean something else in every split.
     """
     if given is None:
         return None
     if given == SAME_CAPTION:
         return CaptionTruth
-    if os.path.isfile(given) and has_judgements(given):
-        try:
-            return partial(_judged, read_judgements(given))
-        except ValueError as error:
-            raise ValueError(f"{KEY}: {error}") from error
     further: list[tuple[str, str]] = []
     for image, text in read_truth(given, KEY):
         if not (isinstance(image, str) and isinstance(text, str)):
@@ -167,12 +157,6 @@ def truth_reader(given: str | None) -> Callable[[PairTable], PairTruth] | None:
             )
         further.append((image, text))
     return lambda table: CaptionTruth(table, further)
-
-
-def _judged(judgements: Judgements, table: PairTable) -> PairTruth:
-    """Return what judgements say of a table."""
-    sources = zip(map(table.image, range(len(table))), table.captions(), strict=True)
-    return JudgedTruth(judgements, np.asarray(table.image_ids), sources, required=False)
 
 
 def _numbers(captions: Iterator[str]) -> Numbers:

@@ -171,7 +171,7 @@ def test_the_truth_file_of_evaluation_adds_to_it(mine):
     [
         ([[0, 1]], "by number"),
         ([], "JSON list"),
-        ({"a": 1}, "cannot be used"),
+        ({"a": 1}, "JSON list"),
         (None, "no such file"),
     ],
 )

@@ -23,7 +23,6 @@ from lavis_mafa.datasets import pair_conversion
 from lavis_mafa.datasets.annotation_files import read_rows
 from lavis_mafa.datasets.annotation_rows import Problem, Row
 from lavis_mafa.datasets.image_text_shards import ImageTextShardsTrain, listed
-from lavis_mafa.datasets.judgements import read_judgements
 from lavis_mafa.datasets.pair_conversion import converted
 from lavis_mafa.io.cache import _TEMPORARY
 from lavis_mafa.io.yaml_files import MOST_NODES, check_yaml
@@ -297,15 +296,8 @@ def test_truncated_judged_pairs_are_refused(tmp_path, injected, part):
 
 
 def test_numbers_of_400_digits_are_refused(tmp_path, injected):
-    rows = [{"image": "a.png", "caption": "a circle", "yes": 10**400, "no": 1}]
-    path = tmp_path / "judgements.json"
-    path.write_text(json.dumps(rows))
-    with pytest.raises(ValueError, match="judgements.json"):
-        read_judgements(path)
-    path.write_text(json.dumps({"rule": {"share": 10**400}, "judgements": []}))
-    with pytest.raises(ValueError, match="judgements.json"):
-        read_judgements(path)
+    path = tmp_path / "calibration.json"
     path.write_text('{"high": 1' + "0" * 400 + "}")
     with pytest.raises(ValueError, match="high: Input should be"):
         CalibratedThresholds.load(path)
-    injected("odd labels", 3, times=3)
+    injected("odd labels", 1)
