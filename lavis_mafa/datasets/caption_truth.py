@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from lavis_mafa.datasets.pair_conversion import dense_ids, digest_of
 from lavis_mafa.datasets.pair_table import PairTable
@@ -164,4 +165,5 @@ def _numbers(captions: Iterator[str]) -> Numbers:
     stored = bytearray()
     for caption in captions:
         stored += digest_of(b"", normalised(caption).encode("utf-8", "surrogatepass"))
-    return dense_ids(stored)[0]
+    column = pa.Array.from_buffers(pa.binary(16), len(stored) // 16, [None, pa.py_buffer(stored)])
+    return dense_ids(pa.chunked_array([column]))[0]

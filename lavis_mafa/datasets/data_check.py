@@ -24,7 +24,7 @@ from lavis.processors.blip_processors import BlipCaptionProcessor
 from lavis_mafa.datasets.annotation_files import read_rows, require_files
 from lavis_mafa.datasets.annotation_rows import MAX_UNUSABLE, PassedOver, Problem, Row, short
 from lavis_mafa.datasets.caption_reading import require_readable, was_cut
-from lavis_mafa.datasets.columnar_files import require_same_columns
+from lavis_mafa.datasets.columnar_files import check_columns
 from lavis_mafa.datasets.image_reading import read_rgb, read_size, require_below, require_file
 from lavis_mafa.datasets.shards import find_shards, names_shards, read_samples
 from lavis_mafa.io.processes import progress
@@ -172,7 +172,7 @@ def readable(
         paths = [Path(shard.path) for shard in find_shards(list(files))]
         return paths, partial(read_samples, group_id_key=group_id_key)
     paths, keys = require_files(files, split), {**keys, "group_id_key": group_id_key}
-    require_same_columns(paths, **keys)
+    check_columns(paths, **keys)
     return paths, lambda path: read_rows(path, images=images, **keys)
 
 
@@ -213,8 +213,7 @@ def check(
     Raises:
         FileNotFoundError: a file or the root is missing.
         ValueError: an argument is out of range, a file has an unknown suffix, parquet or Arrow
-            files have other columns than expected or than each other, or the image root is not
-            given.
+            files have other columns than expected, or the image root is not given.
     """
     paths, read = readable(files, split, images=True, group_id_key=group_id_key, **keys)
     if image_root is not None and not os.path.isdir(image_root):

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
@@ -34,7 +33,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lavis_mafa.datasets.annotation_rows import MAX_UNUSABLE, PassedOver, Problem, Row
 from lavis_mafa.datasets.local_builder import ConvertedFiles, ConvertingBuilder, group_id_option
-from lavis_mafa.datasets.pair_conversion import Holdout, PairWriter, cached_table
+from lavis_mafa.datasets.pair_conversion import Holdout, cached_table, write_table
 from lavis_mafa.datasets.pair_table import PairTable
 from lavis_mafa.datasets.pairs import EvalPairs, Pairs, TrainPairs
 from lavis_mafa.datasets.shards import Shard, files_named, find_shards, read_samples
@@ -50,26 +49,19 @@ class ShardTable(PairTable):
     """A table of pairs whose images lie in shards."""
 
     kind = "shard"
+    identified_by = ("image", "source", "start", "size")
 
     def image(self, index: int) -> str:
         """Return `<shard>/<member>` of the image of pair `index`."""
-        assert self.places is not None
-        return f"{self.meta['sources'][int(self.places[index, 3])]}/{super().image(index)}"
+        return f"{self.meta['sources'][self._value('source', index)]}/{super().image(index)}"
 
     def image_names(self) -> pa.Array:
         shards = pa.array([os.path.basename(path) for path in self.meta["sources"]], pa.string())
-        assert self.places is not None
-        of_pairs = shards.take(pa.array(np.asarray(self.places[:, 3])))
+        of_pairs = shards.take(self.rows.column("source").combine_chunks())
         return pc.binary_join_element_wise(of_pairs, super().image_names(), "/")
 
     def place(self, index: int) -> str:
         return self.image(index)
-
-    def identity(self) -> Iterator[tuple[Any, Any]]:
-        """Yield, in order, buffers that identify the images, by name and place, and captions."""
-        yield from self._identity_of_columns()
-        assert self.places is not None
-        yield from self._identity_of(self.places, [3, 1, 2])  # shard, first byte, size
 
 
 def listed(
@@ -105,10 +97,16 @@ def listed(
 
     def convert(folder: Path) -> None:
         shards = find_shards(list(storage))
-        grouped = group_id_key is not None
-        with PairWriter(folder, grouped, stores=True, shards=True, holdout=holdout) as writer:
-            rows = _rows_of(shards, group_id_key)
-            writer.write([shard.path for shard in shards], rows, drop_empty, max_unusable)
+        write_table(
+            folder,
+            [shard.path for shard in shards],
+            _rows_of(shards, group_id_key),
+            groups=group_id_key is not None,
+            drop_empty=drop_empty,
+            max_unusable=max_unusable,
+            holdout=holdout,
+            shards=True,
+        )
 
     root = cache_root(cache_dir) / "image_text_shards"
     return cached_table(ShardTable, root, storage, state, convert)
