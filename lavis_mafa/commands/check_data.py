@@ -48,12 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, metavar="N", help="check only the first N pairs")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the whole report here")
     parser.add_argument(
-        "--no-decode",
-        dest="decode",
-        action="store_false",
-        help="read only image headers (default: decode all pixels)",
-    )
-    parser.add_argument(
         "--vocab", type=Path, metavar="OUT", help="train a vocabulary and write it here"
     )
     parser.add_argument(
@@ -82,7 +76,6 @@ def run(args: argparse.Namespace) -> int:
             split=args.split,
             workers=args.workers,
             limit=args.limit,
-            decode=args.decode,
         )
         if out is not None:
             write_json(out, report)

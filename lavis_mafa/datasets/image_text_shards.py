@@ -6,12 +6,12 @@ A dataset configuration:
       image_text_shards:
         build_info:
           annotations:
-            train: {storage: "mine/{00000..00331}.tar"}  # or a glob, a folder, an index, a list
-            val: {storage: mine/val/pairs.json}
+            train: {storage: "mine/{00000..00331}.tar"}  # or a glob, a folder, a list
+            val: {storage: mine/val/}
 
 A sample is a run of members whose names are equal up to the first dot (or up to the suffix), with
 one image (`.jpg`, `.jpeg`, `.png`, `.webp`) and a caption (`.txt`, `.caption`, or `caption` in
-`.json`, perhaps a list): what `lavis_mafa.datasets.shards` and img2dataset write. Samples with
+`.json`, perhaps a list): what img2dataset writes. Samples with
 equal `image_id` in `.json` show the same image. Shards are listed once, without reading images,
 into a `pair_table` in the cache folder ``image_text_shards``.
 """
@@ -78,7 +78,7 @@ def listed(
     Several processes may do so at once.
 
     Args:
-        storage: index files, tar files, globs and brace lists; see `find_shards`.
+        storage: tar files, folders, globs and brace lists; see `find_shards`.
         drop_empty: drop samples with an empty caption instead of refusing them.
         max_unusable: share of the samples that may be unusable: these are left out and logged.
         group_id_key: of the id of a sample's group in its `.json`; None: no groups.
@@ -126,11 +126,6 @@ def _rows_of(
     )
     without_group = group_id_key is not None
     for number, rows in enumerate(progress(loader, "shards", unit=" shards"), 1):
-        shard = shards[number - 1]
-        found = sum(isinstance(row, Row) for row in rows)
-        if shard.samples not in (None, found) and not any(isinstance(row, Problem) for row in rows):
-            why = f"{found} samples, but its index says {shard.samples}; write either again"
-            rows.append(Problem("index", why, fatal=True))
         without_group &= not any(isinstance(row, Row) and row.has_group for row in rows)
         if without_group and number == len(shards):
             why = (

@@ -104,8 +104,6 @@ def test_images_that_training_cannot_read_are_found(clean: Path) -> None:
     assert found["duplicate_images"] == ["'a.png' has the content of 'copy.png'"]
     assert found["tiny_images"] == ["'tiny.png': 31 x 40 pixels, shorter side below 32"]
     assert found["extreme_images"] == ["'long.png': 400 x 70 pixels, aspect above 5"]
-    headers_only = find_problems(clean, *rows, decode=False)["unreadable_images"]
-    assert len(headers_only) == 1 and "'text.png'" in headers_only[0]
 
 
 def test_rows_that_training_cannot_use_are_found(clean: Path) -> None:
@@ -249,7 +247,7 @@ def test_long_captions_are_listed(clean: Path) -> None:
 # Images inside other files
 
 
-@pytest.mark.parametrize("storage", ["s.tar", "folder", "*.tar", "{s,s}.tar", "folder/pairs.json"])
+@pytest.mark.parametrize("storage", ["s.tar", "folder", "*.tar", "{s,s}.tar"])
 def test_shards_are_checked(storage: str, clean: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(clean)
     a, b = ((clean / f"{name}.png").read_bytes() for name in "ab")
@@ -301,8 +299,8 @@ def test_images_inside_files_are_checked(clean: Path) -> None:
         "tiny_images": [f"'{path}, row 7': 31 x 40 pixels, shorter side below 32"],
         "shared_image_ids": [f"'1': '{path}, row 0', '{path}, row 7'"],
     }
-    headers = check([folder], split="train", workers=2, decode=False, limit=7)
-    assert headers["pairs"] == 7 and len(headers["problems"]["unreadable_images"]) == 1
+    first = check([folder], split="train", workers=2, limit=7)
+    assert first["pairs"] == 7 and len(first["problems"]["unreadable_images"]) == 2
     assert check([folder])["pairs"] == 9  # both splits
 
 
