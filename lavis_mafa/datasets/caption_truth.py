@@ -22,10 +22,10 @@ from lavis_mafa.datasets.pair_table import PairTable
 from lavis_mafa.metrics.known_truth import read_truth
 
 SAME_CAPTION = "same_caption"
-KEY = "build_info.truth"
+_KEY = "build_info.truth"
 
-Mask = npt.NDArray[np.bool_]
-Numbers = npt.NDArray[np.int64]
+_Mask = npt.NDArray[np.bool_]
+_Numbers = npt.NDArray[np.int64]
 
 
 class PairTruth(Protocol):
@@ -35,7 +35,7 @@ class PairTruth(Protocol):
     and returns which pairs it knows.
     """
 
-    def __call__(self, image_of: npt.ArrayLike, text_of: npt.ArrayLike) -> Mask:
+    def __call__(self, image_of: npt.ArrayLike, text_of: npt.ArrayLike) -> _Mask:
         """Return whether the captions of pairs ``text_of`` fit the images of pairs ``image_of``.
 
         Both are row numbers in the table; their shapes broadcast to the shape of the result.
@@ -81,39 +81,28 @@ class CaptionTruth:
         keys = self._key(np.asarray(self.image_ids), self.caption_ids)
         if further:
             keys = np.concatenate([keys, self._of_further(table, further, others)])
-        self.keys = np.unique(keys)
+        self._keys = np.unique(keys)
 
-    def __call__(self, image_of: npt.ArrayLike, text_of: npt.ArrayLike) -> Mask:
-        """As `PairTruth`.
+    def __call__(self, image_of: npt.ArrayLike, text_of: npt.ArrayLike) -> _Mask:
+        """As `PairTruth`."""
+        images = self.image_ids[np.asarray(image_of, np.int64)]
+        keys = self._key(images, self.caption_ids[np.asarray(text_of, np.int64)])
+        places = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        return np.asarray(self._keys[places] == keys)
 
-        Raises:
-            IndexError: for a number outside 0 .. N - 1.
-        """
-        images = self.image_ids[self._rows("image_of", image_of)]
-        keys = self._key(images, self.caption_ids[self._rows("text_of", text_of)])
-        places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        return np.asarray(self.keys[places] == keys)
-
-    def matrix(self, rows: Numbers) -> Mask:
+    def matrix(self, rows: _Numbers) -> _Mask:
         """Return which of the captions of ``rows (T,)`` are valid for which image, ``(I, T)``."""
         shape = int(self.image_ids.max()) + 1, self.n_captions
         table = np.zeros(shape, np.bool_)
-        table.reshape(-1)[self.keys] = True
+        table.reshape(-1)[self._keys] = True
         return np.asarray(table[:, self.caption_ids[rows]])
 
-    def _key(self, images: Numbers, captions: Numbers) -> Numbers:
+    def _key(self, images: _Numbers, captions: _Numbers) -> _Numbers:
         return np.asarray(images * self.n_captions + captions)
 
-    def _rows(self, name: str, given: npt.ArrayLike) -> Numbers:
-        rows, count = np.asarray(given, dtype=np.int64), len(self.caption_ids)
-        if rows.size and not (rows.min() >= 0 and rows.max() < count):
-            why = f"has values from {rows.min()} to {rows.max()}"
-            raise IndexError(f"{name} {why}, expected numbers of pairs from 0 to {count - 1}")
-        return rows
-
     def _of_further(
-        self, table: PairTable, further: Sequence[tuple[str, str]], captions: Numbers
-    ) -> Numbers:
+        self, table: PairTable, further: Sequence[tuple[str, str]], captions: _Numbers
+    ) -> _Numbers:
         wanted = {image for image, _ in further}
         images: dict[str, set[int]] = {}
         for row in np.unique(self.image_ids, return_index=True)[1].tolist():
@@ -129,7 +118,11 @@ class CaptionTruth:
         if foreign:
             logging.warning(
                 "%s: %d of %d pairs are not in %s, the first is %s",
-                *(KEY, len(foreign), len(further), table.folder, list(foreign[0])),
+                _KEY,
+                len(foreign),
+                len(further),
+                table.folder,
+                list(foreign[0]),
             )
         return np.array(keys, np.int64)
 
@@ -149,10 +142,10 @@ def truth_reader(given: str | None) -> Callable[[PairTable], PairTruth] | None:
     if given == SAME_CAPTION:
         return CaptionTruth
     further: list[tuple[str, str]] = []
-    for image, text in read_truth(given, KEY):
+    for image, text in read_truth(given, _KEY):
         if not (isinstance(image, str) and isinstance(text, str)):
             raise ValueError(
-                f"{KEY}: {given} lists pairs by number, such as {[image, text]}, which mean other "
+                f"{_KEY}: {given} lists pairs by number, such as {[image, text]}, which mean other "
                 'pairs in every split; list them by name, such as ["dog.jpg", "an animal"], or '
                 "give the file as run.truth_file for one test split"
             )
@@ -160,7 +153,7 @@ def truth_reader(given: str | None) -> Callable[[PairTable], PairTruth] | None:
     return lambda table: CaptionTruth(table, further)
 
 
-def _numbers(captions: Iterator[str]) -> Numbers:
+def _numbers(captions: Iterator[str]) -> _Numbers:
     """Number different captions as compared, in order of first appearance: ``(N,)`` int64."""
     stored = bytearray()
     for caption in captions:

@@ -100,7 +100,7 @@ def _reduce(image: Image.Image) -> None:
         image.draft(None, (image.width // factor, image.height // factor))
 
 
-def require_file(path: str | os.PathLike[str]) -> None:
+def _require_file(path: str | os.PathLike[str]) -> None:
     """Raise OSError unless ``path`` is a plain file of at most `_LARGEST_FILE` bytes.
 
     Opening a pipe would wait forever, and a device may never end.
@@ -138,7 +138,7 @@ def read_file(path: str, root: str | os.PathLike[str]) -> bytes:
         OSError: if it is no plain file, or lies outside of the folder.
     """
     require_below(path, root)
-    require_file(path)
+    _require_file(path)
     with open(path, "rb") as file:
         return file.read()
 
@@ -189,7 +189,7 @@ def _named(path: str | os.PathLike[str]) -> Iterator[None]:
 def _opened(path: str | os.PathLike[str], data: bytes | None = None) -> Iterator[Image.Image]:
     """Open a picture and check its header."""
     if data is None:
-        require_file(path)
+        _require_file(path)
     Image.init()
     formats = [name for name in _FORMATS if name in Image.OPEN]  # older Pillow has no AVIF
     with (

@@ -45,7 +45,7 @@ from lavis_mafa.io.processes import progress
 SHARDS_PER_WORKER = 4  # at least; a shard takes a second, a process a part of one
 
 
-class ShardTable(PairTable):
+class _ShardTable(PairTable):
     """A table of pairs whose images lie in shards."""
 
     kind = "shard"
@@ -72,7 +72,7 @@ def listed(
     group_id_key: str | None = None,
     holdout: Holdout = None,
     cache_dir: str | os.PathLike[str] | None = None,
-) -> ShardTable:
+) -> _ShardTable:
     """Return the table of the samples in `storage`; create it unless it is cached for these shards.
 
     Several processes may do so at once.
@@ -109,7 +109,7 @@ def listed(
         )
 
     root = cache_root(cache_dir) / "image_text_shards"
-    return cached_table(ShardTable, root, storage, state, convert)
+    return cached_table(_ShardTable, root, storage, state, convert)
 
 
 def _rows_of(
@@ -153,7 +153,7 @@ class _Listing(Dataset[list[Row | Problem | PassedOver]]):
 class _Shards(Pairs):
     """Pairs from the shards that `listed` finds by ``ann_paths``."""
 
-    table: ShardTable
+    table: _ShardTable
 
     def __init__(
         self,

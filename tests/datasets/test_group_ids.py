@@ -112,8 +112,7 @@ def png(k):
 
 def shards(folder, name, extras):
     samples = [(f"{k}", png(k), "png", f"picture {k}", extra) for k, extra in enumerate(extras)]
-    write_shards(folder / name, samples, per_shard=2)
-    return str(folder / name / "pairs.json")
+    return str(write_shards(folder / name, samples, per_shard=2))
 
 
 def shard_set(storage, **info):

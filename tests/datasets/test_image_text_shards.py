@@ -82,14 +82,22 @@ def test_written_samples_are_read_back(work_folder: Path) -> None:
     samples = [sample(i, image_id=f"n{i // 2}", url=f"http://a/{i}") for i in range(7)]
     index = write_shards("a", samples, per_shard=3)
     assert sorted(contents(work_folder / "a")) == [
-        *("pairs-000000.tar", "pairs-000001.tar", "pairs-000002.tar")
+        "pairs-000000.tar",
+        "pairs-000001.tar",
+        "pairs-000002.tar",
     ]
     dataset = train(index)
     assert [dataset[i]["text_input"] for i in range(7)] == [f"CAPTION {i}" for i in range(7)]
     assert [round(float(dataset[i]["image"][0] * 255)) for i in range(7)] == list(range(7))
     assert [dataset[i]["image_id"] for i in range(7)] == [0, 0, 1, 1, 2, 2, 3]
     assert dataset.image_ids.dtype == np.int64 and dataset.image_ids.tolist() == [
-        *(0, 0, 1, 1, 2, 2, 3)
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+        3,
     ]
     assert [dataset.image_bytes(i) for i in range(7)] == [(s[1], "png") for s in samples]
     image, caption = dataset.show(5)
@@ -167,7 +175,11 @@ def test_shards_of_img2dataset(work_folder: Path) -> None:
     for storage in ("*", "0000*", "{00000..00001}.tar", str(work_folder / "{00000,00001}.tar")):
         dataset = train(storage)
         assert [dataset[i]["text_input"] for i in range(5)] == [
-            *("ZERO", "ONE", "THREE", "FOUR", "FIVE")
+            "ZERO",
+            "ONE",
+            "THREE",
+            "FOUR",
+            "FIVE",
         ]
         assert dataset.image_ids.tolist() == list(range(5))
         assert dataset.image_bytes(2) == (image_data(3, "jpeg"), "jpg")
@@ -178,12 +190,20 @@ def test_shards_of_img2dataset(work_folder: Path) -> None:
 def test_supported_member_names(work_folder: Path) -> None:
     long = "k" * 130
     members = [
-        *(("./a.JPEG", b"1"), ("./a.caption", b"of a")),
-        *(("b.webp", b"2"), ("b.json", b'{"caption": "of b", "image_id": 5}')),
-        *(("README", b""), ("meta.yaml", b"")),
-        *((f"{long}0.jpg", b"3"), (f"{long}0.txt", "\ufeffof c".encode())),
-        *((f"{long}1.jpg", b"4"), (f"{long}1.txt", b"of d"), (f"{long}1.cls", b"7")),
-        *(("dir.x/b.png", b"5"), ("dir.x/b.json", b'{"image_id": "5"}'), ("dir.x/b.txt", b"of e")),
+        ("./a.JPEG", b"1"),
+        ("./a.caption", b"of a"),
+        ("b.webp", b"2"),
+        ("b.json", b'{"caption": "of b", "image_id": 5}'),
+        ("README", b""),
+        ("meta.yaml", b""),
+        (f"{long}0.jpg", b"3"),
+        (f"{long}0.txt", "\ufeffof c".encode()),
+        (f"{long}1.jpg", b"4"),
+        (f"{long}1.txt", b"of d"),
+        (f"{long}1.cls", b"7"),
+        ("dir.x/b.png", b"5"),
+        ("dir.x/b.json", b'{"image_id": "5"}'),
+        ("dir.x/b.txt", b"of e"),
     ]
     for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
         table = listed([tar(work_folder / f"{form}.tar", members, form)])
@@ -223,11 +243,19 @@ def test_unusable_samples_are_listed(members, message: str, work_folder: Path) -
 
 def test_names_with_dots_are_samples(work_folder: Path) -> None:
     members = [
-        *(("photo 1.jpg", b"1"), ("photo 1.txt", b"one")),
-        *(("photo 1.5m.jpg", b"2"), ("photo 1.5m.txt", b"two")),
-        *(("photo 1.6m.jpg", b"3"), ("photo 1.6m.json", b'{"caption": ["three", null, "four"]}')),
-        *(("v2.0_0.jpg", b"4"), ("v2.0_0.txt", b"five"), ("v2.0_0.cls", b"1")),
-        *(("a.jpg", b"5"), ("a.mask.png", b"6"), ("a.mask.json", b"{}"), ("a.txt", b"six")),
+        ("photo 1.jpg", b"1"),
+        ("photo 1.txt", b"one"),
+        ("photo 1.5m.jpg", b"2"),
+        ("photo 1.5m.txt", b"two"),
+        ("photo 1.6m.jpg", b"3"),
+        ("photo 1.6m.json", b'{"caption": ["three", null, "four"]}'),
+        ("v2.0_0.jpg", b"4"),
+        ("v2.0_0.txt", b"five"),
+        ("v2.0_0.cls", b"1"),
+        ("a.jpg", b"5"),
+        ("a.mask.png", b"6"),
+        ("a.mask.json", b"{}"),
+        ("a.txt", b"six"),
     ]
     table = listed([tar(work_folder / "s.tar", members)])
     found = [(table.image_bytes(i), table.caption(i)) for i in range(len(table))]

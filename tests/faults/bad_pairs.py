@@ -248,9 +248,8 @@ class DefectivePairs:
             return self.path / "pairs.json"
         from shard_files import write_shards
 
-        index = self.path / "shards" / "pairs.json"
-        if index.exists():
-            return index
+        if (self.path / "shards").exists():
+            return self.path / "shards"
         images = self.path / "images"
         samples = (
             (f"{k:03d}", (images / row["image"]).read_bytes(), "jpg", row["caption"], {})
