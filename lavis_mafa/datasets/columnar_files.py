@@ -218,7 +218,11 @@ def _validate(batch: pa.RecordBatch, first: int) -> None:
     except pa.ArrowInvalid:
         for row in range(len(batch)):
             try:
-                batch.slice(row, 1).validate(full=True)
+                for column in batch.slice(row, 1).columns:
+                    column.validate()
+                    # A slice of lists would be validated with the texts of all rows.
+                    is_list = _kind(column.type) == _TEXTS
+                    (column.flatten() if is_list else column).validate(full=True)
             except pa.ArrowInvalid as error:
                 why = f"its text is not UTF-8, or the file is damaged: {error}"
                 raise _Refused(f"row {first + row}: {why}") from error

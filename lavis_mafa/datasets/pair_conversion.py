@@ -45,7 +45,7 @@ from lavis_mafa.io.cache import cache_root, make_once
 from lavis_mafa.io.files import names_of, write_json
 from lavis_mafa.io.processes import progress
 
-BATCH_ROWS = 65_536
+BATCH_ROWS = 16_384
 _COPIES = "images.bin"
 _KNOWN_COPIES = 2**16
 

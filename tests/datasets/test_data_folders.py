@@ -59,7 +59,6 @@ def test_splits_of_a_hub_folder(tmp_path):
         (["train/0.parquet", "test/0.parquet", "dev/0.parquet"], "val", ["dev/0.parquet"]),
         (["test/train_2.parquet", "train/test_2.parquet"], "train", ["test/train_2.parquet"]),
         (["b.parquet", "a.PARQUET", "c.json"], "val", ["a.PARQUET", "b.parquet"]),
-        (["training_1.parquet", "notes.parquet"], "train", ["training_1.parquet"]),
         (
             ["constrained.parquet", "latest.parquet"],
             "test",
@@ -71,9 +70,25 @@ def test_names_that_tell_a_split(tmp_path, names, split, expected):
     assert names_of(make(tmp_path, *names), split) == expected
 
 
+def test_file_whose_name_tells_no_split_is_not_dropped(tmp_path):
+    make(tmp_path, "training_1.parquet", "notes.parquet")
+    with pytest.raises(ValueError, match="files of train, by their names, and notes.parquet"):
+        files_of(tmp_path, "train")
+    assert len(files_of(tmp_path)) == 2
+
+
+def test_links_to_folders_are_followed_once(tmp_path):
+    make(tmp_path / "elsewhere", "b.parquet", "deep/c.parquet")
+    make(tmp_path / "data", "a.parquet")
+    (tmp_path / "data/link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere/deep/up").symlink_to(tmp_path / "elsewhere")
+    expected = ["data/a.parquet", "data/link/b.parquet", "data/link/deep/c.parquet"]
+    assert names_of(tmp_path, None, "data") == expected
+
+
 def test_part_that_is_missing_is_noticed(tmp_path):
     make(tmp_path, *(f"train-{k:05d}-of-00003-{k}f.parquet" for k in (0, 2)))
-    with pytest.raises(FileNotFoundError, match="2 of the 3 files train-.*train-00001-of-00003"):
+    with pytest.raises(FileNotFoundError, match="2 of the 3 files .*train-.*train-00001-of-00003"):
         files_of(tmp_path, "train")
     make(tmp_path, "train-00001-of-00003-1f.parquet", "test-00000-of-00002.parquet")
     assert len(files_of(tmp_path, "train")) == 3  # parts of another split may be missing

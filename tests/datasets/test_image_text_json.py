@@ -177,13 +177,13 @@ def test_builder_errors(changes: dict, error: type, message: str, work_folder: P
 def build_on_rank(rank: int, storage: str, results) -> None:
     store = f"file://{os.getcwd()}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
-    conversions, convert = [], pair_conversion._convert
+    conversions, write = [], pair_conversion.write_table
 
-    def counted_convert(*args) -> None:
+    def counted(*args, **options) -> None:
         conversions.append(args)
-        convert(*args)
+        write(*args, **options)
 
-    pair_conversion._convert = counted_convert
+    pair_conversion.write_table = counted
     try:
         datasets = build(annotations={"train": {"storage": storage}})
         results.put((rank, len(conversions), len(datasets["train"])))

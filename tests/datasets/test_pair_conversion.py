@@ -246,7 +246,7 @@ def test_changed_source_is_converted_again_and_unchanged_is_not(
     first = converted([path])
     assert first.folder.parents[1] == tmp_path / "cache"
     with monkeypatch.context() as patch:
-        patch.setattr(pair_conversion, "_convert", lambda *_: pytest.fail("converted again"))
+        patch.setattr(pair_conversion, "write_table", lambda *_, **__: pytest.fail("again"))
         assert converted([path]).folder == first.folder
     write_csv(path, [("a", "yy")])  # same size
     os.utime(path, ns=(0, 1))
@@ -257,25 +257,25 @@ def test_changed_source_is_converted_again_and_unchanged_is_not(
 def test_source_that_changes_while_being_read_is_rejected(tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "a.csv"
     write_csv(path, PAIRS)
-    convert = pair_conversion._convert
+    write = pair_conversion.write_table
 
-    def convert_and_touch(*args) -> None:
-        convert(*args)
+    def write_and_touch(*args, **options) -> None:
+        write(*args, **options)
         os.utime(path, ns=(0, 1))
 
-    monkeypatch.setattr(pair_conversion, "_convert", convert_and_touch)
+    monkeypatch.setattr(pair_conversion, "write_table", write_and_touch)
     with pytest.raises(RuntimeError, match="changed while being read"):
         converted([path], cache_dir=tmp_path)
 
 
 def convert_at_the_same_time(path: Path, cache: Path, barrier, results) -> None:
-    convert = pair_conversion._convert
+    write = pair_conversion.write_table
 
-    def wait_and_convert(*args) -> None:
-        convert(*args)
+    def write_and_wait(*args, **options) -> None:
+        write(*args, **options)
         barrier.wait(20)  # all have converted, none has published the result
 
-    pair_conversion._convert = wait_and_convert
+    pair_conversion.write_table = write_and_wait
     results.put(pairs_of(converted([path], cache_dir=cache)))
 
 
@@ -309,14 +309,14 @@ def test_a_folder_of_pictures_is_read_with_the_text_beside_them(tmp_path, caplog
     (folder / "deep").mkdir(parents=True)
     for name in ("a.JPG", "deep/b.png", "c.png", "alone.png", "d.gif", ".hidden.png"):
         (folder / name).write_bytes(b"")
-    (folder / "a.txt").write_bytes(b"\xef\xbb\xbfa dog\n\na cat\n")
+    (folder / "a.txt").write_bytes("\ufeffa dog\r\n\na\x85cat\u2028\n".encode())
     for name, text in {"deep/b": "ein B\u00e4r", "c": "", "d": "lost", ".hidden": "no"}.items():
         (folder / f"{name}.txt").write_text(text, encoding="utf-8")
     with caplog.at_level(logging.INFO):
         table = converted([folder], cache_dir=cache)
     assert list(zip(map(table.image, range(len(table))), table.captions(), strict=True)) == [
         ("a.JPG", "a dog"),
-        ("a.JPG", "a cat"),
+        ("a.JPG", "a\x85cat\u2028"),
         ("deep/b.png", "ein B\u00e4r"),
     ]
     assert "3 files of no sample, such as " in caplog.text  # alone.png, d.gif, d.txt
