@@ -98,13 +98,6 @@ def test_eval_merges_rows_of_the_same_image(work_folder: Path) -> None:
     assert dataset.show_image(1).getpixel((0, 0)) == (255, 0, 0)
 
 
-def test_eval_keeps_the_order_of_many_captions(work_folder: Path) -> None:
-    rows = [f"{i % 3}.png,{i}\n" for i in range(300)]
-    (work_folder / "many.csv").write_text("image,text\n" + "".join(rows))
-    dataset = ImageTextEval(small, upper_case, "pictures", ["many.csv"])
-    assert dataset.text == [str(i) for start in range(3) for i in range(start, 300, 3)]
-
-
 def test_eval_rejects_an_image_id_used_by_two_files(work_folder: Path) -> None:
     (work_folder / "ids.csv").write_text("image,text,image_id\n0.png,a,1\n1.png,b,1\n")
     assert len(ImageTextTrain(small, upper_case, "pictures", ["ids.csv"])) == 2

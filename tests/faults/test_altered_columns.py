@@ -78,16 +78,6 @@ def altered(content: bytes, draw: random.Random) -> bytes:
     return bytes(changed)
 
 
-def read(path: Path) -> list[Any]:
-    """Read every row and every byte of the images."""
-    rows = []
-    for row in read_rows(path):
-        if not isinstance(row, Problem) and row.stored is not None:
-            row = row._replace(stored=row.stored.content.to_pybytes())
-        rows.append(row)
-    return rows
-
-
 def read_altered(folder: Path, results: Any) -> None:
     counts = {"refused": 0, "cut and not noticed": 0}
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -96,13 +86,16 @@ def read_altered(folder: Path, results: Any) -> None:
             path = folder / ("a.parquet" if form == "parquet" else "a.arrow")
             write(table, path, form)
             content, draw = path.read_bytes(), random.Random(f"{name} {form}")
-            expected = read(path)
-            assert len(expected) == 12
+            assert len(list(read_rows(path))) == 12
             for _ in range(COPIES):
                 path.write_bytes(altered(content, draw))
                 try:
                     check_columns([path])
-                    refused = any(isinstance(row, Problem) for row in read(path))
+                    refused = False
+                    for row in read_rows(path):
+                        refused |= isinstance(row, Problem)
+                        if getattr(row, "stored", None):
+                            row.stored.content.to_pybytes()
                 except ValueError as error:
                     assert str(path) in str(error)
                     refused = True
