@@ -48,9 +48,6 @@ SUFFIXES = (*TEXT_SUFFIXES, *COLUMNAR_SUFFIXES)
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _OTHER_FILES = {  # by their first bytes
     b"\x1f\x8b": "gzip file",
-    b"BZh": "bzip2 file",
-    b"\xfd7zX": "xz file",
-    b"\x28\xb5\x2f\xfd": "zstd file",
     b"PK\3\4": "zip file",
     b"PAR1": "parquet file",
 }

@@ -41,15 +41,6 @@ _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 _TEXT, _TEXTS, _INTEGER = "strings", "lists of strings", "integers"
 _BYTES, _FILES, _EMPTY = "bytes", "bytes and paths", "nulls"
 _STORED = (_BYTES, _FILES)
-_KINDS = {
-    "string": _TEXT,
-    "large_string": _TEXT,
-    "string_view": _TEXT,
-    "binary": _BYTES,
-    "large_binary": _BYTES,
-    "binary_view": _BYTES,
-    "null": _EMPTY,
-}
 _OF_IDS = "store strings or integers (pandas makes floats of integers with gaps: use Int64)"
 _EXPECTED = {
     "image": ((*_STORED, _TEXT), "store the bytes of image files, or their paths"),
@@ -78,17 +69,15 @@ def check_columns(paths: Collection[Path], **keys: str | None) -> bool:
         ValueError: naming the file, for columns that are missing, doubled or of another type, and
             for a file that cannot be read.
     """
-    stored = True
-    for path in paths:
-        if path.suffix.lower() not in COLUMNAR_SUFFIXES:
-            stored = False
-            continue
+    columnar = [path for path in paths if path.suffix.lower() in COLUMNAR_SUFFIXES]
+    stored = 0
+    for path in columnar:
         try:
             with _opened(path) as (schema, *_):
-                stored &= _used(schema, PairColumns(**keys))["image"][1] in _STORED
+                stored += _used(schema, PairColumns(**keys))["image"][1] in _STORED
         except _DAMAGE as error:
             raise ValueError(f"{path}: {_cause(path, error)}") from error
-    return stored
+    return stored == len(paths)
 
 
 def raw_rows(path: Path, columns: PairColumns, images: bool = True) -> Iterator[Any]:
@@ -208,7 +197,11 @@ def _kind(kind: pa.DataType) -> str:
         is_image = parts.get("bytes", _EMPTY) in (_BYTES, _EMPTY)
         is_image &= parts.get("path", _EMPTY) in (_TEXT, _EMPTY)
         return _FILES if is_image and parts.keys() & {"bytes", "path"} else ""
-    return _INTEGER if types.is_integer(kind) else _KINDS.get(str(kind), "")
+    if types.is_integer(kind):
+        return _INTEGER
+    # Also large_string, binary_view and so on.
+    names = {"string": _TEXT, "binary": _BYTES, "null": _EMPTY}
+    return next((found for name, found in names.items() if name in str(kind)), "")
 
 
 def _validate(batch: pa.RecordBatch, first: int) -> None:
@@ -218,7 +211,11 @@ def _validate(batch: pa.RecordBatch, first: int) -> None:
     except pa.ArrowInvalid:
         for row in range(len(batch)):
             try:
-                batch.slice(row, 1).validate(full=True)
+                for column in batch.slice(row, 1).columns:
+                    column.validate()
+                    # A slice of lists would be validated with the texts of all rows.
+                    is_list = _kind(column.type) == _TEXTS
+                    (column.flatten() if is_list else column).validate(full=True)
             except pa.ArrowInvalid as error:
                 why = f"its text is not UTF-8, or the file is damaged: {error}"
                 raise _Refused(f"row {first + row}: {why}") from error
@@ -252,8 +249,7 @@ def _buffers(column: pa.Array) -> list[pa.Buffer | None]:
     """Return bytes where they lie; a scalar of pyarrow would copy them."""
     column = column.cast(pa.large_binary())
     _, offsets, data = column.buffers()
-    if data is None:  # no row has any byte
-        data = pa.py_buffer(b"")
+    data = data or pa.py_buffer(b"")  # None: no row has any byte
     ends = np.frombuffer(offsets, np.int64, len(column) + 1, 8 * column.offset).tolist()
     valid = column.is_valid().to_pylist()
     return [

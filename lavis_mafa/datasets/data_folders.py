@@ -144,9 +144,8 @@ def _listed(path: Path, key: str, kind: str, name_of: Any) -> list[str]:
         if content.get("_indices_files") or content.get("_indices_data_files"):
             raise ValueError("it selects rows; call flatten_indices() before save_to_disk()")
         names = [name_of(one) for one in content[key]]
-        if isinstance(content[key], str) or {os.path.basename(one) for one in names} != set(names):
-            raise ValueError(f"got {content[key]!r:.80}")
-        if set(names) & {"", ".", ".."}:
+        plain = [os.path.basename(one) for one in names]
+        if not isinstance(content[key], list) or plain != names or {"", ".", ".."} & set(names):
             raise ValueError(f"got {content[key]!r:.80}")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path}: expected {key!r}, {kind}: {error}") from error

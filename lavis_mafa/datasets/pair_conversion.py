@@ -45,7 +45,7 @@ from lavis_mafa.io.cache import cache_root, make_once
 from lavis_mafa.io.files import names_of, write_json
 from lavis_mafa.io.processes import progress
 
-BATCH_ROWS = 65_536
+BATCH_ROWS = 16_384
 _COPIES = "images.bin"
 _KNOWN_COPIES = 2**16
 
@@ -178,11 +178,11 @@ def dense_ids(
         appearance.
     """
     # The chunks share a dictionary, whose numbers are given out in order of first appearance.
-    chunks = column.dictionary_encode().chunks
-    ids = np.concatenate([chunk.indices.fill_null(NO_GROUP).to_numpy() for chunk in chunks])
+    chunks = [chunk.indices.fill_null(NO_GROUP) for chunk in column.dictionary_encode().chunks]
+    ids = np.concatenate([chunk.to_numpy() for chunk in chunks], dtype=np.int64)
     highest = np.maximum.accumulate(ids)
     is_first = np.concatenate([highest[:1] > NO_GROUP, highest[1:] > highest[:-1]])
-    return ids.astype(np.int64), np.flatnonzero(is_first)
+    return ids, np.flatnonzero(is_first)
 
 
 def write_table(
@@ -259,8 +259,7 @@ class _FoundPairs:
     """Reads rows as rows of `SCHEMA`, and counts what is left out.
 
     Attributes:
-        files: path, size and time of modification of each file with images; the first one contains
-            the copies.
+        files: path, size and time of modification of the file with copies and of every source.
         with_paths, first_path: number of pairs whose image is a file of its own, and its path.
     """
 
@@ -279,8 +278,10 @@ class _FoundPairs:
         self.passed_over: list[PassedOver] = []
         self.first_path: str | None = None
         self.files: list[list[Any]] = [[_COPIES, 0, None]]
+        for source in sources:
+            stat = os.stat(source)
+            self.files.append([source, stat.st_size, stat.st_mtime_ns])
         self._copies = copies
-        self._numbers: dict[str, int] = {}  # of the files, by their names
         # Places of the images copied last: a row for each caption would copy an image repeatedly.
         self._known: dict[bytes, int] = {}
 
@@ -327,20 +328,17 @@ class _FoundPairs:
             self.with_paths += pairs
             self.first_path = self.first_path or row.image
             return key, content, number, 0, -1, 0, 0
-        return key, content, number, stored.row, *self._place(stored, image, self.sources[number])
+        file, start = 1 + number, stored.start
+        if start is None:
+            file, start = 0, self._copied(stored, image)
+        return key, content, number, stored.row, file, start, stored.size
 
-    def _place(self, image: StoredImage, digest: bytes, source: str) -> tuple[int, int, int]:
-        """Return file, first byte and size of an image; copy it if it has no place in its file."""
-        if image.start is not None:
-            if source not in self._numbers:
-                self._numbers[source] = len(self.files)
-                stat = os.stat(source)
-                self.files.append([source, stat.st_size, stat.st_mtime_ns])
-            return self._numbers[source], image.start, image.size
+    def _copied(self, image: StoredImage, digest: bytes) -> int:
+        """Copy an image that has no place in its file; return the first byte of the copy."""
         if digest not in self._known:
             self._known[digest] = self.files[0][1]
             if len(self._known) > _KNOWN_COPIES:
                 del self._known[next(iter(self._known))]
             self._copies.write(image.content)
             self.files[0][1] += image.size
-        return 0, self._known[digest], image.size
+        return self._known[digest]

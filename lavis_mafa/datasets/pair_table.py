@@ -52,7 +52,7 @@ class PairTable:
 
     Attributes:
         meta: ``pairs``, ``images``, ``sources`` and further counts; ``files``: path, size and time
-            of modification (None: only the size is checked) of each file with images.
+            of modification (None: only the size is checked) of the files that may have images.
     """
 
     kind = "file"  # what the files with images are called in messages

@@ -71,6 +71,7 @@ def test_quoted_cells_of_several_lines_stay_cells(tmp_path):
         ("caption, image\na, 0.jpg\nb, 1.jpg\n", ["a", "b"]),
         (table(["a", "b"], ",").replace("\n", "\r"), ["a", "b"]),
         (b"\xef\xbb\xbf" + table(["a\0b"], ",").encode(), ["a\0b"]),
+        (b"\xef\xbb\xbf\r\n" + table(["a", "b"], ",").encode(), ["a", "b"]),
         (f'image,caption,meta\n0.jpg,a,{"x " * 99_999}\n1.jpg,b,"{"x, " * 99_999}"\n', ["a", "b"]),
     ],
 )
@@ -93,6 +94,13 @@ RECORD = {"image": "0.jpg", "caption": "a"}
         ("a.csv", table(["é"], ",").encode("utf-16"), "not UTF-8 but UTF-16"),
         ("a.json", json.dumps([RECORD]).encode("utf-16-le"), "not UTF-8 but UTF-16"),
         ("a.json", b'[{"image": "\xe9.jpg", "caption": "a"}]', "text is not UTF-8"),
+        ("a.jsonl", b'{"image": "\xe9.jpg", "caption": "a"}', "expected one JSON object a line"),
+        ("a.csv", b"image,caption\n0.jpg,caf\xe9\n", "text is not valid UTF-8"),
+        (
+            "a.json",
+            json.dumps([{**RECORD, "image_id": 1.5}]),
+            "'image_id': expected a string or an",
+        ),
         ("a.json", "", "the file is empty"),
         ("a.csv", "", "the file is empty"),
         ("a.jsonl", b"\x1f\x8b\x08\0", "this is a gzip file"),
