@@ -17,27 +17,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lavis_mafa.commands.arguments import add_column_arguments, existing, folder_of_images
+from lavis_mafa.commands.arguments import add_pair_arguments, folder_of_images
 from lavis_mafa.io.launcher import usable_cores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``lavis-mafa check-data``."""
-    add_column_arguments(parser)
+    add_pair_arguments(parser)
     parser.add_argument("--group-id-key", help="column of group ids; default: no groups")
-    parser.add_argument(
-        "--images",
-        "--image-root",
-        type=existing,
-        metavar="DIR",
-        help="folder that the paths of images are relative to (default: the folder that is given, "
-        "or that of the first file)",
-    )
-    parser.add_argument(
-        "--split",
-        choices=["train", "val", "test"],
-        help="of folders, read only the files of this split (default: all)",
-    )
     parser.add_argument(
         "--workers",
         type=int,

@@ -15,25 +15,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lavis_mafa.commands.arguments import add_column_arguments, existing, folder_of_images
+from lavis_mafa.commands.arguments import add_pair_arguments, folder_of_images
 from lavis_mafa.io.launcher import usable_cores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``lavis-mafa features``."""
-    add_column_arguments(parser)
-    parser.add_argument(
-        "--images",
-        type=existing,
-        metavar="DIR",
-        help="folder that the paths of images are relative to (default: the folder that is given, "
-        "or that of the first file)",
-    )
-    parser.add_argument(
-        "--split",
-        choices=["train", "val", "test"],
-        help="of folders, read only the files of this split (default: all)",
-    )
+    add_pair_arguments(parser)
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write")
     parser.add_argument(
         "--encoder",

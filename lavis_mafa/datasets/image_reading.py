@@ -17,7 +17,6 @@ import errno
 import io
 import os
 import stat
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,6 +36,7 @@ _SUFFIXES = {
 _JPEG_FACTORS = (1, 2, 4, 8)  # by which a JPEG's decoder can reduce it
 _LARGEST_FILE = 2**30  # bytes; uncompressed pixels of the most that Pillow reads take 0.7 GB
 
+_STRIP = 2**22  # pixels to convert at a time
 _WHITE = (255, 255, 255, 255)
 
 # Pillow warns of conditions that this module handles: broken metadata are ignored, decompression
@@ -51,17 +51,13 @@ EpsImagePlugin.gs_binary = False
 _Reduction = Callable[[int, int], int]
 _reduction: ContextVar[_Reduction | None] = ContextVar("reduction", default=None)
 
-_strict_lock = threading.Lock()
-_strict_readers = 0
-_lenient_outside = False
-
 
 def read_rgb(path: str | os.PathLike[str], data: bytes | None = None) -> Image.Image:
     """Return the picture as a viewer shows it, in mode RGB.
 
     The EXIF orientation is applied; transparent parts become white; an animation is read as its
-    first frame; 16-bit grey values 0..65535 are scaled to 0..255. Reading takes up to 12 bytes per
-    pixel, so about a gigabyte (in addition to the decoder's memory for WebP and AVIF).
+    first frame; 16-bit grey values 0..65535 are scaled to 0..255. Reading takes 8 bytes per pixel,
+    so less than a gigabyte (in addition to the decoder's memory for WebP and AVIF).
 
     Args:
         path: the file.
@@ -192,36 +188,14 @@ def _opened(path: str | os.PathLike[str], data: bytes | None = None) -> Iterator
         _require_file(path)
     Image.init()
     formats = [name for name in _FORMATS if name in Image.OPEN]  # older Pillow has no AVIF
-    with (
-        _truncated_is_an_error(),
-        Image.open(path if data is None else io.BytesIO(data), formats=formats) as image,
-    ):
+    # Importing LAVIS lets Pillow fill missing pixels: half-downloaded images would silently be
+    # trained on as grey areas.
+    ImageFile.LOAD_TRUNCATED_IMAGES = False
+    with Image.open(path if data is None else io.BytesIO(data), formats=formats) as image:
         pixels, most = image.width * image.height, Image.MAX_IMAGE_PIXELS
         if most is not None and pixels > most:  # below twice as many Pillow only warns
             raise Image.DecompressionBombError(f"{pixels} pixels, more than the {most} allowed")
         yield image
-
-
-@contextmanager
-def _truncated_is_an_error() -> Iterator[None]:
-    """Switch Pillow's filling of missing pixels off while any thread is inside.
-
-    The switch is global to the process, and importing LAVIS turns it on: half-downloaded images
-    would silently be trained on as grey areas.
-    """
-    global _strict_readers, _lenient_outside
-    with _strict_lock:
-        if _strict_readers == 0:
-            _lenient_outside = ImageFile.LOAD_TRUNCATED_IMAGES
-            ImageFile.LOAD_TRUNCATED_IMAGES = False
-        _strict_readers += 1
-    try:
-        yield
-    finally:
-        with _strict_lock:
-            _strict_readers -= 1
-            if _strict_readers == 0:
-                ImageFile.LOAD_TRUNCATED_IMAGES = _lenient_outside
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -236,10 +210,20 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F":
         raise ValueError("32-bit float pixels have no defined range; store the image with 8 bits")
     if image.mode == "I" or image.mode.startswith("I;16"):
-        return _scaled_16_bit(image)
+        return _in_strips(image, _scaled_16_bit)
     if "transparency" in image.info or image.getbands()[-1] in ("A", "a"):
-        return _over_white(image)
+        return _in_strips(image, _over_white)
     return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _in_strips(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """Convert an image to RGB strip by strip, to limit the memory that ``convert`` needs."""
+    made = Image.new("RGB", image.size)
+    rows = max(1, _STRIP // image.width)
+    for top in range(0, image.height, rows):
+        bottom = min(top + rows, image.height)
+        made.paste(convert(image.crop((0, top, image.width, bottom))), (0, top))
+    return made
 
 
 def _over_white(image: Image.Image) -> Image.Image:
@@ -254,5 +238,5 @@ def _scaled_16_bit(image: Image.Image) -> Image.Image:
     values = np.asarray(image)
     if values.min() < 0 or values.max() > 65535:
         raise ValueError("32-bit integer pixels have no defined range; store it with 8 or 16 bits")
-    scaled = (values.astype(np.uint32) * 255 + 32767) // 65535
+    scaled = (values.astype(np.int64) * 255 + 32767) // 65535
     return Image.fromarray(scaled.astype(np.uint8)).convert("RGB")

@@ -127,7 +127,7 @@ class TrainingSet(Dataset[dict[str, Any]]):
         if self._deterministic:
             sample = part[local]
         else:
-            # LAVIS lets PIL fill truncated images with grey; here they count as unreadable.
+            # For data sets that read images themselves; see `image_reading`.
             ImageFile.LOAD_TRUNCATED_IMAGES = False
             with _seeded([self.seed, epoch, index]), self._reduced(part):
                 sample = read_sample(part, local)
