@@ -110,20 +110,20 @@ def load_encoder(
         )
     if weights is None:
         raise ValueError(f"--encoder {name}: its weights would be random; give --weights FILE")
-    model = timm.create_model(name, num_classes=0)
+    timm_model: Any = timm.create_model(name, num_classes=0)
     state = read_checkpoint(weights)
-    lacks = sorted(set(model.state_dict()) - set(state.get("model", state)))
+    lacks = sorted(set(timm_model.state_dict()) - set(state.get("model", state)))
     if lacks:
         raise ValueError(f"--weights {weights} lacks {len(lacks)} weights of {name}: {lacks[0]}")
-    model.load_state_dict(state.get("model", state), strict=False)
-    model.eval().to(device)
-    usual = model.default_cfg
+    timm_model.load_state_dict(state.get("model", state), strict=False)
+    timm_model.eval().to(device)
+    usual = timm_model.default_cfg
     return Encoder(
-        lambda images: model.forward_features(images.to(device)),
+        lambda images: timm_model.forward_features(images.to(device)),
         size or usual["input_size"][-1],
         usual["mean"],
         usual["std"],
-        fingerprint(model),
+        fingerprint(timm_model),
     )
 
 

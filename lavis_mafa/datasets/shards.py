@@ -84,7 +84,7 @@ def find_shards(storage: Sequence[str | os.PathLike[str]]) -> list[Shard]:
         ValueError: for another kind of file, or a shard given twice.
     """
     shards: list[Shard] = []
-    for given in map(os.fspath, storage):
+    for given in [os.fspath(one) for one in storage]:
         files = files_named(given)
         if not files:
             raise FileNotFoundError(f"{given}: no tar file found; {_WANTED}")

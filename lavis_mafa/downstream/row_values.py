@@ -35,7 +35,7 @@ def answers_of(value: Any) -> list[str]:
         ValueError: if all are blank, there is none, or one of them is no text.
     """
     given = [one.get("answer") if isinstance(one, Mapping) else one for one in _listed(value)]
-    found = [one if _is_blank(one) else text_of(one) for one in given]
+    found = [str(one) if _is_blank(one) else text_of(one) for one in given]
     if all(map(_is_blank, found)):
         raise ValueError(f"expected an answer or a list of answers, got {short(found)}")
     return found
