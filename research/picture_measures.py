@@ -15,13 +15,12 @@ from torch.utils.data import DataLoader
 
 from lavis_mafa.config import load_config
 from lavis_mafa.datasets.image_text_json import ImageTextEval, ImageTextJsonBuilder
-from lavis_mafa.datasets.judged_truth import JudgedTruth
-from lavis_mafa.datasets.judgements import read_judgements
 from lavis_mafa.datasets.split_as_pairs import SplitAsPairs
 from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.metrics.binary import area_under_roc
 from lavis_mafa.metrics.known_truth import original_pairs
 from lavis_mafa.metrics.recall import retrieval_with_truth
+from research.judgements import judged_pairs
 from research.picture_data import class_of, classes_of
 from research.studies.plan import Job
 from research.toy_measures import Examined, negatives_of, r1
@@ -69,7 +68,7 @@ class KnownSplit:
             of_text = of_image[[data.txt2img[text] for text in range(len(data.text))]]
             same = of_image[:, None] == of_text
         # Judgements are for data that know of no valid pairs but those of the file.
-        judged = judged_pairs(_test_split(config, None), folder)
+        judged = _judged(_test_split(config, None), folder)
         return cls(data, own, data.truth_matrix(), same, cfg.run_cfg.k_test, judged)
 
 
@@ -79,16 +78,15 @@ def _test_split(config: Any, truth: str | None) -> Any:
     return ImageTextJsonBuilder(config).build_datasets()["test"]
 
 
-def judged_pairs(data: ImageTextEval, folder: Path) -> tuple[Pairs, npt.NDArray[np.bool_]] | None:
+def _judged(data: ImageTextEval, folder: Path) -> tuple[Pairs, npt.NDArray[np.bool_]] | None:
     """Return images and captions that people judged, each other's or not, and their verdicts."""
     path = folder / _JUDGEMENTS
     if not path.is_file():
         return None
     samples = TrainingSet(SplitAsPairs(data))
     sources = map(samples.source, range(len(samples)))
-    truth = JudgedTruth(read_judgements(path), samples.image_ids, sources, data.text_processor)
-    images, texts = truth.pairs()
-    return (samples.image_ids[images], texts), truth(images, texts)
+    images, texts, valid = judged_pairs(path, samples.image_ids, sources)
+    return (samples.image_ids[images], texts), valid
 
 
 def measure(runs: Sequence[Job], judges: Sequence[Job]) -> Iterator[tuple[Job, dict[str, Any]]]:

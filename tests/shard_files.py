@@ -1,4 +1,4 @@
-"""Shards of webdataset, written by webdataset itself, with an index as its ``widsindex`` makes."""
+"""Shards of webdataset, written by webdataset itself."""
 
 from __future__ import annotations
 
@@ -11,18 +11,15 @@ from webdataset import TarWriter
 
 def write_shards(folder, samples, per_shard=10_000):
     """Write samples, (key, bytes of the image, its suffix, caption, values of the .json), into
-    shards of ``per_shard``; return the path of their index."""
+    shards of ``per_shard``; return a pattern of their paths."""
     folder = Path(folder).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    listed, rest = [], iter(samples)
+    count, rest = 0, iter(samples)
     while some := list(islice(rest, per_shard)):
-        path = folder / f"pairs-{len(listed):06d}.tar"
+        path = folder / f"pairs-{count:06d}.tar"
+        count += 1
         with TarWriter(str(path), encoder=False, mtime=0) as tar:
             for key, image, suffix, caption, values in some:
                 texts = {"txt": caption.encode(), "json": json.dumps(values).encode()}
                 tar.write({"__key__": key, suffix: image, **texts})
-        size = path.stat().st_size
-        listed.append({"url": path.name, "nsamples": len(some), "filesize": size})
-    index = folder / "pairs.json"
-    index.write_text(json.dumps({"__kind__": "wids-shard-index-v1", "shardlist": listed}))
-    return index
+    return folder / "pairs-*.tar"

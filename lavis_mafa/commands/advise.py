@@ -21,7 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         search_spaces="those already counted, else M of the config and an eighth, half and all of "
         "the data up to 10,000 pairs or 4 M; if half of the data is more, M/4 and 4 M too",
         sample="that of the counts in --output, else the largest search space",
-        labels="labels.json of one or several annotators, about pairs counted in --output",
     )
 
 

@@ -228,8 +228,8 @@ def add_neighbours_argument(parser: argparse.ArgumentParser, default: str) -> No
     )
 
 
-def add_column_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the annotation files, ``--image-key``, ``--caption-key`` and ``--image-id-key``."""
+def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the annotation files, the columns of pairs, ``--images`` and ``--split``."""
     parser.add_argument(
         "files",
         nargs="+",
@@ -241,3 +241,16 @@ def add_column_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--image-key", help="column of the image path; default: detected")
     parser.add_argument("--caption-key", help="column of the caption(s); default: detected")
     parser.add_argument("--image-id-key", help="column of image ids; default: image_id")
+    parser.add_argument(
+        "--images",
+        "--image-root",
+        type=existing,
+        metavar="DIR",
+        help="folder that the paths of images are relative to (default: the folder that is given, "
+        "or that of the first file)",
+    )
+    parser.add_argument(
+        "--split",
+        choices=["train", "val", "test"],
+        help="of folders, read only the files of this split (default: all)",
+    )

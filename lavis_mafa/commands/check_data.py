@@ -4,15 +4,11 @@
     lavis-mafa check-data hub_folder/ --split train
     lavis-mafa check-data "shards/{00000..00331}.tar"
     lavis-mafa check-data train.json --images images/ --vocab vocab.txt
-    lavis-mafa check-data train.json val.json --images images/ --features features/ \\
-        --encoder resnet50 --weights resnet50.pth
 
 Reads every annotation row (or every sample of tar shards) and every image, and reports what
 training would skip, cut or refuse: missing and unreadable images, duplicates, captions without a
 word or with too many, malformed rows. With --vocab, a lower-case WordPiece vocabulary is trained
 from all captions of the files, for model.tokenizer: a BERT vocab.txt, one token a line.
-With --features, nothing is checked, but the pictures are encoded, and their features are written
-into a folder, for build_info.features. Rerun the command to resume it.
 Exit status: 0 no problems, 1 problems found, 2 unusable arguments or files.
 """
 
@@ -21,27 +17,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lavis_mafa.commands.arguments import add_column_arguments, existing, folder_of_images
+from lavis_mafa.commands.arguments import add_pair_arguments, folder_of_images
 from lavis_mafa.io.launcher import usable_cores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``lavis-mafa check-data``."""
-    add_column_arguments(parser)
+    add_pair_arguments(parser)
     parser.add_argument("--group-id-key", help="column of group ids; default: no groups")
-    parser.add_argument(
-        "--images",
-        "--image-root",
-        type=existing,
-        metavar="DIR",
-        help="folder that the paths of images are relative to (default: the folder that is given, "
-        "or that of the first file)",
-    )
-    parser.add_argument(
-        "--split",
-        choices=["train", "val", "test"],
-        help="of folders, read only the files of this split (default: all)",
-    )
     parser.add_argument(
         "--workers",
         type=int,
@@ -52,62 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, metavar="N", help="check only the first N pairs")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the whole report here")
     parser.add_argument(
-        "--no-decode",
-        dest="decode",
-        action="store_false",
-        help="read only image headers (default: decode all pixels)",
-    )
-    parser.add_argument(
         "--vocab", type=Path, metavar="OUT", help="train a vocabulary and write it here"
     )
     parser.add_argument(
         "--vocab-size", type=int, default=8000, help="its number of tokens (default: 8000)"
     )
-    features = parser.add_argument_group("features")
-    features.add_argument("--features", type=Path, metavar="OUT", help="folder to write")
-    features.add_argument(
-        "--encoder",
-        help="a model of timm; blip2_mafa or blip2_mafa:TYPE for BLIP-2's frozen image encoder; a "
-        "file .onnx; or MODULE:FUNCTION or FILE.py:FUNCTION, a function from images (B, 3, H, W) "
-        "to features (B, S, V)",
-    )
-    features.add_argument(
-        "--weights",
-        metavar="FILE",
-        help="checkpoint of the model (default: BLIP-2's published one)",
-    )
-    features.add_argument(
-        "--image-size", type=int, help="side in pixels (default: the model's, else 224)"
-    )
-    features.add_argument(
-        "--mean",
-        nargs=3,
-        type=float,
-        help="of the colours (default: timm's or CLIP's, else ImageNet's)",
-    )
-    features.add_argument("--std", nargs=3, type=float, help="of the colours (default: as --mean)")
-    features.add_argument(
-        "--grid", type=int, metavar="N", help="average features (B, V, rows, columns) to N x N"
-    )
-    features.add_argument(
-        "--views",
-        nargs="+",
-        choices=["plain", "flip"],
-        default=["plain", "flip"],
-        help="of which training draws one at random (default: both)",
-    )
-    features.add_argument(
-        "--part", default="0/1", metavar="K/N", help="make one of N parts, to use N processes"
-    )
-    features.add_argument("--batch-size", type=int, default=64, help="(default: 64)")
-    features.add_argument("--device", default="cpu", help="such as cuda (default: cpu)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check the pairs and print the report, or make features."""
+    """Check the pairs and print the report."""
     args.images = folder_of_images(args.images, args.files)
-    if args.features is not None:
-        return _make_features(args)
     from lavis_mafa.datasets.data_check import check, render
     from lavis_mafa.datasets.make_vocab import make_vocab
     from lavis_mafa.io.files import write_json
@@ -126,7 +63,6 @@ def run(args: argparse.Namespace) -> int:
             split=args.split,
             workers=args.workers,
             limit=args.limit,
-            decode=args.decode,
         )
         if out is not None:
             write_json(out, report)
@@ -139,32 +75,3 @@ def run(args: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         args.error(str(error))
     return 1 if any(report["problems"].values()) or not report["pairs"] else 0
-
-
-def _make_features(args: argparse.Namespace) -> int:
-    from lavis_mafa.datasets.feature_making import (
-        load_encoder,
-        make_features,
-        part_of,
-        pictures_of,
-    )
-    from lavis_mafa.plugins import PluginError
-
-    if args.encoder is None:
-        args.error("--features needs --encoder")
-    status = 0
-    try:
-        part = part_of(args.part)
-        encoder = load_encoder(args.encoder, args.weights, args.image_size, args.grid, args.device)
-        encoder.mean, encoder.std = args.mean or encoder.mean, args.std or encoder.std
-        names = ("image_key", "caption_key", "image_id_key", "split")
-        pairs = pictures_of(
-            args.files, args.images, **{name: getattr(args, name) for name in names}
-        )
-        how = (args.views, part, args.batch_size, args.workers)
-        for line in make_features(pairs, args.features, encoder, *how):
-            print(line)
-            status |= line.startswith("unreadable")
-    except (OSError, ValueError, PluginError) as error:
-        args.error(str(error))
-    return status

@@ -17,7 +17,6 @@ from lavis_mafa.commands.arguments import (
     add_config_arguments,
     add_neighbours_argument,
     add_sampling_arguments,
-    existing,
     search_space,
 )
 
@@ -27,8 +26,6 @@ def add_arguments(
     batch_sizes: str = "the config's",
     search_spaces: str = "the config's",
     sample: str = "all",
-    labels: str = "labels.json of one or several annotators: also print the shares multiplied by "
-    "the share of matches that they confirmed",
 ) -> None:
     """Add the arguments of the command; the others describe their defaults in ``--help``."""
     add_config_arguments(parser)
@@ -58,14 +55,6 @@ def add_arguments(
         type=float,
         default=0.5,
         help="a pair with a higher probability is classified as a match (default: 0.5)",
-    )
-    parser.add_argument(
-        "--labels",
-        nargs="+",
-        type=existing,
-        default=[],
-        metavar="FILE",
-        help=labels,
     )
 
 

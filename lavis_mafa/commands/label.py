@@ -1,13 +1,8 @@
-"""Let annotators label pairs that a discriminator judged, and measure its quality by them (MAFA
-Appendix B).
+"""Label judged pairs by hand, and measure a discriminator by the labels (MAFA Appendix B).
 
-`label page` draws pairs at random and writes an HTML page that shows them one by one, without
-probability or ground truth; the page saves the answers as labels.json. `label quality` computes
-precision and recall of discriminators by threshold, and the share of matches that annotators
-confirm (0.83 in the paper), by which `lavis-mafa count --labels` multiplies. The ground truth comes
-from the data set where it is known, or from annotators. `label judgements` writes the answers with
-the names of images and captions, as a file that can be the truth of training data
-(build_info.truth).
+`label page` writes an HTML page that shows random pairs one by one, without their probability;
+two keys label them, and the page saves labels.csv. `label quality` prints precision and recall by
+threshold, by these labels or by the ground truth of the data, and advises a threshold.
 """
 
 from __future__ import annotations
@@ -20,9 +15,14 @@ from lavis_mafa.commands.arguments import add_recorded_data_arguments, existing
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parts = parser.add_subparsers(dest="part", required=True, metavar="page | quality | judgements")
-    text = "draw pairs and write the page"
-    page = parts.add_parser("page", help=text, description=text)
+    parts = parser.add_subparsers(dest="part", required=True, metavar="page | quality")
+    text = "draw pairs, equally many from every tenth of the probability, and write the page"
+    _add_page(parts.add_parser("page", help=text, description=text))
+    text = "print precision and recall by threshold, and advise a threshold"
+    _add_quality(parts.add_parser("quality", help=text, description=text))
+
+
+def _add_page(page: argparse.ArgumentParser) -> None:
     page.add_argument("judged", type=existing, metavar="JUDGED", help="judged.npz, or its folder")
     page.add_argument(
         "--output",
@@ -35,13 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     page.add_argument(
         "--above",
         type=float,
-        help="draw pairs with a higher probability (default: the run's low threshold, else 0.5)",
-    )
-    page.add_argument(
-        "--all",
-        action="store_true",
-        help="draw from all judged pairs, equally many from every tenth of the probability range, "
-        "which gives precision and recall at every threshold",
+        default=0.0,
+        metavar="P",
+        help="draw only pairs with a higher probability, 0.1, 0.2, ... or 0.9 (default: all)",
     )
     page.add_argument("--seed", type=int, default=0, help="of the draw (default: 0)")
     page.add_argument(
@@ -51,68 +47,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="longest side of the images in pixels (default: 640)",
     )
     add_recorded_data_arguments(page)
-    text = "precision and recall by threshold, and the share of matches that annotators confirm"
-    _add_quality(parts.add_parser("quality", help=text, description=text))
-    text = "write the answers as judgements that name image files and captions"
-    judgements = parts.add_parser("judgements", help=text, description=text)
-    judgements.add_argument(
-        "labels", nargs="+", type=existing, metavar="LABELS", help="labels.json of the annotators"
-    )
-    judgements.add_argument(
-        "--judged",
-        type=existing,
-        required=True,
-        metavar="JUDGED",
-        help="judged.npz that the page was drawn from, or its folder",
-    )
-    judgements.add_argument(
-        "--output",
-        type=Path,
-        default=Path("judgements.json"),
-        help="file to write (default: judgements.json)",
-    )
-    add_recorded_data_arguments(judgements)
 
 
 def _add_quality(quality: argparse.ArgumentParser) -> None:
     quality.add_argument(
-        "judged", nargs="+", type=existing, metavar="JUDGED", help="judged.npz, or its folder"
+        "judged", type=existing, metavar="JUDGED", help="judged.npz, or its folder"
     )
     quality.add_argument(
         "--labels",
-        nargs="+",
         type=existing,
-        default=[],
-        help="labels.json of one or several annotators, about pairs of one of the files",
+        metavar="FILE",
+        help="labels.csv of the page (default: the ground truth of the data)",
     )
     quality.add_argument(
         "--precision",
         type=float,
+        default=0.8,
         metavar="P",
-        help="find the smallest threshold with at least this precision (0.8: 80 %%), and write it "
-        "to calibration.json in --output, for model.mafa.connections.calibration of a config",
+        help="advise the smallest threshold with at least this precision (default: 0.8)",
     )
     quality.add_argument(
         "--low-precision",
         type=float,
         metavar="P",
-        help="the same for connections.low; at most --precision (default: low is not calibrated)",
+        help="the same for connections.low (default: low is not advised)",
     )
     quality.add_argument(
-        "--output", type=Path, help="folder for the results (default: only print them)"
+        "--name", help="discriminator of --output (default: the first in the file)"
+    )
+    quality.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write the advised thresholds, for model.mafa.connections.calibration of a config",
     )
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write the page of pairs, the page of quality, or the judgements."""
+    """Write the page of pairs, or print the table of quality."""
     if args.part == "quality":
-        from lavis_mafa.mining.quality.quality_page import report_quality
+        from lavis_mafa.mining.quality.label_quality import report_quality
 
         report_quality(args)
-    elif args.part == "judgements":
-        from lavis_mafa.mining.quality.label_judgements import write_judgements
-
-        write_judgements(args.labels, args.judged, args.output, args.cfg_path, args.options)
     else:
         from lavis_mafa.mining.quality.label_page import label_page
 

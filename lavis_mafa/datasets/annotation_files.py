@@ -37,7 +37,7 @@ from lavis_mafa.datasets.annotation_rows import (
     is_karpathy,
     short,
 )
-from lavis_mafa.datasets.columnar_files import COLUMNAR_SUFFIXES, is_columnar, raw_rows
+from lavis_mafa.datasets.columnar_files import COLUMNAR_SUFFIXES, raw_rows
 from lavis_mafa.datasets.data_folders import captioned_in, files_of
 from lavis_mafa.io.files import require_regular
 
@@ -47,8 +47,9 @@ TEXT_SUFFIXES = (".json", *_JSON_LINES_SUFFIXES, *_DELIMITERS)
 SUFFIXES = (*TEXT_SUFFIXES, *COLUMNAR_SUFFIXES)
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _OTHER_FILES = {  # by their first bytes
-    **{b"\x1f\x8b": "gzip file", b"BZh": "bzip2 file", b"\xfd7zX": "xz file"},
-    **{b"\x28\xb5\x2f\xfd": "zstd file", b"PK\3\4": "zip file", b"PAR1": "parquet file"},
+    b"\x1f\x8b": "gzip file",
+    b"PK\3\4": "zip file",
+    b"PAR1": "parquet file",
 }
 _LONGEST_CELL = 2**24  # characters; one with an unclosed quotation mark is read to here at most
 
@@ -116,7 +117,7 @@ def read_rows(
     found: Iterator[Any]
     if path.is_dir():
         found = _captioned(path)
-    elif is_columnar(path):
+    elif path.suffix.lower() in COLUMNAR_SUFFIXES:
         found = raw_rows(path, columns, images)
     else:
         found = raw_records(path, columns)
@@ -132,7 +133,9 @@ def _captioned(folder: Path) -> Iterator[_Raw | PassedOver]:
     for picture, text in found.items():
         name = os.fspath(picture.relative_to(folder))
         try:
-            yield name, {"image": name, "caption": text.read_text("utf-8-sig").splitlines()}
+            # Not by `splitlines`, which also splits at characters such as U+0085.
+            captions = text.read_text("utf-8-sig").removesuffix("\n").split("\n")
+            yield name, {"image": name, "caption": captions}
         except UnicodeDecodeError as error:
             yield Problem(name, f"its text file is not UTF-8: {error}")
     if others:

@@ -221,9 +221,8 @@ class PairColumns:
         try:
             "".join((name, image_id or "", group_id or "", *captions)).encode("utf-8")
         except UnicodeEncodeError:
-            why = f"text is not valid UTF-8: {short(name)}, {short(captions)}"
-            known = [short(one) for one in (image_id, group_id) if one is not None]
-            return Problem(where, ", ".join([why, *known]))
+            given = [one for one in (name, *captions, image_id, group_id) if one]
+            return Problem(where, f"text is not valid UTF-8: {short(given)}")
         return Row(where, name, captions, image_id, stored, group_id)
 
 

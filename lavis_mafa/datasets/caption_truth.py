@@ -8,37 +8,34 @@ animal"]`` in it, every caption "An animal." is valid for dog.jpg.
 from __future__ import annotations
 
 import logging
-import os
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from itertools import chain
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-from lavis_mafa.datasets.judged_truth import JudgedTruth
-from lavis_mafa.datasets.judgements import Judgements, has_judgements, read_judgements
 from lavis_mafa.datasets.pair_conversion import dense_ids, digest_of
 from lavis_mafa.datasets.pair_table import PairTable
 from lavis_mafa.metrics.known_truth import read_truth
 
 SAME_CAPTION = "same_caption"
-KEY = "build_info.truth"
+_KEY = "build_info.truth"
 
-Mask = npt.NDArray[np.bool_]
-Numbers = npt.NDArray[np.int64]
+_Mask = npt.NDArray[np.bool_]
+_Numbers = npt.NDArray[np.int64]
 
 
 class PairTruth(Protocol):
     """What is known of the pairs of a table: the ``truth`` of its data set.
 
-    An object that does not know every pair, such as judgements by people, has a method ``known``,
-    which takes the same arguments and returns which pairs it knows.
+    An object that does not know every pair has a method ``known``, which takes the same arguments
+    and returns which pairs it knows.
     """
 
-    def __call__(self, image_of: npt.ArrayLike, text_of: npt.ArrayLike) -> Mask:
+    def __call__(self, image_of: npt.ArrayLike, text_of: npt.ArrayLike) -> _Mask:
         """Return whether the captions of pairs ``text_of`` fit the images of pairs ``image_of``.
 
         Both are row numbers in the table; their shapes broadcast to the shape of the result.
@@ -84,39 +81,28 @@ class CaptionTruth:
         keys = self._key(np.asarray(self.image_ids), self.caption_ids)
         if further:
             keys = np.concatenate([keys, self._of_further(table, further, others)])
-        self.keys = np.unique(keys)
+        self._keys = np.unique(keys)
 
-    def __call__(self, image_of: npt.ArrayLike, text_of: npt.ArrayLike) -> Mask:
-        """As `PairTruth`.
+    def __call__(self, image_of: npt.ArrayLike, text_of: npt.ArrayLike) -> _Mask:
+        """As `PairTruth`."""
+        images = self.image_ids[np.asarray(image_of, np.int64)]
+        keys = self._key(images, self.caption_ids[np.asarray(text_of, np.int64)])
+        places = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        return np.asarray(self._keys[places] == keys)
 
-        Raises:
-            IndexError: for a number outside 0 .. N - 1.
-        """
-        images = self.image_ids[self._rows("image_of", image_of)]
-        keys = self._key(images, self.caption_ids[self._rows("text_of", text_of)])
-        places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        return np.asarray(self.keys[places] == keys)
-
-    def matrix(self, rows: Numbers) -> Mask:
+    def matrix(self, rows: _Numbers) -> _Mask:
         """Return which of the captions of ``rows (T,)`` are valid for which image, ``(I, T)``."""
         shape = int(self.image_ids.max()) + 1, self.n_captions
         table = np.zeros(shape, np.bool_)
-        table.reshape(-1)[self.keys] = True
+        table.reshape(-1)[self._keys] = True
         return np.asarray(table[:, self.caption_ids[rows]])
 
-    def _key(self, images: Numbers, captions: Numbers) -> Numbers:
+    def _key(self, images: _Numbers, captions: _Numbers) -> _Numbers:
         return np.asarray(images * self.n_captions + captions)
 
-    def _rows(self, name: str, given: npt.ArrayLike) -> Numbers:
-        rows, count = np.asarray(given, dtype=np.int64), len(self.caption_ids)
-        if rows.size and not (rows.min() >= 0 and rows.max() < count):
-            why = f"has values from {rows.min()} to {rows.max()}"
-            raise IndexError(f"{name} {why}, expected numbers of pairs from 0 to {count - 1}")
-        return rows
-
     def _of_further(
-        self, table: PairTable, further: Sequence[tuple[str, str]], captions: Numbers
-    ) -> Numbers:
+        self, table: PairTable, further: Sequence[tuple[str, str]], captions: _Numbers
+    ) -> _Numbers:
         wanted = {image for image, _ in further}
         images: dict[str, set[int]] = {}
         for row in np.unique(self.image_ids, return_index=True)[1].tolist():
@@ -132,7 +118,11 @@ class CaptionTruth:
         if foreign:
             logging.warning(
                 "%s: %d of %d pairs are not in %s, the first is %s",
-                *(KEY, len(foreign), len(further), table.folder, list(foreign[0])),
+                _KEY,
+                len(foreign),
+                len(further),
+                table.folder,
+                list(foreign[0]),
             )
         return np.array(keys, np.int64)
 
@@ -141,27 +131,21 @@ def truth_reader(given: str | None) -> Callable[[PairTable], PairTruth] | None:
     """Return what makes the truth of a table from `build_info.truth`; None for null.
 
     Args:
-        given: ``same_caption``, a file of further valid pairs by name and caption, or a file of
-            `judgements`, which may be about some of the splits only.
+        given: ``same_caption``, or a file of further valid pairs by name and caption.
 
     Raises:
-        FileNotFoundError, ValueError: for a file as `read_truth` or `read_judgements` refuses it,
-            and for one that lists numbers: they would mean something else in every split.
+        FileNotFoundError, ValueError: for a file as `read_truth` refuses it, and for one that lists
+            numbers: they would mean something else in every split.
     """
     if given is None:
         return None
     if given == SAME_CAPTION:
         return CaptionTruth
-    if os.path.isfile(given) and has_judgements(given):
-        try:
-            return partial(_judged, read_judgements(given))
-        except ValueError as error:
-            raise ValueError(f"{KEY}: {error}") from error
     further: list[tuple[str, str]] = []
-    for image, text in read_truth(given, KEY):
+    for image, text in read_truth(given, _KEY):
         if not (isinstance(image, str) and isinstance(text, str)):
             raise ValueError(
-                f"{KEY}: {given} lists pairs by number, such as {[image, text]}, which mean other "
+                f"{_KEY}: {given} lists pairs by number, such as {[image, text]}, which mean other "
                 'pairs in every split; list them by name, such as ["dog.jpg", "an animal"], or '
                 "give the file as run.truth_file for one test split"
             )
@@ -169,15 +153,10 @@ def truth_reader(given: str | None) -> Callable[[PairTable], PairTruth] | None:
     return lambda table: CaptionTruth(table, further)
 
 
-def _judged(judgements: Judgements, table: PairTable) -> PairTruth:
-    """Return what judgements say of a table."""
-    sources = zip(map(table.image, range(len(table))), table.captions(), strict=True)
-    return JudgedTruth(judgements, np.asarray(table.image_ids), sources, required=False)
-
-
-def _numbers(captions: Iterator[str]) -> Numbers:
+def _numbers(captions: Iterator[str]) -> _Numbers:
     """Number different captions as compared, in order of first appearance: ``(N,)`` int64."""
     stored = bytearray()
     for caption in captions:
         stored += digest_of(b"", normalised(caption).encode("utf-8", "surrogatepass"))
-    return dense_ids(stored)[0]
+    column = pa.Array.from_buffers(pa.binary(16), len(stored) // 16, [None, pa.py_buffer(stored)])
+    return dense_ids(pa.chunked_array([column]))[0]

@@ -12,7 +12,6 @@ import os
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -24,15 +23,14 @@ from lavis.processors.blip_processors import BlipCaptionProcessor
 from lavis_mafa.datasets.annotation_files import read_rows, require_files
 from lavis_mafa.datasets.annotation_rows import MAX_UNUSABLE, PassedOver, Problem, Row, short
 from lavis_mafa.datasets.caption_reading import require_readable, was_cut
-from lavis_mafa.datasets.columnar_files import require_same_columns
-from lavis_mafa.datasets.image_reading import read_rgb, read_size, require_below, require_file
+from lavis_mafa.datasets.columnar_files import check_columns
+from lavis_mafa.datasets.image_reading import read_file, read_rgb
 from lavis_mafa.datasets.shards import find_shards, names_shards, read_samples
 from lavis_mafa.io.processes import progress
 
 _MIN_SIDE = 32  # pixels; smaller images are reported as tiny
 _MAX_ASPECT = 5.0  # longer to shorter side; more is reported as extreme
-_BLOCK = 1024  # image files handed to the worker threads at a time
-_BLOCK_BYTES = 2**26  # of images inside annotation files, handed to them at a time
+_BLOCK = 256  # images handed to the worker threads at a time
 _PRINTED = 10  # examples of each problem in the printed summary
 
 # The default processor of our builders. It removes some characters: of "..." nothing is left.
@@ -59,97 +57,140 @@ PROBLEMS = {
 _Facts = tuple[bytes, tuple[int, int]] | Exception
 
 
-def _group_report(groups: dict[str, Counter[str]], pairs: int) -> dict[str, Any]:
-    """Return the counts of groups, given the images of the pairs of each."""
+def _check_groups(groups: dict[str, Counter[str]], pairs: int) -> tuple[dict[str, Any], list[str]]:
+    """Return counts of the groups and what makes them useless.
+
+    Args:
+        groups: the images of the pairs of each group.
+        pairs: number of all pairs.
+    """
     sizes = {group: images.total() for group, images in groups.items()}
     largest = max(sizes, key=sizes.__getitem__, default=None)
-    return {
+    several = sum(len(images) > 1 for images in groups.values())
+    of_largest = 0 if largest is None else sizes[largest]
+    counts = {
         "groups": len(sizes),
-        "groups_with_several_images": sum(len(images) > 1 for images in groups.values()),
+        "groups_with_several_images": several,
         "pairs": sum(sizes.values()),
         "share": sum(sizes.values()) / pairs if pairs else 0.0,
-        "largest": 0 if largest is None else sizes[largest],
+        "largest": of_largest,
         "largest_group": largest,
     }
-
-
-def _group_problems(found: dict[str, Any], pairs: int) -> list[str]:
-    """Return what makes groups useless, or why most pairs lack negatives."""
     wrong = []
-    if not found["groups_with_several_images"]:
+    if pairs and not several:
         wrong.append(
             "no group has two images, so that groups change nothing: give the column whose "
             "values are equal for samples that belong together (--group-id-key)"
         )
-    if found["largest"] > pairs / 2:
+    if of_largest > pairs / 2:
         wrong.append(
-            f"group {found['largest_group']!r} has {found['largest']} of {pairs} pairs, which "
-            "are no negatives of each other, so that most pairs have few: leave its value "
-            "empty if it means none, or give another column (--group-id-key)"
+            f"group {largest!r} has {of_largest} of {pairs} pairs, which are no negatives of each "
+            "other, so that most pairs have few: leave its value empty if it means none, or give "
+            "another column (--group-id-key)"
         )
-    return wrong
+    return counts, wrong
 
 
-@dataclass
-class _Rows:
-    """Counts and findings of the annotation files, collected row by row."""
+class _Findings:
+    """Counts and problems of pairs and images, added one by one.
 
-    problems: dict[str, list[str]]
-    pairs: int = 0
-    records: int = 0
-    fatal: int = 0
-    passed_over: int = 0
-    words: array[int] = field(default_factory=lambda: array("q"))
-    captions_of: dict[str, int] = field(default_factory=dict)
-    groups: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    _seen: set[bytes] = field(default_factory=set)
-    _links: set[tuple[str, str]] = field(default_factory=set)
-    _id_of: dict[str, str] = field(default_factory=dict)
-    _file_of: dict[str, str] = field(default_factory=dict)
-    _place_of: dict[bytes, str] = field(default_factory=dict)
+    Attributes:
+        captions_of: number of captions by image.
+        groups: the images of the pairs of each group.
+        sizes: width and height of the readable images.
+    """
 
-    @property
-    def files(self) -> list[str]:
-        """The paths of all images that are files of their own."""
-        stored = set(self._place_of.values())
-        return [image for image in self.captions_of if image not in stored]
+    def __init__(self) -> None:
+        self.problems: dict[str, list[str]] = {key: [] for key in PROBLEMS}
+        self.pairs = self.records = self.fatal = self.passed_over = 0
+        self.words: array[int] = array("q")
+        self.captions_of: Counter[str] = Counter()
+        self.groups: dict[str, Counter[str]] = defaultdict(Counter)
+        self.sizes: list[tuple[int, int]] = []
+        self._pairs: set[bytes] = set()
+        self._links: set[tuple[str, str]] = set()
+        self._id_of: dict[str, str] = {}
+        self._image_of: dict[str, str] = {}
+        self._first_place: dict[bytes, str] = {}
+        self._first_image: dict[bytes, str] = {}
 
-    def name_of(self, path: Path, row: Row, content: bytes | None) -> str:
+    def rows(
+        self, paths: list[Path], read: Callable[[Path], Iterator[Any]], limit: int | None
+    ) -> Iterator[tuple[Path, Row]]:
+        """Yield the usable rows of files with up to ``limit`` pairs, and note the others."""
+        for path in paths:
+            for row in read(path):
+                if isinstance(row, PassedOver):
+                    self.passed_over += row.members
+                    continue
+                self.records += 1
+                if isinstance(row, Problem):
+                    self.problems["malformed_rows"].append(f"{path}, {row.where}: {row.message}")
+                    self.fatal += row.fatal
+                    continue
+                if self.pairs == limit:
+                    return
+                captions = row.captions if limit is None else row.captions[: limit - self.pairs]
+                yield path, row._replace(captions=captions)
+
+    def name_of(self, place: str, row: Row, content: bytes | None) -> str:
         """Return the name of a row's image: its path, or the first place of its content."""
         if content is None:
             return row.image
-        digest = hashlib.blake2b(content, digest_size=16).digest()
-        return self._place_of.setdefault(digest, f"{path}, {row.where}")
+        return self._first_place.setdefault(_digest(content), place)
 
-    def add(self, place: str, image: str, caption: str, row: Row) -> None:
-        image_id = row.image_id
+    def add_pair(self, place: str, image: str, caption: str, row: Row) -> None:
+        """Add an image, by name, and one of its captions."""
         self.pairs += 1
         if row.group_id is not None:
             self.groups[row.group_id][image] += 1
-        self.captions_of[image] = self.captions_of.get(image, 0) + 1
+        self.captions_of[image] += 1
         self.words.append(len(caption.split()))
+        read = _processed(caption)
+        if was_cut(_processed, lambda: caption, read):
+            self.problems["cut_captions"].append(
+                f"{place}: {image!r} has {len(caption.split())} words"
+            )
         try:
-            read = _processed(caption)
-            if was_cut(_processed, lambda: caption, read):
-                cut = f"{place}: {image!r} has {len(caption.split())} words"
-                self.problems["cut_captions"].append(cut)
             require_readable(read)
         except ValueError:
             shown = f" {caption!r:.60}" if caption.strip() else ""
             self.problems["empty_captions"].append(f"{place}: {image!r}{shown}")
             return
-        pair = hashlib.blake2b(f"{image}\0{caption}".encode(), digest_size=16).digest()
-        if pair in self._seen:
+        pair = _digest(f"{image}\0{caption}".encode())
+        if pair in self._pairs:
             self.problems["duplicate_pairs"].append(f"{place}: {image!r} {caption!r}")
-        self._seen.add(pair)
-        if image_id is not None and (image, image_id) not in self._links:
-            self._links.add((image, image_id))
-            file = self._file_of.setdefault(image_id, image)
-            if file != image:
-                self.problems["shared_image_ids"].append(f"{image_id!r}: {file!r}, {image!r}")
-            known_id = self._id_of.setdefault(image, image_id)
-            if known_id != image_id:
-                self.problems["split_image_ids"].append(f"{image!r}: {known_id!r}, {image_id!r}")
+        self._pairs.add(pair)
+
+    def add_id(self, image: str, image_id: str) -> None:
+        """Add the id that a row gives its image."""
+        if (image, image_id) in self._links:
+            return
+        self._links.add((image, image_id))
+        first = self._image_of.setdefault(image_id, image)
+        if first != image:
+            self.problems["shared_image_ids"].append(f"{image_id!r}: {first!r}, {image!r}")
+        first = self._id_of.setdefault(image, image_id)
+        if first != image_id:
+            self.problems["split_image_ids"].append(f"{image!r}: {first!r}, {image_id!r}")
+
+    def add_image(self, image: str, fact: _Facts) -> None:
+        """Add what was read of an image."""
+        if isinstance(fact, FileNotFoundError):
+            self.problems["missing_files"].append(repr(image))
+        elif isinstance(fact, Exception):
+            self.problems["unreadable_images"].append(f"{image!r}: {type(fact).__name__}: {fact}")
+        else:
+            digest, size = fact
+            first = self._first_image.setdefault(digest, image)
+            if first != image:
+                self.problems["duplicate_images"].append(f"{image!r} has the content of {first!r}")
+            self.sizes.append(size)
+            finding = f"{image!r}: {size[0]} x {size[1]} pixels"
+            if min(size) < _MIN_SIDE:
+                self.problems["tiny_images"].append(f"{finding}, shorter side below {_MIN_SIDE}")
+            if max(size) > _MAX_ASPECT * min(size):
+                self.problems["extreme_images"].append(f"{finding}, aspect above {_MAX_ASPECT:g}")
 
 
 def readable(
@@ -172,7 +213,7 @@ def readable(
         paths = [Path(shard.path) for shard in find_shards(list(files))]
         return paths, partial(read_samples, group_id_key=group_id_key)
     paths, keys = require_files(files, split), {**keys, "group_id_key": group_id_key}
-    require_same_columns(paths, **keys)
+    check_columns(paths, **keys)
     return paths, lambda path: read_rows(path, images=images, **keys)
 
 
@@ -184,7 +225,6 @@ def check(
     split: str | None = None,
     workers: int = 4,
     limit: int | None = None,
-    decode: bool = True,
     **keys: str | None,
 ) -> dict[str, Any]:
     """Read all pairs and images and return what is wrong with them.
@@ -197,7 +237,6 @@ def check(
         split: train, val or test: of folders, only the files of this split; None: all.
         workers: threads that read images, at least 1.
         limit: stop after this many pairs.
-        decode: decode all pixels as training does; False reads files and image headers only.
         keys: names of the other columns, as of `PairColumns`.
 
     Returns:
@@ -213,8 +252,7 @@ def check(
     Raises:
         FileNotFoundError: a file or the root is missing.
         ValueError: an argument is out of range, a file has an unknown suffix, parquet or Arrow
-            files have other columns than expected or than each other, or the image root is not
-            given.
+            files have other columns than expected, or the image root is not given.
     """
     paths, read = readable(files, split, images=True, group_id_key=group_id_key, **keys)
     if image_root is not None and not os.path.isdir(image_root):
@@ -223,39 +261,52 @@ def check(
         )
     if workers < 1 or (limit is not None and limit < 1):
         raise ValueError(f"expected workers and limit of at least 1, got {workers} and {limit}")
-    problems: dict[str, list[str]] = {key: [] for key in PROBLEMS}
-    rows = _Rows(problems)
-    with ThreadPool(workers) as pool:
-        images = _Images(pool, os.fspath(image_root or ""), decode, problems)
-        for path, row, name, content in _rows_of(paths, read, limit, rows):
-            if content is not None:
-                images.add(name, content)
-            elif image_root is None:
+    root = None if image_root is None else os.path.abspath(image_root)
+    found, has_paths = _Findings(), False
+    waiting: dict[str, bytes | None] = {}  # images to read, by name, with their content
+    with ThreadPool(workers) as pool, progress(desc="pairs", unit=" pairs") as bar:
+
+        def read_images() -> None:
+            facts = pool.imap(lambda one: _facts(*one, root or ""), waiting.items())
+            for name, fact in zip(waiting, facts, strict=True):
+                found.add_image(name, fact)
+            waiting.clear()
+
+        for path, row in found.rows(paths, read, limit):
+            place, content = f"{path}, {row.where}", _content(path, row)
+            if content is None and root is None:
                 raise ValueError(
-                    f"{path}, {row.where} has the path of an image, {short(row.image)}: give the "
-                    "folder that paths are relative to (--images)"
+                    f"{place} has the path of an image, {short(row.image)}: give the folder that "
+                    "paths are relative to (--images)"
                 )
-        for name in progress(rows.files, "images", unit=" images"):
-            images.add(name)
-        images.read()
-    groups = _group_report(rows.groups, rows.pairs)
-    if group_id_key is not None and rows.pairs:
-        problems["groups"] += _group_problems(groups, rows.pairs)
-    several = sum(count > 1 for count in rows.captions_of.values())
-    return {
-        "pairs": rows.pairs,
-        "images": len(rows.captions_of),
-        "records": rows.records,
-        "fatal": rows.fatal,
-        "passed_over": rows.passed_over,
-        "images_with_several_captions": several,
-        "caption_words": _distribution(rows.words),
-        "width": _distribution([width for width, _ in images.sizes]),
-        "height": _distribution([height for _, height in images.sizes]),
-        "looked_in": os.path.abspath(image_root) if image_root and rows.files else None,
-        **({} if group_id_key is None else {"groups": groups}),
-        "problems": problems,
+            has_paths |= content is None
+            name = found.name_of(place, row, content)
+            if name not in found.captions_of:
+                waiting[name] = content
+            for caption in row.captions:
+                found.add_pair(place, name, caption, row)
+                bar.update()
+            if row.image_id is not None:
+                found.add_id(name, row.image_id)
+            if len(waiting) >= _BLOCK:
+                read_images()
+        read_images()
+    report: dict[str, Any] = {
+        "pairs": found.pairs,
+        "images": len(found.captions_of),
+        "records": found.records,
+        "fatal": found.fatal,
+        "passed_over": found.passed_over,
+        "images_with_several_captions": sum(n > 1 for n in found.captions_of.values()),
+        "caption_words": _distribution(found.words),
+        "width": _distribution([width for width, _ in found.sizes]),
+        "height": _distribution([height for _, height in found.sizes]),
+        "looked_in": root if has_paths else None,
+        "problems": found.problems,
     }
+    if group_id_key is not None:
+        report["groups"], found.problems["groups"] = _check_groups(found.groups, found.pairs)
+    return report
 
 
 def render(report: dict[str, Any]) -> str:
@@ -267,12 +318,14 @@ def render(report: dict[str, Any]) -> str:
     ]
     if "groups" in report:
         found = report["groups"]
-        largest = f", the largest, {found['largest_group']!r}, of {found['largest']}"
         several = found["groups_with_several_images"]
-        lines.append(
+        line = (
             f"groups  {found['groups']} of {found['pairs']} pairs ({found['share']:.1%} of all), "
-            f"{several} of several images{largest * bool(found['pairs'])}"
         )
+        line += f"{several} of several images"
+        if found["pairs"]:
+            line += f", the largest, {found['largest_group']!r}, of {found['largest']}"
+        lines.append(line)
     if report["looked_in"]:
         lines.append(f"images were looked for in {report['looked_in']}")
     missing = report["problems"]["missing_files"]
@@ -310,33 +363,6 @@ def render(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _rows_of(
-    paths: list[Path], read: Callable[[Path], Iterator[Any]], limit: int | None, rows: _Rows
-) -> Iterator[tuple[Path, Row, str, bytes | None]]:
-    """Add up to `limit` pairs to `rows`, with a progress bar, and yield each row that can be used
-    with its file, the name of its image, and the image if it lies in the file."""
-    with progress(desc="pairs", unit=" pairs") as bar:
-        for path in paths:
-            for row in read(path):
-                if isinstance(row, PassedOver):
-                    rows.passed_over += row.members
-                    continue
-                rows.records += 1
-                place = f"{path}, {row.where}"
-                if isinstance(row, Problem):
-                    rows.problems["malformed_rows"].append(f"{place}: {row.message}")
-                    rows.fatal += row.fatal
-                    continue
-                if rows.pairs == limit:
-                    return
-                content = _content(path, row)
-                name = rows.name_of(path, row, content)
-                for caption in row.captions[: None if limit is None else limit - rows.pairs]:
-                    rows.add(place, name, caption, row)
-                    bar.update()
-                yield path, row, name, content
-
-
 def _content(path: Path, row: Row) -> bytes | None:
     """Return the image of a row that lies in its file; None if it is a file of its own."""
     if row.stored is None:
@@ -348,81 +374,13 @@ def _content(path: Path, row: Row) -> bytes | None:
         return file.read(row.stored.size)
 
 
-class _Images:
-    """Reads images in threads and collects what is wrong with them.
-
-    Threads suffice: decoding and hashing release the GIL.
-
-    Args:
-        root: folder of the images that are files of their own.
-
-    Attributes:
-        sizes: width and height of the readable images.
-    """
-
-    def __init__(
-        self, pool: ThreadPool, root: str, decode: bool, problems: dict[str, list[str]]
-    ) -> None:
-        self.pool, self.root, self.decode, self.problems = pool, root, decode, problems
-        self.sizes: list[tuple[int, int]] = []
-        self._first_with: dict[bytes, str] = {}
-        self._seen: set[str] = set()
-        self._waiting: list[tuple[str, bytes | None]] = []
-        self._waiting_bytes = 0
-
-    def add(self, name: str, content: bytes | None = None) -> None:
-        """Read an image soon, unless it has been read.
-
-        Args:
-            content: its bytes; None if it is a file of its own.
-        """
-        if name in self._seen:
-            return
-        self._seen.add(name)
-        self._waiting.append((name, content))
-        self._waiting_bytes += len(content or b"")
-        if len(self._waiting) >= _BLOCK or self._waiting_bytes > _BLOCK_BYTES:
-            self.read()
-
-    def read(self) -> None:
-        """Read the images that wait."""
-        facts = self.pool.imap(lambda one: _facts(*one, self.root, self.decode), self._waiting)
-        for (name, _), fact in zip(self._waiting, facts, strict=True):
-            self._note(name, fact)
-        self._waiting, self._waiting_bytes = [], 0
-
-    def _note(self, image: str, fact: _Facts) -> None:
-        problems = self.problems
-        if isinstance(fact, FileNotFoundError):
-            problems["missing_files"].append(repr(image))
-        elif isinstance(fact, Exception):
-            problems["unreadable_images"].append(f"{image!r}: {type(fact).__name__}: {fact}")
-        else:
-            digest, size = fact
-            twin = self._first_with.setdefault(digest, image)
-            if twin != image:
-                problems["duplicate_images"].append(f"{image!r} has the content of {twin!r}")
-            self.sizes.append(size)
-            short, long = sorted(size)
-            finding = f"{image!r}: {size[0]} x {size[1]} pixels"
-            if short < _MIN_SIDE:
-                problems["tiny_images"].append(f"{finding}, shorter side below {_MIN_SIDE}")
-            if long > _MAX_ASPECT * short:
-                problems["extreme_images"].append(f"{finding}, aspect above {_MAX_ASPECT:g}")
-
-
-def _facts(name: str, data: bytes | None, root: str, decode: bool) -> _Facts:
+def _facts(name: str, data: bytes | None, root: str) -> _Facts:
     """Read an image file, or its content under a name."""
     path = name if data is not None else os.path.join(root, name)
     try:
-        digest = hashlib.sha256(data or b"")
         if data is None:
-            require_below(path, root)
-            require_file(path)
-            with open(path, "rb") as stream:
-                while block := stream.read(1 << 20):
-                    digest.update(block)
-        return digest.digest(), read_rgb(path, data).size if decode else read_size(path, data)
+            data = read_file(path, root)
+        return _digest(data), read_rgb(path, data).size
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         return error
 
@@ -433,3 +391,7 @@ def _distribution(values: Sequence[int] | array[int]) -> dict[str, float] | None
         return None
     quantiles = np.percentile(np.asarray(values), [0, 50, 95, 100])
     return dict(zip(("min", "median", "95 %", "max"), map(float, quantiles), strict=True))
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).digest()

@@ -8,6 +8,8 @@ Folders, told apart by what they contain:
   them, or those of the split where names say so, such as `data/train-00000-of-00002.parquet` or
   `train/0000.parquet`;
 - one with pictures and text files of the same names: the folder itself, whatever the split.
+
+Symbolic links to folders are followed.
 """
 
 from __future__ import annotations
@@ -28,8 +30,7 @@ _SPLIT_NAMES = {
     "test": ("test", "testing", "eval", "evaluation"),
 }
 _STATE, _DICT = "state.json", "dataset_dict.json"
-_NUMBERED = re.compile(r"-(\d{5})-of-(\d{5})(?!\d)")
-_MOST_SHOWN = 5
+_NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})(?!\d)")  # a digest may follow
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 
 
@@ -46,9 +47,25 @@ def files_of(given: str | os.PathLike[str], split: str | None = None) -> list[Pa
         ValueError: for a folder of another kind, or without this split.
     """
     path = Path(os.path.abspath(os.path.expanduser(given)))
+    if (path / _DICT).is_file():
+        names = _listed(path / _DICT, "splits", "a list of names of folders", lambda one: one)
+        chosen = [one for one in names if split is None or one in (split, *_SPLIT_NAMES[split])]
+        if not chosen:
+            raise ValueError(
+                f"folder {path} has the splits {', '.join(names) or 'none'}, and none of "
+                f"{', '.join(_SPLIT_NAMES[split or 'train'])}; name the folder of the split to read"
+            )
+        return [file for one in chosen for file in _saved_files(path / one)]
+    if (path / _STATE).is_file():
+        return _saved_files(path)
     if path.is_dir():
         return _files_in(path, split)
-    return [Path(one) for one in files_named(os.fspath(path))] or _no_match(path)
+    found = [Path(one) for one in files_named(os.fspath(path))]
+    if not found:
+        raise FileNotFoundError(
+            f"no file matches {path} (relative paths start at {os.getcwd()}); correct the pattern"
+        )
+    return found
 
 
 def files_named(storage: str) -> list[str]:
@@ -59,111 +76,94 @@ def files_named(storage: str) -> list[str]:
     return sorted(file for file in glob.glob(storage, recursive=True) if os.path.isfile(file))
 
 
-def _no_match(path: Path) -> list[Path]:
-    raise FileNotFoundError(
-        f"no file matches {path} (relative paths start at {os.getcwd()}); correct the pattern"
-    )
-
-
-def _files_in(folder: Path, split: str | None) -> list[Path]:
-    if (folder / _DICT).is_file():
-        return _files_of_dict(folder, split)
-    if (folder / _STATE).is_file():
-        return _saved_files(folder)
-    found = sorted(_below(folder, ".parquet"))
-    if not found and captioned_in(folder)[0]:
-        return [folder]
-    if not found:
-        raise ValueError(
-            f"folder {folder} has {_content(folder)}; expected parquet files, a folder that "
-            "save_to_disk of Hugging Face's datasets has written, or pictures, each with a text "
-            "file (.txt) of the same name; name annotation files of other formats one by one"
-        )
-    splits = {path: _split_of(path.relative_to(folder)) for path in found}
-    if split is not None and any(splits.values()):
-        found = [path for path in found if splits[path] == split]
-        if not found:
-            known = ", ".join(sorted({one for one in splits.values() if one}))
-            raise ValueError(
-                f"folder {folder} has parquet files of {known}, by their names, and none of {split}"
-                f" ({', '.join(_SPLIT_NAMES[split])}); name the files of this split"
-            )
-    _require_all_parts(found)
-    return found
-
-
-def _files_of_dict(folder: Path, split: str | None) -> list[Path]:
-    """Return the files of a folder of several splits."""
-    named = _json(folder / _DICT).get("splits")
-    if not isinstance(named, list) or not all(map(_is_plain_name, named)):
-        raise ValueError(f"{folder / _DICT}: expected 'splits', a list of names of folders")
-    chosen = [one for one in named if split is None or one in (split, *_SPLIT_NAMES[split])]
-    if not chosen:
-        raise ValueError(
-            f"folder {folder} has the splits {', '.join(named) or 'none'}, and none of "
-            f"{', '.join(_SPLIT_NAMES[split or 'train'])}; name the folder of the split to read"
-        )
-    return [path for one in chosen for path in _saved_files(folder / one)]
-
-
-def _saved_files(folder: Path) -> list[Path]:
-    """Return the Arrow files of a folder of one split."""
-    state = folder / _STATE
-    if not state.is_file():
-        raise FileNotFoundError(f"{state} does not exist; save the data set again (save_to_disk)")
-    content = _json(state)
-    listed = content.get("_data_files")
-    names = [one.get("filename") for one in listed or [] if isinstance(one, dict)]
-    if (
-        not isinstance(listed, list)
-        or len(names) != len(listed)
-        or not all(map(_is_plain_name, names))
-    ):
-        raise ValueError(f"{state}: expected '_data_files', a list of {{'filename': NAME}}")
-    if content.get("_indices_files") or content.get("_indices_data_files"):
-        raise ValueError(
-            f"{folder} selects rows by indices; call flatten_indices() before save_to_disk()"
-        )
-    if not names:
-        raise ValueError(f"{state} lists no file: the data set is empty")
-    paths = [folder / str(name) for name in names]
-    for path in paths:
-        if not path.is_file():
-            raise FileNotFoundError(f"{path}, which {state} lists, does not exist; copy it there")
-    return paths
-
-
-def _is_plain_name(name: Any) -> bool:
-    """Return whether a name from a file cannot leave its folder."""
-    return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: expected a JSON object: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: expected a JSON object, got {content!r:.80}")
-    return content
-
-
 def captioned_in(folder: Path) -> tuple[dict[Path, Path], list[Path]]:
     """Return the pictures below a folder with their text files of the same name, and all other
     files."""
-    files = dict.fromkeys(sorted(_below(folder, "")))
+    files = dict.fromkeys(sorted(_below(folder)))
     pictures = [path for path in files if path.suffix.lower()[1:] in IMAGE_SUFFIXES]
     found = {path: text for path in pictures if (text := path.with_suffix(".txt")) in files}
     used = {*found, *found.values()}
     return found, [path for path in files if path not in used]
 
 
-def _below(folder: Path, suffix: str) -> Iterator[Path]:
+def _files_in(folder: Path, split: str | None) -> list[Path]:
+    """Return the parquet files below a folder, or the folder itself if it has pictures."""
+    files = sorted(_below(folder))
+    found = [path for path in files if path.suffix.lower() == ".parquet"]
+    if not found and captioned_in(folder)[0]:
+        return [folder]
+    if not found:
+        kinds = Counter(path.suffix.lower() or path.name for path in files).most_common(5)
+        shown = ", ".join(f"{count} {kind}" for kind, count in kinds)
+        raise ValueError(
+            f"folder {folder} has {f'files of other kinds ({shown})' if files else 'no files'}; "
+            "expected parquet files, a folder that save_to_disk of Hugging Face's datasets has "
+            "written, or pictures, each with a text file (.txt) of the same name; name annotation "
+            "files of other formats one by one"
+        )
+    splits = {path: _split_of(path.relative_to(folder)) for path in found}
+    known = {one for one in splits.values() if one}
+    if split is not None and known:
+        unnamed = next((path for path in found if splits[path] is None), None)
+        if unnamed is not None:
+            raise ValueError(
+                f"folder {folder} has parquet files of {', '.join(sorted(known))}, by their names, "
+                f"and {unnamed.relative_to(folder)}, whose name tells no split; name the files of "
+                f"{split}, or rename this one"
+            )
+        found = [path for path in found if splits[path] == split]
+        if not found:
+            raise ValueError(
+                f"folder {folder} has parquet files of {', '.join(sorted(known))}, by their names, "
+                f"and none of {split} ({', '.join(_SPLIT_NAMES[split])}); name the files of this "
+                "split"
+            )
+    _require_all_parts(found)
+    return found
+
+
+def _saved_files(folder: Path) -> list[Path]:
+    """Return the Arrow files of a folder that save_to_disk has written."""
+    state = folder / _STATE
+    if not state.is_file():
+        raise FileNotFoundError(f"{state} does not exist; save the data set again (save_to_disk)")
+    kind = "a list of {'filename': NAME}"
+    names = _listed(state, "_data_files", kind, lambda one: one["filename"])
+    if not names:
+        raise ValueError(f"{state} lists no file: the data set is empty")
+    for path in (paths := [folder / name for name in names]):
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}, which {state} lists, does not exist; copy it there")
+    return paths
+
+
+def _listed(path: Path, key: str, kind: str, name_of: Any) -> list[str]:
+    """Return the names that a JSON file lists; none of them leaves its folder."""
+    try:
+        content = json.loads(path.read_bytes())
+        if content.get("_indices_files") or content.get("_indices_data_files"):
+            raise ValueError("it selects rows; call flatten_indices() before save_to_disk()")
+        names = [name_of(one) for one in content[key]]
+        plain = [os.path.basename(one) for one in names]
+        if not isinstance(content[key], list) or plain != names or {"", ".", ".."} & set(names):
+            raise ValueError(f"got {content[key]!r:.80}")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path}: expected {key!r}, {kind}: {error}") from error
+    return names
+
+
+def _below(folder: Path) -> Iterator[Path]:
     """Yield files below a folder, without hidden ones, such as caches of downloads."""
-    for root, folders, files in os.walk(folder):
+    entered = set()
+    for root, folders, files in os.walk(folder, followlinks=True):
+        real = os.path.realpath(root)
+        if real in entered:  # by another link, or by a link to a folder above it
+            folders.clear()
+            continue
+        entered.add(real)
         folders[:] = sorted(one for one in folders if not one.startswith((".", "__")))
         for name in files:
-            if name.lower().endswith(suffix) and not name.startswith((".", "__")):
+            if not name.startswith((".", "__")):
                 yield Path(root, name)
 
 
@@ -179,24 +179,14 @@ def _split_of(path: Path) -> str | None:
 
 def _require_all_parts(paths: list[Path]) -> None:
     """Refuse a data set of which files are missing, by names such as train-00000-of-00002."""
-    parts: dict[tuple[Path, str, int], set[int]] = {}
+    parts: dict[tuple[str, str], set[int]] = {}
     for path in paths:
-        part = _NUMBERED.search(path.name)
-        if part:  # a digest may follow, which differs from part to part
-            key = path.parent, path.name[: part.start()], int(part[2])
-            parts.setdefault(key, set()).add(int(part[1]))
-    for (folder, name, count), numbers in parts.items():
-        missing = next((number for number in range(count) if number not in numbers), None)
+        if part := _NUMBERED.match(os.fspath(path)):
+            parts.setdefault((part[1], part[3]), set()).add(int(part[2]))
+    for (name, count), numbers in parts.items():
+        missing = next((number for number in range(int(count)) if number not in numbers), None)
         if missing is not None:
             raise FileNotFoundError(
-                f"{folder} has {len(numbers)} of the {count} files {name}-...: "
-                f"{name}-{missing:05d}-of-{count:05d} is missing; download or copy all, or "
-                "name the files to read"
+                f"{len(numbers)} of the {int(count)} files {name}-...: {name}-{missing:05d}-of-"
+                f"{count} is missing; download or copy all, or name the files to read"
             )
-
-
-def _content(folder: Path) -> str:
-    """Describe the files below a folder by their suffixes."""
-    kinds = Counter(path.suffix.lower() or path.name for path in _below(folder, ""))
-    shown = [f"{count} {kind}" for kind, count in kinds.most_common(_MOST_SHOWN)]
-    return f"files of other kinds ({', '.join(shown)})" if shown else "no files"

@@ -59,8 +59,8 @@ class FeatureFolder:
             if first != sum(map(len, arrays)):
                 raise ValueError(
                     f"{path} begins at row {first}, but the files before it have "
-                    f"{sum(map(len, arrays))} rows: one is missing. If check-data makes them, "
-                    "repeat its command"
+                    f"{sum(map(len, arrays))} rows: one is missing. If lavis-mafa features "
+                    "makes them, rerun it"
                 )
             try:
                 array = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -97,7 +97,7 @@ class FeatureFolder:
         if len(names) != self._ends[-1]:
             raise ValueError(
                 f"{self.folder} has {len(names)} names and {self._ends[-1]} rows of features. If "
-                "check-data makes them, repeat its command to make the others"
+                "lavis-mafa features makes them, rerun it"
             )
         return names
 

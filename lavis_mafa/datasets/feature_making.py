@@ -1,11 +1,12 @@
-"""Make a `feature_folder` from pictures by an image encoder, for ``check-data --features``."""
+"""Encode pictures once by a frozen image encoder, into a `feature_folder`."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,7 @@ from lavis_mafa.io.identity import (
     write_identity,
 )
 from lavis_mafa.io.processes import progress
-from lavis_mafa.plugins import load_plugin
 
-IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 VIEWS = ("plain", "flip")
 _FILE_BYTES, _FILE_ROWS = 2**26, 256  # about, of a file of features, which is written as a whole
 _GB = 1e9
@@ -42,15 +41,14 @@ _GB = 1e9
 
 @dataclass
 class Encoder:
-    """What computes features ``(B, S, V)`` of images ``(B, 3, H, W)``.
+    """What computes features of images.
 
     Attributes:
-        encode: or ``(B, V, rows, columns)``, or ``(B, V)``.
+        encode: from images ``(B, 3, H, W)`` to features ``(B, S, V)``, ``(B, V, rows, columns)``,
+            or ``(B, V)``.
         size: H and W in pixels.
         mean, std: by which colours in [0, 1] are normalised.
-        identity: of its weights.
-        grid: rows and columns to which ``(B, V, rows, columns)`` is averaged; None: as they are.
-            Features of another form have none.
+        identity: name of its weights; a folder has features of a single encoder.
     """
 
     encode: Callable[[Tensor], Tensor]
@@ -58,132 +56,80 @@ class Encoder:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     identity: str
-    grid: int | None = None
 
     @torch.inference_mode()
     def __call__(self, images: Tensor) -> Tensor:
-        """Return float16 features on the CPU.
+        """Return features ``(B, S, V)``, float16 on the CPU.
 
         Raises:
             ValueError: for another shape, and for values that are not finite in float16.
         """
         made = self.encode(images)
-        if self.grid and made.ndim != 4:
-            raise ValueError(
-                "--grid averages features (B, V, rows, columns), and --encoder gives "
-                f"{tuple(made.shape)}: leave it out"
-            )
-        if self.grid:
-            made = torch.nn.functional.adaptive_avg_pool2d(made, self.grid)
-        made = made.flatten(2).transpose(1, 2) if made.ndim == 4 else made
+        if made.ndim == 4:
+            made = made.flatten(2).transpose(1, 2)
         made = (made[:, None] if made.ndim == 2 else made).half().cpu()
         if made.ndim != 3 or len(made) != len(images) or not made.isfinite().all():
             raise ValueError(
-                f"--encoder: expected finite features ({len(images)}, S, V), got "
-                f"{tuple(made.shape)} with {int((~made.isfinite()).sum())} values that are not "
-                "finite in float16"
+                f"the image encoder gives features {tuple(made.shape)} with "
+                f"{int((~made.isfinite()).sum())} values that are not finite in float16, expected "
+                f"finite features ({len(images)}, S, V)"
             )
         return made
 
 
 def load_encoder(
-    name: str,
-    weights: str | None = None,
-    size: int | None = None,
-    grid: int | None = None,
-    device: str = "cpu",
+    name: str, weights: str | None = None, size: int | None = None, device: str = "cpu"
 ) -> Encoder:
     """Load an image encoder.
 
     Args:
-        name: of a model of timm; of a BLIP-2 model, ``blip2_mafa`` or ``blip2_mafa:TYPE``, for its
-            frozen image encoder; a file ``.onnx``; or ``MODULE:FUNCTION`` or ``FILE.py:FUNCTION``,
-            a function from images ``(B, 3, H, W)`` to features.
+        name: of a model of timm; or ``blip2_mafa`` or ``blip2_mafa:TYPE`` for the frozen image
+            encoder of BLIP-2.
         weights: checkpoint of a model of timm, or ``model.vit_weights`` of BLIP-2.
-        size: of images in pixels; None: the model's, else 224.
-        grid: see `Encoder`.
+        size: of images in pixels; None: the model's.
         device: where to compute.
 
     Raises:
         ValueError: if it cannot be loaded.
     """
-    if name.endswith(".onnx"):
-        return Encoder(
-            _onnx(name), size or 224, *IMAGENET, digest(np.fromfile(name, np.uint8)), grid
-        )
-    of_model = _of_model(name, weights, size, grid, device)
-    if of_model is not None:
-        return of_model
-    if ":" in name:
-        place, _, function = name.rpartition(":")
-        own = getattr(load_plugin(place), function, None)
-        if not callable(own):
-            raise ValueError(f"--encoder {name}: {place} has no function {function}")
-
-        def encode(images: Tensor) -> Tensor:
-            return torch.as_tensor(own(images.to(device)))
-
-        return Encoder(encode, size or 224, *IMAGENET, name, grid)
+    arch, _, model_type = name.partition(":")
+    kind: Any = registry.get_model_class(arch)
+    if hasattr(kind, "frozen_encoder"):
+        given = {"vit_weights": weights, "image_size": size}
+        changes = {key: value for key, value in given.items() if value is not None}
+        model, encode, pixels = kind.frozen_encoder(model_type, device, **changes)
+        colours = BlipImageEvalProcessor(pixels).normalize
+        mean, std = tuple(colours.mean), tuple(colours.std)
+        return Encoder(encode, pixels, mean, std, fingerprint(model))
     import timm
 
     if name not in timm.list_models():
         raise ValueError(
-            f"--encoder {name}: expected a model of timm {timm.__version__}, a file .onnx, "
-            "blip2_mafa:TYPE, or MODULE:FUNCTION"
+            f"--encoder {name}: expected a model of timm {timm.__version__}, or blip2_mafa:TYPE; "
+            "for an encoder of your own see examples/own_features.py"
         )
     if weights is None:
         raise ValueError(f"--encoder {name}: its weights would be random; give --weights FILE")
-    model: Any = timm.create_model(name, num_classes=0)
+    timm_model: Any = timm.create_model(name, num_classes=0)
     state = read_checkpoint(weights)
-    lacks = sorted(set(model.state_dict()) - set(state.get("model", state)))
+    lacks = sorted(set(timm_model.state_dict()) - set(state.get("model", state)))
     if lacks:
         raise ValueError(f"--weights {weights} lacks {len(lacks)} weights of {name}: {lacks[0]}")
-    model.load_state_dict(state.get("model", state), strict=False)
-    model.eval().to(device)
-    usual = model.default_cfg
+    timm_model.load_state_dict(state.get("model", state), strict=False)
+    timm_model.eval().to(device)
+    usual = timm_model.default_cfg
     return Encoder(
-        lambda images: model.forward_features(images.to(device)),
+        lambda images: timm_model.forward_features(images.to(device)),
         size or usual["input_size"][-1],
-        *(usual["mean"], usual["std"], fingerprint(model), grid),
+        usual["mean"],
+        usual["std"],
+        fingerprint(timm_model),
     )
-
-
-def _of_model(
-    name: str, weights: str | None, size: int | None, grid: int | None, device: str
-) -> Encoder | None:
-    """Return the frozen image encoder of a registered model; None if there is no such model."""
-    arch, _, model_type = name.partition(":")
-    kind = registry.get_model_class(arch)
-    if kind is None:
-        return None
-    if not hasattr(kind, "frozen_encoder"):
-        raise ValueError(f"--encoder {name}: {arch} has no frozen image encoder")
-    given = {"vit_weights": weights, "image_size": size}
-    changes = {key: value for key, value in given.items() if value is not None}
-    model, encode, pixels = kind.frozen_encoder(model_type, device, **changes)
-    colours = BlipImageEvalProcessor(pixels).normalize
-    mean, std = tuple(colours.mean), tuple(colours.std)
-    return Encoder(encode, pixels, mean, std, fingerprint(model), grid)
-
-
-def _onnx(path: str) -> Callable[[Tensor], Tensor]:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise ValueError(f"--encoder {path} needs onnxruntime: pip install onnxruntime") from error
-    try:
-        session = onnxruntime.InferenceSession(
-            path, providers=onnxruntime.get_available_providers()
-        )
-    except Exception as error:  # of classes of its own
-        raise ValueError(f"--encoder {path} cannot be loaded: {error}") from error
-    read = session.get_inputs()[0].name
-    return lambda images: torch.from_numpy(session.run(None, {read: images.numpy()})[0])
 
 
 def pictures_of(
     files: Collection[str | os.PathLike[str]],
-    image_root: str | os.PathLike[str] | None,
+    image_root: str | os.PathLike[str] | None = None,
     **keys: Any,
 ) -> TrainPairs:
     """Return the pairs of annotation files or shards, for their pictures.
@@ -200,7 +146,7 @@ def pictures_of(
 
 
 class _Images(Dataset[tuple[Tensor, str]]):
-    """Pictures, processed, and an error where one cannot be read."""
+    """Processed pictures, and an error where one cannot be read."""
 
     def __init__(self, pairs: TrainPairs, rows: Any, encoder: Encoder) -> None:
         self.pairs, self.rows, self.size = pairs, rows, encoder.size
@@ -215,13 +161,13 @@ class _Images(Dataset[tuple[Tensor, str]]):
 
 def make_features(
     pairs: TrainPairs,
-    out: Path,
+    out: str | os.PathLike[str],
     encoder: Encoder,
     views: Collection[str] = VIEWS,
     part: tuple[int, int] = (0, 1),
     batch_size: int = 64,
     workers: int = 0,
-) -> Iterator[str]:
+) -> int:
     """Write the features of all images of some pairs into a folder, see `feature_folder`.
 
     Files that are complete are not made again. Rows of unreadable pictures are NaN.
@@ -230,20 +176,15 @@ def make_features(
         views: of `VIEWS`, in the order of the rows' views.
         part: k and n: make every n-th file from the k-th on, so that n processes share the work.
 
-    Yields:
-        Lines for people: the size first, and one for each unreadable picture.
+    Returns:
+        the number of unreadable pictures; each is logged.
 
     Raises:
         ValueError: if the folder has features of other images or by another encoder, if two images
             have one name, or if the disk has too little space.
     """
-    column = pairs.table.image_names().dictionary_encode()
-    places, names = np.asarray(column.indices), column.dictionary.to_pylist()
-    rows = np.unique(places, return_index=True)[1]
-    ids = np.asarray(pairs.image_ids)
-    twice = np.flatnonzero(ids[rows][places] != ids)
-    if len(twice):
-        raise ValueError(f"two images are named {names[places[twice[0]]]!r}: rename one of them")
+    out = Path(out)
+    names, rows = _images_of(pairs)
     shape = (len(views), *encoder(torch.zeros(1, 3, encoder.size, encoder.size)).shape[1:])
     row_bytes = 2 * int(np.prod(shape))
     # Small enough to lose little when killed, and to be shared; large enough to be mapped by all.
@@ -253,13 +194,17 @@ def make_features(
     own = sum(min(step, len(names) - first) for first in waiting)
     existing = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free
-    yield (
-        f"{out}: {len(names):,} images of {' x '.join(map(str, shape))} float16, "
-        f"{len(names) * row_bytes / _GB:.3f} GB; {own:,} of them, {own * row_bytes / _GB:.3f} GB, "
-        f"are to be made here, {free / _GB:.1f} GB are free"
+    logging.info(
+        "%s: %s images of %s float16, %.3f GB; %s of them are to be made here, %.1f GB are free",
+        out,
+        f"{len(names):,}",
+        " x ".join(map(str, shape)),
+        len(names) * row_bytes / _GB,
+        f"{own:,}",
+        free / _GB,
     )
     if own * row_bytes > free:
-        raise ValueError(f"--features {out}: the disk has too little space for them")
+        raise ValueError(f"{out}: the disk has too little space for the features")
     identity = {
         "encoder": f"{encoder.identity}, {encoder.size} px, {encoder.mean}, {encoder.std}",
         "rows": f"{', '.join(views)}: {' x '.join(map(str, shape))}",
@@ -267,7 +212,7 @@ def make_features(
     }
     check_identity(out, identity)
     if any(out.glob("features*.npy")) and not (out / IDENTITY_FILE).exists():
-        raise ValueError(f"--features {out}: has features that this command has not made")
+        raise ValueError(f"{out} has features that were not made here; name another folder")
     out.mkdir(parents=True, exist_ok=True)
     write_identity(out, identity)
     write_json(out / NAMES, names)
@@ -283,6 +228,7 @@ def make_features(
         generator=torch.Generator(),
     )
     made: list[np.ndarray[Any, Any]] = []
+    unreadable = 0
     bar = progress(total=own, unit=" images")
     for (first, numbers), (images, errors) in zip(batches, loader, strict=True):
         of_views = [encoder(images.flip(3) if view == "flip" else images) for view in views]
@@ -290,7 +236,8 @@ def make_features(
         for place, error in enumerate(errors):
             if error:
                 features[place] = np.nan
-                yield f"unreadable: {error}"
+                unreadable += 1
+                logging.warning("unreadable: %s", error)
         made.append(features)
         bar.update(len(numbers))
         if numbers.stop == min(first + step, len(names)):
@@ -298,13 +245,30 @@ def make_features(
                 np.save(file, np.concatenate(made))
             made.clear()
     bar.close()
+    return unreadable
+
+
+def _images_of(pairs: TrainPairs) -> tuple[list[str], Any]:
+    """Return the names of the images of some pairs, and the first pair of each.
+
+    Raises:
+        ValueError: if two images have one name.
+    """
+    column = pairs.table.image_names().dictionary_encode()
+    places, names = np.asarray(column.indices), column.dictionary.to_pylist()
+    rows = np.unique(places, return_index=True)[1]
+    ids = np.asarray(pairs.image_ids)
+    twice = np.flatnonzero(ids[rows][places] != ids)
+    if len(twice):
+        raise ValueError(f"two images are named {names[places[twice[0]]]!r}: rename one of them")
+    return names, rows
 
 
 def part_of(text: str) -> tuple[int, int]:
     """Parse ``K/N``, the K-th of N parts from 0 on.
 
     Raises:
-        ValueError: if it is none.
+        ValueError: if the text has another form.
     """
     found = re.fullmatch(r"(\d+)/(\d+)", text)
     if not found or int(found[1]) >= int(found[2]):

@@ -1,15 +1,14 @@
 """Read an image file as 8-bit RGB, or fail with an OSError that names it.
 
-Formats: those of `FORMATS`, recognised by content. Accepted, as a viewer shows them: all sizes from
-1 x 1; grey, palette, CMYK, transparent, 16-bit; the first frame of an animation; files with broken
-EXIF data; files whose suffix is not that of their format.
+Formats: those of `_FORMATS`, by content. Accepted, as a viewer shows them: any size from 1 x 1;
+grey, palette, CMYK, transparent, 16-bit; the first frame of an animation; files with broken EXIF
+data; files whose suffix is not that of their format.
 
 Refused: missing or empty files, folders, pipes and devices; files that are no image; images that
 are damaged or cut short, as far as their format lets it be noticed; more pixels than Pillow's
 ``MAX_IMAGE_PIXELS`` (89,478,485), however small the file; text or profiles that unpack to more than
-Pillow allows; pixels without a defined range; JPEGs of more than `_MOST_SCANS` scans, each of which
-costs as much as a whole picture; every other format, because some of Pillow's readers open what a
-file contains: PostScript, which is a program, or a picture whose size nothing has checked.
+Pillow allows; pixels without a defined range; every other format, because some of Pillow's readers
+open what a file contains: PostScript, which is a program, or a picture of unchecked size.
 """
 
 from __future__ import annotations
@@ -17,31 +16,28 @@ from __future__ import annotations
 import errno
 import io
 import os
-import re
 import stat
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
 
 import numpy as np
 from PIL import EpsImagePlugin, Image, ImageFile, ImageOps, UnidentifiedImageError
 
-FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+_FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 _SUFFIXES = {
-    **{name: name.lower() for name in FORMATS},
-    **{"JPEG": "jpg", "MPO": "jpg", "JPEG2000": "jp2", "TIFF": "tif"},
+    **{name: name.lower() for name in _FORMATS},
+    "JPEG": "jpg",
+    "MPO": "jpg",
+    "JPEG2000": "jp2",
+    "TIFF": "tif",
 }
 _JPEG_FACTORS = (1, 2, 4, 8)  # by which a JPEG's decoder can reduce it
-_MOST_SCANS = 100  # of a JPEG; progressive ones have about ten
-LARGEST_FILE = 2**30  # bytes; uncompressed pixels of the most that Pillow reads take 0.7 GB
+_LARGEST_FILE = 2**30  # bytes; uncompressed pixels of the most that Pillow reads take 0.7 GB
 
-_WHITE = (255, 255, 255, 255)
-_START_OF_SCAN, _END_OF_IMAGE = b"\xff\xda", 0xD9  # marks of a JPEG
-_MARK = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)  # the next one after pixels
 _STRIP = 2**22  # pixels to convert at a time
+_WHITE = (255, 255, 255, 255)
 
 # Pillow warns of conditions that this module handles: broken metadata are ignored, decompression
 # bombs are refused. Its texts differ by file, so that every worker would log every one.
@@ -54,10 +50,6 @@ EpsImagePlugin.gs_binary = False
 # Return by how much a JPEG of a width and a height may be reduced.
 _Reduction = Callable[[int, int], int]
 _reduction: ContextVar[_Reduction | None] = ContextVar("reduction", default=None)
-
-_strict_lock = threading.Lock()
-_strict_readers = 0
-_lenient_outside = False
 
 
 def read_rgb(path: str | os.PathLike[str], data: bytes | None = None) -> Image.Image:
@@ -75,7 +67,6 @@ def read_rgb(path: str | os.PathLike[str], data: bytes | None = None) -> Image.I
         OSError: naming the path, for everything that the module's docstring lists as refused.
     """
     with _named(path), _opened(path, data) as image:
-        _check_scans(image)
         _reduce(image)
         image.load()
         return _to_rgb(_upright(image))
@@ -105,29 +96,18 @@ def _reduce(image: Image.Image) -> None:
         image.draft(None, (image.width // factor, image.height // factor))
 
 
-def read_size(path: str | os.PathLike[str], data: bytes | None = None) -> tuple[int, int]:
-    """Return the stored width and height of a picture, from its header only.
+def _require_file(path: str | os.PathLike[str]) -> None:
+    """Raise OSError unless ``path`` is a plain file of at most `_LARGEST_FILE` bytes.
 
-    Args:
-        path, data: as in `read_rgb`.
-
-    Raises:
-        OSError: naming the path, for refused files that are recognised without decoding.
+    Opening a pipe would wait forever, and a device may never end.
     """
-    with _named(path), _opened(path, data) as image:
-        return image.size
-
-
-def require_file(path: str | os.PathLike[str]) -> None:
-    """Raise OSError unless ``path`` is a plain file of at most `LARGEST_FILE` bytes: opening a pipe
-    would wait forever, and a device may never end."""
     found = os.stat(path)
     mode = found.st_mode
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     if not stat.S_ISREG(mode):
         raise OSError(f"{os.fspath(path)} is a pipe, a socket or a device, not a file")
-    if found.st_size > LARGEST_FILE:
+    if found.st_size > _LARGEST_FILE:
         raise OSError(f"{os.fspath(path)} has {found.st_size} bytes, too many for an image")
 
 
@@ -154,14 +134,14 @@ def read_file(path: str, root: str | os.PathLike[str]) -> bytes:
         OSError: if it is no plain file, or lies outside of the folder.
     """
     require_below(path, root)
-    require_file(path)
+    _require_file(path)
     with open(path, "rb") as file:
         return file.read()
 
 
 def suffix_of(data: bytes) -> str | None:
     """Return the usual suffix of an image file, such as ``jpg``, by its content; None if its format
-    is none of `FORMATS`."""
+    is none of `_FORMATS`."""
     try:
         with _opened("", data) as image:
             return _SUFFIXES.get(image.format or "")
@@ -190,7 +170,7 @@ def _named(path: str | os.PathLike[str]) -> Iterator[None]:
         raise
     except UnidentifiedImageError as error:  # for bytes Pillow reports their memory address
         raise UnidentifiedImageError(
-            f"cannot identify image file {os.fspath(path)!r} as {', '.join(FORMATS)}"
+            f"cannot identify image file {os.fspath(path)!r} as {', '.join(_FORMATS)}"
         ) from error
     except OSError as error:
         if os.fspath(path) in str(error):
@@ -205,78 +185,17 @@ def _named(path: str | os.PathLike[str]) -> Iterator[None]:
 def _opened(path: str | os.PathLike[str], data: bytes | None = None) -> Iterator[Image.Image]:
     """Open a picture and check its header."""
     if data is None:
-        require_file(path)
-    with (
-        _truncated_is_an_error(),
-        Image.open(path if data is None else io.BytesIO(data), formats=_formats()) as image,
-    ):
+        _require_file(path)
+    Image.init()
+    formats = [name for name in _FORMATS if name in Image.OPEN]  # older Pillow has no AVIF
+    # Importing LAVIS lets Pillow fill missing pixels: half-downloaded images would silently be
+    # trained on as grey areas.
+    ImageFile.LOAD_TRUNCATED_IMAGES = False
+    with Image.open(path if data is None else io.BytesIO(data), formats=formats) as image:
         pixels, most = image.width * image.height, Image.MAX_IMAGE_PIXELS
         if most is not None and pixels > most:  # below twice as many Pillow only warns
             raise Image.DecompressionBombError(f"{pixels} pixels, more than the {most} allowed")
         yield image
-
-
-@cache
-def _formats() -> tuple[str, ...]:
-    """Return those of `FORMATS` that this Pillow can read: older ones have no AVIF."""
-    Image.init()
-    return tuple(name for name in FORMATS if name in Image.OPEN)
-
-
-def _check_scans(image: Image.Image) -> None:
-    """Refuse a JPEG of hundreds of scans: a megabyte of them takes minutes to decode."""
-    file = getattr(image, "fp", None)
-    if image.format not in ("JPEG", "MPO") or file is None:
-        return
-    place = file.tell()
-    file.seek(0)
-    content = file.read()
-    file.seek(place)
-    # The two bytes may also occur by chance, in metadata or behind the picture, but then rarely.
-    if content.count(_START_OF_SCAN) > _MOST_SCANS and _scans_of(content) > _MOST_SCANS:
-        raise ValueError(f"more than {_MOST_SCANS} scans, expected about ten in a progressive JPEG")
-
-
-def _scans_of(content: bytes) -> int:
-    """Return the number of scans of a JPEG, up to its end mark or the first damage."""
-    count, place = 0, 2
-    while place + 4 <= len(content) and content[place] == 0xFF:
-        mark = content[place + 1]
-        if mark == _END_OF_IMAGE:
-            break
-        if mark == 0xFF or mark == 1 or 0xD0 <= mark <= 0xD8:  # fill bytes, marks without content
-            place += 1 if mark == 0xFF else 2
-            continue
-        place += 2 + int.from_bytes(content[place + 2 : place + 4], "big")
-        if mark == _START_OF_SCAN[1]:
-            count += 1
-            following = _MARK.search(content, place)
-            if following is None:
-                break
-            place = following.start()
-    return count
-
-
-@contextmanager
-def _truncated_is_an_error() -> Iterator[None]:
-    """Switch Pillow's filling of missing pixels off while any thread is inside.
-
-    The switch is global to the process, and importing LAVIS turns it on: half-downloaded images
-    would silently be trained on as grey areas.
-    """
-    global _strict_readers, _lenient_outside
-    with _strict_lock:
-        if _strict_readers == 0:
-            _lenient_outside = ImageFile.LOAD_TRUNCATED_IMAGES
-            ImageFile.LOAD_TRUNCATED_IMAGES = False
-        _strict_readers += 1
-    try:
-        yield
-    finally:
-        with _strict_lock:
-            _strict_readers -= 1
-            if _strict_readers == 0:
-                ImageFile.LOAD_TRUNCATED_IMAGES = _lenient_outside
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -299,10 +218,8 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 def _in_strips(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
     """Convert an image to RGB strip by strip, to limit the memory that ``convert`` needs."""
-    rows = max(1, _STRIP // image.width)
-    if rows >= image.height:
-        return convert(image)
     made = Image.new("RGB", image.size)
+    rows = max(1, _STRIP // image.width)
     for top in range(0, image.height, rows):
         bottom = min(top + rows, image.height)
         made.paste(convert(image.crop((0, top, image.width, bottom))), (0, top))
@@ -318,7 +235,8 @@ def _over_white(image: Image.Image) -> Image.Image:
 
 def _scaled_16_bit(image: Image.Image) -> Image.Image:
     """Scale grey values 0..65535 to 0..255; Pillow's own conversion clips at 255."""
-    values = np.asarray(image).astype(np.int64)
+    values = np.asarray(image)
     if values.min() < 0 or values.max() > 65535:
         raise ValueError("32-bit integer pixels have no defined range; store it with 8 or 16 bits")
-    return Image.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8)).convert("RGB")
+    scaled = (values.astype(np.int64) * 255 + 32767) // 65535
+    return Image.fromarray(scaled.astype(np.uint8)).convert("RGB")

@@ -26,7 +26,7 @@ from PIL import Image
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.datasets.annotation_files import TEXT_SUFFIXES, require_files
 from lavis_mafa.datasets.annotation_rows import CAPTION_KEYS, IMAGE_KEYS
-from lavis_mafa.datasets.columnar_files import TEXT, UsedColumn, require_same_columns
+from lavis_mafa.datasets.columnar_files import check_columns
 from lavis_mafa.datasets.data_folders import files_named
 from lavis_mafa.datasets.local_builder import (
     ConvertedFiles,
@@ -71,7 +71,8 @@ class _Files(Pairs):
         super().__init__(table, vis_processor, text_processor, root)
 
     def require_pictures(self) -> None:
-        if not self.table.with_paths:
+        meta = self.table.meta
+        if not meta["with_paths"]:
             return
         error: type[Exception] = ValueError
         where, step = "", -(-len(self.table) // _LOOKED_FOR)
@@ -81,9 +82,9 @@ class _Files(Pairs):
                 return
             error, where = FileNotFoundError, f"none of {len(paths)} is in root {self.vis_root}; "
         raise error(
-            f"{', '.join(self.table.meta['sources'])}: {self.table.with_paths} pairs give the path "
-            f"of their image, such as {self.table.first_path!r}; {where}set build_info.images."
-            "storage (train --images) to the folder that the paths are relative to"
+            f"{', '.join(meta['sources'])}: {meta['with_paths']} pairs give the path of their "
+            f"image, such as {meta['first_path']!r}; {where}set build_info.images.storage (train "
+            "--images) to the folder that the paths are relative to"
         )
 
 
@@ -127,18 +128,18 @@ class ImageTextJsonBuilder(ConvertingBuilder):
     files_named = staticmethod(files_named)
 
     @staticmethod
-    def check_files(storage: Collection[str], split: str, info: Any) -> list[UsedColumn]:
+    def check_files(storage: Collection[str], split: str, info: Any) -> bool:
         """Check for the config whether the files of a split can be read, by what they state.
 
         Returns:
-            the columns of parquet and Arrow files; [] if there are none.
+            whether they are parquet and Arrow files that contain the images.
 
         Raises:
-            FileNotFoundError, ValueError: see `require_files` and `require_same_columns`.
+            FileNotFoundError, ValueError: see `require_files` and `check_columns`.
         """
         names = ("image_key", "caption_key", "image_id_key", *of_training(split))
         keys = {key: info.get(key) for key in names}
-        return require_same_columns(require_files(storage, split), **keys)
+        return check_columns(require_files(storage, split), **keys)
 
     @classmethod
     def needs_folder(cls, storage: Collection[str], split: str, info: Any) -> bool:
@@ -148,13 +149,9 @@ class ImageTextJsonBuilder(ConvertingBuilder):
         if any(Path(file).suffix.lower() in TEXT_SUFFIXES for file in storage):
             return True
         try:
-            columns = cls.check_files(storage, split, info)
+            return not cls.check_files(storage, split, info)
         except (OSError, ValueError):  # reported by the check of the config
             return False
-        # Without columns they are a folder of pictures.
-        return not columns or any(
-            column.role == "image" and column.kind == TEXT for column in columns
-        )
 
     def dataset_options(self, info: Any, split: str) -> dict[str, Any]:
         root = info.get(self.data_type).storage or None

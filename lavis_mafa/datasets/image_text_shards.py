@@ -6,12 +6,12 @@ A dataset configuration:
       image_text_shards:
         build_info:
           annotations:
-            train: {storage: "mine/{00000..00331}.tar"}  # or a glob, a folder, an index, a list
-            val: {storage: mine/val/pairs.json}
+            train: {storage: "mine/{00000..00331}.tar"}  # or a glob, a folder, a list
+            val: {storage: mine/val/}
 
 A sample is a run of members whose names are equal up to the first dot (or up to the suffix), with
 one image (`.jpg`, `.jpeg`, `.png`, `.webp`) and a caption (`.txt`, `.caption`, or `caption` in
-`.json`, perhaps a list): what `lavis_mafa.datasets.shards` and img2dataset write. Samples with
+`.json`, perhaps a list): what img2dataset writes. Samples with
 equal `image_id` in `.json` show the same image. Shards are listed once, without reading images,
 into a `pair_table` in the cache folder ``image_text_shards``.
 """
@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
@@ -34,7 +33,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lavis_mafa.datasets.annotation_rows import MAX_UNUSABLE, PassedOver, Problem, Row
 from lavis_mafa.datasets.local_builder import ConvertedFiles, ConvertingBuilder, group_id_option
-from lavis_mafa.datasets.pair_conversion import Holdout, PairWriter, cached_table
+from lavis_mafa.datasets.pair_conversion import Holdout, cached_table, write_table
 from lavis_mafa.datasets.pair_table import PairTable
 from lavis_mafa.datasets.pairs import EvalPairs, Pairs, TrainPairs
 from lavis_mafa.datasets.shards import Shard, files_named, find_shards, read_samples
@@ -46,30 +45,23 @@ from lavis_mafa.io.processes import progress
 SHARDS_PER_WORKER = 4  # at least; a shard takes a second, a process a part of one
 
 
-class ShardTable(PairTable):
+class _ShardTable(PairTable):
     """A table of pairs whose images lie in shards."""
 
     kind = "shard"
+    identified_by = ("image", "source", "start", "size")
 
     def image(self, index: int) -> str:
         """Return `<shard>/<member>` of the image of pair `index`."""
-        assert self.places is not None
-        return f"{self.meta['sources'][int(self.places[index, 3])]}/{super().image(index)}"
+        return f"{self.meta['sources'][self._value('source', index)]}/{super().image(index)}"
 
     def image_names(self) -> pa.Array:
         shards = pa.array([os.path.basename(path) for path in self.meta["sources"]], pa.string())
-        assert self.places is not None
-        of_pairs = shards.take(pa.array(np.asarray(self.places[:, 3])))
+        of_pairs = shards.take(self.rows.column("source").combine_chunks())
         return pc.binary_join_element_wise(of_pairs, super().image_names(), "/")
 
     def place(self, index: int) -> str:
         return self.image(index)
-
-    def identity(self) -> Iterator[tuple[Any, Any]]:
-        """Yield, in order, buffers that identify the images, by name and place, and captions."""
-        yield from self._identity_of_columns()
-        assert self.places is not None
-        yield from self._identity_of(self.places, [3, 1, 2])  # shard, first byte, size
 
 
 def listed(
@@ -80,13 +72,13 @@ def listed(
     group_id_key: str | None = None,
     holdout: Holdout = None,
     cache_dir: str | os.PathLike[str] | None = None,
-) -> ShardTable:
+) -> _ShardTable:
     """Return the table of the samples in `storage`; create it unless it is cached for these shards.
 
     Several processes may do so at once.
 
     Args:
-        storage: index files, tar files, globs and brace lists; see `find_shards`.
+        storage: tar files, folders, globs and brace lists; see `find_shards`.
         drop_empty: drop samples with an empty caption instead of refusing them.
         max_unusable: share of the samples that may be unusable: these are left out and logged.
         group_id_key: of the id of a sample's group in its `.json`; None: no groups.
@@ -105,13 +97,19 @@ def listed(
 
     def convert(folder: Path) -> None:
         shards = find_shards(list(storage))
-        grouped = group_id_key is not None
-        with PairWriter(folder, grouped, stores=True, shards=True, holdout=holdout) as writer:
-            rows = _rows_of(shards, group_id_key)
-            writer.write([shard.path for shard in shards], rows, drop_empty, max_unusable)
+        write_table(
+            folder,
+            [shard.path for shard in shards],
+            _rows_of(shards, group_id_key),
+            groups=group_id_key is not None,
+            drop_empty=drop_empty,
+            max_unusable=max_unusable,
+            holdout=holdout,
+            shards=True,
+        )
 
     root = cache_root(cache_dir) / "image_text_shards"
-    return cached_table(ShardTable, root, storage, state, convert)
+    return cached_table(_ShardTable, root, storage, state, convert)
 
 
 def _rows_of(
@@ -128,11 +126,6 @@ def _rows_of(
     )
     without_group = group_id_key is not None
     for number, rows in enumerate(progress(loader, "shards", unit=" shards"), 1):
-        shard = shards[number - 1]
-        found = sum(isinstance(row, Row) for row in rows)
-        if shard.samples not in (None, found) and not any(isinstance(row, Problem) for row in rows):
-            why = f"{found} samples, but its index says {shard.samples}; write either again"
-            rows.append(Problem("index", why, fatal=True))
         without_group &= not any(isinstance(row, Row) and row.has_group for row in rows)
         if without_group and number == len(shards):
             why = (
@@ -160,7 +153,7 @@ class _Listing(Dataset[list[Row | Problem | PassedOver]]):
 class _Shards(Pairs):
     """Pairs from the shards that `listed` finds by ``ann_paths``."""
 
-    table: ShardTable
+    table: _ShardTable
 
     def __init__(
         self,

@@ -10,7 +10,6 @@ from lavis.datasets.datasets.image_text_pair_datasets import ImageTextPairDatase
 from lavis.datasets.datasets.retrieval_datasets import RetrievalDataset
 
 from lavis_mafa.datasets.image_reading import read_rgb
-from lavis_mafa.datasets.row_checks import UNREADABLE_ROW
 
 # coco_caption; vg_caption, sbu_caption, conceptual_caption_*; coco_retrieval, flickr30k.
 _REPLACED = (
@@ -33,15 +32,13 @@ def read_sample(dataset: Any, index: int) -> dict[str, Any]:
     decodes decompression bombs of up to 178,956,970 pixels.
 
     Raises:
-        ValueError: if the row cannot be used, see `row_checks`.
+        ValueError: if the row of such a set cannot be used.
         OSError: see `read_rgb`.
         Others: those of ``dataset[index]`` for any other data set.
     """
-    row = (getattr(dataset, "annotation", None) or {index: {}})[index]
-    if isinstance(row, dict) and UNREADABLE_ROW in row:
-        raise ValueError(row[UNREADABLE_ROW])
     if not read_here(dataset):
         return dataset[index]
+    row = dataset.annotation[index]
     for key in ("image", "caption"):
         if not isinstance(row.get(key), str):
             raise ValueError(f"row {index}: expected text as {key!r}, got {row.get(key)!r:.60}")

@@ -41,8 +41,7 @@ class ConvertedFiles:
     )
     truth: str | None = option(
         doc="valid pairs beside the pairs themselves; same_caption: an image with every caption "
-        "that has the text of one of its own; a file: also those it lists, as run.truth_file does, "
-        "or judgements by people",
+        "that has the text of one of its own; a file: also those it lists, as run.truth_file does",
         path="file",
         words=(SAME_CAPTION,),
     )

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 from PIL import Image
 from torch.utils.data import Dataset
 from torch.utils.data.dataloader import default_collate
@@ -22,7 +24,7 @@ from lavis_mafa.datasets.image_reading import (
     require_below,
     suffix_of,
 )
-from lavis_mafa.datasets.pair_table import PairTable, describe_conflict, places_of
+from lavis_mafa.datasets.pair_table import PairTable, describe_conflict
 
 
 class Pairs(Dataset[dict[str, Any]]):
@@ -80,7 +82,8 @@ class Pairs(Dataset[dict[str, Any]]):
             ValueError: if an image of the table has no features.
         """
         names = self.table.image_names()
-        self._feature_rows = places_of(names, folder.names())
+        rows = pc.index_in(names, value_set=pa.array(folder.names(), pa.string()))
+        self._feature_rows = rows.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
         missing = np.flatnonzero(self._feature_rows < 0)
         if len(missing):
             raise ValueError(

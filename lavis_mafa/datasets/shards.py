@@ -1,25 +1,19 @@
-"""Image-text pairs in webdataset tar shards: find the shards, and list their samples.
+"""Image-text pairs in webdataset tar shards: find the shards, and list their samples."""
 
-An index (`wids-shard-index-v1`) lists shards with their numbers of samples and bytes.
-"""
-
-# The package wids defines the index format and reads shards. We do not use its
-# readers: ShardListDataset copies local shards into a cache, needs 784 bytes per sample for lists
-# and lists a whole shard again at every read outside the last ten; IndexedTarSamples returns half
-# an image if a shard is cut short, loses the folder or the end of long names, and fails if a name
-# occurs twice; `pipe:` addresses in an index run shell commands.
+# The package wids reads shards by index, too. We do not use it: ShardListDataset copies local
+# shards into a cache, needs 784 bytes per sample for lists and lists a whole shard again at every
+# read outside the last ten; IndexedTarSamples returns half an image if a shard is cut short, and
+# loses the folder or the end of long names.
 
 from __future__ import annotations
 
 import glob
 import json
 import os
-import re
 import tarfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from braceexpand import braceexpand
@@ -35,29 +29,27 @@ from lavis_mafa.datasets.annotation_rows import (
     short,
 )
 from lavis_mafa.datasets.data_folders import IMAGE_SUFFIXES
-from lavis_mafa.datasets.image_reading import LARGEST_FILE
 from lavis_mafa.io.files import require_regular
 
-KIND = "wids-shard-index-v1"
 _CAPTION_SUFFIXES = ("txt", "caption")
+_TEXT_SUFFIXES = ("txt", "caption", "json")
 _READ_BYTES = 2**20  # bytes read at a time behind the end
-_INDEX_START = 4096  # bytes of an index that have its kind
-_MOST_TEXT = 2**24  # bytes of a caption or a .json
-_TEXT_SUFFIXES = (*_CAPTION_SUFFIXES, "json")
-
+_WANTED = (
+    "expected a tar file, a folder of them, a glob such as folder/*.tar, a brace list such as "
+    "folder/{00000..00331}.tar, or a list of these. Compressed tar files have to be unpacked first "
+    "(gunzip), and nothing is downloaded"
+)
 
 # Finding
 
 
 class Shard(NamedTuple):
-    """A tar file: absolute path, bytes, times of modification and change, and samples if an index
-    lists it."""
+    """A tar file: absolute path, bytes, and times of modification and change."""
 
     path: str
     size: int
     mtime_ns: int
     ctime_ns: int
-    samples: int | None
 
 
 def files_named(storage: str) -> list[str]:
@@ -79,13 +71,17 @@ def files_named(storage: str) -> list[str]:
     return files
 
 
+def names_shards(storage: str | os.PathLike[str]) -> bool:
+    """Return whether a path, a glob, a brace list or a folder stands for tar files."""
+    return any(file.endswith(".tar") for file in files_named(os.fspath(storage)))
+
+
 def find_shards(storage: Sequence[str | os.PathLike[str]]) -> list[Shard]:
-    """Return the shards of index files, tar files, globs and brace lists, in the given order.
+    """Return the shards of tar files, folders, globs and brace lists, in the given order.
 
     Raises:
         FileNotFoundError: if a file does not exist, or a glob matches none.
-        ValueError: for another kind of file, a damaged index, a shard given twice, or one whose
-            size differs from that in the index.
+        ValueError: for another kind of file, or a shard given twice.
     """
     shards: list[Shard] = []
     for given in [os.fspath(one) for one in storage]:
@@ -93,85 +89,22 @@ def find_shards(storage: Sequence[str | os.PathLike[str]]) -> list[Shard]:
         if not files:
             raise FileNotFoundError(f"{given}: no tar file found; {_WANTED}")
         for file in files:
-            path = Path(os.path.abspath(file))
-            if path.suffix not in (".json", ".tar"):
-                raise ValueError(f"{path} is no index and no tar file; {_WANTED}")
-            if path.suffix == ".tar":
-                shards.append(_shard(path, {}, path))
-                continue
-            _require(path, path)
-            shards += [_shard(path.parent / entry["url"], entry, path) for entry in _index(path)]
+            path = os.path.abspath(file)
+            if not path.endswith(".tar"):
+                raise ValueError(f"{path} is no tar file; {_WANTED}")
+            require_regular(path)
+            if not os.path.isfile(path):
+                raise FileNotFoundError(
+                    f"shard file {path} does not exist (relative paths start at {os.getcwd()}); "
+                    f"{_WANTED}"
+                )
+            found = os.stat(path)
+            shards.append(Shard(path, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
     times = Counter(shard.path for shard in shards)
     twice = [path for path in times if times[path] > 1]
     if twice:
         raise ValueError(f"shard {twice[0]} is given {times[twice[0]]} times; give it once")
     return shards
-
-
-def names_shards(storage: str | os.PathLike[str]) -> bool:
-    """Return whether a path, a glob, a brace list or a folder stands for tar files or an index."""
-    files = files_named(os.fspath(storage))
-    return any(file.endswith(".tar") or _is_index(file) for file in files)
-
-
-def _is_index(path: str) -> bool:
-    if not path.endswith(".json") or not os.path.isfile(path):
-        return False
-    with open(path, "rb") as file:
-        return KIND.encode() in file.read(_INDEX_START)
-
-
-_WANTED = (
-    "expected an index (.json), a tar file, a folder of them, a glob such as folder/*.tar, a brace "
-    "list such as folder/{00000..00331}.tar, or a list of these. Compressed tar files have to be "
-    "unpacked first (gunzip), and nothing is downloaded"
-)
-
-
-def _index(path: Path) -> list[dict[str, Any]]:
-    """Return the entries of an index; addresses are relative to its folder, or absolute paths."""
-    problem = f"{path} is no shard index ({KIND})"
-    try:
-        index = json.loads(path.read_text("utf-8"))
-        parts = [index, *index.get("datasets", [])]
-        entries = [entry for part in parts for entry in part.get("shardlist", [])]
-    except (ValueError, AttributeError, TypeError) as error:
-        raise ValueError(f"{problem}: {error}") from error
-    if index.get("__kind__", KIND) != KIND or any("source_url" in part for part in parts):
-        raise ValueError(f"{problem} of local files: expected __kind__ {KIND} and no source_url")
-    for number, entry in enumerate(entries):
-        url = entry.get("url") if isinstance(entry, dict) else None
-        if not isinstance(url, str) or re.match(r"\w+:", url):
-            raise ValueError(
-                f"{problem}: shard {number}: expected 'url', a local path, got {url!r}"
-            )
-        if not isinstance(entry.get("nsamples"), int):
-            raise ValueError(f"{problem}: shard {number}: expected 'nsamples', a whole number")
-    if not entries:
-        raise ValueError(f"{problem}: it lists no shard")
-    return entries
-
-
-def _shard(path: Path, entry: Mapping[str, Any], source: Path) -> Shard:
-    _require(path, source)
-    found = path.stat()
-    if entry.get("filesize", found.st_size) != found.st_size:
-        raise ValueError(
-            f"shard {path} has {found.st_size} bytes, but {source} says {entry['filesize']}: it is "
-            "cut short, or not the listed one; copy or write it again"
-        )
-    times = found.st_mtime_ns, found.st_ctime_ns
-    return Shard(os.path.abspath(path), found.st_size, *times, entry.get("nsamples"))
-
-
-def _require(path: Path, source: Path) -> None:
-    require_regular(path)
-    if not path.is_file():
-        where = "" if path == source else f", which {source} lists,"
-        raise FileNotFoundError(
-            f"shard file {path}{where} does not exist (relative paths start at {os.getcwd()}); "
-            f"{_WANTED}"
-        )
 
 
 # Listing
@@ -181,6 +114,9 @@ class _Member(NamedTuple):
     name: str
     start: int
     size: int
+
+
+_Text = Callable[[_Member], bytes]  # reads a member
 
 
 def read_samples(
@@ -193,33 +129,28 @@ def read_samples(
     Args:
         group_id_key: of the id of a sample's group in its `.json`; None: no groups.
     """
-    last, passed_over = "its beginning", 0
-    first_passed_over = ""
+    last = "its beginning"
+    no_sample: list[str] = []  # members such as README
     incomplete: dict[str, Problem] = {}
     with open(path, "rb") as file:
 
         def text(member: _Member) -> bytes:
-            if member.size > _MOST_TEXT:
-                raise ValueError(f"{member.name} has {member.size} bytes, allowed are {_MOST_TEXT}")
             return os.pread(file.fileno(), member.size, member.start)
 
-        def named() -> Iterator[tuple[str, str, _Member]]:
-            nonlocal passed_over, first_passed_over
+        def of_samples() -> Iterator[tuple[str, _Member]]:
             for member in _listed(file):
-                key, suffix = base_plus_ext(member.name)
+                key = base_plus_ext(member.name)[0]
                 if key is None:  # README, and macOS's ._a.jpg before a.jpg
-                    passed_over += 1
-                    first_passed_over = first_passed_over or member.name
+                    no_sample.append(member.name)
                 else:
-                    yield key, suffix.lower(), member
+                    yield key, member
 
         try:
-            for key, run in groupby(named(), lambda item: item[0]):
-                members = [(suffix, member) for _, suffix, member in run]
+            for key, run in groupby(of_samples(), lambda one: one[0]):
+                members = [member for _, member in run]
                 found = _samples(key, members, text, group_id_key)
                 if not found:
-                    passed_over += len(members)
-                    first_passed_over = first_passed_over or members[0][1].name
+                    no_sample += [member.name for member in members]
                 for sample in found:
                     last = f"sample {key}"
                     if isinstance(sample, Row):
@@ -236,16 +167,15 @@ def read_samples(
                         incomplete[sample.where] = sample
         # OverflowError: of sizes and places that no file can have.
         except (tarfile.TarError, ValueError, EOFError, OverflowError) as error:
-            size = os.fstat(file.fileno()).st_size
             yield Problem(
                 f"after {last}",
-                f"the tar file ({size} bytes) is damaged or cut short: {error}; copy, download or "
-                "write it again",
+                f"the tar file ({os.path.getsize(path)} bytes) is damaged or cut short: {error}; "
+                "copy, download or write it again",
                 fatal=True,
             )
         yield from incomplete.values()
-        if passed_over:
-            yield PassedOver(passed_over, first_passed_over)
+        if no_sample:
+            yield PassedOver(len(no_sample), no_sample[0])
 
 
 def _listed(file: Any) -> Iterator[_Member]:
@@ -263,22 +193,17 @@ def _listed(file: Any) -> Iterator[_Member]:
         # tarfile takes a damaged or missing header for the end of the archive.
         if os.pread(file.fileno(), tarfile.BLOCKSIZE, tar.offset) != bytes(tarfile.BLOCKSIZE):
             raise tarfile.ReadError(f"no member and no end at byte {tar.offset}")
-        _require_end(file, tar.offset, size)
-
-
-def _require_end(file: Any, end: int, size: int) -> None:
-    """Refuse anything but zeros behind the end mark: readers would stop there without a word."""
-    for place in range(end, size, _READ_BYTES):
-        block = os.pread(file.fileno(), _READ_BYTES, place)
-        if block.strip(b"\0"):
-            raise tarfile.ReadError(
-                f"its end mark is at byte {end}, but more follows, as when tar files are joined by "
-                "cat: give the files one by one, or join them by tar --concatenate"
-            )
+        # Other readers would stop at the end mark without a word.
+        for place in range(tar.offset, size, _READ_BYTES):
+            if os.pread(file.fileno(), _READ_BYTES, place).strip(b"\0"):
+                raise tarfile.ReadError(
+                    f"its end mark is at byte {tar.offset}, but more follows, as when tar files "
+                    "are joined by cat: give the files one by one, or use tar --concatenate"
+                )
 
 
 def _samples(
-    key: str, members: list[tuple[str, _Member]], text: Any, group_id_key: str | None
+    key: str, members: list[_Member], text: _Text, group_id_key: str | None
 ) -> list[Row | Problem]:
     """Return the samples of the members `key`.*; [] if none has a known suffix.
 
@@ -286,10 +211,9 @@ def _samples(
     sample of their own if they have both an image and a caption; otherwise they are something else
     about the sample without these dots, such as a mask.
     """
-    if not any("." in suffix for suffix, _ in members):
-        return _sample(key, members, text, group_id_key)
     parts: dict[str, list[tuple[str, _Member]]] = {}
-    for suffix, member in members:
+    for member in members:
+        suffix = base_plus_ext(member.name)[1].lower()
         more, _, last = suffix.rpartition(".")
         known = last in (*IMAGE_SUFFIXES, *_TEXT_SUFFIXES)
         name = f"{key}.{more}" if more and known else key
@@ -299,37 +223,31 @@ def _samples(
 
 
 def _sample(
-    key: str, parts: list[tuple[str, _Member]], text: Any, group_id_key: str | None
+    key: str, parts: list[tuple[str, _Member]], text: _Text, group_id_key: str | None
 ) -> list[Row | Problem]:
     """Return the sample of some members, or what is wrong with it; [] without a known suffix."""
     images = [member for suffix, member in parts if suffix in IMAGE_SUFFIXES]
-    found = {s: m for s, m in parts if s in _TEXT_SUFFIXES}
-    where = f"sample {key}"
-    if not images and not found:
+    texts = [(suffix, member) for suffix, member in parts if suffix in _TEXT_SUFFIXES]
+    if not images and not texts:
         return []
     try:
-        if len(images) != 1 or len(found) < sum(s in _TEXT_SUFFIXES for s, _ in parts):
+        if len(images) != 1 or len(dict(texts)) < len(texts):
             names = ", ".join(member.name for _, member in parts)
             wanted = f"one image ({', '.join(IMAGE_SUFFIXES)}) and a caption"
             raise ValueError(f"expected {wanted}, found {names}")
-        if images[0].size > LARGEST_FILE:
-            raise ValueError(f"{images[0].name} has {images[0].size} bytes, more than an image")
-        captions, values = _texts(found, text)
-        ids = [None if one is None else values.get(one) for one in ("image_id", group_id_key)]
-        for name, value in zip(("image_id", group_id_key), ids, strict=True):
+        captions, values = _texts(dict(texts), text)
+        ids = []
+        for name in ("image_id", group_id_key):
+            value = None if name is None else values.get(name)
             if not is_id(value):
                 raise ValueError(f"{name!r}: expected a string or an integer, got {short(value)}")
-            try:
-                (as_id(value) or "").encode()
-            except UnicodeEncodeError as error:
-                why = f"{name!r}: text is not valid UTF-8: {short(value)}"
-                raise ValueError(why) from error
+            ids.append(as_id(value))
+            (ids[-1] or "").encode()  # a ValueError for half of a surrogate pair
     except ValueError as error:
-        return [Problem(where, str(error))]
-    image_id, group_id = map(as_id, ids)
+        return [Problem(f"sample {key}", str(error))]
     member = images[0].name.encode("utf-8", "replace").decode()
     stored = StoredImage(member, images[0].start, images[0].size, 0)
-    return [Row(member, member, captions, image_id, stored, group_id, group_id_key in values)]
+    return [Row(member, member, captions, ids[0], stored, ids[1], group_id_key in values)]
 
 
 def _texts(found: dict[str, _Member], text: Any) -> tuple[list[str], dict[str, Any]]:

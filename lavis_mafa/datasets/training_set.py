@@ -38,7 +38,6 @@ from lavis_mafa.datasets.image_reading import (
 )
 from lavis_mafa.datasets.lavis_pairs import read_here, read_sample
 from lavis_mafa.datasets.pairs import TrainPairs
-from lavis_mafa.datasets.row_checks import text_of
 from lavis_mafa.processors.augmentation import ImageBytes, QuickAugmentation, quick
 
 UNREADABLE = (
@@ -128,7 +127,7 @@ class TrainingSet(Dataset[dict[str, Any]]):
         if self._deterministic:
             sample = part[local]
         else:
-            # LAVIS lets PIL fill truncated images with grey; here they count as unreadable.
+            # For data sets that read images themselves; see `image_reading`.
             ImageFile.LOAD_TRUNCATED_IMAGES = False
             with _seeded([self.seed, epoch, index]), self._reduced(part):
                 sample = read_sample(part, local)
@@ -220,7 +219,7 @@ class TrainingSet(Dataset[dict[str, Any]]):
             path = dataset.path(local) if hasattr(dataset, "path") else None
             return path, dataset.caption(local)
         annotation = dataset.annotation[local]
-        return os.path.join(dataset.vis_root, annotation["image"]), text_of(annotation["caption"])
+        return os.path.join(dataset.vis_root, annotation["image"]), annotation["caption"]
 
     def annotated(self, index: int) -> tuple[str | None, str]:
         """Return the name of a sample's image (None: it has no name) and the caption, as in the

@@ -12,7 +12,7 @@ from typing import Any
 from lavis.common.vqa_tools.vqa_eval import VQAEval
 
 from lavis_mafa.datasets.annotation_rows import Refusals
-from lavis_mafa.datasets.row_checks import (
+from lavis_mafa.downstream.row_values import (
     Id,
     Ids,
     answers_of,

@@ -28,7 +28,7 @@ from pycocoevalcap.spice import spice
 from pycocoevalcap.tokenizer.ptbtokenizer import PUNCTUATIONS, PTBTokenizer
 
 from lavis_mafa.datasets.annotation_rows import Refusals
-from lavis_mafa.datasets.row_checks import Id, Ids, as_id, id_of, references_of
+from lavis_mafa.downstream.row_values import Id, Ids, as_id, id_of, references_of
 from lavis_mafa.io.files import read_json
 from lavis_mafa.metrics import METRICS, CaptionMetric, MetricNames
 from lavis_mafa.metrics.known_truth import single_spaced

@@ -14,7 +14,6 @@ from lavis.datasets.datasets.coco_caption_datasets import COCOCapEvalDataset
 from lavis.tasks.captioning import CaptionTask
 from torchvision.datasets.utils import download_url
 
-from lavis_mafa.datasets.row_checks import Id, Ids, as_id, by_id, references_of
 from lavis_mafa.downstream import task_records as results
 from lavis_mafa.downstream.caption_metrics import (
     References,
@@ -24,6 +23,7 @@ from lavis_mafa.downstream.caption_metrics import (
     read_references,
     score_captions,
 )
+from lavis_mafa.downstream.row_values import Id, Ids, as_id, by_id, references_of
 from lavis_mafa.io.processes import on_main_process
 from lavis_mafa.problems import ConfigError
 

@@ -11,7 +11,6 @@ from lavis.common.dist_utils import is_main_process
 from lavis.common.registry import registry
 from lavis.tasks.vqa import GQATask, VQATask
 
-from lavis_mafa.datasets.row_checks import Id
 from lavis_mafa.downstream import task_records as results
 from lavis_mafa.downstream.answer_metrics import (
     Annotation,
@@ -24,6 +23,7 @@ from lavis_mafa.downstream.answer_metrics import (
     read_questions,
 )
 from lavis_mafa.downstream.language_model import problem_of_prompt
+from lavis_mafa.downstream.row_values import Id
 from lavis_mafa.io.processes import on_main_process
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.problems import ConfigView, Problem

@@ -49,7 +49,7 @@ from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, Validatio
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.datasets.image_reading import read_rgb
 from lavis_mafa.datasets.local_builder import LocalBuilder, named_splits
-from lavis_mafa.datasets.row_checks import Ids, as_id
+from lavis_mafa.downstream.row_values import Ids, as_id
 from lavis_mafa.downstream.yamls import dataset_yamls
 from lavis_mafa.io.files import read_json
 

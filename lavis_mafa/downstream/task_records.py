@@ -16,7 +16,7 @@ from lavis.datasets.data_utils import prepare_sample
 from lavis.datasets.datasets.base_dataset import BaseDataset
 from torch.utils.data.dataloader import default_collate
 
-from lavis_mafa.datasets.row_checks import as_id
+from lavis_mafa.downstream.row_values import as_id
 from lavis_mafa.io.files import lost_writes, write_text
 from lavis_mafa.io.processes import gather_objects, progress
 

@@ -7,7 +7,6 @@ and one data set of photographs (docs/results.md): they are a hypothesis about o
 from __future__ import annotations
 
 import argparse
-import math
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,14 +31,6 @@ from lavis_mafa.mining.judge_check import self_check_tables
 from lavis_mafa.mining.judged_pairs import FILE, UNKNOWN, VALID, Judged
 from lavis_mafa.mining.judging import TRUTH
 from lavis_mafa.mining.model_and_data import ModelAndData, options_of
-from lavis_mafa.mining.quality.annotator_labels import (
-    Labels,
-    consistent,
-    pooled,
-    read_labels,
-    weights,
-)
-from lavis_mafa.mining.quality.correction import Correction, correction_of
 from lavis_mafa.models.con_d.self_check import LEAST_AUC
 from lavis_mafa.models.mafa_model import checkpoint_of
 from lavis_mafa.pages.charts import Cell, Table
@@ -60,7 +51,7 @@ _LEAST_RATIO = 2.0
 # encode and to judge.
 QUICK = 10_000
 
-GROUP, MINE, CLEAR, UNCERTAIN, LABELS = "Group", "Mine", "clear", "uncertain", "labels"
+GROUP, MINE, CLEAR, UNCERTAIN = "Group", "Mine", "clear", "uncertain"
 COUNTS, GROUPED, _ACTION = "counts.json", "grouped", "model.mafa.connections.action"
 NOTE = (
     "Intervals are 95 %. The bounds come from toy worlds and one data set of photographs "
@@ -86,14 +77,12 @@ class _Quality:
     """Accuracy of Con-D on grouped hard negatives.
 
     Attributes:
-        source: of the truth: `TRUTH` or `LABELS`.
         pairs: number of grouped hard negatives with a truth; above: of them, those above ``high``.
         precision: share of true matches above ``high``; None if no pair is above it.
         base_rate: share of true matches among all of them.
         lift: precision / base rate; None if the precision is unknown or the base rate is 0.
     """
 
-    source: str
     pairs: int
     above: int
     base_rate: Estimate
@@ -112,7 +101,6 @@ class _Evidence:
         batch_size, search_space: B and M of the config.
         random: share of false negatives in random mini-batches of B.
         grouped: shares in grouped ones by M.
-        corrected: whether the shares are multiplied by the share that people confirmed.
         queue_size, hardness, high: of the config.
         con_d: name of the discriminator; None if there is none.
         problems: found by its self-check; None if it was not checked.
@@ -129,7 +117,6 @@ class _Evidence:
     search_space: int
     random: Estimate
     grouped: Mapping[int, Estimate]
-    corrected: bool = False
     queue_size: int | None = None
     hardness: float = 1.0
     high: float = MiningRule.high
@@ -197,7 +184,7 @@ def _next_of(evidence: _Evidence, advice: Sequence[_Advice]) -> str:
     if evidence.quality is None and not evidence.problems:
         return (
             f"label about 200 grouped hard negatives, as in MAFA's Appendix B ({evidence.label}), "
-            "then repeat the command with --labels and the saved file"
+            "and compare the precision by `lavis-mafa label quality` with the base rate"
         )
     return shlex.join([*evidence.train, *(option for one in advice for option in one.options)])
 
@@ -237,8 +224,7 @@ def _grouping(evidence: _Evidence) -> _Advice:
         reasons.append("Photographs lost by grouping the most similar, and gained by a quantile.")
     elif not certain:
         reasons.append("Some data gained by that, others lost.")
-    tested = evidence.corrected and not evidence.problems
-    if not tested and not (evidence.judge == TRUTH and evidence.sampled):
+    if not (evidence.judge == TRUTH and evidence.sampled):
         certain = False
         reasons.append(
             f"Not enough evidence: few or none of the matches by {evidence.judge} are confirmed."
@@ -276,13 +262,11 @@ def _mining(evidence: _Evidence) -> _Advice:
     bound = _least_lift(quality.base_rate.value)
     lift, low, high = quality.lift
     reason = (
-        f"Of {quality.pairs} grouped hard negatives {quality.base_rate} match by {quality.source}, "
+        f"Of {quality.pairs} grouped hard negatives {quality.base_rate} match by {TRUTH}, "
         f"of the {quality.above} above {evidence.high:g} by {name} {quality.precision}: a lift of "
         f"{lift:.3g} ({low:.3g} to {high:.3g}; bound: {bound:.3g}).{checked}"
     )
-    clear = (
-        not checked and (evidence.sampled or quality.source != TRUTH) and not low <= bound <= high
-    )
+    clear = not checked and evidence.sampled and not low <= bound <= high
     return _converting(evidence, lift >= bound, reason, CLEAR if clear else UNCERTAIN)
 
 
@@ -304,7 +288,6 @@ def _evidence_of(
     batch_size: int,
     search_space: int,
     high: float = MiningRule.high,
-    labels: Sequence[Labels] = (),
     **others: Any,
 ) -> _Evidence:
     """Collect the evidence.
@@ -313,13 +296,12 @@ def _evidence_of(
         counts: content of ``counts.json``, with random and grouped mini-batches.
         judged: pairs of the same counts, with `Judged.samplings`.
         batch_size, search_space, high: of the config; a search space is at most all of the data.
-        labels: by people, about ``judged`` or its grouped pairs (`_grouped_pairs`).
         others: see `_Evidence`.
 
     Raises:
-        ValueError: if the config's mini-batches were not counted, or labels are about other pairs.
+        ValueError: if the config's mini-batches were not counted.
     """
-    con_d = labels[0].name if labels else next(iter(judged.names), None)
+    con_d = next(iter(judged.names), None)
     judges = {one["judge"] for one in counts["counts"]}
     sampled = not (judged.truth == UNKNOWN).any() or not (judged.truth != UNKNOWN).any()
     judge = con_d if con_d is not None and (TRUTH not in judges or not sampled) else TRUTH
@@ -327,10 +309,6 @@ def _evidence_of(
     if not {(batch_size, None), (batch_size, search_space)} <= shares.keys():
         raise ValueError(f"there are no counts of B = {batch_size}, M = {search_space}")
     grouped = _grouped_pairs(judged, batch_size, search_space)
-    correction = None
-    if judge != TRUTH:
-        correction = _correction(counts, judged, grouped, labels, judge)
-        shares = _shares_of(counts["counts"], judge, correction)
     check = (counts.get("self_check") or {}).get(con_d)
     return _Evidence(
         judge=judge,
@@ -338,42 +316,22 @@ def _evidence_of(
         search_space=search_space,
         random=shares[batch_size, None],
         grouped={m: share for (b, m), share in shares.items() if b == batch_size and m},
-        corrected=correction is not None,
         high=high,
         con_d=con_d,
         problems=None if check is None else tuple(check["problems"]),
-        quality=_quality_of(judged, grouped, con_d, high, labels),
+        quality=_quality_of(judged, grouped, con_d, high),
         sampled=sampled,
         **others,
     )
 
 
-def _correction(
-    counts: Mapping[str, Any],
-    judged: Judged,
-    grouped: NDArray[Any],
-    labels: Sequence[Labels],
-    name: str,
-) -> Correction | None:
-    """Return the correction of a discriminator at the threshold of the counts; None without one."""
-    threshold = float(counts["threshold"])
-    found = [Correction(**one) for one in counts["corrections"]]
-    if labels:
-        of = _labeled_pairs(judged, grouped, labels)
-        called = of.probability_by(name) > threshold
-        pairs = set(zip(of.image[called].tolist(), of.text[called].tolist(), strict=True))
-        found = [correction_of(labels, of)] if not pairs.isdisjoint(pooled(labels)) else []
-    return next((one for one in found if (one.name, one.above) == (name, threshold)), None)
-
-
 def _shares_of(
-    counts: Iterable[Mapping[str, Any]], judge: str, correction: Correction | None = None
+    counts: Iterable[Mapping[str, Any]], judge: str
 ) -> dict[tuple[int, int | None], Estimate]:
     """Return the shares of false negatives by (B, M), with M = None for random mini-batches.
 
     A share is the mean over both directions, and so are the ends of its interval: both directions
-    share their mini-batches, so their errors may be equal. With a correction, shares are multiplied
-    by its factor and the ends by its ends, which is conservative.
+    share their mini-batches, so their errors may be equal.
     """
     found: dict[tuple[int, int | None], list[list[float]]] = {}
     for one in counts:
@@ -381,9 +339,7 @@ def _shares_of(
         if one["judge"] == judge and one["judged"] and one["batch_size"] is not None:
             key = (one["batch_size"], one["search_space"])
             found.setdefault(key, []).append([one["share"], one["low"], one["high"]])
-    of = correction
-    factors = [1.0, 1.0, 1.0] if of is None else [of.factor, of.low, of.high]
-    return {key: Estimate(*(np.mean(rows, 0) * factors).tolist()) for key, rows in found.items()}
+    return {key: Estimate(*np.mean(rows, 0).tolist()) for key, rows in found.items()}
 
 
 def _grouped_pairs(judged: Judged, batch_size: int, search_space: int) -> NDArray[Any]:
@@ -402,61 +358,29 @@ def _grouped_pairs(judged: Judged, batch_size: int, search_space: int) -> NDArra
 
 
 def _quality_of(
-    judged: Judged,
-    grouped: NDArray[Any],
-    con_d: str | None,
-    high: float,
-    labels: Sequence[Labels] = (),
+    judged: Judged, grouped: NDArray[Any], con_d: str | None, high: float
 ) -> _Quality | None:
     """Return the accuracy of a discriminator on grouped hard negatives; None if it is unknown.
 
-    The truth of the data is used if it is known of all pairs, else the labels. Intervals treat
-    pairs as independent.
+    Intervals treat pairs as independent.
 
     Args:
         grouped: ``(P,)`` bool.
-        labels: about ``judged``, or about its grouped pairs only.
-
-    Raises:
-        ValueError: if the labels are about other pairs.
     """
     if con_d is None:
         return None
-    probability, above, weight = judged.probability_by(con_d), -math.inf, None
+    probability = judged.probability_by(con_d)
     known = grouped & (judged.truth != UNKNOWN) & ~np.isnan(probability)
-    if labels and (not known.any() or (judged.truth == UNKNOWN).any()):
-        source, of = LABELS, _labeled_pairs(judged, grouped, labels)
-        rows, valid, weight = weights(labels, of)
-        keep = grouped[rows] if of is judged else np.ones(len(rows), bool)
-        p, valid, weight = of.probability_by(con_d)[rows][keep], valid[keep], weight[keep]
-        above = -math.inf if labels[0].above is None else labels[0].above
-    else:
-        source = TRUTH
-        p, valid = probability[known], (judged.truth[known] == VALID).astype(float)
-    if not len(p) or above >= 0:  # what share of all matches, labels of found matches cannot tell
+    p, valid = probability[known], (judged.truth[known] == VALID).astype(float)
+    if not len(p):
         return None
-    at = figures_at(high, p, valid, weight)
-    share, low, top = weighted_share(valid, weight)
+    at = figures_at(high, p, valid)
+    share, low, top = weighted_share(valid)
     base, precision, lift = Estimate(share or 0.0, low, top), None, None
     if at.precision is not None:
         precision = Estimate(at.precision, at.precision_low, at.precision_high)
         lift = Estimate(*share_ratio(precision, base)) if base.value > 0 else None
-    return _Quality(source, len(p), at.pairs, base, precision, lift)
-
-
-def _labeled_pairs(judged: Judged, grouped: NDArray[Any], labels: Sequence[Labels]) -> Judged:
-    """Return the pairs that labels are about: all of ``judged``, or its ``grouped`` ones.
-
-    Raises:
-        ValueError: if they are about neither.
-    """
-    for one in judged, judged.select(grouped):
-        if labels[0].judged == one.digest:
-            return one
-    raise ValueError(
-        "the labels are about other pairs than those counted here: give the labels of a page that "
-        "`lavis-mafa label page` wrote about this --output or its folder grouped"
-    )
+    return _Quality(len(p), at.pairs, base, precision, lift)
 
 
 # The command
@@ -474,11 +398,6 @@ def advise(args: argparse.Namespace) -> None:
         raise ValueError("the advice compares --sampling random and grit: leave out --sampling")
     if ALL in (args.search_spaces or ()):
         raise ValueError(f"the advice is about mini-batches: leave {ALL} out of --search-spaces")
-    # Read first: damaged files are reported before hours are spent on counts.
-    labels = [read_labels(path) for path in args.labels]
-    if labels:
-        consistent(labels)
-    args.labels = []  # the counts stay as they are; the labels correct the advice
     count_false_negatives(args, _complete)
     if not is_main_process():
         return
@@ -489,14 +408,13 @@ def advise(args: argparse.Namespace) -> None:
         counts["counts"] = [one for one in counts["counts"] if one["judge"] != TRUTH]
     cfg = load_config(args.cfg_path, options_of(args), machine=False)
     grit, mafa = cfg.run_cfg.grit, cfg.model_cfg.get("mafa") or {}
-    words = ["lavis-mafa", "label", "page", str(args.output / GROUPED), "--all"]
+    words = ["lavis-mafa", "label", "page", str(args.output / GROUPED)]
     found = _evidence_of(
         counts,
         judged,
         int(cfg.run_cfg.batch_size_train),
         min(int(grit.search_space), counts["samples"]),
         float((mafa.get("connections") or {}).get("high", MiningRule.high)),
-        labels,
         queue_size=int(grit.queue_size),
         hardness=float(grit.hardness),
         label=shlex.join([*words, "--output", str(args.output / "labels.html")]),
@@ -592,7 +510,7 @@ def _write_advice(output: Path, evidence: _Evidence, counts: Mapping[str, Any]) 
         "note": NOTE,
     }
     write_json(output / "advice.json", content)
-    judge = f"Judged by {evidence.judge}{', corrected by people' * evidence.corrected}."
+    judge = f"Judged by {evidence.judge}."
     measured = {"random": evidence.random}
     measured |= {f"grouped, M = {m}": share for m, share in evidence.grouped.items()}
     shares: list[list[Cell]] = [[name, str(share)] for name, share in measured.items()]

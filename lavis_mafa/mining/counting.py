@@ -34,12 +34,6 @@ from lavis_mafa.mining.neighbours import (
     note_of,
     whole_corpus,
 )
-from lavis_mafa.mining.quality.annotator_labels import read_labels
-from lavis_mafa.mining.quality.correction import (
-    Correction,
-    correction_by_truth,
-    correction_of,
-)
 from lavis_mafa.models.con_d.self_check import SelfCheck
 from lavis_mafa.pages.charts import Curve, Series, Table
 from lavis_mafa.pages.tables import markdown_table
@@ -67,19 +61,7 @@ def count_false_negatives(
     whole = whole_corpus(args, in_all, 1)
     require_folder(args.output)
     require_range(args, threshold=(0.0, 1.0), batch_sizes=(2,), search_spaces=(1,), sample=(2,))
-    correction = _correction(args)
     con_ds = discriminators_of(args)
-    if correction and correction.name not in con_ds:
-        raise ValueError(
-            f"--labels are about the discriminator {correction.name!r}, but the pairs are "
-            f"judged by {', '.join(con_ds) or 'the ground truth only'}: give the discriminator "
-            "that name in --con-d"
-        )
-    if correction and correction.above != args.threshold:
-        raise ValueError(
-            f"--labels are about pairs above {correction.above:g}, but --threshold is "
-            f"{args.threshold:g}: give --threshold {correction.above:g}"
-        )
     loaded = load_model_and_data(args)
     if complete is not None:
         complete(args, loaded)
@@ -93,7 +75,7 @@ def count_false_negatives(
         raise ValueError(
             "nothing can judge the pairs: there is no discriminator, and the data set does not "
             "know which pairs match. Give a discriminator, such as "
-            "--con-d blip.arch=blip_retrieval blip.model_type=coco, or judgements by people as "
+            "--con-d blip.arch=blip_retrieval blip.model_type=coco, or valid pairs as "
             "build_info.truth of the data"
         )
     judge_names = [*con_ds, *([] if loaded.data.truth is None else [TRUTH])]
@@ -122,11 +104,6 @@ def count_false_negatives(
     if whole is not None:
         judged.about["neighbours"] = {"neighbours": whole.neighbours, "index": "exact"}
         notes = [note_of(whole)]
-    corrections = [] if correction is None else [correction]
-    known = judged.truth != UNKNOWN
-    if not corrections and known.any() and not known.all():
-        by_name = [correction_by_truth(judged, name, args.threshold) for name in con_ds]
-        corrections = [one for one in by_name if one is not None]
     judged.samplings = {one.name: _is_in(judged, picked) for one, picked in negatives.items()}
     counts = [
         count
@@ -135,16 +112,7 @@ def count_false_negatives(
     ]
     if is_main_process():
         judged.save(args.output / FILE)
-        _write_results(args, counts, corrections, loaded, features, judged, checks, notes)
-
-
-def _correction(args: argparse.Namespace) -> Correction | None:
-    """Return the correction of ``--labels``; those drawn from all pairs need the pairs that were
-    counted in ``--output`` before."""
-    if not args.labels:
-        return None
-    judged = Judged.load(args.output) if (args.output / FILE).is_file() else None
-    return correction_of([read_labels(path) for path in args.labels], judged)
+        _write_results(args, counts, loaded, features, judged, checks, notes)
 
 
 def _is_in(judged: Judged, negatives: HardNegatives) -> NDArray[Any]:
@@ -298,7 +266,6 @@ def _count_one(
 def _write_results(
     args: argparse.Namespace,
     counts: Sequence[Count],
-    corrections: Sequence[Correction],
     loaded: ModelAndData,
     features: Features,
     judged: Judged,
@@ -315,14 +282,13 @@ def _write_results(
         "unreadable": [number for number, _ in features.unreadable],
         "threshold": args.threshold,
         "seed": args.seed,
-        "corrections": [asdict(one) for one in corrections],
         "self_check": judged.about["self_check"],
         "neighbours": judged.about.get("neighbours"),
         "counts": [asdict(count) for count in counts],
     }
     write_json(args.output / "counts.json", content)
-    table = _count_table(counts, corrections)
-    notes = [*_notes(args, loaded, features, counts, corrections), *more_notes]
+    table = _count_table(counts)
+    notes = [*_notes(args, loaded, features, counts), *more_notes]
     known = int((judged.truth != UNKNOWN).sum())
     if 0 < known < len(judged):
         notes.append(
@@ -349,13 +315,11 @@ def _write_results(
     print(f"written: {args.output / 'counts.json'}, counts.md, {FILE}, {page.name}")
 
 
-def _count_table(counts: Sequence[Count], corrections: Sequence[Correction] = ()) -> Table:
+def _count_table(counts: Sequence[Count]) -> Table:
     """Return a table like MAFA's Tables 1 and 9, with a row for each judge and sampling."""
     columns = ["judge", "sampling", "B", "M"]
     for side in _ANCHORS:
         columns += [f"FN w.r.t. {side}", f"{side} %", f"{side} % (95 %)"]
-        columns += [f"{side} % corrected"] if corrections else []
-    factors = {one.name: one.factor for one in corrections}
     rows: dict[tuple[Any, ...], list[Any]] = {}
     for count in counts:
         space = f"{ALL}, K = {count.neighbours}" if count.neighbours else count.search_space
@@ -363,9 +327,6 @@ def _count_table(counts: Sequence[Count], corrections: Sequence[Correction] = ()
         row = rows.setdefault(key, list(key))
         row += [f"{count.estimated:,}", f"{100 * count.share:.2f}"]
         row += [f"{100 * count.low:.2f}–{100 * count.high:.2f}"]
-        if corrections:
-            factor = factors.get(count.judge)
-            row += [None if factor is None else f"{100 * count.share * factor:.2f}"]
     return Table("False negatives among hard negatives", columns, list(rows.values()))
 
 
@@ -407,7 +368,6 @@ def _notes(
     loaded: ModelAndData,
     features: Features,
     counts: Sequence[Count],
-    corrections: Sequence[Correction],
 ) -> list[str]:
     size, seen = len(loaded.data), len(features)
     part = "all analyzed"
@@ -422,10 +382,4 @@ def _notes(
         notes.append(f"M = {space:,} exceeds the number of samples; {seen:,} was used.")
     if features.unreadable:
         notes.append(f"{len(features.unreadable)} samples could not be read and were skipped.")
-    for one in corrections:
-        notes.append(
-            f"People or the truth confirm {100 * one.factor:.1f} % "
-            f"({100 * one.low:.1f}–{100 * one.high:.1f}) of the matches of {one.name} above "
-            f"{one.above:g}; the corrected shares are multiplied by it (MAFA Appendix B)."
-        )
     return notes

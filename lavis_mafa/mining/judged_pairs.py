@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from dataclasses import dataclass, field
@@ -60,13 +59,6 @@ class Judged:
 
     def __len__(self) -> int:
         return len(self.image)
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the pairs in their order; labels record it to identify the file."""
-        # The same bytes on every machine: labels made on another one must find their file.
-        pairs = np.stack([self.image, self.text]).astype("<i8")
-        return hashlib.sha256(pairs.tobytes()).hexdigest()
 
     @property
     def thresholds(self) -> tuple[float, float]:

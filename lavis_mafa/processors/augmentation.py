@@ -32,19 +32,19 @@ STEPS = [
     transforms.Normalize,
 ]
 
-_auto_contrast = randaugment.func_dict["AutoContrast"]
+_lavis_auto_contrast = randaugment.func_dict["AutoContrast"]
 
 
-def auto_contrast(image: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+def _auto_contrast(image: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     """Stretch each channel of ``(H, W, 3)`` uint8 to 0..255, as Pillow's ``autocontrast``.
 
     LAVIS negates a uint8, which wraps around: a channel without a 0 would become white.
     """
-    stretched: Any = _auto_contrast(image.astype(np.int32))
+    stretched: Any = _lavis_auto_contrast(image.astype(np.int32))
     return np.asarray(stretched).astype(np.uint8)
 
 
-randaugment.func_dict["AutoContrast"] = auto_contrast
+randaugment.func_dict["AutoContrast"] = _auto_contrast
 
 
 class RandomTurn:
@@ -86,8 +86,16 @@ class AlbefImageTrainProcessor(BlipImageTrainProcessor):  # type: ignore[misc]
 
     # In the authors' order, which random draws refer to; LAVIS has the same ones in another order.
     operations = (
-        *("Identity", "AutoContrast", "Equalize", "Brightness", "Sharpness"),
-        *("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"),
+        "Identity",
+        "AutoContrast",
+        "Equalize",
+        "Brightness",
+        "Sharpness",
+        "ShearX",
+        "ShearY",
+        "TranslateX",
+        "TranslateY",
+        "Rotate",
     )
 
     def __init__(

@@ -22,8 +22,8 @@ from lavis.models.base_model import SharedQueueMixin
 
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.config.data import used_splits
+from lavis_mafa.datasets.lavis_rows import build_checked
 from lavis_mafa.datasets.local_files import read_in_place, reads_as_lavis
-from lavis_mafa.datasets.row_checks import checked_rows, require_answer_files
 from lavis_mafa.io.checkpoints import local_file
 from lavis_mafa.io.downloads import OfflineError
 from lavis_mafa.io.folder_lock import release_folders
@@ -77,8 +77,8 @@ def build_data(cfg: Any, splits: Collection[str] | None = None) -> tuple[Any, An
     task = tasks.setup_task(cfg)
     with only_splits(cfg, used_splits(cfg.run_cfg.get) if splits is None else set(splits)):
         _find_annotations(cfg)
-        with checked_rows(float(cfg.run_cfg.get("max_unreadable", 0.0))):
-            datasets = task.build_datasets(cfg)
+        allowed = float(cfg.run_cfg.get("max_unreadable", 0.0))
+        datasets = build_checked(lambda: task.build_datasets(cfg), cfg.datasets_cfg, allowed)
     require_agreement(of_data, datasets)
     if splits is None or "train" in splits:  # else there are no training pairs
         _check_size(cfg, datasets)
@@ -242,7 +242,6 @@ def _find_annotations(cfg: Any) -> None:
     for name, dataset in cfg.datasets_cfg.items():
         builder = registry.get_builder_class(name)
         if reads_as_lavis(builder):
-            require_answer_files(name, builder, dataset.build_info.get("annotations"))
             read_in_place(dataset.build_info.get("annotations"))
 
 

@@ -132,7 +132,7 @@ def judged(run, tmp_path_factory):
 
 def test_labels_of_a_run_that_was_moved(judged, tmp_path):
     folder, pairs = judged
-    command = ["label", "page", str(pairs), "--all", "--count", "5", "--output"]
+    command = ["label", "page", str(pairs), "--count", "5", "--output"]
     assert main([*command, str(tmp_path / "a.html")]) == 2, "its own config is not there any more"
     assert main([*command, str(tmp_path / "b.html"), "--run", str(folder)]) == 0
     assert "data:image" in (tmp_path / "b.html").read_text()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import shutil
 import sys
 from pathlib import Path
@@ -66,7 +65,9 @@ def test_clean_data_pass(clean: Path, capsys) -> None:
     assert report == {
         "pairs": 3,
         "images": 2,
-        **{"records": 2, "fatal": 0, "passed_over": 0},
+        "records": 2,
+        "fatal": 0,
+        "passed_over": 0,
         "images_with_several_captions": 1,
         "caption_words": {"min": 1, "median": 2, "95 %": pytest.approx(2.9), "max": 3},
         "width": {"min": 64, "median": 72, "95 %": pytest.approx(79.2), "max": 80},
@@ -104,8 +105,6 @@ def test_images_that_training_cannot_read_are_found(clean: Path) -> None:
     assert found["duplicate_images"] == ["'a.png' has the content of 'copy.png'"]
     assert found["tiny_images"] == ["'tiny.png': 31 x 40 pixels, shorter side below 32"]
     assert found["extreme_images"] == ["'long.png': 400 x 70 pixels, aspect above 5"]
-    headers_only = find_problems(clean, *rows, decode=False)["unreadable_images"]
-    assert len(headers_only) == 1 and "'text.png'" in headers_only[0]
 
 
 def test_rows_that_training_cannot_use_are_found(clean: Path) -> None:
@@ -158,33 +157,6 @@ def test_unusable_arguments_give_status_2(arguments, message, clean, monkeypatch
     assert stop.value.code == 2
     printed = capsys.readouterr().err
     assert message in printed.splitlines()[-1] and "usage:" not in printed
-
-
-@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
-def test_commands_run_as_a_module(clean: Path, monkeypatch) -> None:
-    monkeypatch.chdir(clean)
-    monkeypatch.setattr(
-        sys, "argv", ["lavis-mafa", "check-data", "clean.json", "--image-root", "."]
-    )
-    with pytest.raises(SystemExit) as stop:
-        runpy.run_module("lavis_mafa", run_name="__main__")
-    assert stop.value.code == 0
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        ["lavis-mafa", "check-data", "clean.json", "--image-root", ".", "--vocab", "v.txt"],
-    )
-    with pytest.raises(SystemExit) as stop:
-        runpy.run_module("lavis_mafa", run_name="__main__")
-    assert stop.value.code == 0 and (clean / "v.txt").is_file()
-
-
-@needs_flickr
-def test_real_photographs_are_clean(capsys) -> None:
-    files = [str(PHOTOGRAPHS / f"{split}.json") for split in ("train", "val", "test")]
-    assert main(["check-data", *files, "--image-root", str(PHOTOGRAPHS), "--workers", "2"]) == 0
-    printed = capsys.readouterr().out
-    assert printed.startswith("pairs   3525\nimages  705, 705 of them with several captions\n")
 
 
 @needs_flickr
@@ -249,7 +221,7 @@ def test_long_captions_are_listed(clean: Path) -> None:
 # Images inside other files
 
 
-@pytest.mark.parametrize("storage", ["s.tar", "folder", "*.tar", "{s,s}.tar", "folder/pairs.json"])
+@pytest.mark.parametrize("storage", ["s.tar", "folder", "*.tar", "{s,s}.tar"])
 def test_shards_are_checked(storage: str, clean: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(clean)
     a, b = ((clean / f"{name}.png").read_bytes() for name in "ab")
@@ -301,8 +273,8 @@ def test_images_inside_files_are_checked(clean: Path) -> None:
         "tiny_images": [f"'{path}, row 7': 31 x 40 pixels, shorter side below 32"],
         "shared_image_ids": [f"'1': '{path}, row 0', '{path}, row 7'"],
     }
-    headers = check([folder], split="train", workers=2, decode=False, limit=7)
-    assert headers["pairs"] == 7 and len(headers["problems"]["unreadable_images"]) == 1
+    first = check([folder], split="train", workers=2, limit=7)
+    assert first["pairs"] == 7 and len(first["problems"]["unreadable_images"]) == 2
     assert check([folder])["pairs"] == 9  # both splits
 
 
@@ -316,20 +288,6 @@ def test_command_checks_a_folder_of_parquet_files(clean: Path) -> None:
     pq.write_table(pa.table({"url": ["x"], "alt": ["y"]}), folder / "train-1.parquet")
     output = finish(spawn(clean, command), status=2)
     assert "no image column" in output and "'alt'" in output
-
-
-def test_make_vocab_reads_parquet(tmp_path: Path) -> None:
-    captions = [["a dog runs", "two dogs run"], ["a dog"]]
-    table = pa.table({"image": [b"unread", b"x"], "sentences": captions})
-    pq.write_table(table, tmp_path / "a.parquet")
-    (tmp_path / "a.json").write_text(
-        json.dumps([{"image": "a", "caption": one} for one in captions])
-    )
-    found = [
-        make_vocab([tmp_path / name], tmp_path / "v.txt", size=40)
-        for name in ("a.parquet", "a.json")
-    ]
-    assert found[0] == found[1] and "dog" in found[0]
 
 
 def test_a_folder_of_pictures_with_texts_needs_no_option(clean: Path, capsys) -> None:

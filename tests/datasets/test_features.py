@@ -1,10 +1,11 @@
-"""Folders of features of images: made by `check-data --features`, or one's own."""
+"""Folders of features of images: made by `lavis-mafa features`, or one's own."""
 
 from __future__ import annotations
 
 import json
 import os
 import pickle
+import runpy
 import shutil
 from collections import namedtuple
 
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from conftest import ROOT
 from lavis.datasets.builders.base_dataset_builder import load_dataset_config
 from PIL import Image
 from shard_files import write_shards
@@ -26,12 +28,17 @@ from lavis_mafa.datasets.image_text_shards import ImageTextShardsBuilder
 from lavis_mafa.processors.augmentation import QuickAugmentation
 
 COUNT, SIZE = 7, 16
-ENCODER = """
-import torch
-def halves(images):  # (B, 3, H, W) -> (B, 2, 3): the mean colours of the left and right half
-    assert images.shape[1:] == (3, 16, 16)
+
+
+def halves_of(images):
+    """The mean colours of the left and right half: (B, 3, H, W) -> (B, 2, 3)."""
+    assert images.shape[1:] == (3, SIZE, SIZE)
     return torch.stack([half.mean((2, 3)) for half in images.chunk(2, dim=3)], dim=1)
-"""
+
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+HALVES = Encoder(halves_of, SIZE, MEAN, STD, "halves")
+MEANS = Encoder(lambda images: images.mean((2, 3)), SIZE, (0, 0, 0), (1, 1, 1), "mine")
 
 
 @pytest.fixture
@@ -45,21 +52,21 @@ def files(tmp_path):
         rows.append({"image": f"{k}.png", "caption": [f"red circle {k}", f"big box {k}"]})
     (tmp_path / f"images/{COUNT - 1}.png").write_bytes(b"\x89PNG damaged")
     (tmp_path / "train.json").write_text(json.dumps(rows))
-    (tmp_path / "own.py").write_text(ENCODER)
     return tmp_path
 
 
-def command(files, *more):
-    encoder = ["--encoder", f"{files}/own.py:halves", "--image-size", "16", "--workers", "0"]
-    given = [f"{files}/train.json", "--image-root", f"{files}/images"]
-    return ["check-data", *given, "--features", f"{files}/features", *encoder, *map(str, more)]
+def pairs_of(files):
+    return pictures_of([files / "train.json"], files / "images")
+
+
+def make(files, encoder=HALVES, **how):
+    return make_features(pairs_of(files), files / "features", encoder, **how)
 
 
 def halves(path):
     """The features of the two views of a picture, in float64."""
     colours = np.asarray(Image.open(path)).astype(np.float64) / 255
-    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    plain = (np.stack([half.mean((0, 1)) for half in np.split(colours, 2, axis=1)]) - mean) / std
+    plain = (np.stack([half.mean((0, 1)) for half in np.split(colours, 2, axis=1)]) - MEAN) / STD
     return np.stack([plain, plain[::-1]])
 
 
@@ -75,10 +82,11 @@ def of_json(files, **info):
     return built(ImageTextJsonBuilder, annotations=annotations, features=features, **info)
 
 
-def test_command_makes_what_training_reads(files, capsys):
-    assert main(command(files)) == 1, "a picture is unreadable"
-    said = capsys.readouterr().out
-    assert "7 images of 2 x 2 x 3 float16" in said and said.count("unreadable: ") == 1
+def test_features_are_what_training_reads(files, caplog):
+    caplog.set_level("INFO")
+    assert make(files) == 1, "a picture is unreadable"
+    assert "7 images of 2 x 2 x 3 float16" in caplog.text
+    assert caplog.text.count("unreadable: ") == 1
     splits = of_json(files)
     train, val = splits["train"], splits["val"]
     for k in range(COUNT - 1):
@@ -96,7 +104,7 @@ def test_command_makes_what_training_reads(files, capsys):
 
 
 def test_training_draws_views_as_it_draws_augmentations(files):
-    main(command(files))
+    make(files)
     pairs = TrainingSet(of_json(files)["train"], seed=3)
     part = pairs.parts[0]
 
@@ -121,7 +129,7 @@ def test_training_draws_views_as_it_draws_augmentations(files):
 
 
 def test_con_d_may_read_the_pictures_of_images_whose_features_are_trained_on(files):
-    main(command(files))
+    make(files)
     splits = of_json(files, images={"storage": f"{files}/images"})
     pairs = TrainingSet(splits["train"])
     assert pairs.add_view("con_d_image", lambda picture: torch.tensor(picture.size))
@@ -140,37 +148,40 @@ def test_making_resumes_and_is_shared(files, monkeypatch):
             raise KeyboardInterrupt
         return images.mean((2, 3))[:, None].repeat(1, 2, 1)
 
-    pairs = pictures_of([files / "train.json"], files / "images")
-    encoder, how = Encoder(encode, SIZE, (0, 0, 0), (1, 1, 1), "mine"), {"batch_size": 1}
+    encoder, how = Encoder(encode, SIZE, MEAN, STD, "mine"), {"batch_size": 1}
     stop = 5  # a blank picture first, then two views of each
     with pytest.raises(KeyboardInterrupt):
-        list(make_features(pairs, out, encoder, part=(1, 2), **how))
+        make(files, encoder, part=(1, 2), **how)
     made = out / "features_2.npy"  # the second of four files, each of two rows
     assert [path.name for path in out.glob("features*")] == [made.name]
     before, stop = made.stat().st_mtime_ns, 99
     encoded.clear()
-    list(make_features(pairs, out, encoder, part=(1, 2), **how))
+    make(files, encoder, part=(1, 2), **how)
     assert len(encoded) == 1 + 2 and made.stat().st_mtime_ns == before
     with pytest.raises(ValueError, match="features_2.npy begins at row 2, but the files before"):
         FeatureFolder(out)
-    list(make_features(pairs, out, encoder, part=(0, 2), **how))
+    make(files, encoder, part=(0, 2), **how)
     assert FeatureFolder(out).shape == (2, 2, 3) and len(FeatureFolder(out).names()) == COUNT
     whole = np.concatenate([FeatureFolder(out).row(k)[None] for k in range(COUNT)])
-    list(make_features(pairs, files / "one", encoder, **how))
+    make_features(pairs_of(files), files / "one", encoder, **how)
     again = np.concatenate([FeatureFolder(files / "one").row(k)[None] for k in range(COUNT)])
     assert np.array_equal(whole, again, equal_nan=True)
-    other = Encoder(encode, SIZE, (0, 0, 0), (1, 1, 1), "another")
+    other = Encoder(encode, SIZE, MEAN, STD, "another")
     with pytest.raises(ValueError, match="was written for something else .encoder: mine"):
-        list(make_features(pairs, out, other, **how))
+        make(files, other, **how)
 
 
-def test_nothing_is_written_that_does_not_fit(files, monkeypatch, capsys):
+def test_nothing_is_written_that_does_not_fit(files, monkeypatch):
     usage = namedtuple("usage", "total used free")(10, 0, 100)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(SystemExit):
-        main(command(files))
-    assert "the disk has too little space" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="the disk has too little space"):
+        make(files)
     assert not (files / "features").exists()
+
+
+def command(files, *more):
+    given = [f"{files}/train.json", "--images", f"{files}/images", "--output", f"{files}/features"]
+    return ["features", *given, "--workers", "0", *map(str, more)]
 
 
 @pytest.mark.parametrize(
@@ -178,21 +189,23 @@ def test_nothing_is_written_that_does_not_fit(files, monkeypatch, capsys):
     [
         (["--encoder", "no_such_net"], "expected a model of timm"),
         (["--encoder", "resnet18"], "its weights would be random; give --weights FILE"),
-        (["--encoder", "own.onnx"], "own.onnx"),
-        (["--encoder", "{}/own.py:wholes"], "has no function wholes"),
-        (["--part", "4/4"], "expected K/N with K from 0 to N - 1"),
-        (["--std", *["1e-9"] * 3], "values that are not finite in float16"),
+        (["--encoder", "resnet18", "--part", "4/4"], "expected K/N with K from 0 to N - 1"),
     ],
 )
 def test_wrong_arguments(files, capsys, more, message):
-    more = [one.format(files) for one in more]
-    with pytest.raises((SystemExit, FileNotFoundError)):
+    with pytest.raises(SystemExit):
         main(command(files, *more))
     assert message in capsys.readouterr().err
     assert not list(files.glob("features/*.npy"))
 
 
-def test_model_of_timm_with_local_weights(files):
+@pytest.mark.parametrize("encode", [lambda x: x.mean((2, 3)) / 0, lambda x: x.mean()[None, None]])
+def test_unusable_output_of_an_encoder_is_refused(files, encode):
+    with pytest.raises(ValueError, match=r"expected finite features \([12], S, V\)"):
+        make(files, Encoder(encode, SIZE, MEAN, STD, "mine"), batch_size=2)
+
+
+def test_command_with_a_model_of_timm(files):
     import timm
 
     torch.manual_seed(0)
@@ -200,35 +213,21 @@ def test_model_of_timm_with_local_weights(files):
     model = timm.create_model(name, num_classes=10).eval()
     torch.save(model.state_dict(), files / "weights.pth")
     given = ["--encoder", name, "--weights", files / "weights.pth", "--image-size", 64]
-    assert main(command(files, *given, "--grid", 1, "--views", "plain")) == 1
+    assert main(command(files, *given, "--views", "plain")) == 1
     folder = FeatureFolder(files / "features")
     picture = Image.open(files / "images/0.png").resize((64, 64), Image.Resampling.BICUBIC)
     mean, std = (np.array(model.default_cfg[key]) for key in ("mean", "std"))
     pixels = torch.tensor((np.asarray(picture) / 255 - mean) / std).float().permute(2, 0, 1)
     with torch.no_grad():
-        expected = model.forward_features(pixels[None]).mean((2, 3))
-    assert folder.shape == (1, 1, expected.shape[1])
+        expected = model.forward_features(pixels[None])[0].flatten(1).T
+    assert folder.shape == (1, *expected.shape)
     assert torch.allclose(torch.tensor(np.array(folder.row(0)[0])).float(), expected, atol=2e-3)
 
 
-def test_onnx_file(files):
-    pytest.importorskip("onnxruntime")
-    onnx = pytest.importorskip("onnx")
-    pool = onnx.helper.make_node("AveragePool", ["x"], ["y"], kernel_shape=[8, 8], strides=[8, 8])
-    kinds = [("x", ["B", 3, SIZE, SIZE]), ("y", ["B", 3, 2, 2])]
-    given, made = (onnx.helper.make_tensor_value_info(n, 1, shape) for n, shape in kinds)
-    opset = onnx.helper.make_opsetid("", 17)
-    graph = onnx.helper.make_graph([pool], "quarters", [given], [made])
-    model = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8)
-    onnx.save(model, files / "quarters.onnx")
-    given = ["--encoder", files / "quarters.onnx", "--mean", 0, 0, 0, "--std", 1, 1, 1]
-    assert main(command(files, *given)) == 1
-    folder = FeatureFolder(files / "features")
-    pixels = np.asarray(Image.open(files / "images/0.png")) / 255
-    quarters = pixels.reshape(2, 8, 2, 8, 3).mean((1, 3))
-    assert folder.shape == (2, 4, 3)
-    assert np.allclose(folder.row(0)[0], quarters.reshape(4, 3), atol=1e-3)
-    assert np.allclose(folder.row(0)[1], quarters[:, ::-1].reshape(4, 3), atol=1e-3)
+def test_example_with_an_encoder_of_ones_own(files):
+    run = runpy.run_path(str(ROOT / "examples/own_features.py"))["main"]
+    assert run(str(files / "images"), str(files / "features"), str(files / "train.json")) == 1
+    assert of_json(files)["val"][0]["image"].shape == (49, 3)
 
 
 def test_images_in_shards_and_parquet_are_found_wherever_they_lie(files):
@@ -236,10 +235,9 @@ def test_images_in_shards_and_parquet_are_found_wherever_they_lie(files):
     samples = [(f"{k % 3}", data, "png", f"box {k}", {}) for k, data in enumerate(pictures)]
     for k, name in ((0, "shards"), (3, "more")):
         write_shards(files / name, iter(samples[k : k + 3]))
-    encoder = Encoder(lambda x: x.mean((2, 3)), SIZE, (0, 0, 0), (1, 1, 1), "mine")
     pairs = pictures_of([f"{files}/{name}/*.tar" for name in ("shards", "more")], None)
     with pytest.raises(ValueError, match=r"two images are named 'pairs-000000\.tar/0\.png'"):
-        list(make_features(pairs, files / "double", encoder))
+        make_features(pairs, files / "double", MEANS)
     os.rename(files / "more/pairs-000000.tar", files / "shards/other.tar")
     table = pa.table({"image": pictures, "caption": [f"box {k}" for k in range(len(pictures))]})
     (files / "hub").mkdir()
@@ -248,7 +246,7 @@ def test_images_in_shards_and_parquet_are_found_wherever_they_lie(files):
     for builder, source in ((ImageTextShardsBuilder, "shards"), (ImageTextJsonBuilder, "hub")):
         suffix = "*.tar" if source == "shards" else "*.parquet"
         pairs = pictures_of([f"{files}/{source}/{suffix}"], None)
-        list(make_features(pairs, files / f"of_{source}", encoder))
+        make_features(pairs, files / f"of_{source}", MEANS)
         os.rename(files / source, files / f"moved_{source}")
         annotations = {"train": {"storage": f"{files}/moved_{source}/{suffix}"}}
         features = {"storage": f"{files}/of_{source}"}
@@ -273,10 +271,8 @@ def test_features_of_ones_own(files, shape, expected):
     splits = of_json(files)
     assert splits["train"].features.shape == expected
     assert np.array_equal(splits["val"][1]["image"], features[5].reshape(expected[1:]))
-    with pytest.raises(ValueError, match="has features that this command has not made"):
-        pairs = pictures_of([files / "train.json"], files / "images")
-        encoder = Encoder(lambda x: x.mean((2, 3)), SIZE, (0, 0, 0), (1, 1, 1), "mine")
-        list(make_features(pairs, files / "features", encoder))
+    with pytest.raises(ValueError, match="has features that were not made here"):
+        make(files, MEANS)
 
 
 def _cut(folder):

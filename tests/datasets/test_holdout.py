@@ -83,8 +83,8 @@ def test_images_inside_of_files_are_told_apart_by_their_bytes(tmp_path):
 
 def test_shards_are_split_by_image_id(tmp_path):
     samples = [sample(n, image_id=str(n // 3)) for n in range(90)]
-    write_shards(tmp_path / "shards", samples)
-    everything, held, rest = halves(listed, [tmp_path / "shards/pairs.json"], 0.4, tmp_path)
+    shards = write_shards(tmp_path / "shards", samples)
+    everything, held, rest = halves(listed, [shards], 0.4, tmp_path)
     assert sorted(held + rest) == everything and len(held) % 3 == 0 and held and rest
 
 

@@ -82,14 +82,22 @@ def test_written_samples_are_read_back(work_folder: Path) -> None:
     samples = [sample(i, image_id=f"n{i // 2}", url=f"http://a/{i}") for i in range(7)]
     index = write_shards("a", samples, per_shard=3)
     assert sorted(contents(work_folder / "a")) == [
-        *("pairs-000000.tar", "pairs-000001.tar", "pairs-000002.tar", "pairs.json")
+        "pairs-000000.tar",
+        "pairs-000001.tar",
+        "pairs-000002.tar",
     ]
     dataset = train(index)
     assert [dataset[i]["text_input"] for i in range(7)] == [f"CAPTION {i}" for i in range(7)]
     assert [round(float(dataset[i]["image"][0] * 255)) for i in range(7)] == list(range(7))
     assert [dataset[i]["image_id"] for i in range(7)] == [0, 0, 1, 1, 2, 2, 3]
     assert dataset.image_ids.dtype == np.int64 and dataset.image_ids.tolist() == [
-        *(0, 0, 1, 1, 2, 2, 3)
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+        3,
     ]
     assert [dataset.image_bytes(i) for i in range(7)] == [(s[1], "png") for s in samples]
     image, caption = dataset.show(5)
@@ -167,7 +175,11 @@ def test_shards_of_img2dataset(work_folder: Path) -> None:
     for storage in ("*", "0000*", "{00000..00001}.tar", str(work_folder / "{00000,00001}.tar")):
         dataset = train(storage)
         assert [dataset[i]["text_input"] for i in range(5)] == [
-            *("ZERO", "ONE", "THREE", "FOUR", "FIVE")
+            "ZERO",
+            "ONE",
+            "THREE",
+            "FOUR",
+            "FIVE",
         ]
         assert dataset.image_ids.tolist() == list(range(5))
         assert dataset.image_bytes(2) == (image_data(3, "jpeg"), "jpg")
@@ -178,12 +190,20 @@ def test_shards_of_img2dataset(work_folder: Path) -> None:
 def test_supported_member_names(work_folder: Path) -> None:
     long = "k" * 130
     members = [
-        *(("./a.JPEG", b"1"), ("./a.caption", b"of a")),
-        *(("b.webp", b"2"), ("b.json", b'{"caption": "of b", "image_id": 5}')),
-        *(("README", b""), ("meta.yaml", b"")),
-        *((f"{long}0.jpg", b"3"), (f"{long}0.txt", "\ufeffof c".encode())),
-        *((f"{long}1.jpg", b"4"), (f"{long}1.txt", b"of d"), (f"{long}1.cls", b"7")),
-        *(("dir.x/b.png", b"5"), ("dir.x/b.json", b'{"image_id": "5"}'), ("dir.x/b.txt", b"of e")),
+        ("./a.JPEG", b"1"),
+        ("./a.caption", b"of a"),
+        ("b.webp", b"2"),
+        ("b.json", b'{"caption": "of b", "image_id": 5}'),
+        ("README", b""),
+        ("meta.yaml", b""),
+        (f"{long}0.jpg", b"3"),
+        (f"{long}0.txt", "\ufeffof c".encode()),
+        (f"{long}1.jpg", b"4"),
+        (f"{long}1.txt", b"of d"),
+        (f"{long}1.cls", b"7"),
+        ("dir.x/b.png", b"5"),
+        ("dir.x/b.json", b'{"image_id": "5"}'),
+        ("dir.x/b.txt", b"of e"),
     ]
     for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
         table = listed([tar(work_folder / f"{form}.tar", members, form)])
@@ -205,7 +225,6 @@ def test_supported_member_names(work_folder: Path) -> None:
         ({"a.jpg": b"1", "a.json": b'{"caption": 7}'}, "sample a: no caption; .*found 7"),
         ({"a.jpg": b"1", "a.json": b'{"text": "x"}'}, "sample a: no caption; .*found 'text'"),
         ({"a.x.jpg": b"1", "a.y.txt": b"x"}, r"sample a\.x: no caption"),
-        ({"a.jpg": b"1", "a.txt": bytes(2**24 + 1)}, r"a\.txt has 16777217 bytes"),
         ({"a.jpg": b"1", "a.json": b"["}, "sample a: its caption or JSON cannot be read"),
         ({"a.jpg": b"1", "a.json": b"[" * 10**5}, "sample a: its caption or JSON cannot be read"),
         ({"a.jpg": b"1", "a.json": b"[]"}, r"expected an object in a\.json"),
@@ -224,11 +243,19 @@ def test_unusable_samples_are_listed(members, message: str, work_folder: Path) -
 
 def test_names_with_dots_are_samples(work_folder: Path) -> None:
     members = [
-        *(("photo 1.jpg", b"1"), ("photo 1.txt", b"one")),
-        *(("photo 1.5m.jpg", b"2"), ("photo 1.5m.txt", b"two")),
-        *(("photo 1.6m.jpg", b"3"), ("photo 1.6m.json", b'{"caption": ["three", null, "four"]}')),
-        *(("v2.0_0.jpg", b"4"), ("v2.0_0.txt", b"five"), ("v2.0_0.cls", b"1")),
-        *(("a.jpg", b"5"), ("a.mask.png", b"6"), ("a.mask.json", b"{}"), ("a.txt", b"six")),
+        ("photo 1.jpg", b"1"),
+        ("photo 1.txt", b"one"),
+        ("photo 1.5m.jpg", b"2"),
+        ("photo 1.5m.txt", b"two"),
+        ("photo 1.6m.jpg", b"3"),
+        ("photo 1.6m.json", b'{"caption": ["three", null, "four"]}'),
+        ("v2.0_0.jpg", b"4"),
+        ("v2.0_0.txt", b"five"),
+        ("v2.0_0.cls", b"1"),
+        ("a.jpg", b"5"),
+        ("a.mask.png", b"6"),
+        ("a.mask.json", b"{}"),
+        ("a.txt", b"six"),
     ]
     table = listed([tar(work_folder / "s.tar", members)])
     found = [(table.image_bytes(i), table.caption(i)) for i in range(len(table))]
@@ -327,46 +354,16 @@ def test_damaged_header_is_reported(
         (["a/pairs-00000{0..3}.tar"], FileNotFoundError, r"pairs-000003\.tar does not exist"),
         (["empty"], FileNotFoundError, "empty: no tar file found; expected .*a folder of them"),
         (["a.tar.gz"], ValueError, "no tar file; .*gunzip"),
-        (["a/*.tar", "a/pairs.json"], ValueError, r"pairs-000000\.tar is given 2 times"),
-        (["empty.json"], ValueError, r"empty\.json is no shard index .*lists no shard"),
-        (["list.json"], ValueError, r"list\.json is no shard index"),
-        (["other.json"], ValueError, "expected __kind__ wids-shard-index-v1"),
-        (["remote.json"], ValueError, "no source_url"),
+        (["a/*.tar", "a"], ValueError, r"pairs-000000\.tar is given 2 times"),
+        (["list.json"], ValueError, r"list\.json is no tar file"),
     ],
 )
 def test_invalid_storage_is_rejected(storage, error, message: str, work_folder: Path) -> None:
     write_shards("a", map(sample, range(5)), per_shard=2)
     (work_folder / "empty").mkdir()
-    (work_folder / "empty.json").write_text('{"shardlist": []}')
     (work_folder / "list.json").write_text("[]")
-    (work_folder / "other.json").write_text('{"__kind__": "annotations"}')
-    (work_folder / "remote.json").write_text('{"datasets": [{"source_url": "pipe:touch x"}]}')
     with pytest.raises(error, match=message):
         listed(storage)
-
-
-@pytest.mark.parametrize(
-    "changes, error, message",
-    [
-        ({"url": "no.tar"}, FileNotFoundError, r"no\.tar, which .*b\.json lists"),
-        ({"filesize": 7}, ValueError, r"bytes, but .*b\.json says 7"),
-        ({"nsamples": 9}, ValueError, "2 samples, but its index says 9"),
-        ({"nsamples": "2"}, ValueError, "expected 'nsamples'"),
-        ({"url": "pipe:touch x.tar"}, ValueError, "expected 'url', a local path"),
-        ({"url": "http://a/b.tar"}, ValueError, "expected 'url', a local path"),
-    ],
-)
-def test_invalid_index_is_rejected(changes, error, message: str, work_folder: Path) -> None:
-    described = json.loads(write_shards("a", map(sample, range(2))).read_text())
-    (entry,) = described["shardlist"]
-    entry["url"] = os.fspath(work_folder / "a" / entry["url"])
-    # An index may contain other indexes.
-    Path("b.json").write_text(json.dumps({"datasets": [described]}))
-    assert len(listed(["b.json"])) == 2
-    entry.update(changes)
-    Path("b.json").write_text(json.dumps(described))
-    with pytest.raises(error, match=message):
-        listed(["b.json"])
 
 
 # Reading
@@ -440,7 +437,7 @@ def test_config_may_name_files_by_patterns(work_folder: Path) -> None:
     write_shards("a", map(sample, range(4)), per_shard=2)
     path = ROOT / "projects/mafa/train/albef_shards.yaml"
     key = "datasets.image_text_shards.build_info.annotations.{}.storage={}"
-    splits = [key.format(*named) for named in (("val", "a/*.tar"), ("test", "a/pairs.json"))]
+    splits = [key.format(*named) for named in (("val", "a/*.tar"), ("test", "a/"))]
     device = ["run.device=cpu", "run.amp=False"]
     good = key.format("train", "a/pairs-00000{0..1}.tar")
     load_config(path, [good, *splits, *device])
@@ -475,6 +472,5 @@ def test_many_shards_are_listed_by_several_processes(work_folder: Path, monkeypa
     for mine, other in zip(one, several, strict=True):
         assert mine.read_bytes() == other.read_bytes()
     (work_folder / "shards/pairs-000003.tar").write_bytes(b"no tar")
-    index.unlink()
     with pytest.raises(ValueError, match=r"pairs-000003.tar, .*damaged or cut short"):
         listed(["shards/*.tar"])

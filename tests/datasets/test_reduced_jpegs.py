@@ -66,8 +66,11 @@ def test_a_reduced_jpeg_is_upright_and_must_be_whole(large, tmp_path):
 
 
 @given(
-    *(st.integers(1, 2000), st.integers(1, 2000), st.integers(8, 400)),
-    *(st.floats(0.05, 1.0), st.integers(0, 99)),
+    st.integers(1, 2000),
+    st.integers(1, 2000),
+    st.integers(8, 400),
+    st.floats(0.05, 1.0),
+    st.integers(0, 99),
 )
 @settings(deadline=None, max_examples=300)
 def test_no_crop_is_enlarged_that_was_not_before(width, height, size, least, seed):
@@ -87,7 +90,9 @@ def test_training_sets_reduce_what_their_processors_allow(large, cls, tmp_path):
         own = {"cache_dir": str(tmp_path)} if cls is ImageTextTrain else {}
         data = cls(
             BlipImageTrainProcessor(image_size=64),
-            *(BlipCaptionProcessor(), str(large), [str(large / "train.json")]),
+            BlipCaptionProcessor(),
+            str(large),
+            [str(large / "train.json")],
             **own,
         )
         train_set = TrainingSet(data, reduce_jpegs=reduce_jpegs)

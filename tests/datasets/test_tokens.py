@@ -18,7 +18,7 @@ from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.momentum import Momentum
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
-from lavis_mafa.algorithm.tokens import CON_D_TOKENS, CUT, TOKENS, Tokenizer, Tokens, tokens_of
+from lavis_mafa.algorithm.tokens import CON_D_TOKENS, CUT, TOKENS, Tokenizer, Tokens
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.datasets.image_text_json import ImageTextTrain
 from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
@@ -101,11 +101,6 @@ def test_workers_make_the_tokens_of_forward(model, captions, workers):
     assert expected.input_ids.shape[1] <= model.max_txt_len
 
 
-def test_explicit_length_is_used_for_captions(model):
-    assert tokenize(model, CAPTIONS, 7).input_ids.shape[1] == 7
-    assert tokens_of(model.tokenizer, CAPTIONS, 5).input_ids.shape[1] == 5
-
-
 def test_tokenizer_can_be_pickled_for_spawned_workers(model):
     tokenizer = Tokenizer.of(model)
     unpickled = pickle.loads(pickle.dumps(tokenizer))
@@ -163,25 +158,6 @@ def test_con_d_has_separate_tokens_only_if_its_tokenizer_differs():
         assert equal_tokens(batch[TOKENS], expected_tokens(albef, CAPTIONS))
         shared[name] = batch[CON_D_TOKENS] is batch[TOKENS]
     assert shared == {"same": True, "shorter": False, "blip": False}
-
-
-def test_models_that_tokenise_themselves_get_no_tokens():
-    train_set = TrainingSet(Captions(CAPTIONS))
-    add_tokens(train_set, torch.nn.Linear(1, 1), [])
-    (batch,) = loader(train_set, 0)
-    assert TOKENS not in batch
-
-
-def test_python_tokenizer_agrees_only_with_itself():
-    from transformers import BertTokenizer
-
-    from lavis_mafa.io.checkpoints import find_config
-
-    slow = BertTokenizer(find_config("tiny_vocab.txt"), do_lower_case=True)
-    if slow.is_fast:
-        pytest.skip("this version of transformers has no tokenizer in Python for BERT")
-    assert Tokenizer(slow, 9).agrees_with(Tokenizer(slow, 9))
-    assert not Tokenizer(slow, 9).agrees_with(Tokenizer(copy.deepcopy(slow), 9))
 
 
 class UncallableTokenizer:

@@ -73,7 +73,6 @@ EXPECTED_ERROR = {
     "PostScript inside IPTC": "cannot identify image file",
     "bomb inside IPTC": "cannot identify image file",
     "icon": "cannot identify image file",
-    "JPEG of 400 scans": "more than 100 scans",
     "GIF whose first frame is a bomb": "pixels, more than the 89478485 allowed",
     "bomb of 144 megapixels": "144000000 pixels, more than the 89478485 allowed",
     "text-chunk bomb": "MAX_TEXT_CHUNK",
@@ -202,11 +201,6 @@ def test_check_data_finds_the_samples_that_training_replaces(folder_of):
         captions = [k for k in folder.bad if folder.handling.get(k) == REPLACED]
         assert len(report["empty_captions"]) == len(captions) >= 7
         assert len(malformed) == (2 if builder == "sbu_caption" else 0)
-    headers = check([folder.annotations()], root, decode=False)["problems"]["unreadable_images"]
-    names = [folder.rows[folder.images[kind]]["image"] for kind in folder.images]
-    by_name = dict(zip(names, folder.images, strict=True))
-    expected = {by_name[line.split("'")[1]] for line in headers if line.split("'")[1] in by_name}
-    assert {"pipe", "folder", "bomb of 144 megapixels", "PostScript", "text"} <= expected
 
 
 READ_ALL = """

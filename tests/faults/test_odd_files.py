@@ -23,7 +23,6 @@ from lavis_mafa.datasets import pair_conversion
 from lavis_mafa.datasets.annotation_files import read_rows
 from lavis_mafa.datasets.annotation_rows import Problem, Row
 from lavis_mafa.datasets.image_text_shards import ImageTextShardsTrain, listed
-from lavis_mafa.datasets.judgements import read_judgements
 from lavis_mafa.datasets.pair_conversion import converted
 from lavis_mafa.io.cache import _TEMPORARY
 from lavis_mafa.io.yaml_files import MOST_NODES, check_yaml
@@ -64,13 +63,6 @@ def test_yaml_that_grows_is_refused(tmp_path, injected, message):
     injected("odd YAML", 1)
 
 
-@pytest.mark.parametrize("value", ["&a [*a]", DEEP])
-def test_options_that_grow_are_refused(injected, value):
-    with pytest.raises(ConfigError, match="run.seed: .*is not a whole number"):
-        load_config(TOY, [f"run.seed={value}"])
-    injected("odd YAML", 1)
-
-
 def test_anchors_of_usual_files_are_read():
     check_yaml("a: &a {x: 1, y: [1, 2]}\nb: *a\nc: [*a, *a]\n")
     check_yaml("a: [" + ", ".join(["x"] * (MOST_NODES - 5)) + "]")
@@ -90,16 +82,6 @@ def test_names_that_are_too_long_are_problems_of_a_config(injected, tmp_path, ke
     with pytest.raises(ConfigError) as caught:
         load_config(TOY, [f"{key}={value}"])
     assert any(line.startswith(f"{key}: ") for line in caught.value.problems), caught.value
-    injected("name of more than 255 bytes", 1)
-
-
-@pytest.mark.parametrize(
-    "key", ["model.pretrained", "model.tokenizer", "run.resume_ckpt_path", "run.grit.first_order"]
-)
-def test_files_whose_names_are_too_long_do_not_exist(injected, key):
-    suffix = {"model.tokenizer": ".txt", "run.grit.first_order": ".npy"}.get(key, ".pth")
-    with pytest.raises(ConfigError, match=key):
-        load_config(TOY, [f"{key}=./{LONG}{suffix}", "model.load_pretrained=True"])
     injected("name of more than 255 bytes", 1)
 
 
@@ -297,15 +279,8 @@ def test_truncated_judged_pairs_are_refused(tmp_path, injected, part):
 
 
 def test_numbers_of_400_digits_are_refused(tmp_path, injected):
-    rows = [{"image": "a.png", "caption": "a circle", "yes": 10**400, "no": 1}]
-    path = tmp_path / "judgements.json"
-    path.write_text(json.dumps(rows))
-    with pytest.raises(ValueError, match="judgements.json"):
-        read_judgements(path)
-    path.write_text(json.dumps({"rule": {"share": 10**400}, "judgements": []}))
-    with pytest.raises(ValueError, match="judgements.json"):
-        read_judgements(path)
+    path = tmp_path / "calibration.json"
     path.write_text('{"high": 1' + "0" * 400 + "}")
     with pytest.raises(ValueError, match="high: Input should be"):
         CalibratedThresholds.load(path)
-    injected("odd labels", 3, times=3)
+    injected("odd labels", 1)

@@ -142,7 +142,9 @@ def stopped(tmp_path_factory):
     config = write_toy_config(folder / "config.yaml", {"image_text_json": data})
     changes = {
         **TOY,
-        **{"model__mafa__con_d__arch": None, "run__max_epoch": 2, "config": config},
+        "model__mafa__con_d__arch": None,
+        "run__max_epoch": 2,
+        "config": config,
     }
     run_here(folder / "run", **changes, run__max_steps=2)
     return folder, write, rows, changes

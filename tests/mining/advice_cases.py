@@ -14,7 +14,6 @@ ACTION = "model.mafa.connections.action"
 FEW, MANY = Estimate(0.005, 0.003, 0.008), Estimate(0.26, 0.24, 0.28)
 PHOTOGRAPHS, MOST = Estimate(0.072, 0.06, 0.08), Estimate(0.57, 0.55, 0.6)
 GOOD = _Quality(
-    TRUTH,
     pairs=900,
     above=300,
     precision=Estimate(0.67, 0.62, 0.72),

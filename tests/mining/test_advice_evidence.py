@@ -1,19 +1,15 @@
-"""Evidence of counts, truth and labels, against loops."""
+"""Evidence of counts, and truth, against loops."""
 
 from __future__ import annotations
-
-import dataclasses
 
 import numpy as np
 import pytest
 
 from lavis_mafa.metrics.binary import figures_at, weighted_share
 from lavis_mafa.metrics.intervals import share_ratio
-from lavis_mafa.mining.advice import LABELS, _evidence_of, _quality_of, _shares_of
+from lavis_mafa.mining.advice import _evidence_of, _quality_of, _shares_of
 from lavis_mafa.mining.judged_pairs import INVALID, UNKNOWN, VALID, Judged
 from lavis_mafa.mining.judging import TRUTH
-from lavis_mafa.mining.quality import annotator_labels as label_files
-from lavis_mafa.mining.quality.correction import Correction
 
 
 def count(judge, batch_size, space, share, low, high, judged=100):
@@ -22,14 +18,12 @@ def count(judge, batch_size, space, share, low, high, judged=100):
     return {"judge": judge, **sampling, "search_space": space, **found}
 
 
-def test_shares_are_means_of_both_directions_and_corrected():
+def test_shares_are_means_of_both_directions():
     rows = [count("a", 8, None, 0.2, 0.1, 0.4), count("a", 8, None, 0.4, 0.3, 0.6)]
     rows += [count("b", 8, None, 0.9, 0.9, 0.9), count("a", 8, 16, 0.0, 0.0, 1.0, judged=0)]
     found = _shares_of(rows, "a")
     assert found.keys() == {(8, None)}
     assert found[8, None] == pytest.approx((0.3, 0.2, 0.5))
-    corrected = _shares_of(rows, "a", Correction(0.5, 0.4, 0.6, 50, "a", 0.5))
-    assert corrected[8, None] == pytest.approx((0.15, 0.08, 0.3))
 
 
 def judged_pairs(truth_known=True, size=200):
@@ -45,45 +39,17 @@ def judged_pairs(truth_known=True, size=200):
     return found, valid, grouped
 
 
-def labels_of(judged, valid, above=None, count=120):
-    """Return labels by an annotator who knows ``valid``."""
-    rows, strata = label_files.draw(judged.probability["a"], count, above, 0)
-    pairs = {(int(judged.image[r]), int(judged.text[r])): "yes" if valid[r] else "no" for r in rows}
-    return label_files.Labels("page", judged.digest, "a", above, strata, pairs), rows
-
-
 def test_quality_by_truth_uses_grouped_pairs_only():
     judged, valid, grouped = judged_pairs()
     found = _quality_of(judged, grouped, "a", 0.7)
     p, valid = judged.probability["a"][grouped], valid[grouped]
     at = figures_at(0.7, p, valid)
-    assert found.source == TRUTH and (found.pairs, found.above) == (100, at.pairs)
+    assert (found.pairs, found.above) == (100, at.pairs)
     assert found.precision == (at.precision, at.precision_low, at.precision_high)
     assert found.base_rate == weighted_share(valid)
     assert found.lift.value == pytest.approx(at.precision / valid.mean())
     assert _quality_of(judged, grouped, None, 0.7) is None
     assert _quality_of(judged_pairs(False)[0], grouped, "a", 0.7) is None
-
-
-@pytest.mark.parametrize("only_grouped", [False, True])
-def test_quality_by_labels_of_all_or_of_the_grouped_pairs(only_grouped):
-    judged, valid, grouped = judged_pairs(truth_known=False)
-    of, known = (judged.select(grouped), valid[grouped]) if only_grouped else (judged, valid)
-    labels, rows = labels_of(of, known)
-    found = _quality_of(judged, grouped, "a", 0.7, [labels])
-    assert found.source == LABELS
-    assert found.pairs == (len(rows) if only_grouped else int(grouped[rows].sum()))
-    truth = _quality_of(judged_pairs()[0], grouped, "a", 0.7)
-    assert found.precision.low <= truth.precision.value <= found.precision.high
-    assert found.base_rate.low <= truth.base_rate.value <= found.base_rate.high
-    with pytest.raises(ValueError, match="about other pairs"):
-        _quality_of(judged, ~grouped, "a", 0.7, [dataclasses.replace(labels, judged="x")])
-
-
-def test_labels_of_matches_alone_give_no_base_rate():
-    judged, valid, grouped = judged_pairs(truth_known=False)
-    labels, _ = labels_of(judged, valid, above=0.6)
-    assert _quality_of(judged, grouped, "a", 0.7, [labels]) is None
 
 
 def test_evidence_of_counts():
@@ -94,18 +60,16 @@ def test_evidence_of_counts():
         for space, share in ((None, 0.1 * factor), (16, 0.2 * factor), (64, 0.4 * factor))
     ]
     content = {"counts": rows, "self_check": {"a": {"problems": ["AUC"]}}}
-    content |= {"threshold": 0.5, "corrections": []}
     found = _evidence_of(content, judged, 8, 16, 0.7, queue_size=100)
     assert (found.judge, found.batch_size, found.search_space) == (TRUTH, 8, 16)
     assert found.random.value == pytest.approx(0.01) and found.problems == ("AUC",)
     assert found.quality == _quality_of(judged, grouped, "a", 0.7)
-    assert (found.queue_size, found.high, found.corrected) == (100, 0.7, False)
+    assert (found.queue_size, found.high) == (100, 0.7)
     by_con_d = {**content, "counts": rows[:3]}
     blind = judged_pairs(truth_known=False)[0]
-    by_con_d["corrections"] = [dataclasses.asdict(Correction(0.5, 0.4, 0.6, 50, "a", 0.5))]
     found = _evidence_of(by_con_d, blind, 8, 64)
-    assert (found.judge, found.corrected, found.quality) == ("a", True, None)
-    assert found.random.value == pytest.approx(0.05) and found.search_space == 64
+    assert (found.judge, found.quality) == ("a", None)
+    assert found.random.value == pytest.approx(0.1) and found.search_space == 64
     with pytest.raises(ValueError, match="no counts of B = 8, M = 16"):
         _evidence_of({"counts": rows[:1]}, blind, 8, 16)
     blind.samplings = {}

@@ -35,7 +35,6 @@ from lavis_mafa.mining.advice import (
     _Quality,
     _without_advice,
 )
-from lavis_mafa.mining.judging import TRUTH
 
 EIGHT = Estimate(0.08, 0.07, 0.09)
 
@@ -78,12 +77,6 @@ def wide(share):
         ),
         pytest.param({"grouped": {256: FEW}}, (True, UNCERTAIN), id="groups nothing alike"),
         pytest.param({"judge": "own"}, (True, UNCERTAIN), id="untested judge"),
-        pytest.param({"judge": "own", "corrected": True}, (True, CLEAR), id="corrected judge"),
-        pytest.param(
-            {"judge": "own", "corrected": True, "problems": ("poor",)},
-            (True, UNCERTAIN),
-            id="poor judge",
-        ),
         pytest.param({"sampled": False}, (True, UNCERTAIN), id="truth of some pairs"),
     ],
 )
@@ -142,13 +135,13 @@ def test_queue_must_hold_the_search_space():
         ),
         pytest.param({"quality": None}, ("keep", UNCERTAIN), True, id="unknown"),
         pytest.param(
-            {"quality": _Quality(TRUTH, 90, 0, FEW)},
+            {"quality": _Quality(90, 0, FEW)},
             ("keep", UNCERTAIN),
             False,
             id="finds nothing",
         ),
         pytest.param(
-            {"quality": _Quality(TRUTH, 90, 5, Estimate(0, 0, 0.1), Estimate(0, 0, 0.4))},
+            {"quality": _Quality(90, 5, Estimate(0, 0, 0.1), Estimate(0, 0, 0.4))},
             ("keep", UNCERTAIN),
             False,
             id="nothing to find",

@@ -16,7 +16,7 @@ from lavis_mafa.cli import main
 from lavis_mafa.config import load_config
 from lavis_mafa.metrics.intervals import wilson
 from lavis_mafa.mining.judged_pairs import INVALID, UNKNOWN, VALID, Judged
-from lavis_mafa.mining.quality.precision import calibrated, score_sources, sources_of, unreached
+from lavis_mafa.mining.quality.label_quality import _Test, _truth_of
 from lavis_mafa.models.con_d.calibration import CalibratedThresholds
 from lavis_mafa.problems import ConfigError
 
@@ -26,11 +26,6 @@ KEY = "model.mafa.connections.calibration"
 def judged_of(probability, truth):
     numbers = np.arange(len(probability))
     return judged_file(numbers, numbers[::-1], truth, con_d=probability)
-
-
-def scored(tmp_path, probability, truth):
-    sources = sources_of([tmp_path / "judged.npz"], [judged_of(probability, truth)])
-    return score_sources(sources, [])
 
 
 pairs = st.lists(
@@ -43,17 +38,16 @@ shares = st.integers(1, 20).map(lambda k: k / 20)
 
 @settings(max_examples=150, deadline=None)
 @given(pairs, shares, shares)
-def test_the_smallest_threshold_that_reaches_the_precision(tmp_path_factory, rows, wanted, other):
-    folder = tmp_path_factory.getbasetemp()
+def test_the_smallest_threshold_that_reaches_the_precision(rows, wanted, other):
     probability, truth = (list(one) for one in zip(*rows, strict=True))
     known = [(np.float32(p), v == VALID) for p, v in rows if v != UNKNOWN]
-    tests = scored(folder, probability, truth)
+    judged = judged_of(probability, truth)
     if not known:
-        assert tests == []
+        with pytest.raises(ValueError, match="the truth of no pair"):
+            _truth_of(judged, "judged.npz", None)
         return
-    (test,) = tests
-    low = min(wanted, other)
-    found = calibrated(test, wanted, low)
+    test, low = _Test("con_d", judged, _truth_of(judged, "judged.npz", None)), min(wanted, other)
+    found = test.calibrated(wanted, low)
 
     def precision(threshold):
         above = [valid for p, valid in known if p > threshold]
@@ -64,7 +58,7 @@ def test_the_smallest_threshold_that_reaches_the_precision(tmp_path_factory, row
     reaching = [t for t in every if precision(t) is not None and precision(t) >= wanted]
     assert (found is None) == (not reaching)
     if found is None:
-        assert f"no threshold reaches a precision of {100 * wanted:g} %" in unreached(test, wanted)
+        assert f"reaches a precision of {100 * wanted:g} %" in test.sentence(wanted, None)
         return
     above = [valid for p, valid in known if p > np.float32(found.high)]
     assert above == [valid for p, valid in known if p > reaching[0]]
@@ -77,12 +71,12 @@ def test_the_smallest_threshold_that_reaches_the_precision(tmp_path_factory, row
     assert found.low <= found.high and precision(np.float32(found.low)) >= low
 
 
-def test_the_best_precision_is_named_where_none_is_enough(tmp_path):
-    (test,) = scored(tmp_path, [0.2, 0.6, 0.6, 0.9], [VALID, VALID, VALID, INVALID])
-    assert calibrated(test, 0.8) is None
-    assert "the highest is 75.0 % above 0.1 (4 pairs)" in unreached(test, 0.8)
-    (zeros,) = scored(tmp_path, [0.0, 0.0], [VALID, INVALID])
-    assert "no probability is above 0" in unreached(zeros, 0.8)
+def test_the_best_precision_is_named_where_none_is_enough(tmp_path, capsys, caplog):
+    judged_of([0.2, 0.6, 0.6, 0.9], [VALID, VALID, VALID, INVALID]).save(tmp_path / "judged.npz")
+    output = tmp_path / "calibration.json"
+    assert main(["label", "quality", str(tmp_path), "--output", str(output)]) == 1
+    assert "the highest is 75.0 %, above 0.1." in capsys.readouterr().out
+    assert "con_d has no threshold to write" in caplog.text and not output.exists()
 
 
 def world(folder):
@@ -98,15 +92,15 @@ def world(folder):
 
 def test_a_program_writes_a_file_that_a_config_takes(tmp_path, caplog):
     judged = world(tmp_path)
-    args = ("--precision", "0.8", "--low-precision", "0.6", "--output", str(tmp_path / "out"))
+    args = ("--precision", "0.8", "--low-precision", "0.6", "--output", str(tmp_path / "out.json"))
     printed = call_ranks(1, "label", "quality", str(tmp_path), *args)
-    path = tmp_path / "out" / "calibration.json"
+    path = tmp_path / "out.json"
     found = CalibratedThresholds.load(path)
     known = judged.truth != UNKNOWN
     p, valid = judged.probability["con_d"][known], judged.truth[known] == VALID
     assert valid[p > found.high].mean() >= 0.8 > valid[p > 0.3].mean()
     assert found.pairs == 360 and 0 < found.low < found.high < 0.95
-    assert f"--options {KEY}={path}" in printed and "| precision 80 % " in printed
+    assert f"--options {KEY}={path}" in printed and "| advised " in printed
     config = ROOT / "projects/mafa/train/albef_toy.yaml"
     own = ["model.mafa.con_d.arch=oracle", f"run.output_dir={tmp_path / 'runs'}"]
     cfg = load_config(config, [*own, f"{KEY}={path}"])
@@ -191,36 +185,24 @@ def test_a_wrong_file_is_a_problem_of_the_config(tmp_path, change, message):
         load_config(ROOT / "projects/mafa/train/albef_toy.yaml", [f"{KEY}={path}"])
 
 
-def test_several_discriminators_have_a_file_each(tmp_path):
+def test_thresholds_of_the_named_discriminator_are_written(tmp_path):
     judged = world(tmp_path)
     judged.probability["blip"] = judged.probability["con_d"] / 2
     judged.save(tmp_path / "judged.npz")
-    out = tmp_path / "out"
-    call("label", "quality", tmp_path, "--precision", 0.8, "--output", out)
-    names = sorted(path.name for path in out.glob("calibration*"))
-    assert names == ["calibration_blip_data.json", "calibration_con_d_data.json"]
-    one, two = (CalibratedThresholds.load(out / name) for name in names)
-    # A file of an earlier call is kept by a call without a precision, and deleted by one that
-    # finds no threshold.
-    assert main(["label", "quality", str(tmp_path), "--output", str(out)]) == 0
-    assert (out / names[0]).is_file()
-    judged.truth[judged.truth == VALID] = INVALID
-    judged.save(tmp_path / "judged.npz")
-    call("label", "quality", tmp_path, "--precision", 0.8, "--output", out)
-    assert not list(out.glob("calibration*"))
-    assert one.high == pytest.approx(two.high / 2, abs=1e-6) and one.precision == two.precision
+    found = []
+    for name in judged.names:
+        path = tmp_path / f"{name}.json"
+        call("label", "quality", tmp_path, "--name", name, "--output", path)
+        found.append(CalibratedThresholds.load(path))
+    one, two = found
+    assert (one.name, two.name) == ("con_d", "blip") and one.precision == two.precision
+    assert two.high == pytest.approx(one.high / 2, abs=1e-6)
 
 
-def test_without_truth_the_page_shows_the_histogram_and_the_commands(tmp_path, capsys):
-    judged = judged_of([0.05, 0.07, 0.95], [UNKNOWN] * 3)
-    judged.save(tmp_path / "judged.npz")
-    out = tmp_path / "out"
-    call("label", "quality", tmp_path, "--precision", 0.9, "--output", out)
-    printed = capsys.readouterr().out
-    assert f"lavis-mafa label page {tmp_path} --all --output labels.html" in printed
-    assert f"lavis-mafa label quality {tmp_path} --labels labels.json --precision 0.9 " in printed
-    assert "con_d, all pairs" in (out / "report.html").read_text()
-    assert not list(out.glob("calibration*"))
+def test_without_truth_the_command_says_how_to_label(tmp_path, caplog):
+    judged_of([0.05, 0.07, 0.95], [UNKNOWN] * 3).save(tmp_path / "judged.npz")
+    assert main(["label", "quality", str(tmp_path)]) == 1
+    assert f"lavis-mafa label page {tmp_path}" in caplog.text and "--labels" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -228,8 +210,7 @@ def test_without_truth_the_page_shows_the_histogram_and_the_commands(tmp_path, c
     [
         (("--precision", "80"), "--precision 80: expected above 0 and at most 1"),
         (("--precision", "0"), "--precision 0: expected"),
-        (("--low-precision", "0.5"), "needs a --precision"),
-        (("--precision", "0.5", "--low-precision", "0.6"), "needs a --precision of at least"),
+        (("--precision", "0.5", "--low-precision", "0.6"), "expected above 0, at most --precision"),
     ],
 )
 def test_precisions_out_of_range_are_refused(tmp_path, caplog, given, message):

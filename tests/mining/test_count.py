@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from judged_cases import save_labels
 from small_world import CONFIG, DENSE, SIZE, arguments, call, call_ranks, con_d, features_of
 
 from lavis_mafa.algorithm.grit import GritSettings
@@ -29,7 +28,6 @@ from lavis_mafa.mining.hard_negatives import (
 )
 from lavis_mafa.mining.judged_pairs import Judged
 from lavis_mafa.mining.model_and_data import load_model_and_data
-from lavis_mafa.mining.quality.correction import Correction
 from lavis_mafa.models.con_d.build import build_discriminator
 from lavis_mafa.toyworld.builder import _ToyScenesTrain
 
@@ -380,35 +378,6 @@ def test_unreadable_samples_are_skipped(models, tmp_path, monkeypatch):
     assert counts["unreadable"] == [3, 70] and counts["looked_at"] == SIZE - 2
     judged = Judged.load(tmp_path)
     assert not np.isin([3, 70], np.concatenate([judged.image, judged.text])).any()
-
-
-def test_correction_applies_to_its_discriminator_only():
-    counts = [
-        counting.Count(judge, "random", 8, None, side, 20, 100, 0.2, 0.1, 0.3, 40)
-        for judge in ("a", "b", "truth")
-        for side in ("image", "text")
-    ]
-    table = counting._count_table(counts, [Correction(0.83, 0.77, 0.87, 200, "a", 0.5)])
-    corrected = [table.columns.index(name) for name in table.columns if "corrected" in name]
-    assert [[row[column] for column in corrected] for row in table.rows] == [
-        ["16.60", "16.60"],
-        [None, None],
-        [None, None],
-    ]
-
-
-@pytest.mark.parametrize(
-    ("name", "above", "message"),
-    [("blip", 0.5, "about the discriminator 'blip'"), ("a", 0.8, "give --threshold 0.8")],
-)
-def test_labels_of_another_discriminator_or_threshold_are_rejected(
-    models, tmp_path, caplog, name, above, message
-):
-    strata = [{"low": above, "high": 1.0, "pairs": 9}]
-    path = save_labels(tmp_path / "labels.json", "j", [(0, 1, "yes")], above, strata, name=name)
-    more = ["--labels", path, "--con-d", *con_d("a", models[1])]
-    assert main(arguments("count", tmp_path / "out", models[0], *more)) == 1
-    assert message in caplog.text
 
 
 def test_validation_split_can_be_counted(models, tmp_path):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import io
 import json
 import os
 import shutil
-import struct
 import zipfile
 from types import SimpleNamespace
 from typing import Any
@@ -115,8 +113,7 @@ def judged_pairs(**changes):
 )
 def test_judged_pairs_out_of_range_are_refused(tmp_path, changes, message):
     good = Judged.load(judged_pairs().save(tmp_path / "good.npz"))
-    numbers = struct.pack("<8q", *range(4), *range(1, 5))  # what labels identify the file by
-    assert len(good) == 4 and good.digest == hashlib.sha256(numbers).hexdigest()
+    assert len(good) == 4
     path = judged_pairs(**changes).save(tmp_path / "judged.npz")
     with pytest.raises(ValueError, match=f"judged.npz is not a file of judged pairs: .*{message}"):
         Judged.load(path)
@@ -220,7 +217,7 @@ def test_pages_of_foreign_annotations_have_no_private_picture(outside, caplog):
     call("label", "page", path, "--output", folder / "labels.html", *given)
     assert "outside of the image folder" in caplog.text
     page = page_data(folder / "labels.html")
-    assert [pair[:2] for pair in page["pairs"]] == [[0, 1]] and len(page["images"]) == 1
+    assert [pair["cells"][0] for pair in page["pairs"]] == ["0_1"] and len(page["images"]) == 1
 
 
 # Names
@@ -267,7 +264,7 @@ def test_report_takes_the_file_of_judged_pairs(tmp_path):
     [
         (["count", "--cfg-path", CONFIG, "--output", "FILE"], "is a file, expected a folder"),
         (["mine", "--cfg-path", CONFIG, "--output", "FILE"], "is a file, expected a folder"),
-        (["label", "quality", "JUDGED", "--output", "FILE"], "is a file, expected a folder"),
+        (["label", "quality", "JUDGED", "--output", "FOLDER"], "is a folder, expected the name of"),
         (["report", "JUDGED", "--output", "FOLDER"], "is a folder, expected the name of a page"),
     ],
 )

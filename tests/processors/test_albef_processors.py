@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from lavis.common.registry import registry
-from lavis.processors import load_processor, randaugment
+from lavis.processors import randaugment
 from lavis.processors.blip_processors import BlipImageEvalProcessor, BlipImageTrainProcessor
 from omegaconf import OmegaConf
 from PIL import Image
 
-from lavis_mafa import load_model
 from lavis_mafa.datasets import TrainingSet
-from lavis_mafa.models import AlbefMafa
-from lavis_mafa.models.con_d.build import view_of
 from lavis_mafa.processors.augmentation import AlbefImageTrainProcessor, QuickAugmentation, quick
 from lavis_mafa.processors.texts import AlbefCaptionProcessor, AlbefQuestionProcessor
 
@@ -102,17 +97,6 @@ def test_questions_equal_a_slow_reference(text, max_words):
     assert AlbefQuestionProcessor(max_words=max_words)(text) == slow_question(text, max_words)
 
 
-def test_texts_that_lavis_processes_otherwise():
-    """What a user meets first: apostrophes, commas, hyphens, slashes, question marks, persons."""
-    caption = "A dog's red, big T-shirt and/or <PERSON>... (new)"
-    ours, theirs = load_processor("albef_caption"), load_processor("blip_caption")
-    assert ours(caption) == "a dogs red big t shirt and or person new"
-    assert theirs(caption) == "a dog's red, big t-shirt and/or <person> new"
-    ours, theirs = load_processor("albef_question"), load_processor("blip_question")
-    assert ours("Is it  a T-shirt?") == "is it  a t shirt"
-    assert theirs("Is it  a T-shirt?") == "is it  a t-shirt?"
-
-
 @pytest.mark.parametrize("name", ["albef_caption", "albef_question"])
 def test_thirty_words_unless_a_config_says_otherwise(name):
     cls, text = registry.get_processor_class(name), " ".join(map(str, range(60)))
@@ -130,18 +114,6 @@ def test_a_prompt_comes_before_the_caption():
 
 def noise(height=40, width=50, seed=0):
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-
-
-@given(st.integers(0, 99), st.sampled_from(NO_EFFECT_AT_FIVE))
-def test_brightness_and_sharpness_need_another_level_than_five(seed, name):
-    """Their factor is level / 10 * 1.8 + 0.1, which is 1 at level 5: the image itself."""
-    image = noise(seed=seed)
-    made = {
-        level: randaugment.func_dict[name](image.copy(), *randaugment.arg_dict[name](level))
-        for level in (5, 7)
-    }
-    assert np.array_equal(made[5], image)
-    assert (made[7] != image).mean() > 0.5
 
 
 def test_two_of_the_authors_operations_at_level_seven():
@@ -165,14 +137,6 @@ def test_all_but_the_augmentation_is_that_of_lavis(monkeypatch):
     assert torch.equal(*made)
 
 
-def test_its_keys_are_those_of_lavis_and_crop():
-    ours, theirs = (
-        {one.name: one.default for one in inspect.signature(cls.__init__).parameters.values()}
-        for cls in (AlbefImageTrainProcessor, BlipImageTrainProcessor)
-    )
-    assert ours == {**theirs, "crop": True}
-
-
 def test_without_a_crop_images_are_resized_and_flipped(monkeypatch):
     monkeypatch.setattr(randaugment.RandomAugment, "__call__", lambda self, image: image)
     config = OmegaConf.create({"image_size": 24, "crop": False})
@@ -186,18 +150,6 @@ def test_without_a_crop_images_are_resized_and_flipped(monkeypatch):
         for one, is_flipped in zip(found, flipped, strict=True)
     )
     assert 0 < sum(flipped) < 20
-
-
-def test_a_con_d_that_names_only_training_images_has_a_view(tmp_path, monkeypatch):
-    """`view_of` puts ``_eval`` in place of ``_train`` in the default YAML of a model type."""
-    path = tmp_path / "type.yaml"
-    train = {"name": "albef_image_train", "image_size": 24}
-    OmegaConf.save({"preprocess": {"vis_processor": {"train": train}}}, path)
-    model = load_model("albef_mafa", "tiny")
-    monkeypatch.setattr(AlbefMafa, "default_config_path", classmethod(lambda cls, kind: path))
-    view = view_of("albef_mafa", "tiny", model)
-    expected = BlipImageEvalProcessor(image_size=32)(Image.fromarray(noise()))
-    assert torch.equal(view(Image.fromarray(noise())), expected)
 
 
 class Pairs(torch.utils.data.Dataset):

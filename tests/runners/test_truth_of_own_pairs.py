@@ -53,44 +53,6 @@ def test_the_oracle_removes_the_false_negatives_and_evaluation_counts_all_valid_
     assert figures["valid_txt_r1"] >= figures["txt_r1"] and 0 <= figures["txt_map_r"] <= 100
 
 
-def test_the_oracle_takes_pairs_that_people_did_not_judge_as_negatives(own):
-    """Each image has a caption of its own; people judged only the pairs of the first 16 images."""
-    rows = [{"image": f"{n}.png", "caption": f"picture {n} of colour {n % 4} ."} for n in range(32)]
-    (own / "train.json").write_text(json.dumps(rows))
-
-    def votes(image, text):
-        alike = image % 4 == text % 4
-        return {"yes": int(alike), "no": int(not alike)}
-
-    judgements = [
-        {"image": f"{i}.png", "caption": rows[t]["caption"], **votes(i, t)}
-        for i in range(16)
-        for t in range(16)
-        if i != t
-    ]
-    (own / "judgements.json").write_text(json.dumps(judgements))
-    truth = {f"{INFO}__truth": own / "judgements.json", "run__max_epoch": 4}
-    run_here(own / "out", OWN, **settings_of(own, **truth, run__log_connections=100))
-    epochs = records(own / "out", "epoch")
-    assert len(epochs) == 4
-    for way in ("i2t", "t2i"):
-        # Of pairs without a judgement it is not known whether they are false negatives.
-        assert all(one[f"con_d_precision_{way}"] in (None, 1) for one in epochs)
-        assert any(one[f"con_d_precision_{way}"] == 1 for one in epochs)
-        assert all(one[f"false_negative_rate_in_itm_{way}"] in (None, 0) for one in epochs)
-        found, known = (
-            sum(one[f"{name}_{way}"] or 0 for one in epochs)
-            for name in ("false_negative_rate_by_con_d", "con_d_base_rate")
-        )
-        assert 0 < found < known
-    lines = (own / "out/job/connections.jsonl").read_text().splitlines()
-    found = [one for one in map(json.loads, lines) if "anchor_index" in one]
-    assert found and all(one["truth"] is True and one["probability"] == 1 for one in found)
-    for one in found:
-        pair = one["anchor_index"], one["mined_index"]
-        assert max(pair) < 16 and pair[0] % 4 == pair[1] % 4
-
-
 def test_the_oracle_without_truth_says_how_to_give_it(own):
     with pytest.raises(ValueError, match=r"set build_info\.truth of image_text_json"):
         run_here(own / "out", OWN, **settings_of(own, **{f"{INFO}__truth": "null"}))

@@ -1,1 +1,1 @@
-"""Measure Con-D's accuracy against ground truth, human labels and another Con-D."""
+"""Label judged pairs by hand, and measure Con-D by labels or ground truth."""

@@ -1,4 +1,4 @@
-"""Draw pairs and write the HTML page that asks an annotator to label them."""
+"""Draw judged pairs and write the HTML page on which a person labels them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from lavis_mafa.datasets.judgements import LABELS
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
 from lavis_mafa.datasets.training_set import UNREADABLE
+from lavis_mafa.metrics.binary import TENTHS, bin_of
 from lavis_mafa.mining.judged_pairs import Judged
 from lavis_mafa.mining.model_and_data import data_of_judged
-from lavis_mafa.mining.quality.annotator_labels import draw
+from lavis_mafa.mining.quality.label_quality import ANSWERS, COLUMNS, pair_id
 from lavis_mafa.pages.html import data_uri, write_page
 from lavis_mafa.pages.tables import one_line
 
@@ -22,87 +26,86 @@ def label_page(args: argparse.Namespace) -> None:
     """Write the page; the arguments are those of `lavis_mafa.commands.label`.
 
     Raises:
-        ValueError: for arguments that are out of range or do not fit together or the data.
+        ValueError: for arguments that are out of range or do not fit the data.
     """
-    judged = Judged.load(args.judged)
-    if args.all and args.above is not None:
-        raise ValueError(
-            "--all draws from all pairs, --above from some of them: give only one of the two"
-        )
     if args.count < 1 or args.image_size < 16:
         raise ValueError(
             f"--count {args.count} --image-size {args.image_size}: expected at least 1 and 16"
         )
-    above = args.above if args.above is not None else judged.thresholds[0]
+    judged = Judged.load(args.judged)
     data = data_of_judged(judged, args.judged, args.cfg_path, args.options)
-    shown = _write_label_page(
-        args.output,
-        judged,
-        data,
-        name=args.name,
-        count=args.count,
-        above=None if args.all else above,
-        seed=args.seed,
-        image_size=args.image_size,
-    )
-    print(f"written: {args.output}, {shown} pairs; open it in a browser, answer and save")
+    rows = _draw(judged.probability_by(args.name), args.count, args.above, args.seed)
+    shown = _write_label_page(args.output, judged, data, rows, args.name, args.image_size)
+    print(f"written: {args.output}, {shown} pairs; open it in a browser, label and save labels.csv")
+
+
+def _draw(probability: NDArray[Any], count: int, above: float, seed: int) -> NDArray[Any]:
+    """Draw pairs to label, equally many from every tenth of the probability as far as possible.
+
+    Args:
+        probability: ``(P,)``; pairs with NaN are never drawn.
+        count: number of pairs; all if there are fewer.
+        above: only pairs with a higher probability, a multiple of 0.1; 0: all pairs.
+
+    Returns:
+        Rows ``(D,)`` in random order.
+
+    Raises:
+        ValueError: if there is no such pair, or ``above`` is out of range.
+    """
+    if above not in [tenth / TENTHS for tenth in range(TENTHS)]:
+        # Within a tenth every pair must have the same chance: quality weights by tenths.
+        raise ValueError(f"--above {above:g}: expected 0, 0.1, ... or 0.9")
+    rng = np.random.default_rng((seed, len(probability)))
+    known = np.flatnonzero(~np.isnan(probability))
+    rows = rng.permutation(known[bin_of(probability[known]) >= round(above * TENTHS)])
+    if not len(rows):
+        raise ValueError(f"none of the {len(probability)} judged pairs is above {above:g}")
+    place = pd.Series(rows).groupby(bin_of(probability[rows])).cumcount()
+    return rng.permutation(rows[np.argsort(place.to_numpy(), kind="stable")][:count])
 
 
 def _write_label_page(
     path: Path,
     judged: Judged,
     data: Any,
-    *,
+    rows: NDArray[Any],
     name: str | None = None,
-    count: int = 200,
-    above: float | None = 0.5,
-    seed: int = 0,
     image_size: int = 640,
 ) -> int:
-    """Draw pairs and write the page that asks for them; return their number.
+    """Write the page that asks for some of the judged pairs; return their number.
 
     Pairs with an image or caption that cannot be read are skipped.
 
     Args:
-        data: has ``show(number)`` and ``source(number)``, see `TrainingSet`.
-        name: the discriminator whose probabilities guide the draw; None: the first.
-        count, above, seed: see `draw`.
+        data: has ``show(number)`` and ``annotated(number)``, see `TrainingSet`.
+        rows: of the pairs, in the order in which they are shown.
+        name: discriminator whose probabilities the CSV records; None: the first.
         image_size: longest side of the images, pixels.
 
     Raises:
-        ValueError: if there are no pairs to draw from, or none can be read.
+        ValueError: if none of the pairs can be read.
     """
-    name = name or next(iter(judged.names), None)
     probability = judged.probability_by(name)
-    rows, strata = draw(probability, count, above, seed)
-    pictures: dict[int, int] = {}
+    places: dict[int, int] = {}
     images: list[str] = []
     pairs = []
     for row in rows:
         image, text = int(judged.image[row]), int(judged.text[row])
         try:
-            caption = data.source(text)[1]
-            if image not in pictures:
+            caption = data.annotated(text)[1]
+            if image not in places:
                 images.append(data_uri(data.show(image)[0], image_size))
-                pictures[image] = len(images) - 1
+                places[image] = len(images) - 1
         except UNREADABLE as error:
             logging.warning("skipped image %d, text %d: %s", image, text, one_line(str(error)))
             continue
-        pairs.append([image, text, pictures[image], caption])
+        cells = [pair_id(image, text), data.annotated(image)[0] or "", caption]
+        pairs.append({"cells": [*cells, float(probability[row])], "picture": places[image]})
     if not pairs:
         raise ValueError("none of the drawn pairs can be read")
-    drawn = {"above": above, "count": count, "seed": seed, "strata": strata}
-    known = {"judged": judged.digest, "name": name, "drawn": drawn}
-    identity = json.dumps([known, [pair[:2] for pair in pairs]], sort_keys=True)
-    page = {
-        "head": {
-            "kind": LABELS,
-            "version": 1,
-            "page": hashlib.sha256(identity.encode()).hexdigest()[:16],
-            **known,
-        },
-        "pairs": pairs,
-        "images": images,
-    }
-    write_page(path, "label_page.html", data=page)
+    # Under this key the browser keeps the labels until they are saved.
+    key = hashlib.sha256(json.dumps([pair["cells"] for pair in pairs]).encode()).hexdigest()
+    page = {"key": key, "columns": COLUMNS, "answers": list(ANSWERS)}
+    write_page(path, "label_page.html", data={**page, "pairs": pairs, "images": images})
     return len(pairs)

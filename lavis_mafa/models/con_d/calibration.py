@@ -1,6 +1,6 @@
 """The file of a discriminator's calibrated thresholds.
 
-`lavis-mafa label quality --precision` writes it, and ``model.mafa.connections.calibration`` of a
+`lavis-mafa label quality --output` writes it, and ``model.mafa.connections.calibration`` of a
 config names it.
 """
 
@@ -72,6 +72,6 @@ class CalibratedThresholds(BaseModel, strict=True, frozen=True, extra="forbid"):
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "the file"
             raise ValueError(
-                "is no calibration, which `lavis-mafa label quality --precision` writes: "
+                "is no calibration, which `lavis-mafa label quality --output` writes: "
                 f"{where}: {first['msg']}, got {first['input']!r:.80}"
             ) from error

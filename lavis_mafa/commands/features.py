@@ -1,0 +1,83 @@
+"""Encode pictures once by a frozen image encoder, for training on their features.
+
+    lavis-mafa features train.json val.json test.json --images images/ --output features/ \\
+        --encoder blip2_mafa
+    lavis-mafa train ... model.image_encoder=features \\
+        datasets.image_text_json.build_info.features.storage=features/
+
+Give the files of all splits. Rerun the command to resume it. With --part 0/4 to --part 3/4, four
+processes share the work. For an encoder of your own see examples/own_features.py.
+Exit status: 0 no problems, 1 pictures that cannot be read, 2 unusable arguments or files.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from lavis_mafa.commands.arguments import add_pair_arguments, folder_of_images
+from lavis_mafa.io.launcher import usable_cores
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``lavis-mafa features``."""
+    add_pair_arguments(parser)
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write")
+    parser.add_argument(
+        "--encoder",
+        required=True,
+        help="a model of timm; or blip2_mafa or blip2_mafa:TYPE for BLIP-2's frozen image encoder",
+    )
+    parser.add_argument(
+        "--weights",
+        metavar="FILE",
+        help="checkpoint of the model (default: BLIP-2's published one)",
+    )
+    parser.add_argument("--image-size", type=int, help="side in pixels (default: the model's)")
+    parser.add_argument(
+        "--views",
+        nargs="+",
+        choices=["plain", "flip"],
+        default=["plain", "flip"],
+        help="of which training draws one at random (default: both)",
+    )
+    parser.add_argument(
+        "--part", default="0/1", metavar="K/N", help="make one of N parts, to use N processes"
+    )
+    parser.add_argument("--batch-size", type=int, default=64, help="(default: 64)")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=min(8, usable_cores()),
+        metavar="N",
+        help="processes that read images (default: %(default)s)",
+    )
+    parser.add_argument("--device", default="cpu", help="such as cuda (default: cpu)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make the features."""
+    from lavis_mafa.datasets.feature_making import (
+        load_encoder,
+        make_features,
+        part_of,
+        pictures_of,
+    )
+
+    try:
+        part = part_of(args.part)
+        encoder = load_encoder(args.encoder, args.weights, args.image_size, args.device)
+        pairs = pictures_of(
+            args.files,
+            folder_of_images(args.images, args.files),
+            image_key=args.image_key,
+            caption_key=args.caption_key,
+            image_id_key=args.image_id_key,
+            split=args.split,
+        )
+        unreadable = make_features(
+            pairs, args.output, encoder, args.views, part, args.batch_size, args.workers
+        )
+    except (OSError, ValueError) as error:
+        args.error(str(error))
+    return 1 if unreadable else 0

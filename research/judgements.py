@@ -1,0 +1,125 @@
+"""Read the judgements by people of Flickr8k: whether an image and a caption of another one match.
+
+The file (Hodosh, Young and Hockenmaier 2013) is a JSON object: ``expert`` has lists ``[image,
+caption_of, caption_index, rating, rating, rating]`` with grades from 1 to 4, and ``crowd`` lists
+``[image, caption_of, caption_index, yes, no]`` with numbers of votes. A caption is named by the
+image that it was written for and its place among the captions of that image, from 0.
+
+A pair is valid if the median of its grades is at least 3, or at least two thirds of its votes are
+yes; it is invalid at a median of at most 2, or at most one third. Between these, and where grades
+and votes contradict each other, it is undecided.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lavis_mafa.io.files import read_json
+from lavis_mafa.metrics.known_truth import single_spaced
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+_LENGTHS = {"expert": 6, "crowd": 5}
+_HIGHEST = 4  # grade
+_VALID_FROM, _INVALID_TO = 3, 2  # median of the grades
+_VALID_SHARE, _INVALID_SHARE = 2 / 3, 1 / 3  # of yes
+
+
+def judged_pairs(
+    path: str | os.PathLike[str],
+    image_ids: npt.NDArray[Any],
+    sources: Iterable[tuple[str | None, str]],
+) -> tuple[Ints, Ints, Bools]:
+    """Return the decided pairs of different images.
+
+    A judgement holds for all captions of the same words. Judgements of images that are not in the
+    data are skipped.
+
+    Args:
+        path: of the file.
+        image_ids: ``(N,)``, equal for samples of one image.
+        sources: the file of the image and the caption of each of the N samples, in order.
+
+    Returns:
+        images and texts ``(K,)``, the first samples with the image and with the caption, and
+        whether they match.
+
+    Raises:
+        ValueError: if the file has another form, a row names two images or a caption that its image
+            does not have, or no row is about the data.
+    """
+    samples: dict[str, list[int]] = defaultdict(list)
+    words: list[str] = []
+    first: dict[str, int] = {}
+    for number, (file, caption) in enumerate(sources):
+        samples[Path(file or "").name].append(number)
+        words.append(single_spaced(caption))
+        first.setdefault(words[-1], number)
+    grades: dict[tuple[int, int], list[float]] = defaultdict(list)
+    votes: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0])
+    for where, kind, (image, owner, index, *answers) in _rows_of(path):
+        images, own = samples.get(image, []), samples.get(owner, [])
+        if not images or not own:
+            continue
+        if len({int(image_ids[one]) for one in images}) > 1:
+            raise ValueError(f"{where}: {image!r} names several images of the data")
+        if not 0 <= index < len(own):
+            raise ValueError(f"{where}: {owner!r} has {len(own)} captions, expected {index + 1}")
+        pair = images[0], first[words[own[index]]]
+        if kind == "expert":
+            grades[pair] += answers
+        else:
+            votes[pair][0] += answers[0]
+            votes[pair][1] += answers[1]
+    if not grades and not votes:
+        raise ValueError(f"{path}: no judgement is about an image and a caption of the data")
+    decided: dict[tuple[int, int], bool] = {}
+    for pair in grades.keys() | votes.keys():
+        verdicts = {_by_grades(grades.get(pair, [])), _by_votes(*votes.get(pair, (0, 0)))} - {None}
+        if len(verdicts) == 1 and image_ids[pair[0]] != image_ids[pair[1]]:
+            decided[pair] = bool(verdicts.pop())
+    images_and_texts = np.array(sorted(decided), np.int64).reshape(-1, 2)
+    valid = np.array([decided[pair] for pair in sorted(decided)], np.bool_)
+    return images_and_texts[:, 0], images_and_texts[:, 1], valid
+
+
+def _rows_of(path: str | os.PathLike[str]) -> Iterable[tuple[str, str, list[Any]]]:
+    content = read_json(path)
+    if not isinstance(content, dict) or not set(content) & set(_LENGTHS):
+        raise ValueError(f"{path}: expected an object with the lists {' and '.join(_LENGTHS)}")
+    for kind, length in _LENGTHS.items():
+        for number, row in enumerate(content.get(kind, [])):
+            where = f"{path}, {kind}, row {number}"
+            if not _is_row(row, length, _HIGHEST if kind == "expert" else np.inf):
+                raise ValueError(f"{where}: expected image, caption_of, index, answers, got {row}")
+            yield where, kind, row
+
+
+def _is_row(row: Any, length: int, most: float) -> bool:
+    if not isinstance(row, list) or len(row) != length:
+        return False
+    texts = all(isinstance(one, str) for one in row[:2])
+    return texts and all(type(one) is int and 0 <= one <= most for one in row[3:])
+
+
+def _by_grades(grades: list[float]) -> bool | None:
+    """Return whether a pair is valid; None if that is undecided."""
+    if not grades:
+        return None
+    median = statistics.median(grades)
+    return True if median >= _VALID_FROM else False if median <= _INVALID_TO else None
+
+
+def _by_votes(yes: int, no: int) -> bool | None:
+    if not yes + no:
+        return None
+    share = yes / (yes + no)
+    return True if share >= _VALID_SHARE else False if share <= _INVALID_SHARE else None
