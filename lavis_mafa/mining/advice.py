@@ -516,9 +516,7 @@ def _write_advice(output: Path, evidence: _Evidence, counts: Mapping[str, Any]) 
     shares: list[list[Cell]] = [[name, str(share)] for name, share in measured.items()]
     columns = [f"mini-batches of {evidence.batch_size}", "false among hard negatives"]
     tables = [
-        Table(
-            "Reasons", ["advice", "reason"], [[str(one), one.reason] for one in advice], folded=True
-        ),
+        Table("Reasons", ["advice", "reason"], [[str(one), one.reason] for one in advice]),
         Table("False negatives", columns, shares, judge),
         *self_check_tables(counts.get("self_check") or {}),
     ]
@@ -526,10 +524,8 @@ def _write_advice(output: Path, evidence: _Evidence, counts: Mapping[str, Any]) 
         output / "advice.html",
         title="Advice",
         headline=". ".join(answers) + ".",
-        intro="\n\n".join([summary[-1], NOTE]),
         tables=tables,
-        notes=["The counts are in counts.json, counts.md and report.html."],
-        settings=source,
+        notes=[summary[-1], NOTE, "The counts are in counts.json, counts.md and report.html."],
     )
     print("\n" + "\n".join(summary))
     print(f"\nReasons: {page}\n{NOTE}")

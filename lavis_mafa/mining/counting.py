@@ -35,7 +35,7 @@ from lavis_mafa.mining.neighbours import (
     whole_corpus,
 )
 from lavis_mafa.models.con_d.self_check import SelfCheck
-from lavis_mafa.pages.charts import Curve, Series, Table
+from lavis_mafa.pages.charts import Bars, Table
 from lavis_mafa.pages.tables import markdown_table
 
 _ANCHORS = {"image": True, "text": False}  # modality of the anchor: whether it is an image
@@ -305,9 +305,8 @@ def _write_results(
         args.output / "report.html",
         table.title,
         tables=[table],
-        curves=_curves_of(counts),
+        bars=_bars_of(counts),
         notes=notes,
-        settings={k: v for k, v in content.items() if k not in ("counts", "self_check")},
     )
     print(markdown_table(table))
     for check in checks.values():
@@ -330,37 +329,20 @@ def _count_table(counts: Sequence[Count]) -> Table:
     return Table("False negatives among hard negatives", columns, list(rows.values()))
 
 
-def _curves_of(counts: Sequence[Count]) -> list[Curve]:
-    """Return curves of the share of false negatives, averaged over both directions.
-
-    One is by search space (MAFA Figure 2), one by the size of random mini-batches (Figure 5).
-    """
-    by_space: dict[str, dict[float, list[float]]] = {}
-    by_size: dict[str, dict[float, list[float]]] = {}
-    several = len({count.batch_size for count in counts}) > 1
+def _bars_of(counts: Sequence[Count]) -> list[Bars]:
+    """Return the shares of false negatives by sampling, for each judge (MAFA Figures 2 and 5)."""
+    shares: dict[str, dict[str, list[float]]] = {}
     for count in counts:
-        if count.batch_size is None:
-            continue  # no mini-batches: not on the axis of any curve
-        percent = 100 * count.share
-        if count.search_space is not None:
-            name = f"{count.judge}, B = {count.batch_size}" if several else count.judge
-            by_space.setdefault(name, {}).setdefault(count.search_space, []).append(percent)
-        else:
-            by_size.setdefault(count.judge, {}).setdefault(count.batch_size, []).append(percent)
-    curves = []
-    for title, label, found in (
-        ("Grouped mini-batches", "search space M", by_space),
-        ("Random mini-batches", "mini-batch size B", by_size),
-    ):
-        series = [
-            Series(name, sorted(points), [float(np.mean(points[x])) for x in sorted(points)])
-            for name, points in found.items()
-        ]
-        if series:
-            note = "Mean over image anchors and text anchors."
-            y_label = "false negatives (%)"
-            curves.append(Curve(title, label, y_label, series, note, log_x=True, bounds=(0, 100)))
-    return curves
+        name = _name_of(asdict(count))
+        shares.setdefault(count.judge, {}).setdefault(name, []).append(100 * count.share)
+    return [
+        Bars(
+            f"False negatives by {judge} (%, mean over image anchors and text anchors)",
+            {name: float(np.mean(values)) for name, values in by_sampling.items()},
+            high=100.0,
+        )
+        for judge, by_sampling in shares.items()
+    ]
 
 
 def _notes(

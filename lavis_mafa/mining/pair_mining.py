@@ -40,8 +40,7 @@ from lavis_mafa.mining.neighbours import (
 )
 from lavis_mafa.mining.pair_records import PairRecords, ParquetRecords
 from lavis_mafa.models.con_d.build import ORACLE
-from lavis_mafa.pages.charts import Table
-from lavis_mafa.pages.report_page import Cell
+from lavis_mafa.pages.charts import Cell, Table
 
 _FILES = ("mined", "augmented", "repeated")  # annotation files in --output
 

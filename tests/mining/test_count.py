@@ -276,7 +276,7 @@ def test_judged_pairs_are_saved_for_other_commands(counted):
     assert judged.about["cfg_path"] == CONFIG
     assert "| truth |" in (counted / "counts.md").read_text()
     page = (counted / "report.html").read_text()
-    assert "search space M" in page and "mini-batch size B" in page
+    assert "False negatives by truth (%" in page and "<span>grit_B8_M16</span>" in page
 
 
 def test_interrupted_count_is_resumed(counted, models, tmp_path, monkeypatch):

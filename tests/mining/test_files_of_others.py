@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 import os
+import re
 import shutil
 import zipfile
 from types import SimpleNamespace
@@ -31,7 +32,7 @@ from lavis_mafa.mining.features import make_features
 from lavis_mafa.mining.judged_pairs import UNKNOWN, Judged
 from lavis_mafa.mining.judging import build_judges, discriminators_of
 from lavis_mafa.mining.model_and_data import options_of
-from lavis_mafa.mining.run_records import read_run
+from lavis_mafa.mining.run_report import read_run
 from lavis_mafa.pages.charts import Table
 from lavis_mafa.pages.tables import markdown_table, one_line
 
@@ -128,18 +129,10 @@ def test_bins_of_a_log_are_those_that_it_has(tmp_path):
     histogram = {"kind": "con_d_histogram", "epoch": 0, "bins": 10**9, "i2t": {"true": [1, 2]}}
     call("report", write_log(tmp_path, histogram))
     page = (tmp_path / "report.html").read_text()
-    assert '"counts":[[1,2],[0,0],[0,0]]' in page
+    assert re.findall(r'class="n">(.*?)<', page) == list("0010000200")
     wrong = {**histogram, "t2i": {"true": [1, 2, 3]}}
-    with pytest.raises(ValueError, match="different lengths"):
+    with pytest.raises(ValueError, match="no run writes"):
         read_run(write_log(tmp_path, wrong))
-
-
-def test_a_log_with_a_column_a_line_is_refused(tmp_path):
-    steps = [
-        {"kind": "step", "epoch": 0, "global_step": k, f"loss_{k}": 1.0} for k in range(1, 400)
-    ]
-    with pytest.raises(ValueError, match=r"log.jsonl has a record that no run writes.*losses"):
-        read_run(write_log(tmp_path, *steps))
 
 
 @pytest.mark.parametrize(
