@@ -198,16 +198,16 @@ def nearest(
         ``k``, or ``count`` if that is less.
     """
     step = max(1, MAX_SIMILARITIES // max(1, anchors))
-    best, places = largest(compare(0, min(step, count)), k)
+    best, places = _largest(compare(0, min(step, count)), k)
     for begin in range(step, count, step):
-        values, columns = largest(compare(begin, min(begin + step, count)), k)
+        values, columns = _largest(compare(begin, min(begin + step, count)), k)
         # Earlier candidates come first, so that ties are still resolved by position.
-        best, of_both = largest(torch.cat([best, values], dim=1), k)
+        best, of_both = _largest(torch.cat([best, values], dim=1), k)
         places = torch.cat([places, columns + begin], dim=1).gather(1, of_both)
     return places.masked_fill(best.isneginf(), NONE), best
 
 
-def largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the ``k`` largest values of each row and their columns, the largest first.
 
     Of equal values, the lower columns come first, which `torch.topk` does not promise.

@@ -29,7 +29,7 @@ NOTE = (
 )
 
 
-class Share(NamedTuple):
+class _Share(NamedTuple):
     """A share of false negatives with its 95 % interval, as a mean over both directions."""
 
     value: float
@@ -71,7 +71,7 @@ def advice_of(
         if one.judge == judge and one.judged and one.batch_size is not None:
             key = (one.batch_size, one.search_space)
             rows.setdefault(key, []).append((one.share, one.low, one.high))
-    shares = {key: Share(*np.mean(found, axis=0).tolist()) for key, found in rows.items()}
+    shares = {key: _Share(*np.mean(found, axis=0).tolist()) for key, found in rows.items()}
     sizes = {b for b, m in shares if m} & {b for b, m in shares if not m}
     if not sizes:
         return ["No advice: it needs --sampling random grit with one mini-batch size."]
@@ -96,18 +96,18 @@ def advice_of(
     if judge != TRUTH and problems and not of.any():
         lines.append(f"Group: unknown, as the judge {judge} fails its self-check.")
     else:
-        lines.append(grouping(shares[batch, None], grouped, run.grit, judge, tested))
+        lines.append(_grouping(shares[batch, None], grouped, run.grit, judge, tested))
     if con_d is None:
         return [*lines, "Mine: unknown, as no Con-D judged: --con-d captions.arch=captions can."]
     of &= ~np.isnan(judged.probability[con_d])
     matches = judged.truth[of] == VALID
     connections = (cfg.model_cfg.get("mafa") or {}).get("connections") or {}
     high = float(connections.get("high", MiningRule.high))
-    return [*lines, mining(con_d, judged.probability[con_d][of], matches, high, problems, tested)]
+    return [*lines, _mining(con_d, judged.probability[con_d][of], matches, high, problems, tested)]
 
 
-def grouping(
-    random: Share, grouped: Mapping[int, Share], grit: Any, judge: str, tested: bool
+def _grouping(
+    random: _Share, grouped: Mapping[int, _Share], grit: Any, judge: str, tested: bool
 ) -> str:
     """Return whether to group mini-batches, with which search space and hardness.
 
@@ -148,7 +148,7 @@ def grouping(
     return _line("Group", group or less_hard, clear, options, reasons)
 
 
-def mining(
+def _mining(
     con_d: str,
     probability: NDArray[Any],
     matches: NDArray[Any],
@@ -167,7 +167,7 @@ def mining(
     keep = ["model.mafa.connections.action=keep"]
     reasons = [f"{con_d} fails its self-check: {'; '.join(problems)}"] if problems else []
     share, low, top = weighted_share(matches)
-    base = Share(share, low, top) if share else None
+    base = _Share(share, low, top) if share else None
     at = figures_at(high, probability, matches)
     if base is None or at.precision is None:
         if len(matches):
@@ -176,7 +176,7 @@ def mining(
         elif not problems:
             reasons.append("first label about 200 pairs, see `lavis-mafa label`")
         return _line("Mine", False, bool(problems), keep, reasons)
-    precision = Share(at.precision, at.precision_low, at.precision_high)
+    precision = _Share(at.precision, at.precision_low, at.precision_high)
     lift, low, top = share_ratio(precision, base)
     # At this lift the likelihood ratio is the least one. It is always below 1 / base rate.
     bound = _LEAST_RATIO / (1.0 + (_LEAST_RATIO - 1.0) * base.value)

@@ -72,7 +72,7 @@ def discriminators_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return found
 
 
-def build_judge(con_d: Mapping[str, Any], known: Mapping[str, Any]) -> AnyJudge:
+def _build_judge(con_d: Mapping[str, Any], known: Mapping[str, Any]) -> AnyJudge:
     """Build a discriminator from a config like ``model.mafa.con_d``, other than the oracle.
 
     Args:
@@ -97,8 +97,8 @@ def build_judge(con_d: Mapping[str, Any], known: Mapping[str, Any]) -> AnyJudge:
 def build_judges(
     loaded: ModelAndData, con_ds: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, AnyJudge]:
-    """Build the discriminators of a command by name, see `build_judge`."""
-    judges = {name: build_judge(con_d, loaded.cfg.model_cfg) for name, con_d in con_ds.items()}
+    """Build the discriminators of a command by name, see `_build_judge`."""
+    judges = {name: _build_judge(con_d, loaded.cfg.model_cfg) for name, con_d in con_ds.items()}
     for one in judges.values():
         if hasattr(one, "know"):  # a model has it of the discriminator before it
             one.know(loaded.data.pairs)
@@ -135,12 +135,12 @@ def judge_all(
         first = getattr(discriminator, "first", None)
         found = np.ones(len(image)) if first is None else first.probability(image, text)
         left, found = found >= LEFT, np.asarray(found, np.float32)
-        found[left] = judge(loaded, features, image[left], text[left], discriminator)
+        found[left] = _judge(loaded, features, image[left], text[left], discriminator)
         probability[name] = found
     return Judged(image, text, by_image, by_text, probability, _truth_of(loaded.data, image, text))
 
 
-def judge(
+def _judge(
     loaded: ModelAndData,
     features: Features,
     image: NDArray[Any],

@@ -82,7 +82,7 @@ def find_neighbours(
     with progress(desc="neighbours", total=len(chunks[rank::world]), unit=" chunks") as bar:
         for from_image, rows in chunks[rank::world]:
             similarity = backbone_of(loaded.model).similarity
-            places, _ = search(features, similarity, labels, rows, from_image, k, loaded.device)
+            places, _ = _search(features, similarity, labels, rows, from_image, k, loaded.device)
             own.append(places.numpy())
             bar.update()
     of_ranks = all_gather_objects(own)
@@ -99,7 +99,7 @@ def find_neighbours(
     return HardNegatives(image, text, np.concatenate(sides), np.concatenate(batches))
 
 
-def search(
+def _search(
     features: Features,
     similarity: Similarity,
     labels: Sequence[NDArray[Any]],

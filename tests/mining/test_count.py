@@ -67,28 +67,6 @@ def test_order_has_every_sample_once_in_full_mini_batches(
     assert len(np.unique(order)) == len(order) and order.min() >= 0 and order.max() < size
 
 
-def test_larger_search_spaces_group_more_similar_pairs():
-    """A search space of one mini-batch is random sampling (MAFA Figure 2, M = B)."""
-    rng = np.random.default_rng(0)
-    vectors, texts = (torch.from_numpy(rng.normal(size=(64, 6)).astype(np.float32)) for _ in "ab")
-    sim = (vectors @ texts.t()).numpy()
-    off_diagonal = ~np.eye(8, dtype=bool)
-
-    def mean_similarity(sampling):
-        means = []
-        for seed in range(30):
-            for batch in order_of(sampling, vectors, texts, seed).reshape(-1, 8):
-                means.append(sim[np.ix_(batch, batch)][off_diagonal].mean())
-        return np.mean(means), np.std(means) / len(means) ** 0.5
-
-    (random, error), (one_batch, _) = (
-        mean_similarity(sampling_) for sampling_ in (Sampling("random", 8), Sampling("grit", 8, 8))
-    )
-    (medium, _), (largest, _) = (mean_similarity(Sampling("grit", 8, space)) for space in (16, 64))
-    assert abs(one_batch - random) < 5 * error
-    assert random + 5 * error < medium < largest
-
-
 @given(
     size=st.integers(4, 40),
     batch=st.integers(2, 9),

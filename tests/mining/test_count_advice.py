@@ -12,18 +12,18 @@ from omegaconf import OmegaConf
 from small_world import arguments, call, con_d
 
 from lavis_mafa.mining import count_advice
-from lavis_mafa.mining.count_advice import TRUTH, Share, advice_of, grouping, mining
+from lavis_mafa.mining.count_advice import TRUTH, _grouping, _mining, _Share, advice_of
 from lavis_mafa.mining.counting import Count
 from lavis_mafa.mining.judged_pairs import INVALID, UNKNOWN, VALID, Judged
 
-FEW, EIGHT, MANY = Share(0.005, 0.003, 0.008), Share(0.08, 0.07, 0.09), Share(0.26, 0.24, 0.28)
-THREE, MOST = Share(0.03, 0.02, 0.04), Share(0.57, 0.55, 0.6)
+FEW, EIGHT, MANY = _Share(0.005, 0.003, 0.008), _Share(0.08, 0.07, 0.09), _Share(0.26, 0.24, 0.28)
+THREE, MOST = _Share(0.03, 0.02, 0.04), _Share(0.57, 0.55, 0.6)
 GROUPED = {256: FEW, 1024: THREE, 4096: MOST}
 
 
 def wide(share):
     """Return the share with an interval that crosses all bounds."""
-    return Share(share.value, 0.0, 1.0)
+    return _Share(share.value, 0.0, 1.0)
 
 
 def grit(hardness=1.0, queue_size=4096, search_space=1024):
@@ -49,7 +49,7 @@ def grit(hardness=1.0, queue_size=4096, search_space=1024):
     ],
 )
 def test_grouping(random, grouped, hardness, expected):
-    line = grouping(random, grouped, grit(hardness), TRUTH, True)
+    line = _grouping(random, grouped, grit(hardness), TRUTH, True)
     assert line.startswith(f"Group: {expected[0]} ({expected[1]}), ")
     assert f"run.grit.enabled={expected[0] == 'yes'}" in line
     assert ("run.grit.hardness=0.95" in line) == (grouped == {256: EIGHT} and hardness == 1.0)
@@ -57,7 +57,7 @@ def test_grouping(random, grouped, hardness, expected):
     if expected[2]:
         assert f"run.grit.search_space={expected[2]}" in line
         assert (f"run.grit.queue_size={expected[2]}" in line) == (expected[2] > 4096)
-    untested = grouping(random, grouped, grit(hardness), "a", False)
+    untested = _grouping(random, grouped, grit(hardness), "a", False)
     assert "(uncertain)" in untested and "matches by a are confirmed" in untested
 
 
@@ -89,7 +89,7 @@ def judged_as(matches_called, others_called, matches=100, others=400):
     ],
 )
 def test_mining(pairs, problems, tested, expected):
-    line = mining("own", *pairs, 0.8, problems, tested)
+    line = _mining("own", *pairs, 0.8, problems, tested)
     assert line.startswith(f"Mine: {expected}, model.mafa.connections.action=")
     assert ("action=convert" in line) == expected.startswith("yes")
     assert ("own fails its self-check: AUC" in line) == bool(problems)

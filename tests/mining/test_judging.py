@@ -18,7 +18,7 @@ from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.mining import judging
 from lavis_mafa.mining.corpus import Corpus
 from lavis_mafa.mining.features import Features
-from lavis_mafa.mining.judging import _chunks_of, _first_readable, build_judge, judge
+from lavis_mafa.mining.judging import _build_judge, _chunks_of, _first_readable, _judge
 from lavis_mafa.mining.model_and_data import ModelAndData
 from lavis_mafa.models.con_d.build import build_discriminator
 from lavis_mafa.toyworld import ToyScenesBuilder
@@ -66,7 +66,7 @@ def test_probabilities_equal_those_of_single_pairs(world, pairs, monkeypatch):
     opened, features, cfg = world
     monkeypatch.setattr(judging, "CHUNK_IMAGES", 6)
     monkeypatch.setattr(judging, "CHUNK_PAIRS", 200)
-    con_d, reads, encoded, texts = build_judge(cfg, {}), Counter(), [], []
+    con_d, reads, encoded, texts = _build_judge(cfg, {}), Counter(), [], []
     real_judge, judged = con_d.judge, []
     real_batches, backbone = opened.data.batches, con_d.backbone.backbone
     real_images, real_texts = backbone.encode_images, backbone.encode_texts
@@ -86,7 +86,7 @@ def test_probabilities_equal_those_of_single_pairs(world, pairs, monkeypatch):
         lambda *a, **k: texts.append(len(a[0].input_ids)) or real_texts(*a, **k),
     )
     monkeypatch.setattr(con_d, "judge", lambda *a: judged.append(len(a[1])) or real_judge(*a))
-    probabilities = judge(opened, features, *pairs, con_d)
+    probabilities = _judge(opened, features, *pairs, con_d)
     assert set(reads.values()) == {1} and len(reads) == sum(encoded) == IMAGES
     assert len(set(opened.data.image_ids[list(reads)])) == IMAGES
     assert sum(texts) <= 4 * SIZE  # in at least four chunks, each caption once per chunk

@@ -13,7 +13,6 @@ from PIL import Image
 from small_world import SIZE, arguments, call, call_ranks, con_d, toy_pairs
 
 from lavis_mafa.cli import main
-from lavis_mafa.datasets.image_text_json import ImageTextTrain
 from lavis_mafa.mining import pair_mining as mine
 from lavis_mafa.mining.judged_pairs import Judged
 from lavis_mafa.runners import session
@@ -100,20 +99,6 @@ def test_augmented_and_repeated_data_have_the_same_size(by_model):
         assert augmented[number]["caption"] == caption
         with Image.open(by_model / "images" / augmented[number]["image"]) as stored:
             assert np.array_equal(np.asarray(stored), np.asarray(picture))
-
-
-def test_our_pair_data_set_recognises_repeated_images(by_model, tmp_path):
-    dataset = ImageTextTrain(
-        np.asarray, str, by_model / "images", [by_model / "augmented.json"], cache_dir=tmp_path
-    )
-    augmented = read(by_model, "augmented.json")
-    number_of = {}
-    for number, pair in enumerate(augmented):
-        assert (
-            number_of.setdefault(pair["image_id"], dataset.image_ids[number])
-            == dataset.image_ids[number]
-        )
-    assert len(set(number_of.values())) == len(number_of)
 
 
 def data_options(folder):

@@ -17,7 +17,7 @@ from lavis_mafa.algorithm.pickers import NONE
 from lavis_mafa.cli import main
 from lavis_mafa.mining.corpus import Corpus
 from lavis_mafa.mining.judged_pairs import Judged
-from lavis_mafa.mining.neighbours import search
+from lavis_mafa.mining.neighbours import _search
 
 MINED = "mined.json"
 ORACLE = "model.mafa.con_d.arch=oracle"
@@ -63,7 +63,7 @@ def test_exact_search_equals_slow_loop(size, k, at_once, images, wordings, own_o
     rows = np.sort(rng.choice(size, rng.integers(1, size + 1), replace=False))
     for from_image in (True, False):
         with mock.patch.object(corpus_mining, "MAX_SIMILARITIES", at_once * len(rows)):
-            places, similarity = search(features, dot, labels, rows, from_image, k)
+            places, similarity = _search(features, dot, labels, rows, from_image, k)
         assert places.shape == similarity.shape == (len(rows), min(k, size))
         for n, row in enumerate(rows):
             expected, values = slow_neighbours(features, labels, row, from_image, k)
