@@ -47,7 +47,7 @@ def report_of_judged(
     return write_report(
         path,
         title=title,
-        headline=outcome(judged),
+        headline=_outcome(judged),
         pairs=pairs,
         bars=[*bars, *(_by_tenth(name, judged.probability[name]) for name in judged.names)],
         tables=[*tables, *self_check_tables(judged.about.get("self_check") or {})],
@@ -60,7 +60,7 @@ def report_of_judged(
     )
 
 
-def outcome(judged: Judged) -> str:
+def _outcome(judged: Judged) -> str:
     """Return in words how many pairs each discriminator calls a match, and how many are one."""
     _, high = judged.thresholds
     sentences = []
@@ -86,7 +86,7 @@ def _pairs(judged: Judged, name: str, show: SampleViewer, limit: int) -> Iterato
     probability = judged.probability[name]
     low, high = judged.thresholds
     states = MiningRule(low=low, high=high).states(torch.from_numpy(probability)).tolist()
-    for row in choose(probability, low, high, limit):
+    for row in _choose(probability, low, high, limit):
         value = format_number(float(probability[row]))
         yield show.pair(
             int(judged.image[row]),
@@ -96,7 +96,7 @@ def _pairs(judged: Judged, name: str, show: SampleViewer, limit: int) -> Iterato
         )
 
 
-def choose(probability: NDArray[Any], low: float, high: float, limit: int) -> list[int]:
+def _choose(probability: NDArray[Any], low: float, high: float, limit: int) -> list[int]:
     """Choose the rows to show.
 
     Args:

@@ -196,7 +196,7 @@ def report_of_run(
     return write_report(
         path,
         title=f"Training run: {run.folder.resolve().name}",
-        headline=outcome(run),
+        headline=_outcome(run),
         pairs=pairs,
         bars=list(_bars(run)),
         tables=[_about(run), *_figures(run), *self_check_tables(run.self_check)],
@@ -204,7 +204,7 @@ def report_of_run(
     )
 
 
-def outcome(run: RunRecords) -> str:
+def _outcome(run: RunRecords) -> str:
     """Return in words what the last epoch and the last evaluation of a run came to."""
     if not run.epochs:
         return f"No epoch is complete; {run.steps:,} steps are done."

@@ -28,7 +28,6 @@ from lavis_mafa.datasets.image_text_json import ImageTextTrain
 from lavis_mafa.io.arrays import read_npz
 from lavis_mafa.io.checkpoints import CONFIGS
 from lavis_mafa.mining.corpus import Corpus
-from lavis_mafa.mining.features import make_features
 from lavis_mafa.mining.judged_pairs import UNKNOWN, Judged
 from lavis_mafa.mining.judging import build_judges, discriminators_of
 from lavis_mafa.mining.model_and_data import options_of
@@ -268,25 +267,6 @@ def test_wrong_places_are_named(tmp_path, monkeypatch, caplog, arguments, messag
     judged_pairs().save(places["JUDGED"])
     assert main([places.get(word, word) for word in arguments]) == 1
     assert message in caplog.text and "Traceback" not in caplog.text
-
-
-def test_damaged_counts_are_named(tmp_path, caplog):
-    for content in ("{", "[]", '{"counts": [{}]}'):
-        (tmp_path / "counts.json").write_text(content)
-        options = ["datasets.toy_scenes.build_info.train_size=50", "run.batch_size_train=10"]
-        toy = ["count", "--cfg-path", CONFIG.replace("own_data", "toy"), "--options", *options]
-        caplog.clear()
-        assert main([*toy, "--output", str(tmp_path)]) == 1
-        assert "counts.json" in caplog.text and "Traceback" not in caplog.text
-
-
-def test_damaged_features_are_named(tmp_path, monkeypatch):
-    from lavis_mafa.mining import features
-
-    monkeypatch.setattr(features, "_identity", lambda *_: {})
-    (tmp_path / "samples.json").write_text('{"samples": 3, "unreadable": []}')
-    with pytest.raises(ValueError, match=r"the features in .* are damaged.*remove the folder"):
-        make_features(None, np.arange(3), tmp_path)
 
 
 # Identity

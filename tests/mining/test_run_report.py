@@ -15,9 +15,9 @@ from small_world import arguments, call, con_d
 from lavis_mafa.cli import main
 from lavis_mafa.mining.gallery import SampleViewer, evenly
 from lavis_mafa.mining.judged_pairs import INVALID, UNKNOWN, VALID, Judged
-from lavis_mafa.mining.judged_report import choose, report_of_judged
-from lavis_mafa.mining.judged_report import outcome as outcome_of_judged
-from lavis_mafa.mining.run_report import outcome as outcome_of_run
+from lavis_mafa.mining.judged_report import _choose, report_of_judged
+from lavis_mafa.mining.judged_report import _outcome as outcome_of_judged
+from lavis_mafa.mining.run_report import _outcome as outcome_of_run
 from lavis_mafa.mining.run_report import read_run, report_of_run
 
 CONFIG = {"run": {"max_epoch": 2}, "model": {"arch": "albef_mafa"}, "datasets": {"toy_scenes": {}}}
@@ -152,7 +152,7 @@ def test_caption_without_readable_image():
 @given(st.lists(st.floats(0, 1) | st.just(float("nan")), max_size=60), st.integers(1, 40))
 def test_sample_contains_the_highest_and_pairs_near_the_thresholds(values, limit):
     p = np.array(values)
-    positions = choose(p, 0.5, 0.8, limit)
+    positions = _choose(p, 0.5, 0.8, limit)
     finite = np.nonzero(~np.isnan(p))[0]
     assert len(positions) == len(set(positions)) == min(limit, len(finite))
     assert set(positions) <= set(finite.tolist())
