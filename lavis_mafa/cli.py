@@ -33,7 +33,6 @@ COMMANDS = {
     "evaluate": ("lavis_mafa.commands.train", "evaluate a model"),
     "demo": ("lavis_mafa.commands.demo", "compare systems with and without MAFA on a toy world"),
     "count": ("lavis_mafa.commands.count", "count false negatives in mini-batches of your data"),
-    "advise": ("lavis_mafa.commands.advise", "advise whether to group and to mine on your data"),
     "mine": ("lavis_mafa.commands.mine", "write the pairs that Con-D finds as new training data"),
     "label": (
         "lavis_mafa.commands.label",
@@ -60,7 +59,7 @@ REMOVED_OPTIONS = {
     "--captions": "scores whose captions are in the order of LAVIS's file",
     "--full-decode": "check-data without it: images are decoded fully",
     "--index": "the exact search, which needs no option",
-    "--judgements": "--options datasets.NAME.build_info.truth=FILE with count or advise",
+    "--judgements": "--options datasets.NAME.build_info.truth=FILE with count",
     "--min-count": "check-data --vocab without it: words that occur twice are kept",
     "--no-check": "nothing: an export no longer loads its folder again",
     "--per-shard": "--output NAME.parquet, which has the images inside",

@@ -207,12 +207,6 @@ class Browser:
             raise RuntimeError(f"{url}: {error}")
         self.wait_for("Page.loadEventFired")
 
-    def reload(self) -> None:
-        """Reload the page."""
-        self._events.clear()
-        self.command("Page.reload")
-        self.wait_for("Page.loadEventFired")
-
     def evaluate(self, script: str) -> Any:
         """Return the value of a JavaScript expression, awaited if it is a promise.
 
@@ -226,15 +220,6 @@ class Browser:
             details = answer["exceptionDetails"]
             raise RuntimeError(details.get("exception", {}).get("description", details["text"]))
         return answer["result"].get("value")
-
-    def until(self, script: str, seconds: float = 10.0) -> Any:
-        """Evaluate the script repeatedly until its value is true, and return the value."""
-        end = time.monotonic() + seconds
-        while not (value := self.evaluate(script)):
-            if time.monotonic() > end:
-                raise TimeoutError(f"never true: {script}")
-            time.sleep(0.02)
-        return value
 
     def press(self, key: str, *modifiers: str) -> None:
         """Press and release a key, such as "y", "ArrowLeft", or ("z", "Control")."""
@@ -260,17 +245,6 @@ class Browser:
         event = {"x": x, "y": y, "button": "left", "clickCount": 1}
         self.command("Input.dispatchMouseEvent", type="mousePressed", **event)
         self.command("Input.dispatchMouseEvent", type="mouseReleased", **event)
-
-    def choose_file(self, selector: str, path: str | os.PathLike[str]) -> None:
-        """Set the file of an ``<input type=file>``."""
-        found = self.command(
-            "Runtime.evaluate", expression=f"document.querySelector({json.dumps(selector)})"
-        )
-        self.command(
-            "DOM.setFileInputFiles",
-            files=[str(Path(path).resolve())],
-            objectId=found["result"]["objectId"],
-        )
 
     def downloaded(self, seconds: float = 10.0) -> Path:
         """Return the newest file that the page saved, once it is complete."""

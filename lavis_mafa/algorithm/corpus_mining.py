@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lavis_mafa.algorithm.discriminator import Discriminator
+from lavis_mafa.algorithm.pickers import NONE
 from lavis_mafa.algorithm.rules import KEPT, POSITIVE, RULES, Margin, MiningRule, ScoredPairs
 from lavis_mafa.algorithm.scores import SIMILARITY
 from lavis_mafa.algorithm.settings import StepSettings
@@ -74,7 +75,8 @@ def mine_corpus(
 
     Raises:
         ValueError: for other scores or a rule that needs the scores of all candidates, for a judge
-            that is missing or not used, and for sizes that do not fit.
+            that is missing or not used, for sizes that do not fit, and for rows without features,
+            or own pairs without a probability where the rule needs it.
     """
     rule, entry, size = settings.connections, RULES.entry(settings.connections.rule), len(anchors)
     sizes = size and 1 <= negatives <= search and skip >= 0
@@ -91,7 +93,7 @@ def mine_corpus(
     if entry.traits.needs_all:
         raise ValueError(f"connections.rule: {rule.rule} needs the scores of all candidates")
     verdict, device = settings.make(entry), anchors.device
-    anchors, positives = F.normalize(anchors, dim=-1), F.normalize(positives, dim=-1)
+    anchors, positives = _normalised(anchors, "anchors"), _normalised(positives, "positives")
     rows = torch.arange(size, device=device)
     chunk = chunk or max(1, min(1024, MAX_SIMILARITIES // size))
     anchor_of, of_anchor = (rows, rows) if anchor_ids is None else _first(anchor_ids.to(device))
@@ -103,24 +105,39 @@ def mine_corpus(
         both = zip(torch.split(anchor, chunk), torch.split(other, chunk), strict=True)
         return torch.cat([con_d.judge({"loaded_index": rows}, *pairs) for pairs in both])
 
+    def compared_with(part: Tensor) -> Callable[[int, int], Tensor]:
+        row, pair = (of_anchor[part, None] == of_anchor).nonzero(as_tuple=True)
+        known = candidate[pair]
+
+        def compare(begin: int, end: int) -> Tensor:
+            similarity = anchors[part] @ candidates[:, begin:end]
+            inside = (known >= begin) & (known < end)
+            similarity[row[inside], known[inside] - begin] = -torch.inf
+            return similarity
+
+        return compare
+
     hard, found, scores, judged = [], [], [], 0
     for part in progress(torch.split(rows, chunk)):
-        similarity = anchors[part] @ candidates
-        row, pair = (of_anchor[part, None] == of_anchor).nonzero(as_tuple=True)
-        similarity[row, candidate[pair]] = -torch.inf
-        score, column = (one[:, skip:] for one in largest(similarity, skip + search))
-        nominated = first[column]
-        there = score > -torch.inf
+        column, score = nearest(compared_with(part), len(part), len(first), skip + search)
+        column, score = column[:, skip:], score[:, skip:]
+        there = column != NONE
+        nominated = first[column.clamp(min=0)]
         anchor, other = part[:, None].expand_as(nominated)[there], nominated[there]
         own = (anchors[part] * positives[part]).sum(dim=1)
         if con_d is not None:
             score[there] = judge(anchor, other).to(score)
             own = judge(part, part).to(score) if entry.traits.needs_own else own
+        if own.isnan().any():  # no candidate could be compared with it
+            raise ValueError(
+                f"con_d: the own pairs of rows {_some(part[own.isnan()])} have no probability, "
+                f"with which connections.rule {rule.rule} compares: leave these rows out"
+            )
         at = there.nonzero()[:, 0]
         state = torch.full_like(nominated, -1)
         state[there] = verdict(ScoredPairs("i2t", score[there], own[at], at), rule)
         kept = state == KEPT
-        table = nominated.new_full((len(part), negatives), -1)
+        table = nominated.new_full((len(part), negatives), NONE)
         place = kept.cumsum(dim=1) - 1
         taken = kept & (place < negatives)
         table[taken.nonzero()[:, 0], place[taken]] = nominated[taken]
@@ -135,6 +152,26 @@ def mine_corpus(
     return MinedCorpus(torch.cat(hard), pairs, best, judged)
 
 
+def _normalised(features: Tensor, name: str) -> Tensor:
+    """Return unit rows.
+
+    Raises:
+        ValueError: naming rows that have none, which would be the most similar to every other.
+    """
+    unit = F.normalize(features, dim=-1)
+    wrong = unit.isnan().any(dim=1).nonzero()[:, 0]
+    if len(wrong):
+        raise ValueError(
+            f"{name}: {len(wrong)} rows are NaN or infinite, such as {_some(wrong)}: leave them out"
+        )
+    return unit
+
+
+def _some(rows: Tensor) -> list[int]:
+    some: list[int] = rows[:5].tolist()
+    return some
+
+
 def _first(ids: Tensor) -> tuple[Tensor, Tensor]:
     """Return the first row ``(U,)`` with each id, and the number of each row's id ``(N,)``."""
     values, number = torch.unique(ids, return_inverse=True)
@@ -143,7 +180,34 @@ def _first(ids: Tensor) -> tuple[Tensor, Tensor]:
     return first, number
 
 
-def largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def nearest(
+    compare: Callable[[int, int], Tensor], anchors: int, count: int, k: int
+) -> tuple[Tensor, Tensor]:
+    """Return the most similar candidates of some anchors, the most similar first.
+
+    Of equally similar candidates the one with the lower position comes first, whatever the chunks.
+
+    Args:
+        compare: returns the similarities ``(A, end - begin)`` to the candidates from ``begin`` to
+            ``end``; -inf for known positives.
+        anchors, count: numbers of anchors and of candidates.
+        k: candidates of an anchor.
+
+    Returns:
+        Positions ``(A, K)``, `NONE` where no candidate is left, and similarities ``(A, K)``; K is
+        ``k``, or ``count`` if that is less.
+    """
+    step = max(1, MAX_SIMILARITIES // max(1, anchors))
+    best, places = _largest(compare(0, min(step, count)), k)
+    for begin in range(step, count, step):
+        values, columns = _largest(compare(begin, min(begin + step, count)), k)
+        # Earlier candidates come first, so that ties are still resolved by position.
+        best, of_both = _largest(torch.cat([best, values], dim=1), k)
+        places = torch.cat([places, columns + begin], dim=1).gather(1, of_both)
+    return places.masked_fill(best.isneginf(), NONE), best
+
+
+def _largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the ``k`` largest values of each row and their columns, the largest first.
 
     Of equal values, the lower columns come first, which `torch.topk` does not promise.

@@ -3,8 +3,10 @@
 
 All samples are encoded once by a checkpoint. For each mini-batch size and search space, one epoch
 of mini-batches is formed, and the hardest negatives in it are judged by each discriminator, and by
-the ground truth where the data set knows it. Nothing is trained. Rerun the command with the same
---output to resume; under torch.distributed.run the ranks share the work.
+the ground truth where the data set knows it. Nothing is trained. The last lines say whether to
+group mini-batches (GRIT) and to mine (Con-D, ECM) on these data, by bounds of docs/analysis.md.
+Rerun the command with the same --output to encode only what is missing; under
+torch.distributed.run the ranks share the work.
 """
 
 from __future__ import annotations
@@ -21,34 +23,28 @@ from lavis_mafa.commands.arguments import (
 )
 
 
-def add_arguments(
-    parser: argparse.ArgumentParser,
-    batch_sizes: str = "the config's",
-    search_spaces: str = "the config's",
-    sample: str = "all",
-) -> None:
-    """Add the arguments of the command; the others describe their defaults in ``--help``."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     add_config_arguments(parser)
     add_con_d_argument(parser)
     parser.add_argument("--output", type=Path, required=True, help="folder for the results")
     add_sampling_arguments(parser)
     parser.add_argument(
-        "--batch-sizes", nargs="+", type=int, metavar="B", help=f"(default: {batch_sizes})"
+        "--batch-sizes", nargs="+", type=int, metavar="B", help="(default: the config's)"
     )
     parser.add_argument(
         "--search-spaces",
         nargs="+",
         type=search_space,
         metavar="M",
-        help=f"(default: {search_spaces}); all: also the most similar candidates of every anchor "
-        "in the whole data set",
+        help="(default: the config's); all: also the most similar candidates of every anchor in "
+        "the whole data set",
     )
     add_neighbours_argument(parser, "1")
     parser.add_argument(
         "--sample",
         type=int,
-        help="draw this many samples at random, at least the largest search space "
-        f"(default: {sample})",
+        help="draw this many samples at random, at least the largest search space (default: all)",
     )
     parser.add_argument(
         "--threshold",

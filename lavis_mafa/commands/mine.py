@@ -5,11 +5,8 @@ One pass over the data: samples are encoded by a checkpoint and grouped into min
 and the hardest negatives of every image and text are judged by Con-D. Every pair with a probability
 above the threshold becomes a new pair. With --search-space all, the most similar candidates of
 every image and text in the whole data set are judged instead. Nothing is trained. Rerun the command
-with the same --output to resume; under torch.distributed.run the ranks share the work.
-
-With --output NAME.parquet the new pairs are written there as parquet, and everything else into the
-folder NAME, with augmented.parquet and repeated.parquet; images without a file of their own lie
-inside these files.
+with the same --output to encode only what is missing; under torch.distributed.run the ranks share
+the work.
 
 Files in --output: mined.json (the new pairs with their scores), augmented.json (the data and the
 new pairs: ECM-6M), repeated.json (control: the data and as many of its own pairs, repeated),
@@ -33,12 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_config_arguments(parser)
     add_con_d_argument(parser)
-    parser.add_argument(
-        "--output",
-        type=Path,
-        required=True,
-        help="folder for the results; NAME.parquet: the new pairs as parquet, and the folder NAME",
-    )
+    parser.add_argument("--output", type=Path, required=True, help="folder for the results")
     parser.add_argument(
         "--sampling",
         choices=["grit", "random"],

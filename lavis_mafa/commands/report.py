@@ -38,9 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--connections",
         type=int,
-        default=400,
+        default=60,
         metavar="N",
-        help="maximum number of connections in the gallery (default: 400)",
+        help="maximum number of pairs to show with their images (default: 60)",
     )
     parser.add_argument(
         "--no-images", action="store_true", help="show captions without their images"

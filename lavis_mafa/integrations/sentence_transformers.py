@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -143,24 +143,30 @@ def mine_hard_negatives(
         too few negatives are left out, and a warning counts them. The second has the missing pairs
         in the two columns; training on both converts the false negatives.
     """
-    from datasets import concatenate_datasets
-
     names = [name for name in dataset.column_names if name != ROW][:2]
     anchor, positive = (dataset.select_columns([name]) for name in names)
-    sides = [
-        _read(anchor, names[0], model.encode_query, batch_size),
-        _read(positive, names[1], model.encode_document, batch_size),
-    ]
-    (features, ids), (other, other_ids) = sides
+    features, ids = _read(anchor, names[0], model.encode_query, batch_size)
+    other, other_ids = _read(positive, names[1], model.encode_document, batch_size)
     found = mine_corpus(
-        *(features, other, settings, con_d, negatives, search, skip, ids, other_ids),
+        features,
+        other,
+        settings,
+        con_d,
+        negatives,
+        search,
+        skip,
+        ids,
+        other_ids,
         progress=lambda parts: tqdm(parts, desc="mining"),
     )
     complete = (found.negatives >= 0).all(dim=1)
     if not bool(complete.all()):
         logging.warning(
             "%d of %d rows have fewer than %d negatives among the %d most similar: left out",
-            *(int((~complete).sum()), len(dataset), negatives, search),
+            int((~complete).sum()),
+            len(dataset),
+            negatives,
+            search,
         )
     rows, table = complete.nonzero()[:, 0].tolist(), found.negatives[complete].t().tolist()
     columns = [
@@ -168,23 +174,42 @@ def mine_hard_negatives(
         for number, column in enumerate(table, 1)
     ]
     anchors, positives = found.connections.t().tolist()
-    missing = [anchor.select(anchors), positive.select(positives)]
     mined = [anchor.select(rows), positive.select(rows), *columns]
-    return concatenate_datasets(mined, axis=1), concatenate_datasets(missing, axis=1)
+    return _side_by_side(mined), _side_by_side([anchor.select(anchors), positive.select(positives)])
+
+
+def _side_by_side(parts: Sequence[Any]) -> Any:
+    """Return a data set with the columns of all parts."""
+    from datasets import Dataset, Features, concatenate_datasets
+
+    if len(parts[0]):
+        return concatenate_datasets(parts, axis=1)
+    # Of parts without rows `concatenate_datasets` keeps only the first.
+    kinds = Features({name: kind for part in parts for name, kind in part.features.items()})
+    return Dataset.from_dict({name: [] for name in kinds}, features=kinds)
 
 
 def _read(
     column: Any, name: str, encode: Callable[..., Tensor], batch_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the embeddings ``(N, E)`` of a column, and equal numbers ``(N,)`` for equal values."""
+    """Return the embeddings ``(N, E)`` of a column, and equal numbers ``(N,)`` for equal values.
+
+    Each value is encoded once.
+    """
     numbers: dict[Any, int] = {}
     features, ids = [], []
     for start in tqdm(range(0, len(column), _AT_ONCE), desc=f"encoding {name}"):
-        values = column[start : start + _AT_ONCE][name]
-        options = {"batch_size": batch_size, "convert_to_tensor": True, "show_progress_bar": False}
-        features.append(encode(values, **options))
-        ids += [numbers.setdefault(_identity(value), len(numbers)) for value in values]
-    return torch.cat(features), torch.tensor(ids)
+        new = []
+        for value in column[start : start + _AT_ONCE][name]:
+            known = len(numbers)
+            ids.append(numbers.setdefault(_identity(value), known))
+            if len(numbers) > known:
+                new.append(value)
+        if new:
+            options = {"convert_to_tensor": True, "show_progress_bar": False}
+            features.append(encode(new, batch_size=batch_size, **options))
+    of = torch.tensor(ids)
+    return torch.cat(features)[of], of
 
 
 def _identity(value: Any) -> Any:

@@ -36,7 +36,6 @@ class Corpus:
         own = (getattr(part, "vis_processor", None) for part in pairs.parts)
         self._processors = [None if one is None else processor or one for one in own]
         self.workers = workers
-        self._sources: str | None = None
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -65,24 +64,18 @@ class Corpus:
         """Return the caption of a sample without text processing."""
         return self.pairs.source(number)[1]
 
-    def fingerprint(self, processor: _Processor | None = None) -> str:
+    def fingerprint(self) -> str:
         """Return a hash of the data and of how they are processed.
 
         It covers all image ids, image files and captions, and some processed samples, which depend
         on image size, augmentation and text processor.
-
-        Args:
-            processor: as in `batches`.
         """
-        if self._sources is None:
-            found = hashlib.sha256(json.dumps(asdict(DataIdentity.of(self.pairs))).encode())
-            if not all(map(_has_rows, self.pairs.parts)):
-                for number in range(len(self)):
-                    found.update(json.dumps(self.pairs.source(number), default=str).encode())
-            self._sources = found.hexdigest()
-        found = hashlib.sha256(self._sources.encode())
+        found = hashlib.sha256(json.dumps(asdict(DataIdentity.of(self.pairs))).encode())
+        if not all(map(_has_rows, self.pairs.parts)):
+            for number in range(len(self)):
+                found.update(json.dumps(self.pairs.source(number), default=str).encode())
         some = np.arange(0, len(self), max(1, len(self) // 16))
-        for batch in self.batches([some], processor):
+        for batch in self.batches([some]):
             found.update(np.ascontiguousarray(batch["image"].numpy()).tobytes())
             found.update(json.dumps(list(batch["text_input"])).encode())
         return found.hexdigest()[:16]

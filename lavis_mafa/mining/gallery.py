@@ -1,4 +1,4 @@
-"""Show connections of a run with their images and captions."""
+"""Show judged pairs with their images and captions."""
 
 from __future__ import annotations
 
@@ -6,90 +6,99 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from lavis_mafa.datasets.training_set import TrainingSet
-from lavis_mafa.loggers.redact import redact
-from lavis_mafa.pages.report_page import THUMBNAIL, Mined, Show
+from lavis_mafa.metrics.binary import TENTHS
+from lavis_mafa.pages.charts import Bars, format_number
+from lavis_mafa.pages.report_page import THUMBNAIL, ShownPair
 from lavis_mafa.pages.tables import one_line
 
 T = TypeVar("T")
-# What a record of ``connections.jsonl`` and a card of the gallery both have, under the same names.
-_RECORDED = ("direction", "probability", "truth", "epoch", "state")
 
 
 class SampleViewer:
-    """Return the thumbnail and caption of a sample by number, as far as they can be read.
+    """Reads images and captions of samples by number, as far as they can be read.
 
     Args:
         data: the training set; None: only the numbers of the samples are known.
         images: whether to read images.
-
-    Attributes:
-        missing: number of images that could not be read.
-        problem: error of the first of them.
     """
 
     def __init__(self, data: TrainingSet | None, images: bool = True) -> None:
-        self.data, self.images = data, images
-        self.missing, self.problem = 0, ""
+        self._data, self._images = data, images and data is not None
+        self._missing, self._problem = 0, ""
 
-    def __call__(self, number: int) -> tuple[Image.Image | None, str]:
-        if self.data is None:
-            return None, f"(caption of sample {number})"
-        if self.images:
-            try:
-                picture, caption = self.data.show(number)
-                picture.thumbnail((THUMBNAIL, THUMBNAIL))  # hundreds are in memory at once
-                return picture, caption
-            # A builder may raise anything for a broken file; the page is useful without the image.
-            except Exception as error:
-                self.missing += 1
-                self.problem = self.problem or f"{type(error).__name__}: {error}"
-        return None, self._caption(number)
+    def pair(self, image: int, text: int, verdict: str, truth: bool | None) -> ShownPair:
+        """Return the pair of the image of one sample and the caption of another."""
+        captions = self._caption(text), self._caption(image)
+        return ShownPair(self._image(image), *captions, verdict, truth)
 
     def notes(self) -> list[str]:
         """Return a note of the images that could not be read so far; [] if there are none."""
-        if not self.missing:
+        if not self._missing:
             return []
-        return [f"{self.missing} images could not be read; the first: {self.problem}"]
+        return [f"{self._missing} images could not be read; the first: {self._problem}"]
+
+    def _image(self, number: int) -> Image.Image | None:
+        if not self._images or self._data is None:
+            return None
+        try:
+            picture = self._data.show(number)[0]
+            picture.thumbnail((THUMBNAIL, THUMBNAIL))  # many are in memory at once
+            return picture
+        # A builder may raise anything for a broken file; the page is useful without the image.
+        except Exception as error:
+            self._missing += 1
+            self._problem = self._problem or f"{type(error).__name__}: {error}"
+            return None
 
     def _caption(self, number: int) -> str:
-        assert self.data is not None
         try:
-            return self.data.source(number)[1]
-        except (AttributeError, IndexError, KeyError, TypeError):
+            assert self._data is not None
+            return self._data.source(number)[1]
+        except (AssertionError, AttributeError, IndexError, KeyError, TypeError):
             return f"(caption of sample {number})"
 
 
 def view_data(load: Callable[[], TrainingSet], images: bool, notes: list[str]) -> SampleViewer:
-    """Return a viewer of data; if they cannot be loaded, add a note that says why."""
+    """Return a viewer of data; if they cannot be loaded, add a note that says so."""
     try:
         return SampleViewer(load(), images)
     # Missing files or libraries, or another working directory, must not prevent the page.
     except Exception as error:
-        problem = redact(one_line(str(error)))
-        logging.warning("the page has no images: %s: %s", type(error).__name__, problem)
+        kind = type(error).__name__
+        logging.warning("the page has no images: %s: %s", kind, one_line(str(error)))
         notes.append(
-            "The data could not be loaded, so connections are shown without images and captions "
-            f"({type(error).__name__}: {problem}). Relative paths are resolved against the working "
-            "directory of the command."
+            f"The data could not be loaded ({kind}), so pairs are shown without images and "
+            "captions. Relative paths are resolved against the working directory of the command."
         )
         return SampleViewer(None)
 
 
 def connections_of(
-    records: Iterable[Mapping[str, Any]], show: Show, run: str = "", score: str = ""
-) -> Iterator[Mined]:
+    records: Iterable[Mapping[str, Any]], show: SampleViewer, score: str = ""
+) -> Iterator[ShownPair]:
     """Yield the records of ``connections.jsonl`` with images and captions.
 
     Args:
         score: what judged them in Con-D's place; empty: Con-D.
     """
-    for record in records:
-        facts = {name: record[name] for name in _RECORDED}
-        facts.update(run=run, score=score)
-        yield Mined.shown(show, record["anchor_index"], record["mined_index"], **facts)
+    for one in records:
+        image, text = one["anchor_index"], one["mined_index"]
+        if one["direction"] == "t2i":
+            image, text = text, image
+        verdict = f"{score or 'P'} = {format_number(one['probability'])}, {one['state']}"
+        yield show.pair(image, text, f"{verdict}, epoch {one['epoch']}", one["truth"])
+
+
+def bars_of(title: str, tenths: NDArray[Any]) -> Bars:
+    """Return the numbers of pairs ``(10,)`` by tenth of the probability as bars."""
+    names = [f"{k / TENTHS:.1f} to {(k + 1) / TENTHS:.1f}" for k in range(TENTHS)]
+    values = dict(zip(names, map(int, tenths), strict=True))
+    return Bars(title, values, high=max(1, int(np.max(tenths))))
 
 
 def evenly(items: Sequence[T], limit: int) -> list[T]:

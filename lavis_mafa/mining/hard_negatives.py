@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,6 @@ from lavis_mafa.algorithm.grit.grouping import Indices
 from lavis_mafa.algorithm.mining import pick
 from lavis_mafa.algorithm.pickers import NONE, hardest
 from lavis_mafa.io.processes import progress
-from lavis_mafa.mining import ALL
 from lavis_mafa.mining.features import Features
 from lavis_mafa.mining.model_and_data import ModelAndData, log_on_main
 from lavis_mafa.models.families import backbone_of
@@ -43,10 +42,6 @@ class Sampling:
     neighbours: int | None = None
 
     def __post_init__(self) -> None:
-        needed = {"random": (1, 0, 0), "grit": (1, 1, 0), ALL: (0, 0, 1)}.get(self.kind)
-        given = (self.batch_size, self.search_space, self.neighbours)
-        if needed != tuple(one is not None for one in given):
-            raise ValueError(f"sampling {self.kind} with B, M and K of {given}: not one of ours")
         if self.batch_size is not None and self.batch_size < 2:
             raise ValueError(f"batch size {self.batch_size}: expected at least 2, for a negative")
 
@@ -55,18 +50,6 @@ class Sampling:
         """Short name for files and tables."""
         sizes = {"B": self.batch_size, "M": self.search_space, "K": self.neighbours}
         return "_".join([self.kind, *(f"{k}{v}" for k, v in sizes.items() if v is not None)])
-
-
-def samplings(
-    kinds: Sequence[str], batch_sizes: Sequence[int], search_spaces: Sequence[int]
-) -> list[Sampling]:
-    """Return all combinations; search spaces apply only to ``grit``."""
-    found = []
-    for size in batch_sizes:
-        for kind in kinds:
-            spaces = search_spaces if kind == "grit" else [None]
-            found += [Sampling(kind, size, space) for space in spaces]
-    return list(dict.fromkeys(found))
 
 
 def grouping_of(run: Any) -> GritSettings:

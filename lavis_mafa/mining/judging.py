@@ -1,10 +1,9 @@
-"""Judge pairs of a data set with discriminators; verdicts are saved continually, to resume."""
+"""Judge pairs of a data set with discriminators."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,10 +20,10 @@ from lavis_mafa.config.key import keys_in
 from lavis_mafa.config.load import plain_options
 from lavis_mafa.config.registered import mafa_key
 from lavis_mafa.datasets.training_set import TrainingSet
-from lavis_mafa.io.identity import claim_folder, fingerprint
-from lavis_mafa.io.processes import barrier, progress
+from lavis_mafa.io.processes import all_gather_objects, progress
 from lavis_mafa.metrics.known_truth import known_pairs
 from lavis_mafa.mining.corpus import Corpus
+from lavis_mafa.mining.count_advice import TRUTH
 from lavis_mafa.mining.features import Features
 from lavis_mafa.mining.hard_negatives import HardNegatives
 from lavis_mafa.mining.judged_pairs import UNKNOWN, Judged, pair_keys
@@ -36,9 +35,7 @@ from lavis_mafa.models.inference.many_pairs import ManyPairs
 
 _ModelJudge = ModelDiscriminator | PairReader
 AnyJudge = _ModelJudge | SampleJudge
-TRUTH = "truth"  # name of the ground truth among the judges
-CHUNK_IMAGES, CHUNK_PAIRS = 64, 4096  # of a chunk, after which verdicts are saved
-RECORD = np.dtype([("image", "<i8"), ("text", "<i8"), ("probability", "<f4")])
+CHUNK_IMAGES, CHUNK_PAIRS = 64, 4096  # that are judged at once
 
 
 def discriminators_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -75,7 +72,7 @@ def discriminators_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return found
 
 
-def build_judge(con_d: Mapping[str, Any], known: Mapping[str, Any]) -> AnyJudge:
+def _build_judge(con_d: Mapping[str, Any], known: Mapping[str, Any]) -> AnyJudge:
     """Build a discriminator from a config like ``model.mafa.con_d``, other than the oracle.
 
     Args:
@@ -100,8 +97,8 @@ def build_judge(con_d: Mapping[str, Any], known: Mapping[str, Any]) -> AnyJudge:
 def build_judges(
     loaded: ModelAndData, con_ds: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, AnyJudge]:
-    """Build the discriminators of a command by name, see `build_judge`."""
-    judges = {name: build_judge(con_d, loaded.cfg.model_cfg) for name, con_d in con_ds.items()}
+    """Build the discriminators of a command by name, see `_build_judge`."""
+    judges = {name: _build_judge(con_d, loaded.cfg.model_cfg) for name, con_d in con_ds.items()}
     for one in judges.values():
         if hasattr(one, "know"):  # a model has it of the discriminator before it
             one.know(loaded.data.pairs)
@@ -113,13 +110,11 @@ def judge_all(
     features: Features,
     negatives: Sequence[HardNegatives],
     judges: Mapping[str, AnyJudge],
-    folder: Path,
 ) -> Judged:
     """Judge all distinct pairs of hard negatives; all ranks must call this function.
 
     Args:
         judges: discriminators by name.
-        folder: where verdicts are saved; a rerun resumes from them.
     """
     size = len(loaded.data)
     # Sorted in place, a pair's occurrences from its text before those from its image.
@@ -133,71 +128,61 @@ def judge_all(
     del keys, begins
     probability = {}
     for name, discriminator in judges.items():
-        if isinstance(discriminator, SampleJudge):  # takes microseconds: nothing is saved
+        if isinstance(discriminator, SampleJudge):
             found = discriminator.probability(image, text)
             probability[name] = np.asarray(found, np.float32)
             continue
-        own, first = folder / "verdicts" / name, getattr(discriminator, "first", None)
+        first = getattr(discriminator, "first", None)
         found = np.ones(len(image)) if first is None else first.probability(image, text)
         left, found = found >= LEFT, np.asarray(found, np.float32)
-        found[left] = judge(loaded, features, image[left], text[left], discriminator, own)
+        found[left] = _judge(loaded, features, image[left], text[left], discriminator)
         probability[name] = found
     return Judged(image, text, by_image, by_text, probability, _truth_of(loaded.data, image, text))
 
 
-def judge(
+def _judge(
     loaded: ModelAndData,
     features: Features,
     image: NDArray[Any],
     text: NDArray[Any],
     discriminator: _ModelJudge,
-    folder: Path,
 ) -> NDArray[Any]:
     """Return the probabilities ``(P,)`` float32 that pairs match; NaN if an image is unreadable.
 
-    Verdicts that are in ``folder`` already are reused. All ranks must call this function with the
-    same pairs; they share the work, and each returns all probabilities. Samples with the same image
-    share its verdicts: the image is read and encoded once.
+    All ranks must call this function with the same pairs; they share the work, and each returns all
+    probabilities. Samples with the same image share its verdicts: the image is read and encoded
+    once.
 
     Args:
         features: captions, and which samples can be read.
-        image, text: ``(P,)`` sample numbers in the training set; pairs are distinct.
-
-    Raises:
-        ValueError: if ``folder`` holds the verdicts of another discriminator or other data.
+        image, text: ``(P,)`` sample numbers in the training set.
     """
     size = len(loaded.data)
     shown_by = _first_readable(loaded.data.image_ids, features.numbers)
-    keys = pair_keys(shown_by[image], text, size)
-    folder.mkdir(parents=True, exist_ok=True)
-    name = f"{fingerprint(discriminator.model)}, {discriminator.seen_as}"
-    data = f"{size} samples, {loaded.data.fingerprint(discriminator.processor)}"
-    claim_folder(folder, {"discriminator": name, "data": data})
-    images, texts, _ = _read(folder)
-    missing = np.setdiff1d(keys, pair_keys(shown_by[images], texts, size))
-    rank, world = get_rank(), get_world_size()
-    mine = np.array_split(missing, world)[rank]
-    log_on_main("%d pairs, %d of them still to be judged", len(keys), len(missing))
-    barrier()  # every rank has read the verdicts before any rank appends
+    pairs, place = np.unique(pair_keys(shown_by[image], text, size), return_inverse=True)
+    images, texts = np.divmod(np.array_split(pairs, get_world_size())[get_rank()], size)
+    log_on_main("%d pairs to judge", len(pairs))
     discriminator.model.to(loaded.device)
-    with open(folder / f"verdicts_rank{rank}.bin", "ab") as file:
-        # An interruption may have left an incomplete record at the end.
-        file.truncate(file.tell() // RECORD.itemsize * RECORD.itemsize)
-        bar = progress(total=len(mine), unit=" pairs", desc="judging")
-        chunks = list(_chunks_of(mine // size, mine % size, features))
-        verdicts = _verdicts(loaded, features, discriminator, chunks)
-        for chunk, probability in zip(chunks, verdicts, strict=True):
-            records = np.empty(len(probability), RECORD)
-            records["image"], records["text"] = chunk
-            records["probability"] = probability
-            file.write(records.tobytes())
-            file.flush()
-            bar.update(len(records))
-        bar.close()
-    barrier()
-    images, texts, probabilities = _read(folder)
-    found, first = np.unique(pair_keys(shown_by[images], texts, size), return_index=True)
-    return probabilities[first][np.searchsorted(found, keys)]
+    own = np.empty(len(images), np.float32)
+    chunks = _chunks_of(images, texts, features)
+    shown = [np.unique(images[rows]) for rows in chunks]
+    pictures = loaded.data.batches(shown, discriminator.processor)
+    with progress(total=len(images), unit=" pairs", desc="judging") as bar:
+        for rows, numbers, batch in zip(chunks, shown, pictures, strict=True):
+            captions, text_of = np.unique(texts[rows], return_inverse=True)
+            image_of = np.searchsorted(numbers, images[rows])
+            samples = {
+                "image": batch["image"].to(loaded.device),
+                "text_input": [features.captions[k] for k in features.positions(captions)],
+            }
+            verdicts = discriminator.judge(
+                samples, torch.from_numpy(image_of), torch.from_numpy(text_of.reshape(-1))
+            )
+            own[rows] = verdicts.float().cpu().numpy()
+            unreadable = np.array([bool(error) for error in batch["load_error"]])
+            own[rows[unreadable[image_of]]] = np.nan
+            bar.update(len(rows))
+    return np.concatenate(all_gather_objects(own))[place.reshape(-1)]
 
 
 def _first_readable(image_ids: NDArray[Any], readable: NDArray[Any]) -> NDArray[Any]:
@@ -215,10 +200,8 @@ def _first_readable(image_ids: NDArray[Any], readable: NDArray[Any]) -> NDArray[
     return first[image]
 
 
-def _chunks_of(
-    image: NDArray[Any], text: NDArray[Any], features: Features
-) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-    """Split pairs into chunks that are judged together.
+def _chunks_of(image: NDArray[Any], text: NDArray[Any], features: Features) -> list[NDArray[Any]]:
+    """Return the rows of pairs that are judged together.
 
     All pairs of an image are in one chunk, so that it is encoded once; a chunk has up to
     `CHUNK_IMAGES` images and about `CHUNK_PAIRS` pairs. Similar images are placed near each other:
@@ -226,24 +209,19 @@ def _chunks_of(
 
     Args:
         image, text: ``(P,)``, all pairs of this rank.
-
-    Yields:
-        Images and texts ``(p,)`` of a chunk.
     """
     images, own = np.unique(image, return_inverse=True)
     position = np.empty(len(images), np.int64)
     similar_order = _similarity_order(features.vectors, features.positions(images))
     position[similar_order] = np.arange(len(images))
     order = np.lexsort((text, position[own.reshape(-1)]))
-    image, text = image[order], text[order]
-    begins = np.flatnonzero(np.diff(image, prepend=-1)).tolist()
+    begins = np.flatnonzero(np.diff(image[order], prepend=-1)).tolist()
     first, cuts = 0, []
     for number, begin in enumerate(begins):
         if number - first >= CHUNK_IMAGES or begin - begins[first] >= CHUNK_PAIRS:
             cuts.append(begin)
             first = number
-    if len(image):
-        yield from zip(np.split(image, cuts), np.split(text, cuts), strict=True)
+    return np.split(order, cuts) if len(order) else []
 
 
 def _similarity_order(vectors: Tensor, rows: NDArray[Any]) -> NDArray[Any]:
@@ -258,42 +236,6 @@ def _similarity_order(vectors: Tensor, rows: NDArray[Any]) -> NDArray[Any]:
     # In parts: the vectors may be a mapped file that is larger than the memory.
     nearest = torch.cat([(vectors[p] @ centers.t()).argmax(dim=1) for p in chosen.split(4096)])
     return nearest.argsort(stable=True).numpy()
-
-
-def _verdicts(
-    loaded: ModelAndData,
-    features: Features,
-    discriminator: _ModelJudge,
-    chunks: Sequence[tuple[NDArray[Any], NDArray[Any]]],
-) -> Iterator[NDArray[Any]]:
-    """Yield the probabilities of each chunk."""
-    images = [np.unique(image) for image, _ in chunks]
-    pictures = loaded.data.batches(images, discriminator.processor)
-    for (image, text), numbers, batch in zip(chunks, images, pictures, strict=True):
-        texts, text_of = np.unique(text, return_inverse=True)
-        samples = {
-            "image": batch["image"].to(loaded.device),
-            "text_input": [features.captions[k] for k in features.positions(texts)],
-        }
-        image_of = np.searchsorted(numbers, image)
-        verdicts = discriminator.judge(
-            samples, torch.from_numpy(image_of), torch.from_numpy(text_of.reshape(-1))
-        )
-        unreadable = np.array([bool(error) for error in batch["load_error"]])
-        probability = verdicts.float().cpu().numpy()
-        probability[unreadable[image_of]] = np.nan
-        yield probability
-
-
-def _read(folder: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Read images, texts and probabilities that all ranks of this and earlier runs saved."""
-    parts = []
-    for path in sorted(filter(Path.is_file, folder.glob("verdicts_rank*.bin"))):
-        content = path.read_bytes()
-        whole = len(content) // RECORD.itemsize * RECORD.itemsize
-        parts.append(np.frombuffer(content[:whole], RECORD))
-    records = np.concatenate(parts) if parts else np.empty(0, RECORD)
-    return records["image"], records["text"], records["probability"]
 
 
 def _truth_of(data: Corpus | TrainingSet, image: NDArray[Any], text: NDArray[Any]) -> NDArray[Any]:

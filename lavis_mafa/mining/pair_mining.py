@@ -6,44 +6,28 @@ import argparse
 import logging
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from lavis.common.dist_utils import is_main_process
 
 from lavis_mafa.algorithm.settings import StepSettings
-from lavis_mafa.datasets.columnar_files import PARQUET
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.metrics.binary import lift
 from lavis_mafa.metrics.intervals import wilson
 from lavis_mafa.mining import ALL
 from lavis_mafa.mining.corpus import Corpus
-from lavis_mafa.mining.features import make_features
+from lavis_mafa.mining.engine import mine
 from lavis_mafa.mining.gallery import SampleViewer
-from lavis_mafa.mining.hard_negatives import Sampling, hard_negatives_of
-from lavis_mafa.mining.judge_check import check_judges
+from lavis_mafa.mining.hard_negatives import Sampling
 from lavis_mafa.mining.judged_pairs import FILE, UNKNOWN, VALID, Judged
 from lavis_mafa.mining.judged_report import report_of_judged
-from lavis_mafa.mining.judging import build_judges, discriminators_of, judge_all
-from lavis_mafa.mining.model_and_data import (
-    data_source,
-    load_model_and_data,
-    require_folder,
-    require_range,
-)
-from lavis_mafa.mining.neighbours import (
-    find_neighbours,
-    normalized,
-    note_of,
-    whole_corpus,
-)
-from lavis_mafa.mining.pair_records import PairRecords, ParquetRecords
+from lavis_mafa.mining.judging import discriminators_of
+from lavis_mafa.mining.model_and_data import load_model_and_data, require_folder, require_range
+from lavis_mafa.mining.neighbours import normalized, note_of, whole_corpus
+from lavis_mafa.mining.pair_records import PairRecords
 from lavis_mafa.models.con_d.build import ORACLE
-from lavis_mafa.pages.charts import Table
-from lavis_mafa.pages.report_page import Cell
-
-_FILES = ("mined", "augmented", "repeated")  # annotation files in --output
+from lavis_mafa.pages.charts import Cell, Table
 
 
 def mine_connections(args: argparse.Namespace) -> None:
@@ -52,17 +36,13 @@ def mine_connections(args: argparse.Namespace) -> None:
     Raises:
         ValueError: for arguments that are out of range, or without exactly one Con-D.
     """
-    least = {"batch_size": 2, "search_space": 1, "passes": 1, "top_k": 1, "limit": 0}
-    bounds = {name: (low,) for name, low in least.items()}
     in_all = args.search_space == ALL
     if in_all:
         args.search_space = None
         _refuse_mini_batches(args)
-    require_range(args, threshold=(0.0, 1.0), **bounds)
+    bounds = {"batch_size": 2, "search_space": 1, "passes": 1, "top_k": 1, "limit": 0}
+    require_range(args, threshold=(0.0, 1.0), **{name: (low,) for name, low in bounds.items()})
     whole_corpus(args, in_all, 1)
-    pairs_file: Path | None = None
-    if args.output.suffix.lower() == PARQUET and not args.output.is_dir():
-        pairs_file, args.output = args.output, args.output.with_suffix("")
     require_folder(args.output)
     con_ds = discriminators_of(args)
     loaded = load_model_and_data(args)
@@ -76,37 +56,24 @@ def mine_connections(args: argparse.Namespace) -> None:
             "model.mafa.con_d, or give --con-d con_d.arch=... with a single name"
         )
     run_cfg = loaded.cfg.run_cfg
-    space = args.search_space or int(run_cfg.grit.search_space)
-    sampling = Sampling(
-        args.sampling,
-        args.batch_size or int(run_cfg.batch_size_train),
-        space if args.sampling == "grit" else None,
-    )
-    # Built first: a missing checkpoint is reported before hours are spent on features.
-    judges = build_judges(loaded, con_ds)
-    checks = check_judges(loaded, judges, con_ds, (min(rule.low, high), high), args)
-    features = make_features(loaded, np.arange(len(loaded.data)), args.output / "features")
     top_k = args.top_k or rule.top_k
-    whole, notes = whole_corpus(args, in_all, top_k), []
-    if whole is not None:
-        folder, notes = args.output / "neighbours", [note_of(whole)]
-        negatives = [find_neighbours(loaded, features, whole, folder, new_only=True)]
-    else:
-        negatives = [
-            hard_negatives_of(loaded, features, sampling, args.seed + k, top_k, images_apart=True)
-            for k in range(args.passes)
-        ]
-    judged = judge_all(loaded, features, negatives, judges, args.output)
+    sampling = whole_corpus(args, in_all, top_k)
+    if sampling is None:
+        space = args.search_space or int(run_cfg.grit.search_space)
+        batch = args.batch_size or int(run_cfg.batch_size_train)
+        sampling = Sampling(args.sampling, batch, space if args.sampling == "grit" else None)
+    judged = mine(
+        loaded,
+        args,
+        con_ds,
+        (min(rule.low, high), high),
+        np.arange(len(loaded.data)),
+        [(sampling, args.seed + k) for k in range(args.passes)],
+        top_k,
+        new_only=True,
+    ).judged
     if by_truth:
         judged.probability[ORACLE] = (judged.truth == VALID).astype(np.float32)
-    judged.about = data_source(
-        args,
-        low=min(rule.low, high),
-        high=high,
-        self_check={name: check.content() for name, check in checks.items()},
-    )
-    if whole is not None:
-        judged.about["neighbours"] = {"neighbours": whole.neighbours, "index": "exact"}
     if not is_main_process():
         return
     judged.save(args.output / FILE)
@@ -115,9 +82,11 @@ def mine_connections(args: argparse.Namespace) -> None:
         logging.warning(
             "no pair is above the threshold of %g (the highest probability is %.3f), so there are "
             "no new pairs: lower --threshold, or use another Con-D",
-            *(high, float(np.nanmax(judged.probability_by(None), initial=0.0))),
+            high,
+            float(np.nanmax(judged.probability_by(None), initial=0.0)),
         )
-    _write_all(args, loaded.data, judged, mined, counts, pairs_file, notes)
+    _write_pairs(args, loaded.data, mined)
+    _write_summary(args, loaded.data, judged, mined, counts)
 
 
 def _refuse_mini_batches(args: argparse.Namespace) -> None:
@@ -126,9 +95,13 @@ def _refuse_mini_batches(args: argparse.Namespace) -> None:
     Raises:
         ValueError: naming them.
     """
-    wrong = [f"--passes {args.passes}"] if args.passes != 1 else []
-    wrong += [f"--sampling {args.sampling}"] if args.sampling != "grit" else []
-    wrong += [f"--batch-size {args.batch_size}"] if args.batch_size is not None else []
+    defaults = {"passes": 1, "sampling": "grit", "batch_size": None}
+    given = {name: getattr(args, name) for name in defaults}
+    wrong = [
+        f"--{name.replace('_', '-')} {value}"
+        for name, value in given.items()
+        if value != defaults[name]
+    ]
     if wrong:
         raise ValueError(f"--search-space {ALL} has no mini-batches: leave out {', '.join(wrong)}")
 
@@ -181,51 +154,44 @@ def _select_pairs(
     return judged.select(chosen), counts
 
 
-def _write_all(
+def _write_pairs(args: argparse.Namespace, data: Corpus, mined: Judged) -> None:
+    """Write the new pairs, the data with them, and the control, each as a file of annotations."""
+    records = PairRecords(data, args.output)
+    probability, new = mined.probability_by(None), []
+    for row in range(len(mined)):
+        by_image, by_text = mined.from_image[row], mined.from_text[row]
+        direction = "both" if by_image and by_text else "i2t" if by_image else "t2i"
+        record = records.record(int(mined.image[row]), int(mined.text[row]))
+        score = round(float(probability[row]), 6)
+        new.append({**record, "score": score, "direction": direction})
+    again = np.random.default_rng((args.seed, 4)).choice(
+        len(data), len(new), replace=len(new) > len(data)
+    )
+    everything = range(len(data))
+    records.write("mined", new)
+    records.write("augmented", chain(map(records.own, everything), new))
+    records.write("repeated", map(records.own, chain(everything, again.tolist())))
+    write_text(args.output / "dataset.yaml", records.dataset_yaml())
+
+
+def _write_summary(
     args: argparse.Namespace,
     data: Corpus,
     judged: Judged,
     mined: Judged,
     counts: Mapping[str, int],
-    pairs_file: Path | None,
-    notes: Sequence[str],
 ) -> None:
-    """Write all files and print a summary.
+    """Write ``mine.json`` and the page, and print the counts.
 
     Args:
         mined, counts: see `_select_pairs`.
-        pairs_file: parquet file for the new pairs; None: all pairs are written as JSON.
-        notes: further ones of the page.
     """
-    writer = (PairRecords if pairs_file is None else ParquetRecords)(data, args.output)
-    names = {name: args.output / f"{name}{writer.suffix}" for name in _FILES}
-    names["mined"] = pairs_file or names["mined"]
-    new = [
-        {
-            **writer.record(int(i), int(t)),
-            "score": round(float(score), 6),
-            "direction": "both" if by_i and by_t else "i2t" if by_i else "t2i",
-        }
-        for i, t, score, by_i, by_t in zip(
-            *(mined.image, mined.text, mined.probability_by(None)),
-            *(mined.from_image, mined.from_text),
-            strict=True,
-        )
-    ]
-    writer.write(names["mined"], new)
-    writer.write(names["augmented"], chain(writer.records(range(len(data))), new))
-    again = np.random.default_rng((args.seed, 4)).choice(
-        len(data), len(new), replace=len(new) > len(data)
-    )
-    writer.write(
-        names["repeated"],
-        chain(writer.records(range(len(data))), writer.records(again.tolist())),
-    )
-    write_text(args.output / "dataset.yaml", writer.dataset_yaml())
     summary: dict[str, Any] = {"threshold": judged.about["high"], **counts}
-    summary["self-check"] = judged.about.get("self_check", {})
+    summary["self-check"] = judged.about["self_check"]
+    notes: Sequence[str] = []
     if "neighbours" in judged.about:
         summary["neighbours"] = judged.about["neighbours"]
+        notes = [note_of(judged.about["neighbours"]["neighbours"])]
     lines = [f"{value:>10}  {name}" for name, value in counts.items()]
     if not (judged.truth == UNKNOWN).any():
         valid, among = int((mined.truth == VALID).sum()), len(mined)
@@ -249,5 +215,4 @@ def _write_all(
         tables=[Table("Judged pairs", ["rule", "pairs"], rows)],
         notes=notes,
     )
-    others = f"{names['augmented']}, {names['repeated'].name}, dataset.yaml"
-    print(f"written: {names['mined']}, {others}")
+    print(f"written: {args.output / 'mined.json'}, augmented.json, repeated.json, dataset.yaml")

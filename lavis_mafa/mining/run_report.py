@@ -3,72 +3,159 @@
 from __future__ import annotations
 
 import datetime
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.mining import DIRECTIONS
+from lavis_mafa.algorithm.scores import CON_D
 from lavis_mafa.io.downloads import go_offline
-from lavis_mafa.loggers.redact import redact
-from lavis_mafa.mining.gallery import connections_of, evenly, view_data
+from lavis_mafa.metrics.binary import TENTHS
+from lavis_mafa.mining.gallery import bars_of, connections_of, evenly, view_data
 from lavis_mafa.mining.judge_check import self_check_tables
 from lavis_mafa.mining.judged_pairs import FILE, Judged
-from lavis_mafa.mining.judged_report import report_of_judged
+from lavis_mafa.mining.judged_report import SHOWN, report_of_judged
 from lavis_mafa.mining.model_and_data import data_of_judged, recorded_data
-from lavis_mafa.mining.run_records import RunRecords, read_run
-from lavis_mafa.pages.charts import Cell, Curve, Series, Table, as_number
-from lavis_mafa.pages.report_page import Judgements, write_report
-from lavis_mafa.runners.run_log import LOG, mean_of
+from lavis_mafa.pages.charts import Bars, Cell, Table, as_number
+from lavis_mafa.pages.report_page import write_report
+from lavis_mafa.runners.con_d_check import RECORD
+from lavis_mafa.runners.run_log import CONNECTIONS, LOG, mean_of, read_json_lines
 
 # Not the same name: `count` and `mine` write a report.html themselves.
 RUN_PAGE, JUDGED_PAGE = "report.html", "judged.html"
-_SHARE = (0.0, 1.0)
-POINTS = 300  # of a curve over steps; each point is the mean of consecutive steps
-_SHARE_POINTS = 60  # of a share over steps: fewer, since a mini-batch has few hard negatives
-_EPOCHS = 40  # number of last epochs with a histogram of their own
-_LIFT = "Con-D's lift: precision divided by the base rate"
-_RATES = {
-    "False negatives among the hard negatives": {
-        "false_negative_rate": "by truth",
-        "false_negative_rate_by_con_d": "by Con-D",
-        "false_negative_rate_by_score": "by score",
-    },
-    "False negatives with the ITM label no match": {"false_negative_rate_in_itm": "by truth"},
-    "Con-D's precision and recall": {
-        "con_d_precision": "precision",
-        "con_d_recall": "recall",
-        "con_d_base_rate": "base rate",
-    },
-    _LIFT: {"con_d_lift": "lift"},
-    "Precision and recall of the score": {
-        "score_precision": "precision",
-        "score_recall": "recall",
-        "score_base_rate": "base rate",
-    },
-    "Ambiguous hard negatives": {"ambiguous_rate": "ambiguous"},
-    "Con-D's mean probability": {"con_d_probability": "mean"},
-    "Mean score": {"score": "mean"},
-}
-SCORES = {
-    "retrieval": re.compile(r"(txt|img)_r\d+$"),
-    "retrieval against the full truth": re.compile(r"valid_|.*_map_r$|.*_auc$"),
-    "other figures": re.compile(""),
-}
+
+
+@dataclass
+class RunRecords:
+    """What a run's ``log.jsonl`` and ``connections.jsonl`` say last.
+
+    If a run was resumed from an earlier checkpoint and repeated steps or epochs, only the last
+    repetition is kept.
+
+    Attributes:
+        folder: the folder of the run.
+        config: the last recorded config.
+        steps: number of steps done.
+        epochs: figures by epoch.
+        tenths: numbers of judged pairs by tenth of Con-D's probability ``(10,)``, by epoch.
+        evaluations: figures by split and epoch (a number, or a string such as "best").
+        connections: the logged records.
+        self_check: figures of Con-D's self-check by its name; {} if there was none.
+        first, last: seconds since 1970 of the first and the last record.
+    """
+
+    folder: Path
+    config: dict[str, Any] = field(default_factory=dict)
+    steps: int = 0
+    epochs: dict[int, dict[str, Any]] = field(default_factory=dict)
+    tenths: dict[int, Any] = field(default_factory=dict)
+    evaluations: dict[tuple[str, Any], dict[str, Any]] = field(default_factory=dict)
+    connections: list[dict[str, Any]] = field(default_factory=list)
+    self_check: dict[str, dict[str, Any]] = field(default_factory=dict)
+    first: float | None = None
+    last: float | None = None
+
+    @property
+    def score(self) -> str:
+        """The score that judged hard negatives in Con-D's place; empty: Con-D."""
+        score = _section(self.config, "model", "mafa", "connections").get("score") or CON_D
+        return "" if score == CON_D else str(score)
+
+
+def _section(config: Any, *names: str) -> dict[str, Any]:
+    """Return a section of a config, which may be someone else's; {} if it has none."""
+    for name in names:
+        config = config.get(name) if isinstance(config, dict) else None
+    return config if isinstance(config, dict) else {}
+
+
+def read_run(folder: Path) -> RunRecords:
+    """Read the logs in the folder of a run, which may have been resumed or be in progress.
+
+    Raises:
+        FileNotFoundError: if it contains no ``log.jsonl``.
+        ValueError: if it has records that no run writes.
+    """
+    path = folder / LOG
+    if not path.is_file():
+        raise FileNotFoundError(f"no run in {folder}: log.jsonl does not exist")
+    run = RunRecords(folder)
+    try:
+        for record in read_json_lines(path):
+            _add(run, record)
+        path = folder / CONNECTIONS
+        run.connections = _read_connections(path)
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{path} has a record that no run writes: {error!r}") from error
+    return run
+
+
+def _add(run: RunRecords, record: dict[str, Any]) -> None:
+    kind, epoch = record.get("kind"), record.get("epoch", -1)
+    run.last = record.get("time", run.last)
+    run.first = run.last if run.first is None else run.first
+    if kind == "config":
+        run.config = _section(record, "config")
+    elif kind == "step":
+        now, epoch = int(record["global_step"]), int(record["epoch"])
+        if now <= run.steps:  # the run was resumed from an earlier step: drop what it repeats
+            run.epochs = {e: one for e, one in run.epochs.items() if e < epoch}
+            run.tenths = {e: one for e, one in run.tenths.items() if e < epoch}
+            run.evaluations = {
+                at: one
+                for at, one in run.evaluations.items()
+                if isinstance(at[1], int) and at[1] < epoch
+            }
+        run.steps = now
+    elif kind == "epoch":
+        run.epochs[int(epoch)] = _numbers(record)
+    elif kind == RECORD:
+        run.self_check = {str(record.get("name")): record}
+    elif kind == "con_d_histogram":
+        rows = [row for d in DIRECTIONS for row in (record.get(d) or {}).values()]
+        counts = np.sum(rows, axis=0)  # raises for rows of different lengths
+        tenth = (np.arange(len(counts)) + 0.5) / len(counts) * TENTHS
+        run.tenths[int(epoch)] = np.bincount(tenth.astype(int), counts, TENTHS)
+    elif kind == "eval":
+        # Removed first, so that a repeated evaluation also moves to the end of the order.
+        run.evaluations.pop((record["split"], epoch), None)
+        run.evaluations[record["split"], epoch] = _numbers(record)
+
+
+def _numbers(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of a record that are numbers."""
+    others = ("kind", "time", "split", "epoch", "global_step")
+    return {
+        name: value
+        for name, value in record.items()
+        if name not in others and as_number(value) is not None
+    }
+
+
+def _read_connections(path: Path) -> list[dict[str, Any]]:
+    """Read ``connections.jsonl``; of repeated steps only the last repetition is kept."""
+    kept: list[dict[str, Any]] = []
+    for record in read_json_lines(path):
+        at = (record["epoch"], record["step"])
+        while kept and (kept[-1]["epoch"], kept[-1]["step"]) > at:
+            kept.pop()
+        kept.append(record)
+    names = ("epoch", "step", "direction", "anchor_index", "mined_index")
+    return list({tuple(record[n] for n in names): record for record in kept}.values())
 
 
 def write_page(
-    folder: Path, output: Path | None = None, connections: int = 400, images: bool = True
+    folder: Path, output: Path | None = None, connections: int = SHOWN, images: bool = True
 ) -> Path:
     """Write the page of a run or of judged pairs, and return its path. Nothing is fetched.
 
     Args:
         folder: contains ``log.jsonl`` or ``judged.npz``.
         output: the file; None: `RUN_PAGE` or `JUDGED_PAGE` in the folder.
-        connections: maximum number in the gallery.
+        connections: maximum number of pairs with images.
         images: whether to embed images.
 
     Raises:
@@ -80,14 +167,9 @@ def write_page(
         judged = Judged.load(folder)
         notes: list[str] = []
         show = view_data(lambda: data_of_judged(judged, folder / FILE), images, notes)
-        return report_of_judged(
-            judged,
-            show,
-            output or folder / JUDGED_PAGE,
-            f"Judged pairs: {folder.resolve().name}",
-            notes=notes,
-            limit=connections,
-        )
+        title = f"Judged pairs: {folder.resolve().name}"
+        path = output or folder / JUDGED_PAGE
+        return report_of_judged(judged, show, path, title, notes=notes, limit=connections)
     if not (folder / LOG).is_file():
         below = [str(p.parent) for name in (LOG, FILE) for p in folder.glob(f"*/{name}")]
         others = f"; did you mean {', '.join(sorted(below))}?" if below else ""
@@ -98,88 +180,74 @@ def write_page(
 
 
 def report_of_run(
-    records: RunRecords, path: Path, connections: int = 400, images: bool = True
+    run: RunRecords, path: Path, connections: int = SHOWN, images: bool = True
 ) -> Path:
     """Write the page of a training run and return its path; see `write_page`."""
-    config = records.config or {}
-    rule = ((config.get("model") or {}).get("mafa") or {}).get("connections") or {}
-    notes = [
-        f"Curves over steps have up to {POINTS} points, those of shares up to {_SHARE_POINTS}: "
-        "with more steps, each point is the mean of consecutive steps."
-    ]
-    chosen = evenly(records.connections, connections)
-    cards = []
+    notes: list[str] = []
+    chosen, pairs = evenly(run.connections, connections), []
     if chosen:
-        show = view_data(lambda: recorded_data(records.folder), images, notes)
-        cards = list(connections_of(chosen, show, score=records.score))
+        show = view_data(lambda: recorded_data(run.folder), images, notes)
+        pairs = list(connections_of(chosen, show, run.score))
         notes.append(
-            f"The gallery shows {len(chosen):,} of the {len(records.connections):,} connections "
-            "that the run logged: positive and ambiguous ones, up to run.log_connections in an "
-            + ("epoch." if records.score else "epoch. The histogram contains every probability.")
+            f"{len(chosen):,} of the {len(run.connections):,} connections that the run logged are "
+            "shown: positive and ambiguous ones, up to run.log_connections in an epoch."
         )
         notes += show.notes()
     return write_report(
         path,
-        title=f"Training run: {records.folder.resolve().name}",
-        headline=outcome(records),
-        tables=[
-            _about(records),
-            *self_check_tables(records.self_check),
-            *_evaluations(records),
-        ],
-        curves=[*_over_steps(records), *_over_epochs(records), *_scores(records)],
-        connections=cards,
-        judged=_judgements(records.histograms),
-        thresholds=(float(rule.get("low", 0.5)), float(rule.get("high", 0.8))),
+        title=f"Training run: {run.folder.resolve().name}",
+        headline=_outcome(run),
+        pairs=pairs,
+        bars=list(_bars(run)),
+        tables=[_about(run), *_figures(run), *self_check_tables(run.self_check)],
         notes=notes,
-        settings=redact(config),
     )
 
 
-def outcome(records: RunRecords) -> str:
+def _outcome(run: RunRecords) -> str:
     """Return in words what the last epoch and the last evaluation of a run came to."""
-    if not records.epochs:
-        return f"No epoch is complete; {records.steps:,} steps are done."
-    numbers = sorted(records.epochs)
-    first, last = (records.epochs[number] for number in (numbers[0], numbers[-1]))
-    sentences = []
-    if "loss" in last:
-        change = f" ({first['loss']:.3g} in epoch {numbers[0]})" if len(numbers) > 1 else ""
-        sentences.append(f"The loss of epoch {numbers[-1]} is {last['loss']:.3g}{change}.")
-    false, left, found = (
-        mean_of(last, [f"{name}_{d}" for d in DIRECTIONS])
-        for name in (
-            *("false_negative_rate", "false_negative_rate_in_itm"),
-            "false_negative_rate_by_con_d",
-        )
+    if not run.epochs:
+        return f"No epoch is complete; {run.steps:,} steps are done."
+    first, last = min(run.epochs), max(run.epochs)
+    figures, sentences = run.epochs[last], []
+    if "loss" in figures:
+        before = run.epochs[first].get("loss")
+        change = f" ({before:.3g} in epoch {first})" if first < last and before is not None else ""
+        sentences.append(f"The loss of epoch {last} is {figures['loss']:.3g}{change}.")
+    names = (
+        "false_negative_rate",
+        "false_negative_rate_in_itm",
+        "false_negative_rate_by_con_d",
     )
+    false, left, found = (mean_of(figures, [f"{name}_{d}" for d in DIRECTIONS]) for name in names)
     if false is not None:
         learned = f", and {left:.1%} of those that ITM learned as no match" if left else ""
         sentences.append(f"{false:.1%} of its hard negatives are false{learned}.")
     if found is not None:
         sentences.append(f"Con-D calls {found:.1%} of its hard negatives a match.")
     sentences = [sentence.replace("%", " %") for sentence in sentences]
-    for (split, epoch), figures in list(records.evaluations.items())[-1:]:
-        if (score := figures.get("agg_metrics")) is not None:
+    for (split, epoch), scores in list(run.evaluations.items())[-1:]:
+        if (score := scores.get("agg_metrics")) is not None:
             sentences.append(f"The last evaluation ({split}, epoch {epoch}) scored {score:.3g}.")
-    return " ".join(sentences) or f"{len(numbers)} epochs are complete."
+    return " ".join(sentences) or f"{len(run.epochs)} epochs are complete."
 
 
-def _about(records: RunRecords) -> Table:
-    config = records.config or {}
-    model, run = config.get("model") or {}, config.get("run") or {}
-    con_d = (model.get("mafa") or {}).get("con_d") or {}
-    epochs, wanted = len(records.epochs), run.get("max_epoch")
+def _about(run: RunRecords) -> Table:
+    model, epochs = _section(run.config, "model"), len(run.epochs)
+    wanted = _section(run.config, "run").get("max_epoch")
     state = "finished" if epochs == wanted else "incomplete: stopped, or still in progress"
+    board = run.folder / "tensorboard"
+    curves = f"tensorboard --logdir {board}" if board.is_dir() else "none: set run.loggers"
     rows: list[list[Cell]] = [
         ["model", f"{model.get('arch')}, {model.get('model_type')}"],
-        ["Con-D", str(con_d.get("arch") or "none")],
-        ["data", ", ".join(config.get("datasets") or {})],
+        ["Con-D", str(_section(model, "mafa", "con_d").get("arch") or "none")],
+        ["data", ", ".join(_section(run.config, "datasets"))],
         ["epochs", f"{epochs} of {wanted}, {state}"],
-        ["steps", f"{records.steps:,}"],
-        ["first and last record", f"{_when(records.first)} to {_when(records.last)}"],
+        ["steps", f"{run.steps:,}"],
+        ["first and last record", f"{_when(run.first)} to {_when(run.last)}"],
+        ["curves", curves],
     ]
-    return Table("", ["run", records.folder.resolve().name], rows)
+    return Table("", ["run", run.folder.resolve().name], rows)
 
 
 def _when(seconds: float | None) -> str:
@@ -189,147 +257,28 @@ def _when(seconds: float | None) -> str:
     return moment.strftime("%Y-%m-%d %H:%M UTC")
 
 
-# Curves
+def _bars(run: RunRecords) -> Iterator[Bars]:
+    if run.tenths:
+        epoch = max(run.tenths)
+        yield bars_of(f"Judged pairs of epoch {epoch} by Con-D's probability", run.tenths[epoch])
 
 
-def _over_steps(records: RunRecords) -> Iterable[Curve]:
-    columns = records.columns
-    losses = [name for name in columns if name.startswith("loss")]
-    parts: dict[str, dict[str, str]] = {
-        "Loss": {name: name.removeprefix("loss_") for name in losses},
-        "Learning rate": {"lr": "learning rate"},
-        "Temperature": {"temperature": "temperature"},
-    }
-    for title, names in parts.items():
-        series = []
-        for name, text in names.items():
-            if name in columns:
-                known = (~np.isnan(columns[name])).astype(float)
-                series.append(_windowed(columns, np.nan_to_num(columns[name]), known, POINTS, text))
-        yield from _drawn(Curve(title, "step", title.lower(), series))
-    series = []
-    for part, whole, text in (("false", "picked", "by truth"), ("found", "judged", "by Con-D")):
-        for d, arrow in DIRECTIONS.items():
-            if f"{part}_{d}" in columns and np.nansum(columns[f"{whole}_{d}"]):
-                a, b = (np.nan_to_num(columns[f"{name}_{d}"]) for name in (part, whole))
-                series.append(_windowed(columns, a, b, _SHARE_POINTS, f"{text}, {arrow}"))
-    yield from _drawn(Curve("False negatives over steps", "step", "share", series, bounds=_SHARE))
+def _figures(run: RunRecords) -> Iterable[Table]:
+    """Yield the figures of the last epoch, and of each split's best and last evaluation.
 
-
-def _windowed(
-    columns: Mapping[str, NDArray[Any]],
-    part: NDArray[Any],
-    whole: NDArray[Any],
-    count: int,
-    text: str,
-) -> Series:
-    """Return sum of ``part`` / sum of ``whole`` in up to ``count`` windows of steps, at the last
-    step of each."""
-    steps = columns["global_step"]
-    begins = np.arange(0, len(steps), -(-len(steps) // count) or 1)
-    if not len(begins):
-        return Series(text)
-    x = steps[np.append(begins[1:], len(steps)) - 1].astype(int).tolist()
-    sums = zip(*(np.add.reduceat(one, begins).tolist() for one in (part, whole)), strict=True)
-    return Series(text, x, [a / b if b else None for a, b in sums])
-
-
-def _drawn(curve: Curve) -> Iterable[Curve]:
-    """Return the curve without empty series, or nothing if all are empty."""
-    curve.series = [s for s in curve.series if any(y is not None for y in s.y)]
-    return [curve] if curve.series else []
-
-
-def _over_epochs(records: RunRecords) -> Iterable[Curve]:
-    for title, names in _RATES.items():
-        series = [
-            _by_epoch(records.epochs, f"{name}_{d}", f"{text}, {arrow}")
-            for name, text in names.items()
-            for d, arrow in DIRECTIONS.items()
-        ]
-        of_share = title != _LIFT  # a lift of 1 is no better than chance
-        label, bounds = ("share", _SHARE) if of_share else ("lift", None)
-        yield from _drawn(Curve(title, "epoch", label, series, bounds=bounds))
-
-
-def _by_epoch(epochs: Mapping[int, Mapping[str, Any]], name: str, text: str) -> Series:
-    at = sorted(epochs)
-    return Series(text, list(map(float, at)), [as_number(epochs[epoch].get(name)) for epoch in at])
-
-
-# Evaluations
-
-
-def _scores(records: RunRecords) -> Iterable[Curve]:
-    for split in dict.fromkeys(split for split, _ in records.evaluations):
-        by_epoch = {
-            epoch: figures
-            for (own, epoch), figures in records.evaluations.items()
-            if own == split and isinstance(epoch, int)
-        }
-        left = _names(by_epoch.values())
-        for title, pattern in SCORES.items():
-            names = [name for name in left if pattern.match(name)]
-            left = [name for name in left if name not in names]
-            series = [_by_epoch(by_epoch, name, name) for name in names]
-            yield from _drawn(Curve(f"Evaluation of {split}: {title}", "epoch", "", series))
-
-
-def _names(figures: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the names of all figures with a numeric value."""
-    named = (name for one in figures for name, value in one.items() if as_number(value) is not None)
-    return list(dict.fromkeys(named))
-
-
-def _evaluations(records: RunRecords) -> Iterable[Table]:
-    """Yield a table for each split: figures by rows, its last evaluations by columns.
-
-    The first column is the best evaluation by ``agg_metrics``, the figure that selects the best
-    checkpoint of a run.
+    The best is by ``agg_metrics``, the figure that selects the best checkpoint of a run.
     """
-    for split in dict.fromkeys(split for split, _ in records.evaluations):
-        figures_of = {e: f for (own, e), f in records.evaluations.items() if own == split}
-        # More columns do not fit the page; curves show all epochs.
-        epochs = list(figures_of)[-6:]
-        ranked = {e: as_number(f.get("agg_metrics")) for e, f in figures_of.items()}
-        scores = {e: score for e, score in ranked.items() if score is not None}
-        best = max(scores, key=lambda epoch: scores[epoch]) if len(scores) > 1 else None
-        if best is not None and best not in epochs:
-            epochs = [best, *epochs]
-        rows: list[list[Cell]] = [
-            [name, *(as_number(figures_of[epoch].get(name)) for epoch in epochs)]
-            for name in _names(figures_of.values())
-        ]
-        head = [f"epoch {epoch}" if isinstance(epoch, int) else str(epoch) for epoch in epochs]
-        head = [f"{h}, best" if e == best else h for h, e in zip(head, epochs, strict=True)]
-        yield Table(f"Evaluation of {split}", ["figure", *head], rows)
-
-
-# Con-D's probabilities
-
-
-def _judgements(histograms: Mapping[int, Mapping[str, Any]]) -> list[Judgements]:
-    """Return the histograms of all epochs, of both directions and each, and of single epochs."""
-    if not histograms:
-        return []
-    known = {
-        epoch: {direction: histograms[epoch].get(direction) or {} for direction in DIRECTIONS}
-        for epoch in sorted(histograms)
-    }
-    # Counted: someone else's log may name any number of bins.
-    bins = max(len(row) for one in known.values() for own in one.values() for row in own.values())
-
-    def counts(epochs: Iterable[int], directions: Iterable[str]) -> NDArray[Any]:
-        total = np.zeros((3, bins), np.int64)
-        for epoch in epochs:
-            for direction in directions:
-                for row, truth in enumerate(("true", "false", "unknown")):
-                    total[row] += np.asarray(known[epoch][direction].get(truth, 0), np.int64)
-        return total
-
-    parts = [Judgements("all epochs, both directions", counts(known, DIRECTIONS))]
-    for direction, arrow in DIRECTIONS.items():
-        parts.append(Judgements(f"all epochs, {arrow}", counts(known, [direction])))
-    for epoch in list(known)[-_EPOCHS:]:
-        parts.append(Judgements(f"epoch {epoch}", counts([epoch], DIRECTIONS)))
-    return parts
+    if run.epochs:
+        last = max(run.epochs)
+        rows: list[list[Cell]] = [[name, value] for name, value in run.epochs[last].items()]
+        yield Table(f"Epoch {last}", ["figure", "value"], rows)
+    for split in dict.fromkeys(split for split, _ in run.evaluations):
+        figures = {epoch: one for (own, epoch), one in run.evaluations.items() if own == split}
+        scored = [epoch for epoch, one in figures.items() if "agg_metrics" in one]
+        best = max(scored, key=lambda epoch: figures[epoch]["agg_metrics"], default=None)
+        shown = [best] if best is not None else []
+        shown += [epoch for epoch in list(figures)[-1:] if epoch != best]
+        names = dict.fromkeys(name for epoch in shown for name in figures[epoch])
+        rows = [[name, *(figures[epoch].get(name) for epoch in shown)] for name in names]
+        heads = [f"epoch {e}" + (", best" if e == best else "") for e in shown]
+        yield Table(f"Evaluation of {split}", ["figure", *heads], rows)

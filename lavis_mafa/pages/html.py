@@ -9,13 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
 from lavis_mafa.io.files import atomic_write
-from lavis_mafa.pages.charts import as_number, curves_svg, format_number
+from lavis_mafa.pages.charts import as_number, format_number
 
-TINY = 64  # longest side, pixels
+_TINY = 64  # longest side, pixels
 
 
 def data_uri(image: Image.Image, longest: int) -> str:
@@ -31,15 +30,15 @@ def data_uri(image: Image.Image, longest: int) -> str:
         buffer = io.BytesIO()
         image.save(buffer, kind, **options)
         files.append((len(buffer.getvalue()), kind, buffer.getvalue()))
-    _, kind, data = files[0] if max(image.size) <= TINY else min(files)
+    _, kind, data = files[0] if max(image.size) <= _TINY else min(files)
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def write_page(path: Path, template: str, **parts: Any) -> Path:
-    """Fill a template of this folder and write the page in one step; return its path.
+    """Fill a template of this folder and write the page atomically; return its path.
 
-    A reader never sees a partial file. Every part is escaped; ``script_hash`` is the digest of the
-    template's only ``<script>`` without attributes, for its content security policy.
+    Every part is escaped; ``script_hash`` is the digest of the template's only ``<script>`` without
+    attributes, for its content security policy.
 
     Raises:
         ValueError: if ``path`` is a folder, or a part for the script has a number that is not
@@ -47,18 +46,19 @@ def write_page(path: Path, template: str, **parts: Any) -> Path:
     """
     if path.is_dir():
         raise ValueError(f"{path} is a folder, expected the name of a page to write")
-    environment = _environment()
     source = Path(__file__).with_name(template).read_text(encoding="utf-8")
-    script = source.split("<script>")[1].split("</script>")[0]
+    script = source.partition("<script>")[2].partition("</script>")[0]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    page = environment.get_template(template).render(**parts, script_hash=f"sha256-{digest}")
+    page = _environment().get_template(template).render(**parts, script_hash=f"sha256-{digest}")
     with atomic_write(path) as file:
         file.write(page.encode("utf-8", "replace"))  # lone surrogates of odd file names
     return path
 
 
 @cache
-def _environment() -> Environment:
+def _environment() -> Any:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -68,12 +68,5 @@ def _environment() -> Environment:
     )
     # The filter tojson also escapes what could end a script element.
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    environment.filters.update(number=format_number, is_number=as_number, chart=_chart)
+    environment.filters.update(number=format_number, is_number=as_number)
     return environment
-
-
-def _chart(curve: Any) -> str | None:
-    """Return a curve as the address of an image: nothing inside can reach the page."""
-    svg = curves_svg([curve], background=None)
-    content = None if svg is None else base64.b64encode(svg.encode("utf-8", "replace")).decode()
-    return content and f"data:image/svg+xml;base64,{content}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -79,7 +78,7 @@ def _count_of(size: int, length: int) -> Callable[[], Any]:
 
     def count() -> Any:
         found = hardest_negatives(order, BATCH, features, lambda v, t: v @ t.T, ids)
-        judged = judge_all(loaded, features, [found], {"none": _NoJudge()}, Path())
+        judged = judge_all(loaded, features, [found], {"none": _NoJudge()})
         return judged.rows_of(found.image, found.text)
 
     return count

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from lavis_mafa.io.files import ROOT
-from lavis_mafa.pages.charts import Curve, curves_svg
+from research.curves import Curve, curves_svg
 from research.studies.spread import frame_of
 
 

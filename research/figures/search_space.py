@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lavis_mafa.pages.charts import Curve, Series
+from research.curves import Curve, Series
 from research.figures.recorded import content_of, drawn, figures_of
 from research.studies.spread import Spread, spreads_of
 

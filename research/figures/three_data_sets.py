@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from lavis_mafa.pages.charts import Curve, Series
+from research.curves import Curve, Series
 from research.figures.recorded import drawn, figures_of
 from research.studies.spread import differences_to, spreads_of
 

@@ -11,18 +11,19 @@ from lavis_mafa._version import __version__
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.mining.gallery import connections_of, view_data
 from lavis_mafa.mining.model_and_data import recorded_data
-from lavis_mafa.mining.run_records import read_run
-from lavis_mafa.pages.charts import Bars, Curve, Series, curves_svg
-from lavis_mafa.pages.report_page import Mined, write_report
+from lavis_mafa.mining.run_report import read_run
+from lavis_mafa.pages.charts import Bars
+from lavis_mafa.pages.report_page import ShownPair, write_report
 from lavis_mafa.pages.tables import markdown_section
 from lavis_mafa.runners.run_log import LOG, mean_of, read_log
+from research.curves import Curve, Series, curves_svg
 from research.studies.results import Results, headline_of
 from research.studies.spread import Spread, Spreads, note_on_spread, spreads_of
 from research.studies.study_file import ROW, Column, LogCurve, Row
 from research.studies.study_tables import OURS, outcome, rows_table, tables_of
 
 RESULTS, FIGURE, PAGE = "results.md", "figure.svg", "report.html"
-_GALLERY = 400  # the last connections of a run
+_GALLERY = 60  # the last connections of a run
 _WIDE = 10.0  # values of which one is that many times another get a logarithmic axis
 _LOG_X = {"step": "global_step", "epoch": "epoch"}  # by kind of record, its place on the x axis
 
@@ -53,15 +54,10 @@ def write_all(results: Results, path: Path, page: Path) -> None:
         title=study.file.title,
         headline=headline,
         bars=bars,
-        intro=study.file.about,
         tables=[*tables_of(results, mark_best=True), rows_table(results)],
-        curves=[*curves, *logged],
-        connections=_gallery(results),
-        notes=_notes(results),
-        settings={
-            **{"version": __version__, "command": results.origin["command"]},
-            **study.file.parameters,
-        },
+        figure=curves_svg([*curves, *logged]),
+        pairs=_gallery(results),
+        notes=[study.file.about, *_notes(results), f"{__version__}: {results.origin['command']}"],
     )
 
 
@@ -73,14 +69,7 @@ def _headline(results: Results) -> tuple[str, list[Bars]]:
 def _notes(results: Results) -> list[str]:
     counts = results.figures.groupby(level="row").size()
     spread = [note_on_spread(results.figures)] if (counts > 1).any() else []
-    notes = [*spread, *results.notes, *results.study.file.notes]
-    if results.folders and results.study.file.gallery:
-        notes.append(
-            f"The histogram and the gallery of pairs show the last {_GALLERY} judged pairs that "
-            f"the log of run {results.study.file.gallery} has. They are a sample: the tables count "
-            "all pairs."
-        )
-    return notes
+    return [*spread, *results.notes, *results.study.file.notes]
 
 
 def markdown(results: Results, picture: str = "") -> str:
@@ -209,11 +198,11 @@ def _log_curve(results: Results, curve: LogCurve) -> Curve:
     return Curve(curve.title, curve.kind, curve.title, series, note)
 
 
-def _gallery(results: Results) -> Iterator[Mined]:
+def _gallery(results: Results) -> Iterator[ShownPair]:
     """Yield the last connections that the study's run mined with its first seed."""
     plan, run = results.plan, results.study.file.gallery
     job = plan.jobs.get(f"{run}/{plan.seeds[0]}") if plan else None
     if job is not None and job.done and (job.folder / LOG).is_file():
         records = read_run(job.folder)
         show = view_data(lambda: recorded_data(records.folder), True, [])
-        yield from connections_of(records.connections[-_GALLERY:], show, run, records.score)
+        yield from connections_of(records.connections[-_GALLERY:], show, records.score)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lavis_mafa import MiningRule, StepSettings, mine_corpus
+from lavis_mafa.algorithm import corpus_mining
 from lavis_mafa.algorithm.corpus_mining import BY_MARGIN
 
 LOW, HIGH = 0.3, 0.7
@@ -75,19 +78,72 @@ def test_equals_a_loop(seed, size, negatives, more, skip, chunk, repeated, with_
     if with_judge:
         given_settings = StepSettings(connections=MiningRule(low=LOW, high=HIGH))
     given_ids = (None, None) if drawn_ids is None else tuple(drawn_ids)
+    search = negatives + more
     mined = mine_corpus(
-        *(features, others, given_settings, judge, negatives, negatives + more, skip, *given_ids),
+        features,
+        others,
+        given_settings,
+        judge,
+        negatives,
+        search,
+        skip,
+        anchor_ids=given_ids[0],
+        positive_ids=given_ids[1],
         chunk=chunk,
     )
+    judged, rows, columns = probability if with_judge else None, ids[0].tolist(), ids[1].tolist()
     hard, found = slowly(
-        *(features, others, probability if with_judge else None, LOW, HIGH, negatives),
-        *(negatives + more, skip, ids[0].tolist(), ids[1].tolist()),
+        features, others, judged, LOW, HIGH, negatives, search, skip, rows, columns
     )
     assert mined.negatives.tolist() == hard
     assert {tuple(pair) for pair in mined.connections.tolist()} == found
     assert len(mined.connections) == len(mined.score) == len(found)
     if judge is not None:
         assert len(judge.asked) == mined.judged and bool((mined.score > HIGH).all())
+
+
+@given(
+    values=st.lists(st.lists(st.integers(0, 2), min_size=6, max_size=6), min_size=1, max_size=5),
+    k=st.integers(1, 8),
+    room=st.integers(1, 40),
+)
+@settings(max_examples=80, deadline=None)
+def test_the_nearest_are_those_of_a_loop_and_ties_go_to_the_lower_position(values, k, room):
+    table, sizes = torch.tensor(values).float(), []
+
+    def compare(begin, end):
+        sizes.append((end - begin) * len(values))
+        return table[:, begin:end].clone()
+
+    with mock.patch.object(corpus_mining, "MAX_SIMILARITIES", room):
+        places, best = corpus_mining.nearest(compare, len(values), 6, k)
+    assert sum(sizes) == 6 * len(values) and max(sizes) <= max(room, len(values))
+    for row, found, similar in zip(values, places.tolist(), best.tolist(), strict=True):
+        expected = sorted(range(6), key=lambda column: (-row[column], column))[:k]
+        assert found == expected and similar == [row[column] for column in expected]
+
+
+NAN = torch.full((5,), torch.nan)
+
+
+@pytest.mark.parametrize("side", ["anchors", "positives"])
+def test_rows_without_features_are_named(side):
+    """`topk` takes NaN for the largest value: such a row would be everyone's first candidate."""
+    features = torch.eye(5)
+    features[[1, 3]] = NAN
+    sides = {"anchors": torch.eye(5), "positives": torch.eye(5), side: features}
+    with pytest.raises(ValueError, match=rf"{side}: 2 rows are NaN or infinite, such as \[1, 3\]"):
+        mine_corpus(**sides)
+
+
+def test_own_pairs_without_a_probability_are_named():
+    """Nothing is above NaN, so that every candidate of such an anchor would be a negative."""
+    probability = torch.full((5, 5), 0.5)
+    probability[2, 2] = torch.nan
+    rule = StepSettings(connections=MiningRule(rule="margin"))
+    with pytest.raises(ValueError, match=r"own pairs of rows \[2\] have no probability"):
+        mine_corpus(torch.eye(5), torch.eye(5), rule, Table(probability), search=4)
+    mine_corpus(torch.eye(5), torch.eye(5), StepSettings(), Table(probability), search=4)
 
 
 @pytest.mark.parametrize(

@@ -355,7 +355,7 @@ def test_plugins_of_judged_pairs_are_not_imported(foreign, injected, caplog):
     plugins = f"run.plugins=[{foreign.plugin}]"
     for given in ((foreign.folder / "config.yaml",), (TOY, plugins), (foreign.run(), plugins)):
         pairs = foreign.pairs(*given)
-        for command in (["label", "page", pairs, "--all"], ["report", pairs]):
+        for command in (["label", "page", pairs], ["report", pairs]):
             caplog.clear()
             status = main([*command, "--output", "page.html"])
             assert status == (2 if command[0] == "label" else 0)
@@ -363,10 +363,10 @@ def test_plugins_of_judged_pairs_are_not_imported(foreign, injected, caplog):
             assert not foreign.mark.exists()
             injected("file that names a plugin", 1)
     own = ["--cfg-path", str(TOY), "--options", *SMALL]
-    assert main(["label", "page", pairs, "--all", "--output", "page.html", *own]) == 0
+    assert main(["label", "page", pairs, "--output", "page.html", *own]) == 0
     assert not foreign.mark.exists()
     trust = ["--trust", pairs, "--trust", str(foreign.folder)]
-    assert main(["label", "page", pairs, "--all", "--output", "page.html", *trust]) == 0
+    assert main(["label", "page", pairs, "--output", "page.html", *trust]) == 0
     assert foreign.mark.exists()
 
 
@@ -381,7 +381,7 @@ def test_nothing_of_a_run_is_fetched_or_written_elsewhere(foreign, server, caplo
     for command in (
         ["report", folder],
         ["count", "--run", folder, "--output", "out", "--checkpoint", str(TOY)],
-        ["label", "page", foreign.pairs(folder), "--all"],
+        ["label", "page", foreign.pairs(folder)],
         ["report", foreign.pairs(folder)],
     ):
         caplog.clear()

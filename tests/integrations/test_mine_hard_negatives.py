@@ -21,6 +21,7 @@ from transformers import (  # noqa: E402
 )
 
 from lavis_mafa import MiningRule, StepSettings  # noqa: E402
+from lavis_mafa.integrations import sentence_transformers as integration  # noqa: E402
 from lavis_mafa.integrations.sentence_transformers import mine_hard_negatives  # noqa: E402
 
 COLOURS = ["red", "green", "blue", "grey"]
@@ -94,3 +95,38 @@ def test_rows_without_enough_negatives_are_counted(tmp_path, caplog):
 
     for name in ("negative_1", "negative_2"):
         assert bool((similarity(name) <= 0.95 * similarity("positive") + 1e-5).all())
+
+
+def test_every_text_is_encoded_once(tmp_path, monkeypatch):
+    model, encoded = encoder(tmp_path), []
+    real = model.encode_document
+
+    def counted(values, **options):
+        encoded.extend(values)
+        return real(values, **options)
+
+    monkeypatch.setattr(model, "encode_document", counted)
+    monkeypatch.setattr(integration, "_AT_ONCE", 7)
+    rows = pairs(40).to_dict()
+    rows["positive"] = [rows["positive"][n % 10] for n in range(40)]
+    integration.mine_hard_negatives(Dataset.from_dict(rows), model, negatives=1, search=5)
+    assert sorted(encoded) == sorted(set(rows["positive"]))
+
+
+def test_results_without_rows_keep_their_columns(tmp_path):
+    data, settings = pairs(12), StepSettings(connections=MiningRule())
+
+    class Certain:
+        def __init__(self, probability):
+            self.probability = probability
+
+        def judge(self, samples, image_of, text_of, ranks=None, seen=None):
+            return torch.full((len(image_of),), self.probability)
+
+    for probability in (0.0, 1.0):
+        mined, missing = integration.mine_hard_negatives(
+            data, encoder(tmp_path), settings, Certain(probability), negatives=2, search=5
+        )
+        assert mined.column_names == ["anchor", "positive", "negative_1", "negative_2"]
+        assert missing.column_names == ["anchor", "positive"]
+        assert (len(mined) == 0, len(missing) == 0) == (probability == 1.0, probability == 0.0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import yaml
 from small_world import SIZE, arguments, call, con_d
@@ -69,6 +68,3 @@ def test_mined_data_keep_their_groups(grouped, models, tmp_path):
     assert own == [g if g >= 0 else None for g in groups.tolist()]
     config = yaml.safe_load((tmp_path / "json/dataset.yaml").read_text())
     assert config["datasets"]["image_text_json"]["build_info"]["group_id_key"] == "group_id"
-    call(*arguments("mine", tmp_path / "out.parquet", models[0], *more, options=[ORACLE]))
-    table = pq.read_table(tmp_path / "out/augmented.parquet")
-    assert table["group_id"].to_pylist()[:SIZE] == [g if g >= 0 else None for g in groups.tolist()]

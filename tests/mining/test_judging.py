@@ -18,7 +18,7 @@ from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.mining import judging
 from lavis_mafa.mining.corpus import Corpus
 from lavis_mafa.mining.features import Features
-from lavis_mafa.mining.judging import _chunks_of, _first_readable, build_judge, judge
+from lavis_mafa.mining.judging import _build_judge, _chunks_of, _first_readable, _judge
 from lavis_mafa.mining.model_and_data import ModelAndData
 from lavis_mafa.models.con_d.build import build_discriminator
 from lavis_mafa.toyworld import ToyScenesBuilder
@@ -59,14 +59,15 @@ def slow_probabilities(world, pairs):
     return torch.cat(probabilities).numpy()
 
 
-def test_probabilities_equal_those_of_single_pairs(world, pairs, tmp_path, monkeypatch):
+def test_probabilities_equal_those_of_single_pairs(world, pairs, monkeypatch):
     """Images are read and encoded once for any chunk size, and a pair is judged once for all
     samples of an image.
     """
     opened, features, cfg = world
     monkeypatch.setattr(judging, "CHUNK_IMAGES", 6)
     monkeypatch.setattr(judging, "CHUNK_PAIRS", 200)
-    con_d, reads, encoded, texts = build_judge(cfg, {}), Counter(), [], []
+    con_d, reads, encoded, texts = _build_judge(cfg, {}), Counter(), [], []
+    real_judge, judged = con_d.judge, []
     real_batches, backbone = opened.data.batches, con_d.backbone.backbone
     real_images, real_texts = backbone.encode_images, backbone.encode_texts
 
@@ -75,9 +76,6 @@ def test_probabilities_equal_those_of_single_pairs(world, pairs, tmp_path, monke
             reads.update(part.tolist())
         return real_batches(numbers, processor)
 
-    monkeypatch.setattr(
-        opened.data, "fingerprint", lambda processor=None: "the same"
-    )  # the fingerprint reads samples as well
     monkeypatch.setattr(opened.data, "batches", batches)
     monkeypatch.setattr(
         backbone, "encode_images", lambda *a, **k: encoded.append(len(a[0])) or real_images(*a, **k)
@@ -87,33 +85,16 @@ def test_probabilities_equal_those_of_single_pairs(world, pairs, tmp_path, monke
         "encode_texts",
         lambda *a, **k: texts.append(len(a[0].input_ids)) or real_texts(*a, **k),
     )
-    probabilities = judge(opened, features, *pairs, con_d, tmp_path)
+    monkeypatch.setattr(con_d, "judge", lambda *a: judged.append(len(a[1])) or real_judge(*a))
+    probabilities = _judge(opened, features, *pairs, con_d)
     assert set(reads.values()) == {1} and len(reads) == sum(encoded) == IMAGES
     assert len(set(opened.data.image_ids[list(reads)])) == IMAGES
     assert sum(texts) <= 4 * SIZE  # in at least four chunks, each caption once per chunk
     expected = slow_probabilities(world, pairs)
     assert abs(probabilities[: len(expected)] - expected).max() < 1e-4 and expected.std() > 0.1
-    records = (tmp_path / "verdicts_rank0.bin").stat().st_size // judging.RECORD.itemsize
     ids = opened.data.image_ids
-    assert records == len(set(zip(ids[pairs[0]].tolist(), pairs[1].tolist(), strict=True)))
-    assert records < len(probabilities)
-    # On a second call nothing is read.
-    reads.clear()
-    assert np.array_equal(judge(opened, features, *pairs, con_d, tmp_path), probabilities)
-    assert not reads
-
-
-def test_verdicts_of_another_sample_of_the_image_are_used(world, pairs, tmp_path):
-    """A folder may contain the verdict of an image under another of its samples."""
-    opened, features, cfg = world
-    con_d = build_judge(cfg, {})
-    judge(opened, features, np.array([0, 0]), np.array([30, 40]), con_d, tmp_path)
-    ledger = tmp_path / "verdicts_rank0.bin"
-    record = np.frombuffer(ledger.read_bytes(), judging.RECORD).copy()
-    record["image"], record["probability"] = (2, 0), (0.25, 0.75)
-    ledger.write_bytes(record.tobytes())
-    probabilities = judge(opened, features, np.array([1]), np.array([30]), con_d, tmp_path)
-    assert probabilities.tolist() == [0.25] and ledger.stat().st_size == record.nbytes
+    assert sum(judged) == len(set(zip(ids[pairs[0]].tolist(), pairs[1].tolist(), strict=True)))
+    assert sum(judged) < len(probabilities)
 
 
 @settings(deadline=None)
@@ -138,7 +119,7 @@ def test_chunks_contain_every_pair_once_and_keep_images_together(pairs, images, 
     before = judging.CHUNK_IMAGES, judging.CHUNK_PAIRS
     judging.CHUNK_IMAGES, judging.CHUNK_PAIRS = images, count
     try:
-        chunks = list(_chunks_of(*given_pairs.T, features))
+        chunks = [given_pairs[rows].T for rows in _chunks_of(*given_pairs.T, features)]
     finally:
         judging.CHUNK_IMAGES, judging.CHUNK_PAIRS = before
     chunked_pairs = [pair for image, text in chunks for pair in zip(image, text, strict=True)]
@@ -155,5 +136,5 @@ def test_similar_images_are_in_nearby_chunks(monkeypatch):
     numbers = np.arange(120)
     vectors = F.normalize(torch.eye(3).repeat(40, 1) + 0.01 * torch.randn(120, 3), dim=1)
     features = SimpleNamespace(vectors=vectors, positions=lambda numbers: numbers)
-    topics = [len(set((image % 3).tolist())) for image, _ in _chunks_of(numbers, numbers, features)]
+    topics = [len(set((rows % 3).tolist())) for rows in _chunks_of(numbers, numbers, features)]
     assert len(topics) == 24 and np.mean(topics) < 2  # in the order of sample numbers it would be 3

@@ -6,7 +6,6 @@ import json
 from itertools import combinations
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import yaml
 from conftest import ROOT
@@ -14,7 +13,6 @@ from PIL import Image
 from small_world import SIZE, arguments, call, call_ranks, con_d, toy_pairs
 
 from lavis_mafa.cli import main
-from lavis_mafa.datasets.image_text_json import ImageTextTrain
 from lavis_mafa.mining import pair_mining as mine
 from lavis_mafa.mining.judged_pairs import Judged
 from lavis_mafa.runners import session
@@ -103,20 +101,6 @@ def test_augmented_and_repeated_data_have_the_same_size(by_model):
             assert np.array_equal(np.asarray(stored), np.asarray(picture))
 
 
-def test_our_pair_data_set_recognises_repeated_images(by_model, tmp_path):
-    dataset = ImageTextTrain(
-        np.asarray, str, by_model / "images", [by_model / "augmented.json"], cache_dir=tmp_path
-    )
-    augmented = read(by_model, "augmented.json")
-    number_of = {}
-    for number, pair in enumerate(augmented):
-        assert (
-            number_of.setdefault(pair["image_id"], dataset.image_ids[number])
-            == dataset.image_ids[number]
-        )
-    assert len(set(number_of.values())) == len(number_of)
-
-
 def data_options(folder):
     """Return the options equivalent to dataset.yaml."""
     snippet = yaml.safe_load((folder / "dataset.yaml").read_text())
@@ -144,36 +128,6 @@ def test_albef_trains_on_mined_data(by_model, tmp_path):
     assert len(runner.train_set) == len(read(by_model, "augmented.json"))
 
 
-def test_mined_pairs_as_parquet(by_model, models, tmp_path):
-    more = [*MINING, "--threshold", 0.6, "--con-d", *con_d("a", models[1])]
-    call(*arguments("mine", tmp_path / "pairs.parquet", models[0], *more))
-    folder = tmp_path / "pairs"
-    assert not (folder / "images").exists() and not (folder / "mined.parquet").exists()
-    expected = read(by_model)
-    found = pq.read_table(tmp_path / "pairs.parquet").to_pylist()
-    for name in ("caption", "score", "direction", "image_id"):
-        assert [row[name] for row in found] == [row[name] for row in expected]
-    for row, pair in zip(found[:20], expected, strict=False):
-        stored = (by_model / "images" / pair["image"]).read_bytes()
-        assert row["image"] == {"bytes": stored, "path": None}
-    for name in ("augmented", "repeated"):
-        assert pq.read_metadata(folder / f"{name}.parquet").num_rows == len(read(by_model)) + SIZE
-    snippet = yaml.safe_load((folder / "dataset.yaml").read_text())
-    info = snippet["datasets"]["image_text_json"]["build_info"]
-    assert set(info) == {"annotations"}
-    storage = info["annotations"]["train"]["storage"]
-    options = [f"datasets.image_text_json.build_info.annotations.train.storage={storage}"]
-    grit = ["run.grit.queue_size=64", "run.grit.search_space=32", "model.tokenizer=tiny_vocab.txt"]
-    config = ROOT / "projects/mafa/train/albef_own_data.yaml"
-    runner = session.run(str(config), [*options, *SHORT, *grit, f"run.output_dir={tmp_path}"])
-    assert runner.progress.global_step == 3
-    assert len(runner.train_set) == len(read(by_model, "augmented.json"))
-    again = ImageTextTrain(
-        np.asarray, str, by_model / "images", [by_model / "augmented.json"], cache_dir=tmp_path
-    )
-    assert list(runner.train_set.image_ids) == list(again.image_ids)
-
-
 def test_limit_keeps_the_most_probable_pairs(by_model, models, tmp_path):
     more = [*MINING, "--threshold", 0.6, "--limit", 9, "--con-d", *con_d("a", models[1])]
     call(*arguments("mine", tmp_path, models[0], *more))
@@ -181,20 +135,8 @@ def test_limit_keeps_the_most_probable_pairs(by_model, models, tmp_path):
 
 
 def test_more_passes_find_more_pairs(by_oracle, models, tmp_path):
-    call(
-        *arguments(
-            "mine",
-            tmp_path,
-            models[0],
-            *MINING,
-            "--passes",
-            3,
-            "--top-k",
-            4,
-            options=[ORACLE, THREE],
-            size=MANY,
-        )
-    )
+    more = [*MINING, "--passes", 3, "--top-k", 4]
+    call(*arguments("mine", tmp_path, models[0], *more, options=[ORACLE, THREE], size=MANY))
     once, thrice = (
         {(one["image_id"], one["caption"]) for one in read(folder)}
         for folder in (by_oracle, tmp_path)

@@ -10,8 +10,7 @@ from small_world import arguments, call, con_d
 from lavis_mafa.cli import main
 from lavis_mafa.mining.judge_check import self_check_tables
 from lavis_mafa.mining.judged_pairs import Judged
-from lavis_mafa.mining.run_records import read_run
-from lavis_mafa.mining.run_report import report_of_run, write_page
+from lavis_mafa.mining.run_report import read_run, report_of_run, write_page
 from lavis_mafa.runners.con_d_check import RECORD
 
 GRIT = ("run.grit.queue_size=64", "run.grit.search_space=32")
@@ -89,4 +88,4 @@ def test_the_table_and_a_run_s_page(tmp_path):
     page = report_of_run(read_run(tmp_path), tmp_path / "report.html").read_text()
     assert "Con-D self-check" in page and "0.625" in page
     assert "&lt;b&gt;poor" in page and "<b>poor" not in page
-    assert "lift, image → text" in page and "base rate, image → text" in page
+    assert "con_d_lift_i2t" in page and "con_d_base_rate_i2t" in page

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -17,7 +17,6 @@ from lavis_mafa.models.con_d.pair_reader import (
     PLACE,
     Pair,
     PairReader,
-    described,
     first_line,
     problems_of_reader,
 )
@@ -67,9 +66,7 @@ class _CrossEncoderDiscriminator(PairReader):
                 "images, or has no image processor; name a multimodal one"
             )
         require_one_verdict(encoder)
-        super().__init__(
-            encoder, precision, longest, settings.batch_size, described(asdict(settings))
-        )
+        super().__init__(encoder, precision, longest, settings.batch_size)
         self.settings = settings
 
     @classmethod

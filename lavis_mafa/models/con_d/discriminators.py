@@ -46,12 +46,6 @@ class ModelDiscriminator(FrozenModel):
     parts, purpose, trained = MATCHING_PARTS, "judge", "an ITM head"
     kept: KeptRows | None = None
 
-    @property
-    def seen_as(self) -> str:
-        """What probabilities depend on besides the weights; part of the identity of verdicts."""
-        tokens = getattr(self.model, "max_txt_len", None)
-        return f"{self.image_size} px, {self.precision}, {tokens} tokens"
-
     def judge(
         self,
         samples: dict[str, Any],

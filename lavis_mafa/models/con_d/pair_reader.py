@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -31,8 +31,6 @@ class PairReader(ModelBeside):
         precision: ``fp32`` or ``bf16``, see `ModelBeside.autocast`.
         longest: side in pixels to which pictures are reduced before the model's own processor.
         batch_size: pairs in one forward pass.
-        described: further settings that the probabilities depend on, for the identity of saved
-            verdicts.
     """
 
     key, title, view = PLACE, "Con-D", VIEW
@@ -41,14 +39,13 @@ class PairReader(ModelBeside):
     needs_view = True
 
     def __init__(
-        self, model: nn.Module, precision: str, longest: int | None, batch_size: int, described: str
+        self, model: nn.Module, precision: str, longest: int | None, batch_size: int
     ) -> None:
         self.model = model.eval().requires_grad_(False).float()
         self.precision, self.batch_size = precision, batch_size
         if precision == "bf16":
             keep_in_bf16(model)
         self.processor = WholePicture(longest or LONGEST)
-        self.seen_as = f"{self.processor.longest} px, {precision}, {described}"
 
     def wants_view(self, model: Any) -> bool:
         """Return True: the model's processor needs the picture itself."""
@@ -111,13 +108,6 @@ def problems_of_unread(cfg: ConfigView, arch: str, *further: str) -> Iterator[Pr
         if cfg[f"{PLACE}.{name}"]:
             why = f"is not read by {arch}; remove it"
             yield Problem(f"{PLACE}.{name}", why)
-
-
-def described(settings: Mapping[str, Any]) -> str:
-    """Return settings as one line, without those that change nothing but the speed."""
-    return ", ".join(
-        f"{name} {value!r}" for name, value in settings.items() if name != "batch_size"
-    )
 
 
 def first_line(error: BaseException) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from lavis_mafa.models.con_d.pair_reader import (
     PLACE,
     Pair,
     PairReader,
-    described,
     first_line,
     problems_of_reader,
 )
@@ -74,9 +73,7 @@ class _YesNo(PairReader):
         longest: int | None = None,
     ) -> None:
         self.answers = _check_processor(processor, settings)
-        super().__init__(
-            model, precision, longest, settings.batch_size, described(asdict(settings))
-        )
+        super().__init__(model, precision, longest, settings.batch_size)
         self.settings, self.reader = settings, processor
         processor.tokenizer.padding_side = "left"  # the answer follows the last position
         if processor.tokenizer.pad_token is None:

@@ -23,7 +23,7 @@ from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.mining import judging
 from lavis_mafa.mining.corpus import Corpus
 from lavis_mafa.mining.features import Features
-from lavis_mafa.mining.judging import build_judge
+from lavis_mafa.mining.judging import _build_judge
 from lavis_mafa.mining.model_and_data import ModelAndData
 from lavis_mafa.models.con_d import cross_encoder
 from lavis_mafa.models.con_d.build import build_discriminator
@@ -180,8 +180,8 @@ def test_candidates_of_two_ranks(tmp_path, vlm):
 # Analyses
 
 
-def test_saved_verdicts_are_reused(tmp_path, vlm, monkeypatch):
-    """As in `lavis-mafa count` and `mine`; another question is another discriminator."""
+def test_analyses_judge_as_one_by_one(vlm):
+    """As in `lavis-mafa count` and `mine`."""
     data = ToyScenesBuilder(toy_config(train_size=12)).build_datasets()["train"]
     data.vis_processor = lambda picture: picture
     data = TrainingSet(data, seed=0)
@@ -190,17 +190,11 @@ def test_saved_verdicts_are_reused(tmp_path, vlm, monkeypatch):
     features = Features(np.arange(12), vectors, vectors, vectors, captions, [])
     opened = ModelAndData(None, None, Corpus(data, None), torch.device("cpu"))
     image, text = np.divmod(np.random.default_rng(0).permutation(144)[:30], 12)
-    judge = build_judge(config(vlm), {})
-    found = judging.judge(opened, features, image, text, judge, tmp_path)
+    judge = _build_judge(config(vlm), {})
+    found = judging._judge(opened, features, image, text, judge)
     pictures = [data.show(number)[0] for number in range(12)]
     pairs = pairs_of(pictures, captions, image, text)
     assert found.tolist() == pytest.approx(one_by_one(vlm, pairs), abs=1e-5)
-    monkeypatch.setattr(_YesNo, "probabilities", None)  # nothing is left to judge
-    again = judging.judge(opened, features, image, text, judge, tmp_path)
-    assert np.array_equal(again, found)
-    other = build_judge(config(vlm, yes_no={"question": "{caption} ?"}), {})
-    with pytest.raises(ValueError, match="discriminator"):
-        judging.judge(opened, features, image, text, other, tmp_path)
 
 
 # Training
