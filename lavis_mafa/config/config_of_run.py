@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 LOG = "log.jsonl"
+INTERPOLATION = "${"  # as in ${oc.env:TOKEN}
 # Keys of an earlier version, and what replaces them.
 REMOVED = {"run.tensorboard": "run.loggers=[]"}
 # Keys of `run` that say where and how this one run was started.
@@ -68,11 +69,28 @@ def recorded_config(folder: str | Path) -> dict[str, Any]:
                     continue
     if not isinstance(found, dict) or not isinstance(found.get("run"), dict):
         raise ValueError(f"{path} records no config: give --cfg-path")
-    # A run records its config with all values resolved: what looks like an interpolation was put
-    # there by someone else, and could read environment variables.
-    if "${" in json.dumps(found):
-        raise ValueError(f"{path} was not written by a run: its config has interpolations")
     config = {name: found[name] for name in ("run", "model", "datasets") if name in found}
     left_out = {*OF_ONE_START, *(key.removeprefix("run.") for key in REMOVED)}
+    if INTERPOLATION in str(found["run"].get("output_dir")):
+        left_out.add("output_dir")  # another's environment says where they write
     config["run"] = {k: v for k, v in found["run"].items() if k not in left_out}
+    return config
+
+
+def config_to_record(config: Any, given: Any) -> Any:
+    """Return a complete config as it is written into records.
+
+    Texts that the user gave by an interpolation, such as ``${oc.env:TOKEN}``, stay as they were
+    given: no record holds what an environment variable held.
+
+    Args:
+        config: plain and resolved.
+        given: plain, as the user gave it.
+    """
+    if isinstance(given, str) and INTERPOLATION in given:
+        return given if isinstance(config, str | dict | list) else config
+    if isinstance(config, dict) and isinstance(given, dict):
+        return {key: config_to_record(value, given.get(key)) for key, value in config.items()}
+    if isinstance(config, list) and isinstance(given, list) and len(config) == len(given):
+        return [config_to_record(*both) for both in zip(config, given, strict=True)]
     return config

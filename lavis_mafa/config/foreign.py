@@ -30,7 +30,6 @@ from lavis_mafa.config.defaults import default_or_report
 from lavis_mafa.config.key import UNSET, Keys, kind_of, option_of
 from lavis_mafa.config.registered import MODEL, OURS, PARTS
 from lavis_mafa.io.checkpoints import find_config
-from lavis_mafa.loggers.redact import redact
 from lavis_mafa.models.con_d.frozen import FROZEN_MODELS
 from lavis_mafa.plugins import is_imported
 
@@ -75,7 +74,7 @@ def usable(
     for name, value in {"loggers": loggers, "logger_options": {}}.items():
         if run.get(name) not in (None, value) and not is_given(("run", name)):
             if not data_only:
-                notes.append(f"run.{name}: {redact(run[name])!r} {origin}: not used")
+                notes.append(f"run.{name}: {run[name]!r} {origin}: not used")
             run[name] = value
     model = _section(config, "model")
     if model.get("load_finetuned") is True or model.get("load_pretrained") is False:
@@ -86,7 +85,7 @@ def usable(
             if not is_given((*path, "url")) and not _is_there(info):
                 if not _is_shipped(config, path, {n: info[n] for n in ("url", "storage")}):
                     notes.append(
-                        f"{'.'.join(path)}.url: {redact(info['url'])!r} {origin}: not fetched"
+                        f"{'.'.join(path)}.url: {info['url']!r} {origin}: not fetched"
                     )
                     info["url"] = None
     parts = {name: _section(config, name) for name in ("run", "model", "datasets")}
@@ -99,12 +98,12 @@ def usable(
                 parent[name] = _WRITTEN[name]
                 if not data_only:
                     instead = _WRITTEN[name] or "the default"
-                    notes.append(f"{key}: {redact(value)!r} {origin}: {instead} is used")
+                    notes.append(f"{key}: {value!r} {origin}: {instead} is used")
         elif (problem := _problem(path, value, key_at(keys, path))) and not _is_shipped(
             config, path, value
         ):
             problems.append(
-                f"{key}: {redact(value)!r} {origin}: {problem}; give --options {key}=..., {trust}"
+                f"{key}: {value!r} {origin}: {problem}; give --options {key}=..., {trust}"
             )
     return problems, notes
 

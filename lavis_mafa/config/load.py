@@ -23,7 +23,14 @@ from pydantic.fields import FieldInfo
 
 from lavis_mafa.config.check import Report, check_together, key_at, validated, value_at
 from lavis_mafa.config.con_d import check_frozen
-from lavis_mafa.config.config_of_run import LOG, is_run, is_trusted, recorded_config
+from lavis_mafa.config.config_of_run import (
+    INTERPOLATION,
+    LOG,
+    config_to_record,
+    is_run,
+    is_trusted,
+    recorded_config,
+)
 from lavis_mafa.config.data import check_data, take_features
 from lavis_mafa.config.defaults import merge
 from lavis_mafa.config.foreign import usable
@@ -32,9 +39,9 @@ from lavis_mafa.config.registered import FILE, datasets_key, model_key, names_of
 from lavis_mafa.config.run import check_run
 from lavis_mafa.config.thresholds import take_thresholds
 from lavis_mafa.config.weights import check_weight_files
+from lavis_mafa.io.files import flat
 from lavis_mafa.io.project_files import PROJECTS, config_named
 from lavis_mafa.io.yaml_files import check_yaml, check_yaml_file
-from lavis_mafa.loggers.redact import redact
 from lavis_mafa.models.con_d.frozen import FROZEN_MODELS
 from lavis_mafa.plugins import PluginError, load_plugins
 from lavis_mafa.problems import ConfigError
@@ -57,6 +64,7 @@ class MafaConfig(Config):
 
     Attributes:
         notes: warnings about a config that works.
+        unresolved: the user's config, plain, with its interpolations.
 
     Raises:
         ConfigError: lists every problem found.
@@ -68,12 +76,13 @@ class MafaConfig(Config):
         self.args = args
         options = list(getattr(args, "options", None) or [])
         given = str(args.cfg_path), options, named, data_only
-        user, problems, unused = _read(*given, FILE)
+        user, problems, unused, self.unresolved = _read(*given, FILE)
         if user is None:
             raise ConfigError(str(args.cfg_path), problems)
         plugins = _load_plugins(user)
         if options or named:  # again: the keys of data sets and plugins say which are texts
-            user, problems, unused = _read(*given, keys_for(user, Report(FILE))[1])
+            keys = keys_for(user, Report(FILE))[1]
+            user, problems, unused, self.unresolved = _read(*given, keys)
         config, found, self.notes = complete(user, machine)
         if problems or plugins or found:
             raise ConfigError(
@@ -82,6 +91,11 @@ class MafaConfig(Config):
         self.notes += unused
         self.config = OmegaConf.create(config)
         registry.register("configuration", self)
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the whole config as it is written into records; see `config_to_record`."""
+        recorded: dict[str, Any] = config_to_record(self.to_dict(), self.unresolved)
+        return recorded
 
 
 @dataclass(frozen=True)
@@ -128,9 +142,9 @@ def load_config(
     return config
 
 
-def format_config(cfg: Config) -> str:
-    """Return the whole config as YAML, ``run`` first, without secrets."""
-    plain = redact(cfg.to_dict())
+def format_config(cfg: MafaConfig) -> str:
+    """Return the whole config as YAML, ``run`` first, with its interpolations."""
+    plain = cfg.recorded()
     parts = {name: plain[name] for name in ("run", "model", "datasets")}
     return OmegaConf.to_yaml(OmegaConf.create(parts))
 
@@ -151,11 +165,12 @@ def _load_plugins(user: Any) -> list[str]:
 
 def _read(
     cfg_path: str, options: list[str], named: Named | None, data_only: bool, keys: Keys
-) -> tuple[Any, list[str], list[str]]:
+) -> tuple[Any, list[str], list[str], Any]:
     """Merge file and options into plain data, without what the user may not want of them.
 
     Returns:
-        The config, None if it cannot be read; the problems; notes on what is not used.
+        The config, None if it cannot be read; the problems; notes on what is not used; the config
+        with its interpolations.
     """
     problems: list[str] = []
     chosen = OmegaConf.to_container(_read_options(options, problems, keys))
@@ -167,12 +182,21 @@ def _read(
     try:
         base, file = _base_of(cfg_path, named)
         merged = merge(merge(base, recorded), chosen)
+        source = file or (named.file if named is not None and foreign else None)
+        if source is not None:
+            live = [(key, text) for key, text in flat(merged) if INTERPOLATION in str(text)]
+            problems += [
+                f"{key}: {text!r} is named by {source}, not by you: the environment is not read; "
+                f"give --options {key}=..., or trust its folder: --trust {source.parent}"
+                for key, text in live
+            ]
+            if live:
+                return None, problems, [], None
         user: Any = OmegaConf.to_container(OmegaConf.create(merged), resolve=True)
         own = merge(merge({} if file else base, {} if foreign else recorded), chosen)
-        if named is not None and foreign:
-            file = file or named.file
+        file = source
         if file is None:
-            return user, problems, []
+            return user, problems, [], merged
 
         def is_given(path: Sequence[str]) -> bool:
             value = value_at(own, path)
@@ -181,7 +205,7 @@ def _read(
         user = _without_frozen(user)
         known = keys_for(user, Report(FILE))[1]
         found, notes = usable(user, known, file, is_given, data_only)
-        return user, problems + found, notes
+        return user, problems + found, notes, merged
     except OSError as error:
         problems.append(f"{cfg_path}: cannot be read ({error.strerror or error})")
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -190,7 +214,7 @@ def _read(
         problems.append(f"{error.full_key or cfg_path}: {str(error).splitlines()[0]}")
     except ValueError as error:
         problems.append(str(error))
-    return None, problems, []
+    return None, problems, [], None
 
 
 def _base_of(cfg_path: str, named: Named | None) -> tuple[dict[str, Any], Path | None]:

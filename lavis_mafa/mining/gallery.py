@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from PIL import Image
 
 from lavis_mafa.datasets.training_set import TrainingSet
-from lavis_mafa.loggers.redact import redact
 from lavis_mafa.pages.report_page import THUMBNAIL, Mined, Show
 from lavis_mafa.pages.tables import one_line
 
@@ -68,7 +67,7 @@ def view_data(load: Callable[[], TrainingSet], images: bool, notes: list[str]) -
         return SampleViewer(load(), images)
     # Missing files or libraries, or another working directory, must not prevent the page.
     except Exception as error:
-        problem = redact(one_line(str(error)))
+        problem = one_line(str(error))
         logging.warning("the page has no images: %s: %s", type(error).__name__, problem)
         notes.append(
             "The data could not be loaded, so connections are shown without images and captions "

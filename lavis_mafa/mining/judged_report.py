@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.mining import DIRECTIONS, STATE_NAMES, MiningRule
-from lavis_mafa.loggers.redact import redact
 from lavis_mafa.mining.gallery import SampleViewer, evenly
 from lavis_mafa.mining.judge_check import self_check_tables
 from lavis_mafa.mining.judged_pairs import INVALID, UNKNOWN, VALID, Judged
@@ -73,7 +72,7 @@ def report_of_judged(
             "probable ones, those closest to a threshold, ambiguous ones, and the least probable.",
             *show.notes(),
         ],
-        settings=redact(about if settings is None else settings),
+        settings=about if settings is None else settings,
     )
 
 

@@ -28,7 +28,6 @@ from lavis_mafa.config.load import Named, keys_for
 from lavis_mafa.datasets.local_files import reads_as_lavis
 from lavis_mafa.datasets.split_as_pairs import SplitAsPairs
 from lavis_mafa.datasets.training_set import TrainingSet
-from lavis_mafa.loggers.redact import redact
 from lavis_mafa.mining.corpus import Corpus
 from lavis_mafa.mining.judged_pairs import Judged
 from lavis_mafa.models.con_d.build import view_of
@@ -80,9 +79,8 @@ def options_of(args: argparse.Namespace) -> list[str]:
 
 
 def data_source(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
-    """Return what later commands need to load the same data: config, options and split, without
-    secrets."""
-    options = redact([str(option) for option in args.options])
+    """Return what later commands need to load the same data: config, options and split."""
+    options = [str(option) for option in args.options]
     return {"cfg_path": str(args.cfg_path), "options": options, "split": args.split, **more}
 
 

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.mining import DIRECTIONS
 from lavis_mafa.io.downloads import go_offline
-from lavis_mafa.loggers.redact import redact
 from lavis_mafa.mining.gallery import connections_of, evenly, view_data
 from lavis_mafa.mining.judge_check import self_check_tables
 from lavis_mafa.mining.judged_pairs import FILE, Judged
@@ -132,7 +131,7 @@ def report_of_run(
         judged=_judgements(records.histograms),
         thresholds=(float(rule.get("low", 0.5)), float(rule.get("high", 0.8))),
         notes=notes,
-        settings=redact(config),
+        settings=config,
     )
 
 

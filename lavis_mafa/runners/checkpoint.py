@@ -4,26 +4,40 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from lavis_mafa.algorithm.grit import HARDNESS, GritSettings
+from lavis_mafa.algorithm.grit import HARDNESS
 from lavis_mafa.algorithm.momentum import GROUP_QUEUE
 from lavis_mafa.io.checkpoints import problem_of_types
 from lavis_mafa.io.files import atomic_write
 
-FORMAT = 2
+FORMAT = 3
 LAST, BEST = "checkpoint_last.pth", "checkpoint_best.pth"
 # Keys of `model` on which the shapes of weights and queues, or what they mean, depend.
 _SHAPES = (
-    *("arch", "image_size", "vit.patch_size", "vit.width", "vit.depth", "vit.heads", "vit.stem"),
-    *("vit_type", "vit_model", "feature_width", "embed_dim", "queue_size", "memory_size"),
-    *("num_query_token", "cross_attention_freq", "num_classes", "hidden_size"),
-    *("freeze_vit", "mafa.learn_temperature"),  # frozen weights are not saved
+    "arch",
+    "image_size",
+    "vit.patch_size",
+    "vit.width",
+    "vit.depth",
+    "vit.heads",
+    "vit.stem",
+    "vit_type",
+    "vit_model",
+    "feature_width",
+    "embed_dim",
+    "queue_size",
+    "memory_size",
+    "num_query_token",
+    "cross_attention_freq",
+    "num_classes",
+    "hidden_size",
+    "freeze_vit",  # frozen weights are not saved
+    "mafa.learn_temperature",
 )
 EVERY = "checkpoint_*.pth"  # pattern of these and of those kept by run.keep_every_epochs
 
@@ -94,8 +108,7 @@ def check_same_settings(
     # The seed orders the samples; the others say what saved gradients and loss scales mean.
     names = ("accum_grad_iters", "seed", "amp", "amp_dtype")
     pairs = [(f"run.{name}", old.get(name), new.get(name)) for name in names]
-    # What an older checkpoint does not know had its default.
-    grit_before = {**asdict(GritSettings()), **old.get("grit", {})}
+    grit_before = old.get("grit", {})
     # Neither `save_order` nor `lr_factor` affects the order or the saved state, and `first_order`
     # matters only where the first epoch began.
     skipped = {"save_order", "lr_factor", "first_order"}
@@ -106,8 +119,6 @@ def check_same_settings(
     pairs += [
         (f"model.{name}", was, now_)
         for name, was, now_ in zip(_SHAPES, _shapes_of(before), _shapes_of(now), strict=True)
-        # What an older checkpoint does not know is compared by the shapes themselves.
-        if was is not None
     ]
     changed = [f"{name}: {was} before, {now_} now" for name, was, now_ in pairs if was != now_]
     changed += _batch_problem(int(old["batch_size_train"]), int(new["batch_size_train"]), *ranks)

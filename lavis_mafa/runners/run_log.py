@@ -18,7 +18,6 @@ from lavis_mafa.config.config_of_run import LOG
 from lavis_mafa.io.files import append_line, lost_writes
 from lavis_mafa.io.processes import progress
 from lavis_mafa.loggers import STEP, GuardedLoggers, Logger
-from lavis_mafa.loggers.redact import redact
 
 CONNECTIONS = "connections.jsonl"
 _JSON_LINES_FILES = (LOG, CONNECTIONS, "unreadable.jsonl", "unreadable_rank*.jsonl")
@@ -34,7 +33,7 @@ class RunLog:
     Args:
         folder: of the run.
         active: whether this is the main process.
-        loggers: where figures, pictures and tables go as well, by name.
+        loggers: where figures go as well, by name.
 
     Attributes:
         loggers: none on other processes.
@@ -52,9 +51,8 @@ class RunLog:
         lost_writes.clear()
 
     def begin(self, config: Mapping[str, Any]) -> None:
-        """Log the config without secrets and start the loggers; call `rewind` before, if the run
-        trains."""
-        self.write("config", config=redact(config))
+        """Log the config and start the loggers; call `rewind` before, if the run trains."""
+        self.write("config", config=config)
         self.loggers.begin(config, self._resumed, self._first_step)
 
     def write(self, kind: str, **figures: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -23,20 +23,19 @@ from lavis_mafa.algorithm.grit.hardness import StepAhead
 from lavis_mafa.algorithm.tokens import captions_of
 from lavis_mafa.io.files import atomic_write, lost_writes
 from lavis_mafa.io.processes import all_gather_objects, any_rank, barrier
-from lavis_mafa.loggers import STEP, loggers_of
+from lavis_mafa.loggers import loggers_of
 from lavis_mafa.models.con_d.frozen import frozen_models, models_beside
 from lavis_mafa.models.con_d.kept_images import keep_images
 from lavis_mafa.models.con_d.kept_rows import KeptRows
 from lavis_mafa.models.con_d.self_check import SelfCheck
 from lavis_mafa.problems import ConfigView, Problem
 from lavis_mafa.runners import loaders
-from lavis_mafa.runners.agreement import of_state, require_agreement
+from lavis_mafa.runners.agreement import judges_of, of_state, require_agreement
 from lavis_mafa.runners.checkpoint import BEST, LAST
 from lavis_mafa.runners.checkpoint_schedule import CheckpointSchedule, NotSavedError
 from lavis_mafa.runners.con_d_check import check_con_d, log_check
 from lavis_mafa.runners.evaluation import EvaluatingRunner, matching_splits
 from lavis_mafa.runners.figures import Figures
-from lavis_mafa.runners.forecast import forecast
 from lavis_mafa.runners.guard import NonFiniteGuard, UnreadableSamples
 from lavis_mafa.runners.loaders import LostWorkerError
 from lavis_mafa.runners.run_checks import problems_of_runner
@@ -63,6 +62,7 @@ class RunnerMafa(EvaluatingRunner):
         train_set: None if the run only evaluates.
         unreadable, guard: what keeps bad data and numbers out of training.
         termination: whether a signal has arrived.
+        judges: see `judges_of`.
         kept: rows of Con-D's image encoder on disk, None if the config keeps none.
     """
 
@@ -100,6 +100,7 @@ class RunnerMafa(EvaluatingRunner):
         self._terminating = False  # a signal has arrived on any rank
         self._lost_worker: LostWorkerError | None = None  # of this rank
         self._worker_lost = False  # on any rank
+        self.judges: dict[str, str] = {}
         self._schedule: GritSchedule | None = None
         self._checkpoints: CheckpointSchedule | None = None
 
@@ -156,7 +157,7 @@ class RunnerMafa(EvaluatingRunner):
         if self._checkpoints is None:
             assert self.train_set is not None
             state = RunState(
-                config=self.config.to_dict(),
+                config=self.config.recorded(),
                 progress=self.progress,
                 model=self.unwrap_dist_model(self.model),
                 optimizer=self.optimizer,
@@ -167,6 +168,7 @@ class RunnerMafa(EvaluatingRunner):
                 tally=self.figures.tally,
                 train_set=self.train_set,
                 log=self.log,
+                judges=self.judges,
                 rank=self.rank,
                 world_size=self.world_size,
                 device=self.device,
@@ -205,14 +207,11 @@ class RunnerMafa(EvaluatingRunner):
                 self.log.close(status)
 
     def _evaluate_only(self) -> None:
-        self.log.begin(self.config.to_dict())
+        self.log.begin(self.config.recorded())
         with self._interruptible():
             splits = [*self.valid_splits, *self.test_splits]
-            found = {
-                split: self.eval_epoch(split, "given")
-                for split in matching_splits(self.eval_sets, splits)
-            }
-        self._log_results(found)
+            for split in matching_splits(self.eval_sets, splits):
+                self.eval_epoch(split, "given")
         if any(any_rank([bool(lost_writes.count)], self.device)):
             files = ", ".join(lost_writes.count) or "see the messages of other ranks"
             raise NotSavedError(
@@ -221,19 +220,16 @@ class RunnerMafa(EvaluatingRunner):
 
     def _train(self) -> None:
         began = time.time()
-        if is_main_process():
-            warnings, notes = forecast(self)
-            for warning in warnings:
-                logging.warning("%s", warning)
-            for note in notes:
-                logging.info("%s", note)
+        for warning in self.warnings_of_size():
+            logging.warning("%s", warning)
         self.prepare()
         # Before the cache is opened, so that it holds what training itself computes, and before
         # `self.model` compiles Con-D, which the check's mini-batches would do for other shapes.
         found = None if self.resume_ckpt_path else self.check_con_d()
         self.kept = keep_images(self.config.model_cfg, self._model, self.train_set, self.device)
         self.checkpoints.begin(self.resume_ckpt_path and str(self.resume_ckpt_path))
-        require_agreement(of_state, self.unwrap_dist_model(self.model), self.progress)
+        model = self.unwrap_dist_model(self.model)
+        require_agreement(of_state, model, self.judges, self.progress)
         if found is not None:
             log_check(self.log, found)
         if self._max_steps_done():
@@ -251,25 +247,33 @@ class RunnerMafa(EvaluatingRunner):
             self.kept.close()
         self.checkpoints.retry_unsaved()  # now: the evaluation loads the best weights
         with self._interruptible():
-            results = self.evaluate(cur_epoch="best" if self.valid_splits else self.max_epoch - 1)
-        self._log_results(results)
+            self.evaluate(cur_epoch="best" if self.valid_splits else self.max_epoch - 1)
         logging.info(
             "finished in %s; results in %s\nnext: lavis-mafa report %s\n"
             "      lavis-mafa evaluate --run %s",
             *(duration(time.time() - began), *[shlex.quote(str(self.output_dir))] * 3),
         )
 
-    def _log_results(self, found: Mapping[str, Any]) -> None:
-        """Send the figures of the final evaluation, by split, to the loggers as one table."""
-        rows = [
-            [split, name, f"{value:.6g}"]
-            for split, figures in found.items()
-            for name, value in (figures.items() if isinstance(figures, dict) else ())
-            if isinstance(value, int | float)
-        ]
-        if rows:
-            columns = ("split", "metric", "value")
-            self.log.loggers.table("results", columns, rows, self.progress.global_step, STEP)
+    def warnings_of_size(self) -> list[str]:
+        """Return warnings of settings that cannot work on data of this size."""
+        found = []
+        share = self.steps_per_epoch * int(self.run_cfg.batch_size_train)
+        steps, limit = self.steps_per_epoch * self.max_epoch, self.run_cfg.get("max_steps")
+        # The config check compares warmup_steps with max_steps.
+        if self.warmup_steps >= steps and not (limit and limit <= self.warmup_steps):
+            found.append(
+                f"run.warmup_steps: {self.warmup_steps:,} is not below the {steps:,} steps of the "
+                f"whole run, which never reaches run.init_lr; use at most {steps // 10:,}, or "
+                "run.warmup_share: 0.1"
+            )
+        grit = self.run_cfg.grit
+        if grit.enabled and grit.regions and grit.queue_size >= share:
+            found.append(
+                f"run.grit.regions: one queue holds all {share:,} pairs of a rank, and the most "
+                "similar share a mini-batch; on photographs that destroyed ITM "
+                "(docs/real_pictures.md): leave it out, or lower run.grit.queue_size"
+            )
+        return found
 
     def prepare(self) -> None:
         """Give model and task what they need of the training data, before state is resumed."""
@@ -286,6 +290,7 @@ class RunnerMafa(EvaluatingRunner):
                 self._model.expect_groups()
         if hasattr(self.task, "before_training"):
             self.task.before_training(self._model, self.train_set)
+        self.judges = judges_of(self._model)  # now: `self.model` may divide them over the ranks
 
     def check_con_d(self) -> SelfCheck | None:
         """Check that Con-D tells own from random pairs; see `con_d_check.check_con_d`."""
@@ -405,7 +410,7 @@ class RunnerMafa(EvaluatingRunner):
         plan = self.schedule.plan
         self.schedule.end(epoch)
         following = self.schedule.next_plan
-        assert following is not None and self.train_set is not None
+        assert following is not None
         if self.run_cfg.grit.get("save_order") and following.grouped and is_main_process():
             path = self.output_dir / "grit_order.npy"  # no run needs it to resume
             with lost_writes.allow(path), atomic_write(path) as file:
@@ -414,7 +419,6 @@ class RunnerMafa(EvaluatingRunner):
             epoch,
             self.progress.global_step,
             self.device,
-            self.train_set.show,
             hardness=None if plan is None else plan.hardness,
         )
 

@@ -29,7 +29,6 @@ from lavis_mafa.io.downloads import OfflineError
 from lavis_mafa.io.folder_lock import release_folders
 from lavis_mafa.io.launcher import end_with_launcher, rank_in_environment, report_to_launcher
 from lavis_mafa.io.processes import LostContactError, MainProcessError, explain_lost_rank
-from lavis_mafa.loggers.redact import redact
 from lavis_mafa.models.con_d.self_check import PoorDiscriminatorError
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.models.weight_loading import complete_lavis_loading
@@ -43,7 +42,7 @@ from lavis_mafa.runners.agreement import (
 )
 from lavis_mafa.runners.checkpoint_schedule import NotSavedError, check_resumption
 from lavis_mafa.runners.dry_run import dry_run
-from lavis_mafa.runners.folder import choose_folder, launch_identity, record_launch
+from lavis_mafa.runners.folder import choose_folder
 from lavis_mafa.runners.guard import NonFiniteError, UnreadableError
 from lavis_mafa.runners.launch import init_distributed, seed_everything
 from lavis_mafa.runners.loaders import LostWorkerError, explain_lost_worker
@@ -120,12 +119,9 @@ def build_runner(cfg: Any) -> Any:
 def run(cfg_path: str, options: Sequence[str] = ()) -> Any:
     """Train, or only evaluate, by a config; return the runner."""
     cfg = begin(cfg_path, options)
-    launch = launch_identity(cfg)
     try:
         runner = build_runner(cfg)
-        record_launch(launch, runner.output_dir)
         runner.train()
-        record_launch(launch, runner.output_dir, finished=True)
     finally:
         release_folders()
     return runner
@@ -211,7 +207,7 @@ def begin(cfg_path: str, options: Sequence[str]) -> Any:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     cfg = load_config(cfg_path, options)
     init_distributed(cfg.run_cfg)
-    require_agreement(of_config, cfg.to_dict())
+    require_agreement(of_config, cfg)
     seed_everything(int(cfg.run_cfg.seed))
     if not is_main_process():
         # Otherwise every rank would log the same lines.
@@ -227,14 +223,14 @@ def check_only(cfg_path: str, options: Sequence[str] = ()) -> None:
     finally:
         release_folders()
     if is_main_process():
-        print("\n".join(["dry run: nothing is trained", *redact(lines)]))
+        print("\n".join(["dry run: nothing is trained", *lines]))
 
 
 def fetch_only(cfg_path: str, options: Sequence[str] = ()) -> None:
     """Download everything that a config fetches from elsewhere, and print where it is."""
     # The machine that fetches need not be the one that trains: its files and GPUs do not count.
     cfg = load_config(cfg_path, options, machine=False)
-    print("\n".join(redact(prefetch(cfg))))
+    print("\n".join(prefetch(cfg)))
 
 
 def _find_annotations(cfg: Any) -> None:

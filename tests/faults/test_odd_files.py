@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from faulty_runs import run_here, toy
 from PIL import Image
 from shard_files import write_shards
 
@@ -101,23 +100,6 @@ def test_files_whose_names_are_too_long_do_not_exist(injected, key):
     with pytest.raises(ConfigError, match=key):
         load_config(TOY, [f"{key}=./{LONG}{suffix}", "model.load_pretrained=True"])
     injected("name of more than 255 bytes", 1)
-
-
-# launch.json
-
-
-@pytest.mark.parametrize("content", ["{", DEEP, '{"launch": 3}', "\udcff"])
-def test_damaged_record_of_a_launch_stops_no_restart(tmp_path, monkeypatch, injected, content):
-    changes = {**toy("albef"), "run__job_id": None, "run__max_steps": 1}
-    for name in ("damaged", "also"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "launch.json").write_bytes(content.encode(errors="surrogateescape"))
-    monkeypatch.setenv("SLURM_JOB_ID", "4")
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    runner = run_here(tmp_path, **changes)
-    assert runner.progress.global_step == 1
-    assert runner.output_dir.name not in ("damaged", "also")
-    injected("damaged record of a launch", 1)
 
 
 # Tar files
