@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lavis_mafa.algorithm.tokens import CUT, UNKNOWN
 from lavis_mafa.models.con_d.frozen import models_beside
-from lavis_mafa.models.con_d.kept_images import kept_images
 from lavis_mafa.runners.forecast import forecast
 from lavis_mafa.runners.training_step import loss_terms
 
@@ -59,8 +58,6 @@ def dry_run(runner: RunnerMafa) -> list[str]:
     ]
     warnings, notes = forecast(runner)
     lines += [*notes, *(f"WARNING: {warning}" for warning in warnings)]
-    keeping = kept_images(runner.config.model_cfg, runner._model, runner.train_set, runner.device)
-    lines += [keeping.summary] if keeping is not None else []
     lines += [found.line, *([found.warning] if found.warning else [])] if found else []
     batch = next(iter(runner.loaders.train(plan, 0, 0)))
     samples = runner.loaders.to_device(batch)
