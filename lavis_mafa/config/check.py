@@ -21,7 +21,6 @@ from lavis.models.base_model import SharedQueueMixin
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from lavis_mafa.config.config_of_run import REMOVED
 from lavis_mafa.config.key import (
     UNSET,
     Keys,
@@ -106,7 +105,7 @@ class Report:
 
     def unknown(self, path: str) -> None:
         """Report an unknown key, with the keys it may be a misspelling of."""
-        best = [REMOVED[path]] if path in REMOVED else self.nearest(path)
+        best = self.nearest(path)
         if not best:
             self.add(path, "unknown key; remove it (docs/config.md lists all keys)")
             return

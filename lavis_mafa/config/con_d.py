@@ -41,8 +41,8 @@ def check_con_d(
 
 
 def check_frozen(config: Mapping[str, Any], report: Report) -> None:
-    """Check that frozen models have weights, a checkpoint or published ones of their type, what
-    they can do, and their cached images."""
+    """Check that frozen models have weights, a checkpoint or published ones of their type, and
+    what they can do."""
     s = Settings(config, report)
     for path in FROZEN:
         _check_weights(path, s, report)
@@ -56,23 +56,8 @@ def check_frozen(config: Mapping[str, Any], report: Report) -> None:
             f"{first} before {arch}; expected one without pictures, such as captions, then a model"
         )
         report.add(f"{CON_D}.first", why)
-    _check_kept_images(s, report)
     for path in FROZEN:
         check_frozen_files(path, s, report)
-
-
-def _check_kept_images(s: Settings, report: Report) -> None:
-    """Check that cached image features are deterministic: no augmentation."""
-    path = CON_D
-    if s[f"{path}.keep_images"] is None:
-        return
-    if s[f"{path}.arch"] in DISCRIMINATORS:
-        why = f"{s[f'{path}.arch']} is not a model with an image encoder"
-        cure = f"remove it, or set {path}.arch to a model"
-        report.add(f"{path}.keep_images", f"{why}; {cure}")
-    elif s[f"{path}.own_view"] is not True and f"{path}.own_view" not in report.bad:
-        why = "needs images without augmentation; set model.mafa.con_d.own_view: True, or remove it"
-        report.add(f"{path}.keep_images", why)
 
 
 def _check_weights(path: str, s: Settings, report: Report) -> None:

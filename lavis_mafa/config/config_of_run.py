@@ -11,8 +11,6 @@ from typing import Any
 
 LOG = "log.jsonl"
 INTERPOLATION = "${"  # as in ${oc.env:TOKEN}
-# Keys of an earlier version, and what replaces them.
-REMOVED = {"run.tensorboard": "run.loggers=[]"}
 # Keys of `run` that say where and how this one run was started.
 OF_ONE_START = (
     *("rank", "world_size", "gpu", "distributed", "dist_url", "resume_ckpt_path", "job_id"),
@@ -53,8 +51,7 @@ def is_run(folder: str | Path) -> bool:
 
 
 def recorded_config(folder: str | Path) -> dict[str, Any]:
-    """Return the last config in a run's log as plain data, without keys of one start and of
-    earlier versions.
+    """Return the last config in a run's log as plain data, without keys of one start.
 
     Raises:
         ValueError: if the log has no config, or one that was not written by a run.
@@ -70,7 +67,7 @@ def recorded_config(folder: str | Path) -> dict[str, Any]:
     if not isinstance(found, dict) or not isinstance(found.get("run"), dict):
         raise ValueError(f"{path} records no config: give --cfg-path")
     config = {name: found[name] for name in ("run", "model", "datasets") if name in found}
-    left_out = {*OF_ONE_START, *(key.removeprefix("run.") for key in REMOVED)}
+    left_out = set(OF_ONE_START)
     if INTERPOLATION in str(found["run"].get("output_dir")):
         left_out.add("output_dir")  # another's environment says where they write
     config["run"] = {k: v for k, v in found["run"].items() if k not in left_out}

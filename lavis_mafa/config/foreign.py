@@ -6,7 +6,7 @@ overwrites. This is the rule:
 - Used are numbers, flags, names of registered classes, plain texts, local files and folders to
   read (annotations, images, vocabularies, weights), and what a default YAML of the same model or
   data set says, such as the URL of published weights.
-- Not used are places to write (``run.output_dir``, ``cache_dir``, ``keep_images``), loggers that
+- Not used are places to write (``run.output_dir``, ``cache_dir``), loggers that
   send figures elsewhere, and URLs of annotations. Defaults replace them, with a note.
 - Refused are plugins, which are code, other URLs, and other names on the Hugging Face hub.
 
@@ -34,7 +34,7 @@ from lavis_mafa.models.con_d.frozen import FROZEN_MODELS
 from lavis_mafa.plugins import is_imported
 
 # Places to write, and their values in place of the recorded ones.
-_WRITTEN = {"output_dir": "output", "cache_dir": None, "keep_images": None}
+_WRITTEN = {"output_dir": "output", "cache_dir": None}
 _WEIGHTS = ("pretrained", "finetuned")  # without a kind of path in the schema
 _LOCAL_LOGGERS = ("tensorboard",)
 _Path = tuple[str, ...]

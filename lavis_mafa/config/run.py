@@ -142,16 +142,14 @@ def _check_folder(s: Settings, report: Report) -> None:
         report.add("run.job_id", why)
     elif job and len(os.fsencode(job)) > LONGEST_NAME:
         report.add("run.job_id", f"{len(os.fsencode(job))} bytes, expected at most {LONGEST_NAME}")
-    folders = {"run.output_dir": s["run.output_dir"]}
-    folders["model.mafa.con_d.keep_images"] = s["model.mafa.con_d.keep_images"]
-    for key, folder in folders.items():
-        if folder and report.machine:
-            try:
-                problem = _problem_of_folder(Path(os.path.abspath(os.path.expanduser(folder))))
-            except (OSError, ValueError) as error:  # a name that is too long, or with NUL
-                problem = f"{folder!r:.80} cannot be a folder: {error}"
-            if problem:
-                report.add(key, problem)
+    folder = s["run.output_dir"]
+    if folder and report.machine:
+        try:
+            problem = _problem_of_folder(Path(os.path.abspath(os.path.expanduser(folder))))
+        except (OSError, ValueError) as error:  # a name that is too long, or with NUL
+            problem = f"{folder!r:.80} cannot be a folder: {error}"
+        if problem:
+            report.add("run.output_dir", problem)
 
 
 def _problem_of_folder(folder: Path) -> str | None:

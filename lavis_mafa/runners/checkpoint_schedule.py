@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,6 @@ class CheckpointSchedule:
         folder: of the run, where checkpoints are.
         allowed: failures in a row to save a checkpoint before the run stops
             (``run.max_failed_saves``).
-        before_saving: called on all ranks before every checkpoint.
 
     Attributes:
         failed: number of failures since a checkpoint was last saved.
@@ -77,12 +76,10 @@ class CheckpointSchedule:
         state: RunState,
         folder: Path,
         allowed: int,
-        before_saving: Callable[[], None] = lambda: None,
     ) -> None:
         self.state, self.folder, self.allowed = state, folder, allowed
         self.failed = 0
         self.unsaved: tuple[int, int] | None = None
-        self._before_saving = before_saving
 
     def save(self, epoch: int, step: int, *names: str, last: bool = False) -> bool:
         """Save the whole state under each name; a run that resumes starts at ``step`` of ``epoch``.
@@ -100,7 +97,6 @@ class CheckpointSchedule:
             NotSavedError: if not, and either this was the last, and trying again has failed too, or
                 more than ``allowed`` in a row have failed.
         """
-        self._before_saving()
         for left in range(_LAST_TRIES - 1, -1, -1):
             problem = self._write(epoch, step, names or (ckpt.LAST,))
             # Only rank 0 writes, but all ranks go on or stop together.

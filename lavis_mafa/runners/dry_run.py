@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lavis_mafa.algorithm.tokens import CUT, UNKNOWN
 from lavis_mafa.models.con_d.frozen import models_beside
-from lavis_mafa.models.con_d.kept_images import kept_images
 from lavis_mafa.runners.training_step import loss_terms
 
 if TYPE_CHECKING:
@@ -48,9 +47,6 @@ def dry_run(runner: RunnerMafa) -> list[str]:
         _grit_line(runner),
     ]
     lines += [f"WARNING: {warning}" for warning in runner.warnings_of_size()]
-    keeping = kept_images(runner.config.model_cfg, runner._model, runner.train_set, runner.device)
-    if keeping is not None:
-        lines.append(keeping.summary)
     if found is not None:
         lines.append(found.line)
         if found.warning:

@@ -25,8 +25,6 @@ from lavis_mafa.io.files import atomic_write, lost_writes
 from lavis_mafa.io.processes import all_gather_objects, any_rank, barrier
 from lavis_mafa.loggers import loggers_of
 from lavis_mafa.models.con_d.frozen import frozen_models, models_beside
-from lavis_mafa.models.con_d.kept_images import keep_images
-from lavis_mafa.models.con_d.kept_rows import KeptRows
 from lavis_mafa.models.con_d.self_check import SelfCheck
 from lavis_mafa.problems import ConfigView, Problem
 from lavis_mafa.runners import loaders
@@ -95,7 +93,6 @@ class RunnerMafa(EvaluatingRunner):
         self.guard = NonFiniteGuard(model, int(run.get("skip_bad_steps", 0)))
         self.termination = Termination(saves=not self.evaluate_only)
         self.figures = Figures(task, self.log, self.log_freq, int(run.get("log_connections", 64)))
-        self.kept: KeptRows | None = None
         self.time_left: TimeLeft | None = None  # since training began
         self._terminating = False  # a signal has arrived on any rank
         self._lost_worker: LostWorkerError | None = None  # of this rank
@@ -174,14 +171,8 @@ class RunnerMafa(EvaluatingRunner):
                 device=self.device,
             )
             allowed = int(self.run_cfg.max_failed_saves)
-            self._checkpoints = CheckpointSchedule(
-                state, self.output_dir, allowed, before_saving=self._flush_kept
-            )
+            self._checkpoints = CheckpointSchedule(state, self.output_dir, allowed)
         return self._checkpoints
-
-    def _flush_kept(self) -> None:
-        if self.kept is not None:
-            self.kept.flush()
 
     # The run
 
@@ -223,10 +214,9 @@ class RunnerMafa(EvaluatingRunner):
         for warning in self.warnings_of_size():
             logging.warning("%s", warning)
         self.prepare()
-        # Before the cache is opened, so that it holds what training itself computes, and before
-        # `self.model` compiles Con-D, which the check's mini-batches would do for other shapes.
+        # Before `self.model` compiles Con-D, which the check's mini-batches would do for other
+        # shapes.
         found = None if self.resume_ckpt_path else self.check_con_d()
-        self.kept = keep_images(self.config.model_cfg, self._model, self.train_set, self.device)
         self.checkpoints.begin(self.resume_ckpt_path and str(self.resume_ckpt_path))
         model = self.unwrap_dist_model(self.model)
         require_agreement(of_state, model, self.judges, self.progress)
@@ -243,8 +233,6 @@ class RunnerMafa(EvaluatingRunner):
             # Before validation, so that a run killed there repeats only that.
             self.checkpoints.save(epoch + 1, 0)
             self._finish_epoch(epoch)
-        if self.kept is not None:
-            self.kept.close()
         self.checkpoints.retry_unsaved()  # now: the evaluation loads the best weights
         with self._interruptible():
             self.evaluate(cur_epoch="best" if self.valid_splits else self.max_epoch - 1)

@@ -159,9 +159,6 @@ WRONG = [
     ("run.grit.linear", {"strat": 0.5}, "did you mean run.grit.linear.start?"),
     ("run.grit.cosine", {"start": 0}, "expected a number > 0"),
     ("run.grit.linear", {"epochs": 0}, "expected a whole number >= 1"),
-    ("run.grit.learned", {"quantiles": 1}, "from 2 to 256"),
-    ("run.grit.learned", {"lr": 0}, "expected a number > 0"),
-    ("run.grit.learned", {"width": 0}, ">= 1"),
     ("run.grit.skip", 1280, "is not below run.grit.search_space 1280"),
     ("model.arch", DELETE, "missing"),
     ("model.model_type", DELETE, "albef_mafa has base, tiny"),
@@ -444,22 +441,6 @@ def test_settings_of_the_chosen_hardness_schedule_are_filled_in():
     assert "10 grouped epochs from epoch 1 on are not over before run.max_epoch" in notes[0]
     shorter = put(put(GOOD, "run.grit.schedule", "cosine"), "run.grit.cosine", {"epochs": 1})
     assert complete(put(shorter, "run.max_epoch", 3))[1:] == ([], [])
-
-
-def test_a_learned_hardness_needs_the_language_loss_and_grouped_epochs():
-    learned = put(put(GOOD, "run.grit.schedule", "learned"), "run.max_epoch", 3)
-    assert complete(learned)[1:] == ([], [])
-    (problem,) = problems(put(learned, "model.mafa.loss_weights", {"lm": 0}))
-    assert problem.startswith("run.grit.schedule: learned needs the language loss")
-    assert (
-        problems(put(put(learned, "model.mafa.loss_weights", {"lm": 0}), "run.grit.enabled", False))
-        == []
-    )
-    short = put(put(learned, "run.max_epoch", 2), "run.grit.hardness", 0.9)
-    found, notes = complete(short)[1:]
-    assert found == [] and len(notes) == 2
-    assert "only one epoch is grouped, by an untrained network" in notes[0]
-    assert notes[1] == "run.grit.hardness: has no effect: run.grit.schedule is learned"
 
 
 def test_device_and_precision(monkeypatch):

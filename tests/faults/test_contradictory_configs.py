@@ -70,8 +70,6 @@ CONTRADICTIONS = [
      f"{RULE}.use_in", "no loss"),
     ("albef_toy", {f"{RULE}.labels": "probability", f"{RULE}.action": "drop"}, f"{RULE}.labels",
      "needs action: convert"),
-    ("albef_toy", {f"{MAFA}.con_d": {"arch": "oracle", "keep_images": "kept"}},
-     f"{MAFA}.con_d.keep_images", "oracle is not a model with an image encoder"),
     ("albef_toy", {f"{MAFA}.con_d": {"arch": "albef_mafa", "model_type": "tiny"}},
      f"{MAFA}.con_d.checkpoint", "name the checkpoint of a Con-D"),
     ("albef_toy", {f"{MAFA}.con_d": {"arch": "blip_vqa"}}, f"{MAFA}.con_d.arch", "cannot judge"),
@@ -221,17 +219,15 @@ def test_missing_checkpoints_are_reported(name, injected, tmp_path, monkeypatch)
     assert lines and "nowhere.pth" in lines[0]
 
 
-@pytest.mark.parametrize("key", ["run.output_dir", f"{MAFA}.con_d.keep_images"])
 @pytest.mark.parametrize("below", ["", "/below/it"])
-def test_folders_that_are_files_are_rejected(key, below, injected, tmp_path):
+def test_folders_that_are_files_are_rejected(below, injected, tmp_path):
     (tmp_path / "taken").touch()
-    con_d = {"arch": "albef_retrieval", "model_type": "coco", "own_view": True}
-    changes = {f"{MAFA}.con_d": con_d} if "con_d" in key else {}
-    config = config_of("albef_toy", {**changes, key: f"{tmp_path}/taken{below}"})
+    key = "run.output_dir"
+    config = config_of("albef_toy", {key: f"{tmp_path}/taken{below}"})
     lines = problems_at(config, f"{key}:", machine=True)
     injected("config: missing file", survived=bool(lines))
     assert lines == [f"{key}: {tmp_path}/taken is a file; name a folder"]
-    free = config_of("albef_toy", {**changes, key: f"{tmp_path}/free{below}"})
+    free = config_of("albef_toy", {key: f"{tmp_path}/free{below}"})
     assert problems_at(free, f"{key}:", machine=True) == [] and not (tmp_path / "free").exists()
 
 

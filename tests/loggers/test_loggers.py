@@ -190,11 +190,6 @@ def test_loggers_are_those_of_the_list(tmp_path, recorders, given, expected):
     assert names_of_loggers({}) == ["tensorboard"]
 
 
-def test_the_switch_of_tensorboard_names_what_replaces_it(tmp_path):
-    (one,) = problems(tmp_path, run__tensorboard=False)
-    assert one == "run.tensorboard: unknown key; did you mean run.loggers=[]?"
-
-
 def problems(folder, **changes):
     with pytest.raises(ConfigError) as caught:
         load_config(CONFIG, options(folder, **changes))
