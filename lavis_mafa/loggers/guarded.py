@@ -34,19 +34,15 @@ def loggers_of(run_cfg: Mapping[str, Any]) -> dict[str, Logger]:
     found = {}
     names = names_of_loggers(run_cfg)
     if "wandb" in names:  # it reads TensorBoard's files, and must begin before they are opened
-        names = ["wandb", *[name for name in names if name not in ("wandb", "tensorboard")]]
-        names.append("tensorboard")
+        names = [name for name in names if name != "tensorboard"] + ["tensorboard"]
     for name in names:
         entry = LOGGERS.entry(name)
-        given: Any = (run_cfg.get("logger_options") or {}).get(name) or {}
-        given = OmegaConf.to_container(given) if OmegaConf.is_config(given) else given
         if entry.settings is None:
             found[name] = entry.value()
-        else:
-            known = options_of(entry.settings)
-            found[name] = entry.value(
-                entry.settings(**{key: given[key] for key in known if key in given})
-            )
+            continue
+        given: Any = OmegaConf.create((run_cfg.get("logger_options") or {}).get(name) or {})
+        known = {key: given[key] for key in options_of(entry.settings) if key in given}
+        found[name] = entry.value(entry.settings(**known))
     return found
 
 
@@ -80,8 +76,6 @@ class GuardedLoggers:
             resumed: whether to continue; otherwise what loggers kept in the folder is forgotten.
             first_step: see `LoggedRun`.
         """
-        if not self.loggers:
-            return
         self._config, self._resumed, self._first_step = dict(config), resumed, first_step
         self._memory = _read(self.folder / _MEMORY) if resumed else {}
         for name in self.loggers:

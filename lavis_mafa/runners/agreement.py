@@ -33,7 +33,6 @@ _ABSENT = "nothing"
 # Endings of files that are compared by content, if they have at most so many bytes. Weights and
 # rows are compared by themselves once they are read.
 _BY_CONTENT, _SMALL = (".json", ".yaml", ".yml", ".txt", ".py", ".npy"), 2**26
-_LINES, _WIDTH = 20, 300  # of a message
 
 
 class DisagreementError(RuntimeError):
@@ -65,14 +64,13 @@ def require_agreement(gather: Callable[..., Iterable[tuple[str, Any]]], *given: 
         for name in {**first, **own}:
             was, found = first.get(name, _ABSENT), own.get(name, _ABSENT)
             if was != found:
-                line = f"{name}: {was} on rank 0, {found}"[:_WIDTH]
+                line = f"{name}: {was} on rank 0, {found}"[:300]
                 ranks_of.setdefault(line, []).append(str(rank))
     if ranks_of:
         lines = [f"{line} on rank {', '.join(ranks)}" for line, ranks in ranks_of.items()]
-        left_out = [f"and {len(lines) - _LINES} more"] if len(lines) > _LINES else []
         raise DisagreementError(
             "the ranks of this run were not given the same, and nothing was trained:\n  "
-            + "\n  ".join([*lines[:_LINES], *left_out])
+            + "\n  ".join(lines[:20])
             + "\nStart all ranks with the same command, files, weights, code and packages."
         )
 

@@ -30,8 +30,6 @@ class NotSavedError(RuntimeError):
 def check_resumption(cfg: Any) -> None:
     """Refuse a checkpoint of other settings before anything is built; all ranks must call it.
 
-    Other settings of the learning rate cause a warning, since it may jump.
-
     Raises:
         ValueError: naming every setting that may not change, with both values.
     """
@@ -46,13 +44,6 @@ def check_resumption(cfg: Any) -> None:
         if not (isinstance(before, dict) and isinstance(run, dict) and "ranks" in run):
             return  # of another runner, which the runner reports
         ckpt.check_same_settings(before, now, path, (len(run["ranks"]), int(run_cfg.world_size)))
-        changed = ckpt.changed_schedule(before, now)
-        if changed:
-            logging.warning(
-                "%s was saved with other settings of the learning rate, which may jump: %s",
-                path,
-                changed,
-            )
 
     on_main_process(check)
 

@@ -90,17 +90,19 @@ def _measured_lines(runner: RunnerMafa, samples: dict[str, Any]) -> list[str]:
         output = model(samples)
     trained = [p for p in model.parameters() if p.requires_grad]
     frozen = [p for p in model.parameters() if not p.requires_grad]
-    for one in models_beside(model):
-        frozen += one.model.parameters()
-    # By address: a frozen model may share its image encoder with the model.
     sizes = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in trained + frozen}
+    parameters = f"model: {_millions(trained)} trainable and {_millions(frozen)} frozen parameters"
+    for one in models_beside(model):
+        # By address: it may share its image encoder with the model.
+        own = [p for p in one.model.parameters() if p.untyped_storage().data_ptr() not in sizes]
+        sizes |= {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in own}
+        parameters += f"; {one.title}: {_millions(own)} of its own"
     weights, of_training = sum(sizes.values()), sum(p.numel() * p.element_size() for p in trained)
     activations = sum(size for pointer, size in saved.items() if pointer not in sizes)
     total = weights + 3 * of_training + activations
     losses = {name: round(value.item(), 4) for name, value in loss_terms(output).items()}
     return [
-        f"model: {_millions(trained)} trainable parameters, {_millions(frozen)} frozen ones, also "
-        "of frozen models",
+        parameters,
         f"one mini-batch: {losses}",
         f"memory per rank, estimated: {total / _MIB:.0f} MiB (weights {weights / _MIB:.0f}, "
         f"gradients {of_training / _MIB:.0f}, AdamW {2 * of_training / _MIB:.0f}, "

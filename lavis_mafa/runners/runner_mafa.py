@@ -37,10 +37,9 @@ from lavis_mafa.runners.figures import Figures
 from lavis_mafa.runners.guard import NonFiniteGuard, UnreadableSamples
 from lavis_mafa.runners.loaders import LostWorkerError
 from lavis_mafa.runners.run_checks import problems_of_runner
-from lavis_mafa.runners.run_log import RunLog
+from lavis_mafa.runners.run_log import RunLog, TimeLeft, duration
 from lavis_mafa.runners.state import RunState
 from lavis_mafa.runners.termination import Terminated, Termination
-from lavis_mafa.runners.time_left import TimeLeft, duration
 from lavis_mafa.runners.training_step import CON_D, optimizer_step, read_values
 
 _SCHEDULED = "scheduled_lr"  # key of a parameter group: its rate without `run.grit.lr_factor`
@@ -61,7 +60,6 @@ class RunnerMafa(EvaluatingRunner):
         unreadable, guard: what keeps bad data and numbers out of training.
         termination: whether a signal has arrived.
         judges: see `judges_of`.
-        kept: rows of Con-D's image encoder on disk, None if the config keeps none.
     """
 
     groups_mini_batches = True  # read by the config check: `run.grit` has an effect
@@ -86,7 +84,11 @@ class RunnerMafa(EvaluatingRunner):
         # Retrieval ranks all candidates of a split, so that no rank can evaluate a share of it.
         share = not isinstance(task, RetrievalTask) and self.use_dist_eval_sampler
         self.loaders = loaders.Loaders(
-            *(run, self.train_set, self.eval_sets, self.rank, self.device),
+            run,
+            self.train_set,
+            self.eval_sets,
+            self.rank,
+            self.device,
             share_evaluation=bool(self.use_distributed and share),
         )
         self.unreadable = UnreadableSamples(float(run.get("max_unreadable", 0.01)))
@@ -236,10 +238,10 @@ class RunnerMafa(EvaluatingRunner):
         self.checkpoints.retry_unsaved()  # now: the evaluation loads the best weights
         with self._interruptible():
             self.evaluate(cur_epoch="best" if self.valid_splits else self.max_epoch - 1)
+        folder = shlex.quote(str(self.output_dir))
         logging.info(
-            "finished in %s; results in %s\nnext: lavis-mafa report %s\n"
-            "      lavis-mafa evaluate --run %s",
-            *(duration(time.time() - began), *[shlex.quote(str(self.output_dir))] * 3),
+            f"finished in {duration(time.time() - began)}; results in {folder}\n"
+            f"next: lavis-mafa report {folder}\n      lavis-mafa evaluate --run {folder}"
         )
 
     def warnings_of_size(self) -> list[str]:
@@ -536,7 +538,7 @@ class RunnerMafa(EvaluatingRunner):
             left = self.guard.allowed - self.guard.skipped
             logging.error("%s: step skipped, %d more may be skipped.\n  %s", where, left, skipped)
             step = self.progress.global_step
-            self.log.write("skipped", global_step=step, where=where, told=skipped)
+            self.log.write("skipped", global_step=step, where=where, reason=skipped)
         return skipped is None
 
     def _loss_scale(self) -> float:
@@ -562,7 +564,10 @@ class RunnerMafa(EvaluatingRunner):
             # Instead of a bar, which only a terminal shows.
             logging.info(
                 "epoch %d, step %d of %d: loss %.3f, %s left of the run",
-                *(samples["epoch"], samples["iters"] + 1, samples["num_iters_per_epoch"]),
-                *(losses["loss"], left),
+                samples["epoch"],
+                samples["iters"] + 1,
+                samples["num_iters_per_epoch"],
+                losses["loss"],
+                left,
             )
         self.figures.record_step(output, samples, losses, lr, self.progress.global_step, bad)

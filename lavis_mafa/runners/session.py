@@ -244,16 +244,16 @@ def _find_annotations(cfg: Any) -> None:
 
 def _check_size(cfg: Any, datasets: Any) -> None:
     """Check the mini-batch against the momentum queue and the number of training pairs."""
-    run_cfg = cfg.run_cfg
+    run_cfg, model_cfg = cfg.run_cfg, cfg.model_cfg
     if run_cfg.evaluate:
         return
-    together = int(run_cfg.batch_size_train) * int(run_cfg.world_size)
-    queue, problem = cfg.model_cfg.get("queue_size"), None
-    momentum = issubclass(registry.get_model_class(cfg.model_cfg.arch), SharedQueueMixin)
+    batch, ranks = int(run_cfg.batch_size_train), int(run_cfg.world_size)
+    together, queue, problem = batch * ranks, model_cfg.get("queue_size"), None
+    momentum = issubclass(registry.get_model_class(model_cfg.arch), SharedQueueMixin)
     pairs = sum(len(parts["train"]) for parts in datasets.values() if "train" in parts)
-    traits, mafa = traits_of(cfg.model_cfg.arch), cfg.model_cfg.get("mafa") or {}
-    alone = traits.trains_by_step and not mafa.get("all_ranks")
-    candidates = int(run_cfg.batch_size_train) if alone else together
+    traits = traits_of(model_cfg.arch)
+    of_one_rank = traits.trains_by_step and not (model_cfg.get("mafa") or {}).get("all_ranks")
+    candidates = batch if of_one_rank else together
     # LAVIS's models assert it at the first step; only here is the number of ranks known.
     if momentum and queue and queue % together:
         problem = (
@@ -267,8 +267,8 @@ def _check_size(cfg: Any, datasets: Any) -> None:
         )
     elif pairs < together:
         problem = (
-            f"run.batch_size_train: {run_cfg.batch_size_train} on {run_cfg.world_size} rank(s) "
-            f"needs at least {together} training pairs, the data have {pairs}"
+            f"run.batch_size_train: {batch} on {ranks} rank(s) needs at least {together} training "
+            f"pairs, the data have {pairs}"
         )
     if problem:
         raise ConfigError(str(cfg.args.cfg_path), [problem])

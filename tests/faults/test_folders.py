@@ -19,7 +19,7 @@ def damage(path):
     path.write_bytes(content)
 
 
-def test_damaged_last_checkpoint_falls_back_to_previous(tmp_path, injected, caplog):
+def test_damaged_last_checkpoint_falls_back_to_previous(tmp_path, caplog):
     changes = toy("albef", run__keep_every_epochs=1)
     full = run_here(tmp_path / "whole", **changes)
     resumed_folder = tmp_path / "cut"
@@ -31,7 +31,6 @@ def test_damaged_last_checkpoint_falls_back_to_previous(tmp_path, injected, capl
     assert resumed["file"].endswith("checkpoint_1.pth") and resumed["epoch"] == 2
     states = [model_runner._model.state_dict() for model_runner in (runner, full)]
     same = all(torch.equal(states[0][key], states[1][key]) for key in states[1])
-    injected("checkpoint spoilt on disk", same)
     assert same and runner.progress.global_step == 12
 
 

@@ -118,14 +118,12 @@ def test_resuming_a_model_of_another_size_names_the_key(tmp_path, monkeypatch, k
         run_here(tmp_path, run__resume_ckpt_path="auto", **sized(after))
 
 
-def test_resuming_with_another_learning_rate_or_more_epochs_is_announced(tmp_path, caplog):
+def test_another_learning_rate_and_more_epochs_resume(tmp_path):
     run_here(tmp_path, run__max_epoch=1)
     more = {"run__resume_ckpt_path": "auto", "run__max_epoch": 2, "run__init_lr": 1e-5}
     runner = run_here(tmp_path, **more, run__min_lr=1e-6)
     assert runner.progress.global_step == 18
-    (told,) = [line for line in caplog.messages if "which may jump" in line]
-    assert "run.init_lr: 0.002 before, 1e-05 now" in told, told
-    assert "run.max_epoch: 1 before, 2 now" in told
+    assert runner.optimizer.param_groups[0]["lr"] <= 1e-5
 
 
 def test_negatives_that_change_by_epoch_resume(tmp_path):
@@ -154,18 +152,6 @@ def test_folder_of_another_run_is_rejected(uninterrupted):
 
     with pytest.raises(ConfigError, match="holds another run's checkpoint"):
         run_here(uninterrupted)
-
-
-def test_best_checkpoint_is_copied_to_a_new_folder(tmp_path):
-    changes = {"run__valid_splits": '["val"]', "run__test_splits": '["test"]'}
-    run_here(tmp_path / "one", run__max_epoch=1, **changes)
-    last = tmp_path / "one" / "job" / "checkpoint_last.pth"
-    content = torch.load(last, weights_only=True)
-    content["run"]["best"]["value"] = 1000.0
-    torch.save(content, last)
-    run_here(tmp_path / "two", run__resume_ckpt_path=last, **changes)
-    one, two = (weights(tmp_path / name, "checkpoint_best.pth") for name in ("one", "two"))
-    assert same_weights(one, two)
 
 
 @pytest.fixture
