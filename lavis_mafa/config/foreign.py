@@ -84,9 +84,7 @@ def usable(
         for path, info in _downloads(dataset, ("datasets", name)):
             if not is_given((*path, "url")) and not _is_there(info):
                 if not _is_shipped(config, path, {n: info[n] for n in ("url", "storage")}):
-                    notes.append(
-                        f"{'.'.join(path)}.url: {info['url']!r} {origin}: not fetched"
-                    )
+                    notes.append(f"{'.'.join(path)}.url: {info['url']!r} {origin}: not fetched")
                     info["url"] = None
     parts = {name: _section(config, name) for name in ("run", "model", "datasets")}
     for path, value, parent in _texts(parts, ()):

@@ -143,7 +143,7 @@ class RunOptions:
     max_unreadable: float = ours("permitted share of unreadable samples, by rank and epoch", 0.01,
         low=0, high=1)
     log_connections: int = ours("number of mined connections to log per epoch", 64, low=0)
-    loggers: list[str] = ours("where figures and pictures go besides log.jsonl", ["tensorboard"],
+    loggers: list[str] = ours("where figures go besides log.jsonl", ["tensorboard"],
         choices=LOGGERS)
     dist_timeout_minutes: float = ours("how long ranks wait for each other", 30.0, low=0,
         high=1000000.0, above=True)

@@ -136,7 +136,7 @@ def test_bad_numbers_on_one_rank_of_two(tmp_path, what, value, stage, skip):
     ranks = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
     assert ranks[0]["read"] != ranks[1]["read"], "ranks must read different data"
     assert [len(rank["read"]) for rank in ranks] == [12 if skip else stage + 1] * 2
-    message = records(tmp_path, "skipped")[0]["told"] if skip else output
+    message = records(tmp_path, "skipped")[0]["reason"] if skip else output
     name = "Con-D's probability" if what == "con_d" else what
     (line,) = {part.strip() for part in message.splitlines() if "is not finite" in part}
     assert name in line and str(ranks[1]["read"][stage]) in message
