@@ -39,8 +39,8 @@ from lavis_mafa.runners.figures import Figures
 from lavis_mafa.runners.forecast import forecast
 from lavis_mafa.runners.guard import NonFiniteGuard, UnreadableSamples
 from lavis_mafa.runners.loaders import LostWorkerError
-from lavis_mafa.runners.run_checks import problems_of_runner
 from lavis_mafa.runners.run_log import RunLog
+from lavis_mafa.runners.sharding import problem_of_torch
 from lavis_mafa.runners.state import RunState
 from lavis_mafa.runners.termination import Terminated, Termination
 from lavis_mafa.runners.time_left import TimeLeft, duration
@@ -70,8 +70,15 @@ class RunnerMafa(EvaluatingRunner):
 
     @classmethod
     def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
-        """Yield contradictions in a config; see `lavis_mafa.problems`."""
-        yield from problems_of_runner(cfg)
+        """Yield what would be ignored, or fail after the model is built."""
+        if cfg["run.fsdp"] and cfg.training and (problem := problem_of_torch()):
+            yield Problem("run.fsdp", problem)
+        if cfg.training and cfg["run.train_splits"] not in (None, [], ["train"]):
+            why = "training supports only the split train; use ['train']"
+            yield Problem("run.train_splits", why)
+        if cfg.training and cfg["run.train_dataset_ratios"]:
+            why = "has no effect: runner_mafa uses every sample once per epoch; remove it"
+            yield Problem("run.train_dataset_ratios", why)
 
     def __init__(self, cfg: Any, task: Any, model: nn.Module, datasets: Any, job_id: str) -> None:
         super().__init__(cfg, task, model, datasets, job_id)
