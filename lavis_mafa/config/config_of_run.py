@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 LOG = "log.jsonl"
-INTERPOLATION = "${"  # as in ${oc.env:TOKEN}
 # Keys of `run` that say where and how this one run was started.
 OF_ONE_START = (
     *("rank", "world_size", "gpu", "distributed", "dist_url", "resume_ckpt_path", "job_id"),
@@ -54,7 +53,7 @@ def recorded_config(folder: str | Path) -> dict[str, Any]:
     """Return the last config in a run's log as plain data, without keys of one start.
 
     Raises:
-        ValueError: if the log has no config, or one that was not written by a run.
+        ValueError: if the log has no config.
     """
     path, found = Path(folder) / LOG, None
     with open(path, encoding="utf-8", errors="replace") as file:
@@ -67,27 +66,5 @@ def recorded_config(folder: str | Path) -> dict[str, Any]:
     if not isinstance(found, dict) or not isinstance(found.get("run"), dict):
         raise ValueError(f"{path} records no config: give --cfg-path")
     config = {name: found[name] for name in ("run", "model", "datasets") if name in found}
-    left_out = set(OF_ONE_START)
-    if INTERPOLATION in str(found["run"].get("output_dir")):
-        left_out.add("output_dir")  # another's environment says where they write
-    config["run"] = {k: v for k, v in found["run"].items() if k not in left_out}
-    return config
-
-
-def config_to_record(config: Any, given: Any) -> Any:
-    """Return a complete config as it is written into records.
-
-    Texts that the user gave by an interpolation, such as ``${oc.env:TOKEN}``, stay as they were
-    given: no record holds what an environment variable held.
-
-    Args:
-        config: plain and resolved.
-        given: plain, as the user gave it.
-    """
-    if isinstance(given, str) and INTERPOLATION in given:
-        return given if isinstance(config, str | dict | list) else config
-    if isinstance(config, dict) and isinstance(given, dict):
-        return {key: config_to_record(value, given.get(key)) for key, value in config.items()}
-    if isinstance(config, list) and isinstance(given, list) and len(config) == len(given):
-        return [config_to_record(*both) for both in zip(config, given, strict=True)]
+    config["run"] = {k: v for k, v in found["run"].items() if k not in OF_ONE_START}
     return config

@@ -76,10 +76,12 @@ def require_agreement(gather: Callable[..., Iterable[tuple[str, Any]]], *given: 
 
 
 def of_config(cfg: Any) -> Iterator[tuple[str, str]]:
-    """Yield the settings of a complete config, as `MafaConfig.recorded` has them, and the versions
-    of packages. Paths may differ between machines: files are compared by content."""
+    """Yield the settings of a complete config, as `MafaConfig.unresolved` has them, and versions.
+
+    Paths may differ between machines: files are compared by content.
+    """
     resolved = dict(_leaves(cfg.to_dict()))
-    for key, recorded in _leaves(cfg.recorded()):
+    for key, recorded in _leaves(cfg.unresolved()):
         if key not in _OF_ONE_RANK:
             yield key, _shown(key, resolved.get(key), recorded)
     for name in _PACKAGES:

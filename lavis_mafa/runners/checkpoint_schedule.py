@@ -39,7 +39,7 @@ def check_resumption(cfg: Any) -> None:
     path = local_file(run_cfg.resume_ckpt_path)
 
     def check() -> None:
-        content, now = read_checkpoint(path, mapped=True), cfg.recorded()
+        content, now = read_checkpoint(path, mapped=True), cfg.unresolved()
         before, run = content.get("config"), content.get("run")
         if not (isinstance(before, dict) and isinstance(run, dict) and "ranks" in run):
             return  # of another runner, which the runner reports

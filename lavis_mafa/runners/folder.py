@@ -164,7 +164,7 @@ def _launch_of(cfg: Any) -> str | None:
                 launch += f" started at {stat.rpartition(')')[2].split()[19]}"
     else:
         return None
-    config = cfg.recorded()
+    config = cfg.unresolved()
     config["run"] = {k: v for k, v in config["run"].items() if k not in _PER_PROCESS_KEYS}
     content = json.dumps([launch, config], sort_keys=True, default=str)
     return hashlib.sha256(content.encode()).hexdigest()

@@ -36,8 +36,8 @@ from lavis_mafa.runners.evaluation import EvaluatingRunner, matching_splits
 from lavis_mafa.runners.figures import Figures
 from lavis_mafa.runners.guard import NonFiniteGuard, UnreadableSamples
 from lavis_mafa.runners.loaders import LostWorkerError
-from lavis_mafa.runners.run_checks import problems_of_runner
 from lavis_mafa.runners.run_log import RunLog, TimeLeft, duration
+from lavis_mafa.runners.sharding import problem_of_torch
 from lavis_mafa.runners.state import RunState
 from lavis_mafa.runners.termination import Terminated, Termination
 from lavis_mafa.runners.training_step import CON_D, optimizer_step, read_values
@@ -66,8 +66,15 @@ class RunnerMafa(EvaluatingRunner):
 
     @classmethod
     def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
-        """Yield contradictions in a config; see `lavis_mafa.problems`."""
-        yield from problems_of_runner(cfg)
+        """Yield what would be ignored, or fail after the model is built."""
+        if cfg["run.fsdp"] and cfg.training and (problem := problem_of_torch()):
+            yield Problem("run.fsdp", problem)
+        if cfg.training and cfg["run.train_splits"] not in (None, [], ["train"]):
+            why = "training supports only the split train; use ['train']"
+            yield Problem("run.train_splits", why)
+        if cfg.training and cfg["run.train_dataset_ratios"]:
+            why = "has no effect: runner_mafa uses every sample once per epoch; remove it"
+            yield Problem("run.train_dataset_ratios", why)
 
     def __init__(self, cfg: Any, task: Any, model: nn.Module, datasets: Any, job_id: str) -> None:
         super().__init__(cfg, task, model, datasets, job_id)
@@ -156,7 +163,7 @@ class RunnerMafa(EvaluatingRunner):
         if self._checkpoints is None:
             assert self.train_set is not None
             state = RunState(
-                config=self.config.recorded(),
+                config=self.config.unresolved(),
                 progress=self.progress,
                 model=self.unwrap_dist_model(self.model),
                 optimizer=self.optimizer,
@@ -200,7 +207,7 @@ class RunnerMafa(EvaluatingRunner):
                 self.log.close(status)
 
     def _evaluate_only(self) -> None:
-        self.log.begin(self.config.recorded())
+        self.log.begin(self.config.unresolved())
         with self._interruptible():
             splits = [*self.valid_splits, *self.test_splits]
             for split in matching_splits(self.eval_sets, splits):

@@ -21,7 +21,7 @@ from lavis.common.registry import registry
 from lavis.models.base_model import SharedQueueMixin
 
 from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.config.data import used_splits
+from lavis_mafa.config.contradictions import used_splits
 from lavis_mafa.datasets.local_files import read_in_place, reads_as_lavis
 from lavis_mafa.datasets.row_checks import checked_rows, require_answer_files
 from lavis_mafa.io.checkpoints import local_file

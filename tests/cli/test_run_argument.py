@@ -107,7 +107,7 @@ def test_recorded_config_cannot_read_the_environment(run, tmp_path, monkeypatch)
     (tmp_path / "log.jsonl").write_text(
         "\n".join(lines).replace('"tiny"', '"${oc.env:SECRET}"', 1) + "\n"
     )
-    with pytest.raises(ConfigError, match="the environment is not read"):
+    with pytest.raises(ConfigError, match="it is not resolved"):
         load_config(tmp_path)
 
 

@@ -217,7 +217,7 @@ def test_names_are_compared_as_text_and_environment_values_are_not_shown():
     def shown(checkpoint):
         config = {"run": {"prompt": "secret"}, "model": {"con_d": {"checkpoint": checkpoint}}}
         recorded = {**config, "run": {"prompt": "${oc.env:X}"}}
-        cfg = SimpleNamespace(to_dict=lambda: config, recorded=lambda: recorded)
+        cfg = SimpleNamespace(to_dict=lambda: config, unresolved=lambda: recorded)
         return dict(of_config(cfg))
 
     one, other, folder = (shown(name) for name in ("org/a", "org/b", "/data/org/a"))
