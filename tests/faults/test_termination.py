@@ -67,34 +67,6 @@ def test_signal_saves_and_requeued_job_resumes(tmp_path, uninterrupted, number, 
     assert_equal_runs(tmp_path, uninterrupted)
 
 
-@pytest.mark.faults
-def test_signal_inside_an_accumulation_window(tmp_path):
-    changes = {**toy("albef"), **LONG, "run__accum_grad_iters": 3}
-    run_here(tmp_path / "whole", **changes)
-    cut, steps = tmp_path / "cut", [4, 9, 24]
-    cut.mkdir()
-    # In this process the signal arrives at a known step and is handled after the next one.
-    from lavis_mafa.runners import RunnerMafa
-    from lavis_mafa.runners.termination import Terminated
-
-    record_step = RunnerMafa._record_step
-
-    def record_and_signal(runner, *args):
-        record_step(runner, *args)
-        if runner.progress.global_step in steps:
-            steps.remove(runner.progress.global_step)
-            os.kill(os.getpid(), USR1)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunnerMafa, "_record_step", record_and_signal)
-        for _ in range(3):
-            with pytest.raises(Terminated, match="SIGUSR1"):
-                run_here(cut, **changes, run__resume_ckpt_path="auto")
-            assert state(cut)["run"]["ranks"][0]["gradients"]
-    run_here(cut, **changes, run__resume_ckpt_path="auto")
-    assert_equal_runs(cut, tmp_path / "whole")
-
-
 def test_signal_during_validation_ends_the_run_at_once(tmp_path, monkeypatch):
     from lavis_mafa.runners import RunnerMafa
     from lavis_mafa.runners.termination import Terminated
@@ -193,17 +165,3 @@ def test_signal_handlers_are_restored_after_a_run(tmp_path):
     before = [signal.getsignal(number) for number in (TERM, USR1)]
     run_here(tmp_path, **toy("albef"), run__max_steps=1)
     assert [signal.getsignal(number) for number in (TERM, USR1)] == before
-
-
-def test_other_command_of_the_job_gets_its_own_folder(tmp_path, monkeypatch):
-    """Other runs of a requeued job are recognised by their configs."""
-    monkeypatch.setenv("SLURM_JOB_ID", "5")
-    changes = {**toy("albef"), "run__job_id": None, "run__max_steps": 1}
-    first = run_here(tmp_path, **changes)
-    other = run_here(tmp_path, **changes, run__seed=1)
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    requeued = [run_here(tmp_path, **changes), run_here(tmp_path, **changes, run__seed=1)]
-    assert [runner.output_dir for runner in requeued] == [first.output_dir, other.output_dir]
-    third = run_here(tmp_path, **changes, run__seed=2)
-    assert third.output_dir not in (first.output_dir, other.output_dir)
-    assert third.progress.global_step == 1
