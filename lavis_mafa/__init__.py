@@ -11,6 +11,7 @@ The names below are imported on first use. Those of the algorithm (`run_step`, `
 from __future__ import annotations
 
 import importlib
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from lavis_mafa import registration
@@ -70,27 +71,13 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` below imports 
     from lavis_mafa.algorithm.tokens import Tokens
     from lavis_mafa.models.loading import load_model
 
-__all__ = [
-    "__version__",
-    "datasets",
-    "load_model",
-    "models",
-    "processors",
-    "register",
-    "runners",
-    "tasks",
-    "toyworld",
-    *EXPORTS,
-]
-
-# Where each name is defined that is imported on first use; every other name is a subpackage.
+# Where each name is defined that is imported on first use.
 _MODULE_OF = {"load_model": "lavis_mafa.models.loading", **EXPORTS}
+_NEED_LAVIS = ["datasets", "load_model", "models", "processors", "runners", "tasks", "toyworld"]
 
-# Names of an earlier version and what to use instead; go with the next version.
-_REPLACED = {
-    name: "parts = build_parts(settings, con_d), then run_step(backbone, samples, parts)"
-    for name in ("build_objects", "build_picker")
-}
+# `from lavis_mafa import *` imports all of these, so without LAVIS they are fewer.
+__all__ = ["__version__", "register", *EXPORTS]
+__all__ += _NEED_LAVIS if find_spec("lavis") is not None else []
 
 
 def __getattr__(name: str) -> Any:
@@ -98,16 +85,14 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_MODULE_OF[name]), name)
         globals()[name] = value  # the next access does not come here
         return value
-    if name in __all__:
+    if name in _NEED_LAVIS:
         check_versions()
         return importlib.import_module(f"{__name__}.{name}")
-    if name in _REPLACED:
-        raise AttributeError(f"{__name__}.{name} was removed; use {_REPLACED[name]}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)
 
 
 registration.register_with_lavis()

@@ -7,6 +7,7 @@ parsed, and ``--help`` is printed, without it.
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import logging
 import os
@@ -15,7 +16,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
@@ -43,29 +44,6 @@ COMMANDS = {
     "features": ("lavis_mafa.commands.features", "encode pictures once, to train on features"),
     "export": ("lavis_mafa.commands.export", "write a checkpoint in the format of another program"),
 }
-# What replaces a command of an earlier version; goes with the next version.
-REMOVED = {
-    "config": "lavis-mafa train --cfg-path CONFIG --print-config",
-    "eccv": "lavis-mafa report SCORES",
-    "image-start": "python -m research image-start, in a checkout of the repository",
-    "list": "lavis-mafa train --list",
-    "make-vocab": "lavis-mafa check-data FILES --vocab FILE",
-    "profile": "python -m research profile, in a checkout of the repository",
-    "study": "python -m research study FILE, in a checkout of the repository",
-    "threshold": "lavis-mafa label quality JUDGED",
-    "vision": "python -m research vision, in a checkout of the repository",
-}
-REMOVED_OPTIONS = {
-    "--captions": "scores whose captions are in the order of LAVIS's file",
-    "--full-decode": "check-data without it: images are decoded fully",
-    "--index": "the exact search, which needs no option",
-    "--judgements": "--options datasets.NAME.build_info.truth=FILE with count",
-    "--min-count": "check-data --vocab without it: words that occur twice are kept",
-    "--no-check": "nothing: an export no longer loads its folder again",
-    "--per-shard": "--output NAME.parquet, which has the images inside",
-    "--probes": "the exact search, which needs no option",
-    "--shards": "--output NAME.parquet, which has the images inside",
-}
 
 
 def main(
@@ -80,8 +58,6 @@ def main(
         try:
             with _ended_by_ctrl_c():
                 given = list(sys.argv[1:] if argv is None else argv)
-                if table is COMMANDS:
-                    _refuse_removed(given)
                 action = _prepare(given, table, program, description)
                 from lavis_mafa.runners.session import exit_status
         except UnsupportedVersionError as error:
@@ -135,14 +111,19 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
 
-def _refuse_removed(given: Sequence[str]) -> None:
-    """Exit with what replaces a command or an option of an earlier version."""
-    found = {old: REMOVED[old] for n in (1, 2) if (old := " ".join(given[:n])) in REMOVED}
-    options = [word.partition("=")[0] for word in given]
-    found |= {old: REMOVED_OPTIONS[old] for old in options if old in REMOVED_OPTIONS}
-    for old, new in found.items():
-        print(f"lavis-mafa: {old} was removed; use: {new}", file=sys.stderr)
-        raise SystemExit(2)
+def _did_you_mean(given: str, known: Iterable[str]) -> str:
+    """Return a question that names the known word most similar to a given one; "" if none is."""
+    alike = difflib.get_close_matches(given, known, n=1)
+    return f"; did you mean {alike[0]}?" if alike else ""
+
+
+def _options_of(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Yield the options of a parser and of its own commands."""
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from _options_of(command)
 
 
 def _prepare(
@@ -168,8 +149,15 @@ def _prepare(
                 help="Python file or module with code of your own to import first; repeatable",
             )
             chosen, run = command, module.run
-    args = parser.parse_args(given)
+    if given and not given[0].startswith("-") and given[0] not in table:
+        hint = _did_you_mean(given[0], table) or f"; expected one of {', '.join(table)}"
+        parser.error(f"no command is called {given[0]}{hint}")
+    args, unknown = parser.parse_known_args(given)
     assert chosen and run  # argparse exits unless the first argument is a command
+    if unknown:
+        name = unknown[0].partition("=")[0]
+        hint = _did_you_mean(name, _options_of(chosen))
+        chosen.error(f"unrecognized argument {name}{hint}")
     args.error = chosen.error  # for arguments that only `run` can check
     output = logging.StreamHandler()
     output.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))

@@ -31,17 +31,6 @@ class Problem(NamedTuple):
     is_missing: bool = False
 
 
-def problems_of_entry(entry: Any, cfg: ConfigView) -> Iterator[Problem]:
-    """Yield what a registered class, or the class of its settings, says of a config.
-
-    Args:
-        entry: of a `lavis_mafa.algorithm.registry.Registry`; None: nothing.
-    """
-    for owner in () if entry is None else (entry.value, entry.settings):
-        for problem in getattr(owner, "problems_of", lambda cfg: ())(cfg):
-            yield Problem(*problem)
-
-
 class Registered(Collection[str]):
     """Names in a table of LAVIS's registry, read when they are needed.
 

@@ -24,7 +24,7 @@ from lavis_mafa.compat.versions import check_versions
 
 PACKAGE = "lavis_mafa"
 # Importing these registers what they define, in this order.
-ROOMS = ("datasets", "models", "processors", "runners", "tasks", "toyworld")
+_ROOMS = ("datasets", "models", "processors", "runners", "tasks", "toyworld.builder")
 # Imported when LAVIS's registry is asked for a name that is not registered; may be absent.
 ON_DEMAND = f"{PACKAGE}.downstream"
 
@@ -42,7 +42,7 @@ def register() -> None:
         import lavis.models
         import lavis.runners  # noqa: F401
 
-        for room in ROOMS:
+        for room in _ROOMS:
             importlib.import_module(f"{PACKAGE}.{room}")
         _extend_registry()
         importlib.import_module(f"{PACKAGE}.plugins").load_plugins()  # the installed ones

@@ -16,17 +16,9 @@ from lavis.common.registry import registry  # isort: skip
 
 from lavis_mafa.algorithm.grit import HARDNESS
 from lavis_mafa.algorithm.registry import MAFA, Registry
-from lavis_mafa.config.key import (
-    PATHS,
-    UNSET,
-    Keys,
-    describe,
-    keys_in,
-    keys_of,
-    option_of,
-    with_keys,
-)
-from lavis_mafa.config.registered import DATASET, MODEL, OURS, PARTS, RUN, own_keys
+from lavis_mafa.config.check import Keys
+from lavis_mafa.config.key import PATHS, UNSET, Key, keys_of
+from lavis_mafa.config.registered import DATASET, LISTED, MODEL, OURS, PARTS, RUN, own_keys
 from lavis_mafa.io.files import ROOT, write_text
 from lavis_mafa.loggers import LOGGERS
 from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS
@@ -65,31 +57,38 @@ SHORT |= {"a mapping of keys": "keys", " from ": " "}
 
 def page() -> str:
     """Return the whole page as Markdown that ends in a line feed."""
-    of_mafa = keys_in(OURS["mafa"])
-    con_d = with_keys(of_mafa["con_d"], _ours_in(DISCRIMINATORS))
+    of_mafa: Any = OURS["mafa"].keys
+    con_d = of_mafa["con_d"].having(_ours_in(DISCRIMINATORS))
     mafa = dict(of_mafa)
     for one in sorted(MAFA.registries, key=lambda one: one.kind, reverse=True):
         mafa = {**_ours_in(one), **mafa}
     del mafa["con_d"], mafa["connections"]
-    run = {name: key for name, key in RUN.items() if name != "grit"}
+    listed = {
+        title: [f"\nAlso, see LAVIS: {', '.join(f'`{name}`' for name in keys)}."]
+        for title, keys in zip(("run", "model", "datasets.BUILDER"), LISTED, strict=True)
+    }
+    of_lavis = {name for keys in LISTED for name in keys}
+    run = {name: key for name, key in RUN.items() if name not in of_lavis | {"grit"}}
+    model = {name: key for name, key in MODEL.items() if name not in of_lavis}
+    dataset = {name: key for name, key in DATASET.items() if name not in of_lavis}
     ours = {name: key for name, key in OURS.items() if name != "mafa"}
     sections = {
         "run": run,
-        "run.grit": {**keys_in(RUN["grit"]), **_ours_in(HARDNESS)},
+        "run.grit": {**(RUN["grit"].keys or {}), **_ours_in(HARDNESS)},
         "run.logger_options": _ours_in(LOGGERS),
-        "model": MODEL,
+        "model": model,
         "model, of this package": {**ours, **PARTS},
         "model.mafa": mafa,
-        "model.mafa.connections": keys_in(of_mafa["connections"]),
-        "model.mafa.con_d": keys_in(con_d),
-        "datasets.BUILDER": DATASET,
+        "model.mafa.connections": of_mafa["connections"].keys,
+        "model.mafa.con_d": con_d.keys,
+        "datasets.BUILDER": dataset,
     }
     printed: dict[Any, str] = {}
     list(_lines(sections["model.mafa.con_d"], "model.mafa.con_d", "", printed))
     parts = [HEAD]
     for title, keys in sections.items():
         prefix = title.partition(",")[0]
-        lines = "\n".join(_lines(keys, prefix, "", printed))
+        lines = "\n".join([*_lines(keys, prefix, "", printed), *listed.get(title, [])])
         name = f"`{prefix}`{title[len(prefix) :]}"
         parts.append(f"## {name}\n\n" + "\n\n".join(filter(None, [INTROS.get(title), lines])))
     return "\n".join([*parts, "", "## Default YAMLs\n", *_default_yamls(printed), ""])
@@ -119,7 +118,7 @@ def _lines(keys: Keys, above: str, path: str, printed: dict[Any, str]) -> Iterat
         printed: the mapping of each key printed so far, by name and text.
     """
     for name, key in keys.items():
-        inner, text = keys_in(key), _text(key)
+        inner, text = dict(key.keys or {}), _text(key)
         printed.setdefault((name, text), above)
         known = {n: printed.get((n, _text(one)), "") for n, one in inner.items()}
         known = {n: place for n, place in known.items() if place not in ("", f"{above}.{name}")}
@@ -131,22 +130,21 @@ def _lines(keys: Keys, above: str, path: str, printed: dict[Any, str]) -> Iterat
         yield from _lines(inner, f"{above}.{name}", f"{path}{name}.", printed)
 
 
-def _text(key: Any) -> str:
+def _text(key: Key) -> str:
     """Return type, default, text and source of a key."""
-    option, kind = option_of(key), _type(key)
-    if key.default is not UNSET and not keys_in(key):
+    option, kind = key.option, _type(key)
+    if key.default is not UNSET and key.keys is None:
         kind += f", `{plain(key.default)}`"
     kind += "".join(f", `{plain(v)}` for `{task}`" for task, v in option.by_task.items())
     if option.needed:
         when = ", ".join(option.needed) if isinstance(option.needed, tuple) else "always"
         kind += ", required" + ("" if when == "always" else f" for {when}")
     source = "" if option.source in ("LAVIS", "lavis_mafa") else f" ({option.source})"
-    return f" ({kind}): {key.description}{source}"
+    return f" ({kind}): {option.doc}{source}"
 
 
-def _type(key: Any) -> str:
-    option = option_of(key)
-    text = describe(key)
+def _type(key: Key) -> str:
+    option, text = key.option, key.describe()
     if isinstance(option.choices, Registered):
         names = [f"`{name}`" for name, _ in _registered(option.choices.table)]
         text = f"registered {option.choices.table.replace('_', ' ')}"

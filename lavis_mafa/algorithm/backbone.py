@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from lavis_mafa.algorithm.tokens import Captions
 
@@ -122,3 +124,17 @@ class WithRegions(Protocol):
 
     def regions(self, images: Images, texts: Texts) -> tuple[Tensor, Tensor]:
         """Return ``(N, M, E)`` features of regions and ``(N, L - 1, E)`` features of words."""
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put every module into evaluation mode, and restore its own mode afterwards."""
+    # Not model.train() afterwards: frozen parts and momentum encoders stay in evaluation mode.
+    training = [module for module in model.modules() if module.training]
+    try:
+        for module in training:
+            module.training = False
+        yield
+    finally:
+        for module in training:
+            module.training = True

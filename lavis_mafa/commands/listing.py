@@ -89,9 +89,9 @@ def _entries(kind: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
 
 def _key_lines(keys: Mapping[str, Any]) -> Iterator[str]:
     """Yield one line for each key: path, permitted values, default and documentation."""
-    from lavis_mafa.config.key import UNSET, describe, keys_in, known_keys
+    from lavis_mafa.config.key import UNSET, known_keys
 
     for path, key in known_keys(keys):
-        if not keys_in(key):
+        if not key.keys:
             default = "" if key.default is UNSET else f", default {key.default!r}"
-            yield f"{path}: {describe(key)}{default}; {key.description}"
+            yield f"{path}: {key.describe()}{default}; {key.option.doc}"

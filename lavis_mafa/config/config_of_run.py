@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 LOG = "log.jsonl"
-# Keys of an earlier version, and what replaces them.
-REMOVED = {"run.tensorboard": "run.loggers=[]"}
 # Keys of `run` that say where and how this one run was started.
 OF_ONE_START = (
     *("rank", "world_size", "gpu", "distributed", "dist_url", "resume_ckpt_path", "job_id"),
@@ -52,11 +50,10 @@ def is_run(folder: str | Path) -> bool:
 
 
 def recorded_config(folder: str | Path) -> dict[str, Any]:
-    """Return the last config in a run's log as plain data, without keys of one start and of
-    earlier versions.
+    """Return the last config in a run's log as plain data, without keys of one start.
 
     Raises:
-        ValueError: if the log has no config, or one that was not written by a run.
+        ValueError: if the log has no config.
     """
     path, found = Path(folder) / LOG, None
     with open(path, encoding="utf-8", errors="replace") as file:
@@ -68,11 +65,6 @@ def recorded_config(folder: str | Path) -> dict[str, Any]:
                     continue
     if not isinstance(found, dict) or not isinstance(found.get("run"), dict):
         raise ValueError(f"{path} records no config: give --cfg-path")
-    # A run records its config with all values resolved: what looks like an interpolation was put
-    # there by someone else, and could read environment variables.
-    if "${" in json.dumps(found):
-        raise ValueError(f"{path} was not written by a run: its config has interpolations")
     config = {name: found[name] for name in ("run", "model", "datasets") if name in found}
-    left_out = {*OF_ONE_START, *(key.removeprefix("run.") for key in REMOVED)}
-    config["run"] = {k: v for k, v in found["run"].items() if k not in left_out}
+    config["run"] = {k: v for k, v in found["run"].items() if k not in OF_ONE_START}
     return config

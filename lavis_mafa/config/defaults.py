@@ -10,7 +10,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from lavis_mafa.config.check import Report, suggest
+from lavis_mafa.config.check import suggest
+from lavis_mafa.problems import Problem
 
 
 def default_yaml(cls: Any, which: str | None) -> dict[str, Any]:
@@ -42,14 +43,13 @@ def _read(path: str, changed: int) -> dict[str, Any]:
     return plain if isinstance(plain, dict) else {}
 
 
-def default_or_report(path: str, cls: Any, which: Any, report: Report) -> dict[str, Any]:
-    """Return the default YAML of ``cls``; if it has none, report ``path`` and return {}."""
+def default_or_none(path: str, cls: Any, which: Any) -> tuple[dict[str, Any], list[Problem]]:
+    """Return the default YAML of ``cls``, or {} and the problem of the key ``path``."""
     try:
         # A type that looks like a number, such as 224, is one to YAML.
-        return default_yaml(cls, which if which is None else str(which))
+        return default_yaml(cls, which if which is None else str(which)), []
     except (LookupError, OSError) as error:
-        report.add(path, str(error))
-        return {}
+        return {}, [Problem(path, str(error))]
 
 
 def merge(below: Any, above: Any) -> Any:

@@ -1,127 +1,115 @@
 """Decide what is used of a config that a file names: the log of a run, or a file of judged pairs.
 
-Such a file may come from someone else, and must not choose what this machine executes, fetches or
-overwrites. This is the rule:
-
-- Used are numbers, flags, names of registered classes, plain texts, local files and folders to
-  read (annotations, images, vocabularies, weights), and what a default YAML of the same model or
-  data set says, such as the URL of published weights.
-- Not used are places to write (``run.output_dir``, ``cache_dir``, ``keep_images``), loggers that
-  send figures elsewhere, and URLs of annotations. Defaults replace them, with a note.
-- Refused are plugins, which are code, other URLs, and other names on the Hugging Face hub.
-
-A value that the user gives as well is the user's, and so is a file in a folder that the user trusts
-(``--trust FOLDER``). What is used of a checkpoint is less, see `lavis_mafa.models.recorded_sizes`.
+Such a file may come from a stranger. What it may do is decided here alone, by the four rules of
+`usable`; what the user gives as well is the user's, and so is a file in a folder that the user
+trusts (``--trust FOLDER``).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from lavis.common.registry import registry
 from lavis.common.utils import get_cache_path
-from pydantic.fields import FieldInfo
 
-from lavis_mafa.config.check import Report, key_at, listed, value_at
-from lavis_mafa.config.defaults import default_or_report
-from lavis_mafa.config.key import UNSET, Keys, kind_of, option_of
-from lavis_mafa.config.registered import MODEL, OURS, PARTS
+from lavis_mafa.config.check import listed, value_at
+from lavis_mafa.config.defaults import default_or_none
+from lavis_mafa.config.key import UNSET
 from lavis_mafa.io.checkpoints import find_config
-from lavis_mafa.loggers.redact import redact
-from lavis_mafa.models.con_d.frozen import FROZEN_MODELS
 from lavis_mafa.plugins import is_imported
 
-# Places to write, and their values in place of the recorded ones.
-_WRITTEN = {"output_dir": "output", "cache_dir": None, "keep_images": None}
-_WEIGHTS = ("pretrained", "finetuned")  # without a kind of path in the schema
-_LOCAL_LOGGERS = ("tensorboard",)
-_Path = tuple[str, ...]
+# Keys by which weights, tokenizers and language models may be downloaded.
+_FETCHED = ("pretrained", "finetuned", "checkpoint", "vit_weights", "bert_weights", "tokenizer")
+_FETCHED += ("q_former_model", "opt_model", "t5_model", "med_config_path", "q_former_config")
 
 
 def usable(
-    config: dict[str, Any],
-    keys: Keys,
-    file: Path,
-    is_given: Callable[[_Path], bool] = lambda path: False,
-    data_only: bool = False,
+    config: dict[str, Any], file: Path, given: Any = UNSET, data_only: bool = False
 ) -> tuple[list[str], list[str]]:
-    """Change a config that a file names into what may be used of it.
+    """Take from a config that a stranger's file names what may run here; everything else is used.
+
+    1. It runs no code: plugins are refused.
+    2. It fetches nothing: URLs, names on a hub and interpolations are refused, except those of the
+       default YAML of the same model or data set. So are files that are not there.
+    3. It chooses no place to write and no logger: the defaults are used.
+    4. A checkpoint that it names gives weights, sizes and names of ours, see
+       `lavis_mafa.models.recorded_sizes`.
 
     Args:
-        config: plain data, without interpolations.
-        keys: of the config.
+        config: plain data without defaults; changed in place.
         file: that names it.
-        is_given: whether the user gives the value at a path of the config as well.
-        data_only: neither the model nor a logger is built, and nothing is written.
+        given: what the user gives of the config.
+        data_only: only the data are built.
 
     Returns:
         The problems, and notes on what is not used.
     """
+    origin, trust = f"is named by {file}, not by you", f"or trust its folder: --trust {file.parent}"
+
+    def is_given(*path: str) -> bool:
+        value = value_at(given, path)
+        return value is not UNSET and value == value_at(config, path)
+
     problems: list[str] = []
     notes: list[str] = []
-    origin = f"is named by {file}, not by you"
-    trust = f"or trust its folder: --trust {file.parent}"
-
-    run = _section(config, "run")
-    names = [] if is_given(("run", "plugins")) else listed(run.get("plugins"))
-    if not all(isinstance(name, str) and is_imported(name) for name in names):
+    run: Any = config.get("run")
+    run = run if isinstance(run, dict) else {}
+    names = listed(run.get("plugins"))
+    imported = all(isinstance(name, str) and is_imported(name) for name in names)
+    if not imported and not is_given("run", "plugins"):
         del run["plugins"]
         cure = f"give --plugin {' --plugin '.join(map(str, names))}, {trust}"
         problems.append(f"run.plugins: {names} {origin}: code of others is not run; {cure}")
-    loggers = [name for name in listed(run.get("loggers")) if name in _LOCAL_LOGGERS]
-    for name, value in {"loggers": loggers, "logger_options": {}}.items():
-        if run.get(name) not in (None, value) and not is_given(("run", name)):
+    loggers = [name for name in listed(run.get("loggers")) if name == "tensorboard"]
+    places = {"loggers": loggers, "logger_options": {}, "output_dir": "output"}
+    for name, value in places.items():
+        if run.get(name) not in (None, value) and not is_given("run", name):
             if not data_only:
-                notes.append(f"run.{name}: {redact(run[name])!r} {origin}: not used")
+                notes.append(f"run.{name}: {run[name]!r} {origin}: {value!r} is used")
             run[name] = value
-    model = _section(config, "model")
-    if model.get("load_finetuned") is True or model.get("load_pretrained") is False:
-        if not is_given(("model", "pretrained")) and "pretrained" in model:
-            model["pretrained"] = None  # is not read
-    for name, dataset in _section(config, "datasets").items():
-        for path, info in _downloads(dataset, ("datasets", name)):
-            if not is_given((*path, "url")) and not _is_there(info):
-                if not _is_shipped(config, path, {n: info[n] for n in ("url", "storage")}):
-                    notes.append(
-                        f"{'.'.join(path)}.url: {redact(info['url'])!r} {origin}: not fetched"
-                    )
-                    info["url"] = None
-    parts = {name: _section(config, name) for name in ("run", "model", "datasets")}
-    for path, value, parent in _texts(parts, ()):
+    shipped = _texts_of_defaults(config)
+    parts = ("run", "model", "datasets")
+    for path, value, parent in list(_texts({part: config.get(part) for part in parts}, ())):
         name, key = path[-1], ".".join(path)
-        if is_given(path) or (data_only and path[0] == "model") or name == "prompt":
+        if value in shipped or is_given(*path):
             continue
-        if name in _WRITTEN:
-            if value not in (_WRITTEN[name], "") and not _is_shipped(config, path, value):
-                parent[name] = _WRITTEN[name]
-                if not data_only:
-                    instead = _WRITTEN[name] or "the default"
-                    notes.append(f"{key}: {redact(value)!r} {origin}: {instead} is used")
-        elif (problem := _problem(path, value, key_at(keys, path))) and not _is_shipped(
-            config, path, value
-        ):
-            problems.append(
-                f"{key}: {redact(value)!r} {origin}: {problem}; give --options {key}=..., {trust}"
-            )
+        is_used = name != "prompt" and (path[0] == "datasets" or not data_only)
+        if "${" not in value and not is_used:
+            continue
+        if name == "output_dir" and path[0] == "run":
+            continue
+        if name == "cache_dir":
+            parent[name] = None
+            notes.append(f"{key}: {value!r} {origin}: the default is used")
+        elif name == "url" and "storage" in parent:
+            # LAVIS copies what `url` names to `storage`, a place to write.
+            stored = listed(parent["storage"])
+            if os.path.isfile(value):
+                parent["storage"] = parent["url"]
+            elif not all(os.path.isfile(p) or os.path.isfile(get_cache_path(p)) for p in stored):
+                notes.append(f"{key}: {value!r} {origin}: not fetched")
+                parent["url"] = None
+            else:
+                parent["url"] = None
+        elif reason := _reason(name, value, path[0] == "model"):
+            cure = f"give --options {key}=..., {trust}"
+            problems.append(f"{key}: {value!r} {origin}: {reason}; {cure}")
     return problems, notes
 
 
-def _problem(path: _Path, text: str, key: FieldInfo | None) -> str:
-    """Return why a text that no default YAML has is not used; empty if it is."""
-    if key is not None and text == key.default:
-        return ""
+def _reason(name: str, text: str, in_model: bool) -> str:
+    """Return why a text is not used; empty if it is."""
+    if "${" in text:
+        return "it is not resolved"
     if "://" in text or text.strip().startswith("pipe:") or "::pipe:" in text:
         return "it is not fetched"
-    if key is None or kind_of(key).name == "any":  # such as those of a Con-D's `model`
-        key = {**MODEL, **OURS, **PARTS}.get(path[-1])
-    kind = "any" if key is None else kind_of(key).name
-    place = "" if key is None else option_of(key).path
-    by_hub = " or " in place or kind == "any" or path[-1] in _WEIGHTS
-    words = ("",) if key is None else option_of(key).words
-    if not by_hub or text in words or os.path.exists(os.path.expanduser(text)):
+    by_hub = name in _FETCHED or (in_model and "/" in text and " " not in text)
+    if not by_hub or text in ("", "published"):
+        return ""
+    if os.path.exists(os.path.expanduser(text)):
         return ""
     try:
         find_config(text)  # a file of this package
@@ -130,15 +118,10 @@ def _problem(path: _Path, text: str, key: FieldInfo | None) -> str:
     return ""
 
 
-def _section(config: Any, name: str) -> dict[str, Any]:
-    found = config.get(name)
-    return found if isinstance(found, dict) else {}
-
-
-def _texts(value: Any, path: _Path) -> Iterator[tuple[_Path, str, Any]]:
-    """Yield the path, text and mapping or list of every text below a value."""
-    for name, inner in list(value.items()):
-        for one in [inner] if not isinstance(inner, list) else inner:
+def _texts(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str, Any]]:
+    """Yield the path, the text, and the mapping that holds it, of every text below a value."""
+    for name, inner in value.items() if isinstance(value, dict) else ():
+        for one in listed(inner):
             if isinstance(one, dict):
                 yield from _texts(one, (*path, str(name)))
             elif isinstance(one, list):
@@ -147,46 +130,16 @@ def _texts(value: Any, path: _Path) -> Iterator[tuple[_Path, str, Any]]:
                 yield (*path, str(name)), one, value
 
 
-def _downloads(value: Any, path: _Path) -> Iterator[tuple[_Path, dict[str, Any]]]:
-    """Yield the mappings below a value that name a URL and where it is stored."""
-    if isinstance(value, dict):
-        if value.get("url") and "storage" in value:
-            yield path, value
-        for name, inner in value.items():
-            yield from _downloads(inner, (*path, str(name)))
-
-
-def _is_there(info: dict[str, Any]) -> bool:
-    """Return whether the files of a URL are there, and let ``storage`` alone name them."""
-    urls, stored = listed(info["url"]), listed(info["storage"])
-    if urls and all(map(os.path.isfile, urls)):
-        info["storage"] = info["url"]  # nothing is copied to where a file says
-        return True
-    if stored and all(os.path.isfile(p) or os.path.isfile(get_cache_path(p)) for p in stored):
-        info["url"] = None
-        return True
-    return False
-
-
-def _is_shipped(config: Any, path: _Path, value: Any) -> bool:
-    """Return whether a default YAML of the same model or data set has a value at a path."""
-    part, *rest = path
-    cls, root = None, rest
-    if part == "datasets":
-        cls, root = registry.get_builder_class(rest[0]), rest[1:]
-    elif part == "model":
-        model = _section(config, "model")
-        if rest[0] == "mafa" and len(rest) > 3 and rest[1] in FROZEN_MODELS and rest[2] == "model":
-            model, root = _section(_section(model, "mafa"), rest[1]), rest[3:]
-        arch = model.get("arch")
-        cls = registry.get_model_class(arch) if isinstance(arch, str) else None
-    table = "PRETRAINED_MODEL_CONFIG_DICT" if part == "model" else "DATASET_CONFIG_DICT"
-    for kind in getattr(cls, table, {}):
-        found = default_or_report("", cls, kind, Report({})).get(part, {})
-        found = next(iter(found.values()), {}) if part == "datasets" else found
-        own = value_at(found, root)
-        if isinstance(value, dict) and isinstance(own, dict):
-            own = {name: own.get(name) for name in value}
-        if own is not UNSET and (own == value or (isinstance(own, list) and value in own)):
-            return True
-    return False
+def _texts_of_defaults(config: Mapping[str, Any]) -> set[str]:
+    """Return the texts in the default YAMLs of the models and data sets that a config names."""
+    archs = [text for path, text, _ in _texts(config.get("model"), ()) if path[-1] == "arch"]
+    classes = [registry.get_model_class(arch) for arch in archs]
+    datasets = config.get("datasets")
+    if isinstance(datasets, dict):
+        classes += [registry.get_builder_class(str(name)) for name in datasets]
+    found: set[str] = set()
+    for cls in classes:
+        for table in ("PRETRAINED_MODEL_CONFIG_DICT", "DATASET_CONFIG_DICT"):
+            for kind in getattr(cls, table, {}):
+                found |= {text for _, text, _ in _texts(default_or_none("", cls, kind)[0], ())}
+    return found

@@ -21,8 +21,6 @@ from typing import Any
 
 from lavis.common.registry import registry
 
-from lavis_mafa.config.schema import PnpVqaOptions
-
 _NLVR = {"holds": "labels", "num_classes": 2, "images_per_sample": 2}
 LAVIS_CLASSES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "task": {
@@ -30,7 +28,6 @@ LAVIS_CLASSES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "vqa": {"asks_of_model": "predict_answers"},
         "gqa": {"asks_of_model": "predict_answers"},
         "aok_vqa": {"asks_of_model": None},
-        "vqa_reading_comprehension": {"asks_of_model": None, "run_options": PnpVqaOptions},
         "retrieval": {"requires_k_test": True},
         "multimodal_classification": {"asks_of_model": "predict"},
     },

@@ -19,22 +19,17 @@ from lavis.common.config import Config
 from lavis.common.registry import registry
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic.fields import FieldInfo
 
-from lavis_mafa.config.check import Report, check_together, key_at, validated, value_at
-from lavis_mafa.config.con_d import check_frozen
+from lavis_mafa.config.check import Keys, Report, filled, key_at
 from lavis_mafa.config.config_of_run import LOG, is_run, is_trusted, recorded_config
-from lavis_mafa.config.data import check_data, take_features
+from lavis_mafa.config.contradictions import ask_all
 from lavis_mafa.config.defaults import merge
 from lavis_mafa.config.foreign import usable
-from lavis_mafa.config.key import UNSET, Keys, kind_of
-from lavis_mafa.config.registered import FILE, datasets_key, model_key, names_of, run_key
-from lavis_mafa.config.run import check_run
-from lavis_mafa.config.thresholds import take_thresholds
-from lavis_mafa.config.weights import check_weight_files
+from lavis_mafa.config.key import Key
+from lavis_mafa.config.named_files import check_files, take_features, take_thresholds
+from lavis_mafa.config.registered import FILE, keys_for, names_of
 from lavis_mafa.io.project_files import PROJECTS, config_named
 from lavis_mafa.io.yaml_files import check_yaml, check_yaml_file
-from lavis_mafa.loggers.redact import redact
 from lavis_mafa.models.con_d.frozen import FROZEN_MODELS
 from lavis_mafa.plugins import PluginError, load_plugins
 from lavis_mafa.problems import ConfigError
@@ -66,22 +61,41 @@ class MafaConfig(Config):
         self, args: Any, machine: bool = True, named: Named | None = None, data_only: bool = False
     ) -> None:
         self.args = args
-        options = list(getattr(args, "options", None) or [])
-        given = str(args.cfg_path), options, named, data_only
-        user, problems, unused = _read(*given, FILE)
+        cfg_path, options = str(args.cfg_path), list(getattr(args, "options", None) or [])
+        user, problems, unused = _read(cfg_path, options, named, data_only, FILE)
         if user is None:
-            raise ConfigError(str(args.cfg_path), problems)
+            raise ConfigError(cfg_path, problems)
         plugins = _load_plugins(user)
         if options or named:  # again: the keys of data sets and plugins say which are texts
-            user, problems, unused = _read(*given, keys_for(user, Report(FILE))[1])
-        config, found, self.notes = complete(user, machine)
+            keys = keys_for(_resolved(user))[1]
+            user, problems, unused = _read(cfg_path, options, named, data_only, keys)
+        config, found, self.notes = complete(_resolved(user), machine)
         if problems or plugins or found:
-            raise ConfigError(
-                str(args.cfg_path), [*problems, *plugins, *found, *(unused if found else [])]
-            )
+            raise ConfigError(cfg_path, [*problems, *plugins, *found, *(unused if found else [])])
         self.notes += unused
         self.config = OmegaConf.create(config)
+        self._unresolved = user
         registry.register("configuration", self)
+
+    def unresolved(self) -> dict[str, Any]:
+        """Return the whole config as plain data to record: values that the environment gives, such
+        as ``${oc.env:TOKEN}``, stay as they are written."""
+        return _as_written(self.to_dict(), self._unresolved)
+
+
+def _as_written(value: Any, written: Any) -> Any:
+    """Return a resolved value with the resolvers that are written in it."""
+    if isinstance(value, dict) and isinstance(written, dict):
+        return {name: _as_written(one, written.get(name)) for name, one in value.items()}
+    if isinstance(value, list) and isinstance(written, list) and len(value) == len(written):
+        return [_as_written(one, other) for one, other in zip(value, written, strict=True)]
+    # A text may also stand elsewhere in the config, where the environment gives it.
+    is_text = isinstance(value, str) and isinstance(written, str)
+    return written if is_text and "${" in written else value
+
+
+def _resolved(user: Any) -> Any:
+    return _without_frozen(OmegaConf.to_container(OmegaConf.create(user), resolve=True))
 
 
 @dataclass(frozen=True)
@@ -128,9 +142,9 @@ def load_config(
     return config
 
 
-def format_config(cfg: Config) -> str:
-    """Return the whole config as YAML, ``run`` first, without secrets."""
-    plain = redact(cfg.to_dict())
+def format_config(cfg: MafaConfig) -> str:
+    """Return the whole config as YAML, ``run`` first, with resolvers as they are written."""
+    plain = cfg.unresolved()
     parts = {name: plain[name] for name in ("run", "model", "datasets")}
     return OmegaConf.to_yaml(OmegaConf.create(parts))
 
@@ -152,36 +166,32 @@ def _load_plugins(user: Any) -> list[str]:
 def _read(
     cfg_path: str, options: list[str], named: Named | None, data_only: bool, keys: Keys
 ) -> tuple[Any, list[str], list[str]]:
-    """Merge file and options into plain data, without what the user may not want of them.
+    """Merge file and options into plain data, without what a stranger may not choose.
 
     Returns:
-        The config, None if it cannot be read; the problems; notes on what is not used.
+        The unresolved config, None if it cannot be used; the problems; notes on what is not used.
     """
     problems: list[str] = []
-    chosen = OmegaConf.to_container(_read_options(options, problems, keys))
+    chosen: Any = OmegaConf.to_container(_read_options(options, problems, keys))
     recorded: Any = {}
-    foreign = False  # whether there are recorded options, of a file that is not trusted
     if named is not None:
         recorded = OmegaConf.to_container(_read_options(named.options, problems, keys))
-        foreign = bool(recorded) and not is_trusted(named.file)
     try:
-        base, file = _base_of(cfg_path, named)
-        merged = merge(merge(base, recorded), chosen)
-        user: Any = OmegaConf.to_container(OmegaConf.create(merged), resolve=True)
-        own = merge(merge({} if file else base, {} if foreign else recorded), chosen)
-        if named is not None and foreign:
-            file = file or named.file
-        if file is None:
-            return user, problems, []
-
-        def is_given(path: Sequence[str]) -> bool:
-            value = value_at(own, path)
-            return value is not UNSET and value == value_at(merged, path)
-
-        user = _without_frozen(user)
-        known = keys_for(user, Report(FILE))[1]
-        found, notes = usable(user, known, file, is_given, data_only)
-        return user, problems + found, notes
+        base, stranger = _base_of(cfg_path, named)
+        user, given = _without_frozen(merge(merge(base, recorded), chosen)), chosen
+        notes: list[str] = []
+        if stranger is None:
+            given = merge(base, given)
+        if named is not None and recorded and is_trusted(named.file):
+            given = merge(recorded, given)
+        elif named is not None and recorded:
+            stranger = stranger or named.file
+        if stranger is not None:
+            found, notes = usable(user, stranger, given, data_only)
+            if found:  # not resolved and checked: its values are a stranger's
+                return None, problems + found, notes
+        _resolved(user)
+        return user, problems, notes
     except OSError as error:
         problems.append(f"{cfg_path}: cannot be read ({error.strerror or error})")
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -258,7 +268,7 @@ def plain_options(options: Sequence[str], keys: Keys, flag: str = "--options") -
     return dict(found)
 
 
-def _value_of(text: str, key: FieldInfo | None) -> Any:
+def _value_of(text: str, key: Key | None) -> Any:
     """Return the value of an option: its text as it was typed, unless it means something else.
 
     YAML would drop what follows " #", and blanks at the end. A number, True, False, null, and a
@@ -273,7 +283,7 @@ def _value_of(text: str, key: FieldInfo | None) -> Any:
         value = OmegaConf.to_container(OmegaConf.from_dotlist([f"x={text}"]))["x"]  # type: ignore
     except (yaml.YAMLError, OmegaConfBaseException):
         return text
-    kind = "any" if key is None else kind_of(key).name
+    kind = "any" if key is None else key.kind
     if value is None:
         return None
     if isinstance(value, str):
@@ -300,50 +310,26 @@ def complete(
     Returns:
         The whole config, the problems (empty if it is valid) and the notes.
     """
-    early = Report(FILE)  # problems of the names that determine the keys, such as model.arch
-    user, keys, shipped = keys_for(user, early)
+    user, keys, shipped, wrong_names = keys_for(_without_frozen(user))
     report = Report(keys, _active(user.get("run")), machine)
-    # A wrong name is reported once, not again by each check that depends on it.
-    report.bad |= early.bad
+    report.bad |= {one.key for one in wrong_names}  # reported once, at the end
     # Values of the default YAMLs that the user did not change are not checked.
-    trusted: dict[str, Any] = {n: shipped[n] for n in ("model", "datasets") if n in shipped}
-    config = validated(merge(trusted, user), report, trusted)
+    trusted = {name: shipped[name] for name in ("model", "datasets") if name in shipped}
+    config = filled(merge(trusted, user), keys, report, shipped=trusted)
+    report.take(wrong_names)
     take_thresholds(config, report)
     take_features(config, report)
-    check_together(config, report)
-    check_run(config, report)
-    check_data(config, report)
-    check_weight_files(config, report)
-    check_frozen(config, report)
+    ask_all(config, report)
+    check_files(config, report)
     if "preprocess" in shipped:
         config["preprocess"] = shipped["preprocess"]
-    return config, [*early.problems, *report.problems], report.notes
+    return config, report.problems, report.notes
 
 
-def keys_for(
-    user: Mapping[str, Any], report: Report
-) -> tuple[dict[str, Any], Keys, dict[str, Any]]:
-    """Return the config to check, the keys of its model and datasets, and their default YAMLs.
-
-    Problems of the names that determine the keys, such as ``model.arch``, go into ``report``.
-    """
-    # A key that looks like a number is one to YAML.
-    user = _without_frozen({str(name): value for name, value in user.items()})
-    shipped: dict[str, Any] = {}
-    keys = {**FILE, "run": run_key(user.get("run"))}
-    if isinstance(user.get("model"), dict):
-        model, keys["model"] = model_key(user["model"], report)
-        shipped.update(model)
-    if isinstance(user.get("datasets"), dict):
-        user["datasets"] = {str(name): value or {} for name, value in user["datasets"].items()}
-        shipped["datasets"], keys["datasets"] = datasets_key(user["datasets"], report)
-        if not user["datasets"]:
-            report.add("datasets", "is empty; name at least one builder")
-    return user, keys, shipped
-
-
-def _without_frozen(user: dict[str, Any]) -> dict[str, Any]:
+def _without_frozen(user: Any) -> Any:
     """Disable the frozen models of an evaluation-only config, which only training uses."""
+    if not isinstance(user, Mapping):
+        return user
     run, model = user.get("run"), user.get("model")
     mafa = model.get("mafa") if isinstance(model, dict) else None
     only_evaluates = isinstance(run, dict) and run.get("evaluate") is True

@@ -24,6 +24,7 @@ SPLITS = ("train", "val", "test")
 ALWAYS, TRAINING = ("always",), ("training",)
 GENERATION = ("captioning", "mafa_captioning", "dialogue")
 BLANK = ("",)  # the empty string is permitted
+LARGEST_SEED = 4_000_000_000  # NumPy's limit is 2**32 - 1, and the rank is added to the seed
 
 
 def ours(
@@ -53,7 +54,7 @@ class RunOptions:
     test_splits: list[str] = lavis("splits evaluated at the end", [])
     output_dir: str = lavis("folder of checkpoints, logs and results", needed=ALWAYS,
         also=("out_dir", "save_dir"))
-    seed: int = lavis("random seed", 42, low=0, also=("random_seed",))
+    seed: int = lavis("random seed", 42, low=0, high=LARGEST_SEED, also=("random_seed",))
     resume_ckpt_path: str | None = lavis("checkpoint to resume; auto: the newest in output_dir",
         None, path="file or URL", words=("auto",), also=("resume", "resume_from"))
     # optimizer
@@ -64,14 +65,9 @@ class RunOptions:
     min_lr: float = lavis("learning rate at the end", low=0, needed=TRAINING)
     warmup_lr: float = lavis("learning rate at the first step; -1: init_lr", -1.0, low=-1)
     warmup_steps: int = lavis("steps of warm-up", 0, low=0)
-    lr_decay_rate: float | None = lavis("factor per epoch of linear_warmup_step_lr", None, low=0,
-        high=1, above=True)
     weight_decay: float = lavis("AdamW's weight decay", low=0, needed=TRAINING, also=("wd",))
     beta2: float = lavis("AdamW's second beta", 0.999, low=0, high=0.999999)
     max_epoch: int = lavis("epochs to train", low=1, also=("epochs", "num_epochs"))
-    max_iters: int = lavis("steps to train, read by runner_iter", low=1, needed=("runner_iter",))
-    iters_per_inner_epoch: int = lavis("steps between validations, read by runner_iter", low=1,
-        needed=("runner_iter",))
     accum_grad_iters: int = lavis("mini-batches per optimizer step", 1, low=1,
         also=("gradient_accumulation_steps",))
     amp: bool = lavis("mixed precision", False, also=("fp16", "mixed_precision"))
@@ -81,19 +77,10 @@ class RunOptions:
     batch_size_eval: int = lavis("mini-batch of one rank in evaluation", low=1, needed=ALWAYS)
     num_workers: int = lavis("worker processes of a data loader", low=0, high=1024, needed=ALWAYS,
         also=("workers",))
-    train_dataset_ratios: Mapping[str, float] | None = lavis("share of every dataset in training",
-        None, low=0)
     # devices
     device: str = lavis("cuda or cpu", "cuda", choices=("cuda", "cpu"))
-    rank: int = lavis("set by the launcher", low=0)
-    gpu: int = lavis("set by the launcher", low=0)
-    world_size: int = lavis("processes; a launcher overrides it", 1, low=1)
-    dist_url: str = lavis("rendezvous of the processes", "env://")
-    distributed: bool = lavis("join the processes of a launcher, if there is one", True)
-    use_dist_eval_sampler: bool = lavis("split evaluation over the ranks", True)
     log_freq: int = lavis("steps between points of the loggers", 50, low=1)
     # evaluation
-    report_metric: bool = lavis("score the generated texts (default True)")
     annotation_file: Any = lavis(
         "COCO-format JSON of reference captions, one path or one a split; null: the dataset's",
         also=("gt_file", "coco_gt_file"))
@@ -101,14 +88,7 @@ class RunOptions:
     num_beams: int = lavis("beams of generation", low=1, needed=GENERATION)
     max_len: int = lavis("maximum length of generated texts, in tokens", low=1, needed=GENERATION)
     min_len: int = lavis("minimum length of generated texts, in tokens", low=0, needed=GENERATION)
-    inference_method: str = lavis("how VQA answers are found", choices=("rank", "generate"))
-    num_ans_candidates: int = lavis("answers ranked in VQA", low=1)
     prompt: str = lavis("prompt around a question, or before a caption", words=BLANK)
-    length_penalty: float = lavis("exponent of the length in beam search; < 0: shorter texts")
-    block_num: int | None = lavis("layer of GradCAM, from 0; null: the third with cross-attention",
-        low=0)
-    top_p: float = lavis("top-p of caption sampling (mafa_captioning: instead of beam search)",
-        low=0, high=1)
     # of this package
     plugins: list[str] = ours("Python files or modules with your own code, imported first", [])
     retrieval_metrics: list[str] = ours("mafa_retrieval: further registered metrics to report", [],
@@ -118,10 +98,10 @@ class RunOptions:
         choices=MetricNames("caption"))
     gradcam_tokens: str = ours("mafa_grounding: tokens over which a heat map is averaged",
         source="ALBEF 6.4", choices=("all", "words"))
+    save_maps: int = ours("mafa_grounding: number of heat maps to write as images", low=0)
     save_scores: bool = ours("retrieval: write scores_<split>.npz into the result folder")
     truth_file: str | None = ours("retrieval: JSON list of further valid [image, caption] pairs",
         path="file")
-    save_maps: int = ours("mafa_grounding: number of heat maps to write as images", low=0)
     reduce_jpegs: bool = ours(
         "decode JPEGs of training at a fraction of their size where crops stay large enough", False)
     amp_dtype: str = ours("number format of amp", "fp16", choices=("fp16", "bf16"))
@@ -143,7 +123,7 @@ class RunOptions:
     max_unreadable: float = ours("permitted share of unreadable samples, by rank and epoch", 0.01,
         low=0, high=1)
     log_connections: int = ours("number of mined connections to log per epoch", 64, low=0)
-    loggers: list[str] = ours("where figures and pictures go besides log.jsonl", ["tensorboard"],
+    loggers: list[str] = ours("where figures go besides log.jsonl", ["tensorboard"],
         choices=LOGGERS)
     dist_timeout_minutes: float = ours("how long ranks wait for each other", 30.0, low=0,
         high=1000000.0, above=True)
@@ -166,17 +146,72 @@ class RunOptions:
 
 
 @dataclass(kw_only=True)
-class PnpVqaOptions:
-    """Keys of ``run`` that only LAVIS's tasks of PNP-VQA read."""
+class LavisRun:
+    """Further keys of ``run`` that LAVIS reads: names, types and defaults."""
 
-    num_captions: int = lavis("captions per image (PNP-VQA)", low=1)
-    num_captions_fid: int = lavis("captions per answer (PNP-VQA)", low=1)
-    num_patches: int = lavis("patches kept (PNP-VQA)", low=1)
-    cap_max_length: int = lavis("maximum caption length (PNP-VQA)", low=1)
-    cap_min_length: int = lavis("minimum caption length (PNP-VQA)", low=0)
-    internal_bsz_fid: int = lavis("mini-batch inside the reader (PNP-VQA)", low=1)
-    top_k: int = lavis("top-k of caption sampling (PNP-VQA)", low=0)
-    repetition_penalty: float = lavis("penalty on repeated tokens in captions", low=0)
+    rank: int
+    gpu: int
+    world_size: int = 1
+    dist_url: str = "env://"
+    distributed: bool = True
+    use_dist_eval_sampler: bool = True
+    max_iters: int
+    iters_per_inner_epoch: int
+    lr_decay_rate: float | None = None
+    train_dataset_ratios: Mapping[str, float] | None = None
+    report_metric: bool
+    inference_method: str
+    num_ans_candidates: int
+    length_penalty: float
+    block_num: int | None
+    top_p: float
+    # of PNP-VQA
+    num_captions: int
+    num_captions_fid: int
+    num_patches: int
+    cap_max_length: int
+    cap_min_length: int
+    internal_bsz_fid: int
+    top_k: int
+    repetition_penalty: float
+
+
+@dataclass(kw_only=True)
+class LavisModel:
+    """Further keys of ``model`` of LAVIS's models, which ours read as well."""
+
+    vit_type: str
+    vit_ckpt_layer: int
+    vit_drop_path_rate: float
+    vit_layer_norm_epsilon: float
+    vit_grad_ckpt: bool
+    use_grad_checkpoint: bool
+    embed_dim: int
+    momentum: float
+    alpha: float
+    mlm_mask_prob: float
+    use_distill: bool
+    negative_all_rank: bool
+    num_classes: int
+    hidden_size: int
+    prompt: str | None
+    freeze_vit: bool
+    vit_precision: str
+    precision: str
+    vit_model: str
+    num_query_token: int
+    cross_attention_freq: int
+    drop_path_rate: float
+    apply_lemmatizer: bool
+
+
+@dataclass(kw_only=True)
+class LavisDataset:
+    """Further keys of ``datasets.BUILDER``."""
+
+    data_dir: str | None
+    dataset_card: str | None
+    sample_ratio: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,38 +252,16 @@ class ModelOptions:
     finetuned: str | None = lavis("fine-tuned checkpoint: file, URL, or folder of transformers",
         words=BLANK)
     image_size: int = lavis("image side in pixels", low=1, also=("img_size", "resolution"))
-    vit_type: str = lavis("size of the ViT", choices=("base", "large"))
-    vit_ckpt_layer: int = lavis("layers with activation checkpointing", low=0)
-    vit_drop_path_rate: float = lavis("stochastic depth rate of the ViT", low=0, high=0.99)
-    vit_layer_norm_epsilon: float = lavis("epsilon of layer norm; -1: the ViT's default", low=-1)
-    vit_grad_ckpt: bool = lavis("activation checkpointing in the ViT")
-    use_grad_checkpoint: bool = lavis("activation checkpointing")
     med_config_path: str = lavis("JSON config of the text encoder", path="library file")
-    embed_dim: int = lavis("width of the ITC features", low=1)
-    momentum: float = lavis("momentum of the momentum encoders", low=0, high=1)
-    alpha: float = lavis("weight of momentum distillation", low=0, high=1)
     ramp_epochs: float = ours("epochs over which alpha grows from 0 (ALBEF: 1, LAVIS and BLIP: 2)",
         source="ALBEF, LAVIS", low=0)
-    temp: float = lavis("initial ITC temperature", low=0, above=True, also=("temperature",))
+    temp: float = lavis("initial ITC temperature, clamped to this range", low=0.001, high=0.5,
+        also=("temperature",))
     max_txt_len: int = lavis("maximum caption length in tokens", low=3, also=("max_words",))
-    mlm_mask_prob: float = lavis("share of masked tokens", low=0, high=1, also=("mlm_probability",))
     queue_size: int = lavis("features in the momentum queue", low=0)
-    use_distill: bool = lavis("momentum distillation")
-    negative_all_rank: bool = lavis("hard negatives from all ranks")
-    num_classes: int = lavis("classes of the head", low=-1)
-    hidden_size: int = lavis("width of the head", low=1)
-    prompt: str | None = lavis("text before every caption or answer", words=BLANK)
-    freeze_vit: bool = lavis("do not train the ViT")
-    vit_precision: str = lavis("number format of the ViT", choices=("fp16", "fp32"))
-    precision: str = lavis("number format of CLIP", choices=("fp16", "fp32"))
-    vit_model: str = lavis("ViT of BLIP-2", choices=("eva_clip_g", "clip_L"))
     q_former_model: str = lavis("checkpoint of the Q-Former", path="file or URL")
-    num_query_token: int = lavis("number of queries of the Q-Former", low=1)
-    cross_attention_freq: int = lavis("layers from one cross-attention to the next", low=1)
-    drop_path_rate: float = lavis("stochastic depth rate of BLIP-2's ViT", low=0, high=0.99)
     opt_model: str = lavis("OPT: a name on the hub or a folder", path="path or name")
     t5_model: str = lavis("T5: a name on the hub or a folder", path="path or name")
-    apply_lemmatizer: bool = lavis("lemmatise VQA answers")
 
 
 @dataclass(kw_only=True)
@@ -323,7 +336,6 @@ class BuildInfo:
 
     annotations: Splits = lavis("annotation files by split")
     images: Folder = lavis("folder of images")
-    videos: Folder = lavis("folder of videos")
     features: Folder = lavis("folder of features")
 
 
@@ -349,9 +361,6 @@ class DatasetOptions:
 
     type: str = lavis("name of the builder's default YAML")
     data_type: str = lavis("kind of visual input", choices=("images", "videos", "features"))
-    data_dir: str | None = lavis("not used by LAVIS's builders", words=BLANK)
-    dataset_card: str | None = lavis("description of the dataset", words=BLANK)
-    sample_ratio: float = lavis("share of this dataset in training", low=0)
     vis_processor: Processors = lavis("image or video processors")
     text_processor: Processors = lavis("text processors")
     build_info: BuildInfo = lavis("the files")

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lavis_mafa.algorithm.backbone import Backbone
-from lavis_mafa.algorithm.grit.reward import evaluating
+from lavis_mafa.algorithm.backbone import Backbone, evaluating
 
 # The tokens that maps are averaged over.
 TOKENS = ("all", "words")

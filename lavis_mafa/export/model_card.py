@@ -17,7 +17,6 @@ from jinja2 import Environment, StrictUndefined
 from lavis_mafa.export.hub_form import HubForm
 from lavis_mafa.io.checkpoints import model_config
 from lavis_mafa.io.files import is_number
-from lavis_mafa.loggers.redact import redact
 from lavis_mafa.runners.run_log import LOG, read_json_lines
 
 CARD = "README.md"
@@ -59,7 +58,7 @@ class _RunFacts:
 
 def facts_of(content: Mapping[str, Any], checkpoint: str) -> _RunFacts:
     """Collect what a checkpoint has recorded, and the log if it lies in the folder of a run."""
-    config, run = redact(_mapping(content.get("config"))), _mapping(content.get("run"))
+    config, run = _mapping(content.get("config")), _mapping(content.get("run"))
     evaluations: dict[str, dict[str, Any]] = {}
     for record in read_json_lines(Path(checkpoint).parent / LOG):
         if record.get("kind") == "eval" and _is_of(record.get("epoch"), run, checkpoint):

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from lavis_mafa.algorithm.registry import Registry, Section
-from lavis_mafa.pages.charts import Table
-from lavis_mafa.pages.tables import markdown_table
 from lavis_mafa.problems import ConfigView, Problem
 
 KEY, OPTIONS = "run.loggers", "run.logger_options"
@@ -26,7 +21,7 @@ class LoggedRun:
 
     Attributes:
         folder: of the run.
-        config: the whole config as plain data, without secrets.
+        config: the whole config as plain data; values from the environment as ``${oc.env:NAME}``.
         resumed: whether the run continues one that was logged in this folder before.
         first_step: number of the first step that a resumed or new run logs; None: unknown. A
             backend that can hide points should hide those from here on.
@@ -43,7 +38,7 @@ class LoggedRun:
 
 
 class Logger:
-    """Sends what a run logs to one backend; subclasses override what the backend supports.
+    """Sends the figures of a run to one backend; subclasses override what the backend supports.
 
     It lives on the main process only. Any exception switches it off until the next epoch, with one
     warning; then `begin` is called again. Import the backend's package in `begin`, not at the top.
@@ -72,17 +67,6 @@ class Logger:
     def figures(self, figures: Mapping[str, float], step: int, axis: str) -> None:
         """Log numbers, which may be NaN or infinite, by name."""
 
-    def histogram(self, name: str, counts: Sequence[float], step: int, axis: str) -> None:
-        """Log the counts of values in equal bins from 0 to 1."""
-
-    def picture(self, name: str, picture: Image.Image, step: int, axis: str) -> None:
-        """Log an RGB image."""
-
-    def table(
-        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[str]], step: int, axis: str
-    ) -> None:
-        """Log a table of texts, which are not escaped."""
-
     def end(self, status: str) -> None:
         """Flush and close; ``status`` is ``finished``, ``stopped`` or ``failed``."""
 
@@ -95,15 +79,3 @@ def _is_installed(package: str) -> bool:
     spec = find_spec(package)
     # A folder such as wandb/, in which Weights & Biases writes, is found as a namespace package.
     return spec is not None and spec.loader is not None and spec.origin is not None
-
-
-def bin_edges(count: int) -> list[float]:
-    """Return the ``count + 1`` edges of equal bins from 0 to 1."""
-    return [place / count for place in range(count + 1)]
-
-
-def markdown_of(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table of texts, which are escaped."""
-    return markdown_table(
-        Table("", [*columns], [[html.escape(one) for one in row] for row in rows])
-    )

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from PIL import Image
 
 from lavis_mafa.algorithm.options import options_of
 from lavis_mafa.io.files import lost_writes, write_json
 from lavis_mafa.io.random_streams import unchanged_random_streams
 from lavis_mafa.loggers.base import KEY, LOGGERS, LoggedRun, Logger
-from lavis_mafa.loggers.redact import redact
 
 _MEMORY = "loggers.json"  # what loggers keep in the run's folder, by the logger's name
 _DEFAULT = ("tensorboard",)
@@ -34,17 +32,17 @@ def loggers_of(run_cfg: Mapping[str, Any]) -> dict[str, Logger]:
         KeyError: for a name that is not registered; the config check reports it earlier.
     """
     found = {}
-    for name in names_of_loggers(run_cfg):
+    names = names_of_loggers(run_cfg)
+    if "wandb" in names:  # it reads TensorBoard's files, and must begin before they are opened
+        names = [name for name in names if name != "tensorboard"] + ["tensorboard"]
+    for name in names:
         entry = LOGGERS.entry(name)
-        given: Any = (run_cfg.get("logger_options") or {}).get(name) or {}
-        given = OmegaConf.to_container(given) if OmegaConf.is_config(given) else given
         if entry.settings is None:
             found[name] = entry.value()
-        else:
-            known = options_of(entry.settings)
-            found[name] = entry.value(
-                entry.settings(**{key: given[key] for key in known if key in given})
-            )
+            continue
+        given: Any = OmegaConf.create((run_cfg.get("logger_options") or {}).get(name) or {})
+        known = {key: given[key] for key in options_of(entry.settings) if key in given}
+        found[name] = entry.value(entry.settings(**known))
     return found
 
 
@@ -70,20 +68,15 @@ class GuardedLoggers:
         self._off: set[str] = set()
         self._memory: dict[str, Any] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self.loggers)
-
     def begin(self, config: Mapping[str, Any], resumed: bool, first_step: int | None) -> None:
         """Start the loggers, or continue what they logged in this folder.
 
         Args:
-            config: of the run; secrets are removed.
+            config: of the run, see `LoggedRun`.
             resumed: whether to continue; otherwise what loggers kept in the folder is forgotten.
             first_step: see `LoggedRun`.
         """
-        if not self.loggers:
-            return
-        self._config, self._resumed, self._first_step = redact(config), resumed, first_step
+        self._config, self._resumed, self._first_step = dict(config), resumed, first_step
         self._memory = _read(self.folder / _MEMORY) if resumed else {}
         for name in self.loggers:
             self._call(name, None)
@@ -92,21 +85,8 @@ class GuardedLoggers:
         """Log numbers as ``<group>/<name>``."""
         named = {f"{group}/{name}": value for name, value in figures.items()}
         if named:
-            self._send("figures", named, step, axis)
-
-    def histogram(self, name: str, counts: Sequence[float], step: int, axis: str) -> None:
-        """Log the counts of values in equal bins from 0 to 1."""
-        self._send("histogram", name, counts, step, axis)
-
-    def picture(self, name: str, picture: Image.Image, step: int, axis: str) -> None:
-        """Log an RGB image."""
-        self._send("picture", name, picture, step, axis)
-
-    def table(
-        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[str]], step: int, axis: str
-    ) -> None:
-        """Log a table of texts."""
-        self._send("table", name, columns, rows, step, axis)
+            for name in self.loggers:
+                self._call(name, "figures", named, step, axis)
 
     def retry(self) -> None:
         """Switch the loggers on again that failed."""
@@ -122,10 +102,6 @@ class GuardedLoggers:
             self._call(name, "end", status)
             self._open.discard(name)
 
-    def _send(self, method: str, *args: Any) -> None:
-        for name in self.loggers:
-            self._call(name, method, *args)
-
     def _call(self, name: str, method: str | None, *args: Any) -> None:
         """Call a logger's method, after `Logger.begin` where needed."""
         if name in self._off:
@@ -139,7 +115,10 @@ class GuardedLoggers:
             logging.warning(
                 "the logger %s fails and is switched off until the next epoch (training is not "
                 "affected; without it: remove it from %s): %s: %s",
-                *(name, KEY, type(error).__name__, redact(" ".join(str(error).split()))[:500]),
+                name,
+                KEY,
+                type(error).__name__,
+                " ".join(str(error).split())[:500],
             )
             self._off.add(name)
             self._open.discard(name)

@@ -84,7 +84,7 @@ def count_false_negatives(args: argparse.Namespace) -> None:
         raise ValueError(
             "nothing can judge the pairs: there is no discriminator, and the data set does not "
             "know which pairs match. Give a discriminator, such as "
-            "--con-d blip.arch=blip_retrieval blip.model_type=coco, or judgements by people as "
+            "--con-d blip.arch=blip_retrieval blip.model_type=coco, or valid pairs as "
             "build_info.truth of the data"
         )
     run_cfg = loaded.cfg.run_cfg

@@ -55,8 +55,8 @@ class Sampling:
 def grouping_of(run: Any) -> GritSettings:
     """Return how a run's last epoch is grouped: ``grit`` with the hardness q of this epoch.
 
-    A learned hardness is not known without the run's training state: ``grit.hardness`` stands for
-    it, and a warning says so.
+    A schedule with state is not known without the run's training state: ``grit.hardness`` replaces
+    it, and a line in the log says so.
 
     Args:
         run: the section ``run`` of a config.
@@ -66,7 +66,9 @@ def grouping_of(run: Any) -> GritSettings:
     schedule = settings.build_schedule()
     if schedule.learns:
         log_on_main(
-            "run.grit.schedule is learned: mini-batches are formed with run.grit.hardness %g",
+            "run.grit.schedule %s has state of its run: mini-batches are formed with "
+            "run.grit.hardness %g",
+            settings.schedule,
             settings.hardness,
         )
         return settings

@@ -16,7 +16,6 @@ from torch import Tensor
 from lavis_mafa.algorithm.discriminator import LEFT
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.config.con_d import check_con_d
-from lavis_mafa.config.key import keys_in
 from lavis_mafa.config.load import plain_options
 from lavis_mafa.config.registered import mafa_key
 from lavis_mafa.datasets.training_set import TrainingSet
@@ -50,7 +49,8 @@ def discriminators_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
         own = (model.get("mafa") or {}).get("con_d")
         return {} if not own or own["arch"] == ORACLE else {"con_d": own}
     names = {option.partition(".")[0] for option in args.con_d}
-    given = plain_options(args.con_d, dict.fromkeys(names, keys_in(mafa_key())["con_d"]), "--con-d")
+    con_d = (mafa_key().keys or {})["con_d"]
+    given = plain_options(args.con_d, dict.fromkeys(names, con_d), "--con-d")
     found, problems = {}, []
     for name, one in given.items():
         if name == TRUTH or not str(name).isidentifier() or not isinstance(one, dict):

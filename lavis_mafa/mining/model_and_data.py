@@ -20,15 +20,14 @@ from omegaconf import OmegaConf
 
 from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.config.check import Report, listed
+from lavis_mafa.config.check import listed
 from lavis_mafa.config.config_of_run import LOG, is_trusted, recorded_config
 from lavis_mafa.config.foreign import usable
 from lavis_mafa.config.key import is_url
-from lavis_mafa.config.load import Named, keys_for
+from lavis_mafa.config.load import Named
 from lavis_mafa.datasets.local_files import reads_as_lavis
 from lavis_mafa.datasets.split_as_pairs import SplitAsPairs
 from lavis_mafa.datasets.training_set import TrainingSet
-from lavis_mafa.loggers.redact import redact
 from lavis_mafa.mining.corpus import Corpus
 from lavis_mafa.mining.judged_pairs import Judged
 from lavis_mafa.models.con_d.build import view_of
@@ -80,9 +79,8 @@ def options_of(args: argparse.Namespace) -> list[str]:
 
 
 def data_source(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
-    """Return what later commands need to load the same data: config, options and split, without
-    secrets."""
-    options = redact([str(option) for option in args.options])
+    """Return what later commands need to load the same data: config, options and split."""
+    options = [str(option) for option in args.options]
     return {"cfg_path": str(args.cfg_path), "options": options, "split": args.split, **more}
 
 
@@ -184,7 +182,7 @@ def recorded_data(folder: Path) -> TrainingSet:
     if is_trusted(log):
         load_plugins(listed(config["run"].get("plugins")))
     else:
-        problems, notes = usable(config, keys_for(config, Report({}))[1], log, data_only=True)
+        problems, notes = usable(config, log, data_only=True)
         for note in notes:
             logging.warning("%s", note)
         if problems := [one for one in problems if not one.startswith("run.plugins")]:

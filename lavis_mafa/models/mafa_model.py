@@ -29,7 +29,6 @@ from lavis_mafa.models.families.family import image_size_of
 from lavis_mafa.models.inference.rerank import MAX_TOKENS, compute_sim_matrix
 from lavis_mafa.models.parts.tokenizers import BERT
 from lavis_mafa.models.parts.vit import DEIT
-from lavis_mafa.models.step_checks import problems_of_step
 from lavis_mafa.models.traits import shipped_config
 from lavis_mafa.models.weight_loading import (
     MATCHING_PARTS,
@@ -40,7 +39,6 @@ from lavis_mafa.models.weight_loading import (
     registered_name,
     require_weights,
 )
-from lavis_mafa.problems import ConfigView, Problem
 
 
 def _of_step(name: str) -> Any:
@@ -71,11 +69,6 @@ class MafaModel:
     cached_batch: int | None = None  # pairs whose activations are stored at a time; None: all
     # As LAVIS's ALBEF and BLIP clamp it at every step; BLIP-2 has no limits.
     temperature_range: tuple[float, float] = (0.001, 0.5)
-
-    @classmethod
-    def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
-        """Yield contradictions in a config; see `lavis_mafa.problems`."""
-        yield from problems_of_step(cls, cfg)
 
     def attach_step(
         self,

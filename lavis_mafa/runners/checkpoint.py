@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from lavis_mafa.algorithm.grit import HARDNESS, GritSettings
+from lavis_mafa.algorithm.grit import HARDNESS
 from lavis_mafa.algorithm.momentum import GROUP_QUEUE
 from lavis_mafa.io.checkpoints import problem_of_types
-from lavis_mafa.io.files import atomic_write
+from lavis_mafa.io.files import atomic_write, flat
 
-FORMAT = 2
+FORMAT = 3
 LAST, BEST = "checkpoint_last.pth", "checkpoint_best.pth"
-# Keys of `model` on which the shapes of weights and queues, or what they mean, depend.
+# Keys of `model` on which the shapes of weights and queues, or what they mean, depend. Frozen
+# weights are not saved.
 _SHAPES = (
-    *("arch", "image_size", "vit.patch_size", "vit.width", "vit.depth", "vit.heads", "vit.stem"),
-    *("vit_type", "vit_model", "feature_width", "embed_dim", "queue_size", "memory_size"),
-    *("num_query_token", "cross_attention_freq", "num_classes", "hidden_size"),
-    *("freeze_vit", "mafa.learn_temperature"),  # frozen weights are not saved
-)
+    "arch image_size vit.patch_size vit.width vit.depth vit.heads vit.stem vit_type vit_model "
+    "feature_width embed_dim queue_size memory_size num_query_token cross_attention_freq "
+    "num_classes hidden_size freeze_vit mafa.learn_temperature"
+).split()
 EVERY = "checkpoint_*.pth"  # pattern of these and of those kept by run.keep_every_epochs
 
 
@@ -94,8 +93,7 @@ def check_same_settings(
     # The seed orders the samples; the others say what saved gradients and loss scales mean.
     names = ("accum_grad_iters", "seed", "amp", "amp_dtype")
     pairs = [(f"run.{name}", old.get(name), new.get(name)) for name in names]
-    # What an older checkpoint does not know had its default.
-    grit_before = {**asdict(GritSettings()), **old.get("grit", {})}
+    grit_before = old.get("grit", {})
     # Neither `save_order` nor `lr_factor` affects the order or the saved state, and `first_order`
     # matters only where the first epoch began.
     skipped = {"save_order", "lr_factor", "first_order"}
@@ -103,12 +101,8 @@ def check_same_settings(
     skipped |= set(HARDNESS) - {new.get("grit", {}).get("schedule")}
     grit = [name for name in new.get("grit", {}) if name not in skipped]
     pairs += [(f"run.grit.{name}", grit_before.get(name), new["grit"][name]) for name in grit]
-    pairs += [
-        (f"model.{name}", was, now_)
-        for name, was, now_ in zip(_SHAPES, _shapes_of(before), _shapes_of(now), strict=True)
-        # What an older checkpoint does not know is compared by the shapes themselves.
-        if was is not None
-    ]
+    shapes, shapes_now = (dict(flat(config.get("model", {}))) for config in (before, now))
+    pairs += [(f"model.{name}", shapes.get(name), shapes_now.get(name)) for name in _SHAPES]
     changed = [f"{name}: {was} before, {now_} now" for name, was, now_ in pairs if was != now_]
     changed += _batch_problem(int(old["batch_size_train"]), int(new["batch_size_train"]), *ranks)
     if changed:
@@ -117,36 +111,6 @@ def check_same_settings(
             + "\n  ".join(changed)
             + "\nRestore these settings, or start a new run from its weights by model.pretrained."
         )
-
-
-def _shapes_of(config: Mapping[str, Any]) -> list[Any]:
-    """Return the values of `_SHAPES` in a config, None where it has none."""
-    found = []
-    for name in _SHAPES:
-        value: Any = config.get("model", {})
-        for part in name.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        found.append(value)
-    return found
-
-
-def changed_schedule(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """Describe which settings of the learning rate differ; None if none does.
-
-    Args:
-        before, now: the config of a checkpoint and of the run that resumes from it.
-    """
-    old, new = before.get("run", {}), now.get("run", {})
-    names = ["init_lr", "min_lr", "lr_sched", "lr_decay_rate", "lr_horizon"]
-    names += ["warmup_lr", "warmup_steps", "warmup_share"]
-    # The cosine ends at the last epoch, unless a horizon is given.
-    names += [] if new.get("lr_horizon") else ["max_epoch"]
-    changed = [
-        f"run.{name}: {old[name]} before, {new.get(name)} now"
-        for name in names
-        if name in old and old[name] != new.get(name)
-    ]
-    return "; ".join(changed) or None
 
 
 def check_same_data(before: Mapping[str, Any], now: Mapping[str, Any], origin: str) -> None:

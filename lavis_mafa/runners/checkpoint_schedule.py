@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from lavis.common.dist_utils import is_main_process
 
 from lavis_mafa.io.checkpoints import local_file, read_checkpoint
 from lavis_mafa.io.files import atomic_write, lost_writes, remove_partial_files
-from lavis_mafa.io.identity import weights_digest
 from lavis_mafa.io.processes import any_rank, barrier, from_main_process, on_main_process
 from lavis_mafa.runners import checkpoint as ckpt
 from lavis_mafa.runners.state import BestFigure, RunState
@@ -31,8 +30,6 @@ class NotSavedError(RuntimeError):
 def check_resumption(cfg: Any) -> None:
     """Refuse a checkpoint of other settings before anything is built; all ranks must call it.
 
-    Other settings of the learning rate cause a warning, since it may jump.
-
     Raises:
         ValueError: naming every setting that may not change, with both values.
     """
@@ -42,17 +39,11 @@ def check_resumption(cfg: Any) -> None:
     path = local_file(run_cfg.resume_ckpt_path)
 
     def check() -> None:
-        content, now = read_checkpoint(path, mapped=True), cfg.to_dict()
+        content, now = read_checkpoint(path, mapped=True), cfg.unresolved()
         before, run = content.get("config"), content.get("run")
         if not (isinstance(before, dict) and isinstance(run, dict) and "ranks" in run):
             return  # of another runner, which the runner reports
         ckpt.check_same_settings(before, now, path, (len(run["ranks"]), int(run_cfg.world_size)))
-        changed = ckpt.changed_schedule(before, now)
-        if changed:
-            logging.warning(
-                "%s was saved with other settings of the learning rate, which may jump: %s",
-                *(path, changed),
-            )
 
     on_main_process(check)
 
@@ -65,7 +56,6 @@ class CheckpointSchedule:
         folder: of the run, where checkpoints are.
         allowed: failures in a row to save a checkpoint before the run stops
             (``run.max_failed_saves``).
-        before_saving: called on all ranks before every checkpoint.
 
     Attributes:
         failed: number of failures since a checkpoint was last saved.
@@ -77,12 +67,10 @@ class CheckpointSchedule:
         state: RunState,
         folder: Path,
         allowed: int,
-        before_saving: Callable[[], None] = lambda: None,
     ) -> None:
         self.state, self.folder, self.allowed = state, folder, allowed
         self.failed = 0
         self.unsaved: tuple[int, int] | None = None
-        self._before_saving = before_saving
 
     def save(self, epoch: int, step: int, *names: str, last: bool = False) -> bool:
         """Save the whole state under each name; a run that resumes starts at ``step`` of ``epoch``.
@@ -100,7 +88,6 @@ class CheckpointSchedule:
             NotSavedError: if not, and either this was the last, and trying again has failed too, or
                 more than ``allowed`` in a row have failed.
         """
-        self._before_saving()
         for left in range(_LAST_TRIES - 1, -1, -1):
             problem = self._write(epoch, step, names or (ckpt.LAST,))
             # Only rank 0 writes, but all ranks go on or stop together.
@@ -120,7 +107,8 @@ class CheckpointSchedule:
                 )
             logging.error(
                 "%s; %s, %d more failures in a row allowed",
-                *(message, "trying again" if last else "training continues"),
+                message,
+                "trying again" if last else "training continues",
                 self.allowed - self.failed,
             )
             if not last:
@@ -201,9 +189,8 @@ class CheckpointSchedule:
     def _settle_best(self, origin: Path | None) -> None:
         """Let `BEST` in the run's folder hold the weights of the best figure so far.
 
-        A file with other weights belongs to a run, or to a part of this run, that is discarded by
-        starting or resuming from ``origin``. It is renamed, not removed. Where the weights of the
-        best figure no longer exist, the figure is forgotten.
+        A file of epochs that are discarded by starting or resuming from ``origin`` is renamed.
+        Where the weights of the best figure do not exist, the figure is forgotten.
 
         Args:
             origin: the checkpoint that the run resumes from; None for a new run.
@@ -215,7 +202,9 @@ class CheckpointSchedule:
                 logging.warning(
                     "the best weights so far (epoch %s, agg_metrics %s) are not in the folder of "
                     "%s: the best figure is forgotten, validation chooses among later epochs",
-                    *(progress.best.epoch, progress.best.value, origin),
+                    progress.best.epoch,
+                    progress.best.value,
+                    origin,
                 )
             progress.best = BestFigure()
 
@@ -225,43 +214,30 @@ class CheckpointSchedule:
         found = None
         if origin is not None and wanted.value is not None:
             names = (ckpt.BEST, origin.name, f"checkpoint_{wanted.epoch}.pth")
-            places = (origin.parent / name for name in names)
-            # Checkpoints of earlier versions know no digest: their figures must be equal.
-            found = next(
-                (
-                    path
-                    for path in places
-                    for best in [_best_in(path)]
-                    if best.weights == wanted.weights and (wanted.weights or best == wanted)
-                ),
-                None,
-            )
+            places = [origin.parent / name for name in names]
+            found = next((path for path in places if _best_in(path) == wanted), None)
         if found is not None and found.resolve() == own.resolve():
             return True
-        # A run that was killed before it recorded this very best evaluates the same weights again.
-        same = {weights_digest(ckpt.trained_state(self.state.model)), wanted.weights} - {None}
-        if own.exists() and _best_in(own).weights not in same:
+        if own.exists():
             free = (self.folder / f"discarded_best_{number}.pth" for number in itertools.count(1))
             kept = next(path for path in free if not path.exists())
             os.replace(own, kept)
-            logging.warning(
-                "%s is not of the epochs that this run continues: renamed to %s", own, kept.name
-            )
+            logging.warning("%s is not of the epochs of this run: renamed to %s", own, kept.name)
         if found is not None:
             with lost_writes.allow(own), open(found, "rb") as source, atomic_write(own) as file:
                 shutil.copyfileobj(source, file)
-        return own.exists() and found is not None
+        return own.exists()
 
 
-def _best_in(path: Path) -> BestFigure:
-    """Return the best figure whose weights a checkpoint holds; none if it holds or is none."""
+def _best_in(path: Path) -> BestFigure | None:
+    """Return the best figure whose weights a checkpoint holds; None if it holds none."""
     try:
         run = read_checkpoint(str(path), mapped=True)["run"]
         best = BestFigure(**run["best"])
+        holds = best.epoch is not None and (run["epoch"], run["step"]) == (best.epoch + 1, 0)
     except FileNotFoundError:
-        return BestFigure()
+        return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         logging.error("%s cannot be used as best checkpoint: %s", path, error)
-        return BestFigure()
-    holds = best.epoch is not None and (run["epoch"], run["step"]) == (best.epoch + 1, 0)
-    return best if holds else BestFigure()
+        return None
+    return best if holds else None

@@ -13,7 +13,6 @@ from torch import nn
 
 from lavis_mafa.io.checkpoints import read_checkpoint
 from lavis_mafa.io.files import STORAGE_ERRORS, lost_writes
-from lavis_mafa.io.identity import weights_digest
 from lavis_mafa.io.processes import from_main_process, share_tensors
 from lavis_mafa.runners.checkpoint import BEST, load_trained_state, trained_state
 from lavis_mafa.runners.lavis_runner import AnyDeviceRunner
@@ -75,8 +74,7 @@ class EvaluatingRunner(AnyDeviceRunner):
                 if value is None:
                     logging.warning("%s gives no agg_metrics: no best checkpoint is saved", split)
                 elif not np.isnan(value) and (before is None or value > before):
-                    weights = weights_digest(trained_state(self._model))
-                    best = BestFigure(float(value), epoch, split, weights)
+                    best = BestFigure(float(value), epoch, split)
         return best
 
     @torch.no_grad()

@@ -11,7 +11,6 @@ from lavis.common.dist_utils import is_main_process
 
 from lavis_mafa.algorithm.mining import DIRECTIONS
 from lavis_mafa.loggers import EPOCH
-from lavis_mafa.runners.connection_pictures import Show, show_connections
 from lavis_mafa.runners.run_log import CONNECTIONS, RunLog
 from lavis_mafa.runners.training_step import TEMPERATURE
 from lavis_mafa.tasks.mafa_pretrain import WITHOUT_NEGATIVE
@@ -45,13 +44,11 @@ class Figures:
         self.task, self.log = task, log
         self.log_freq, self.connections = log_freq, connections
         self.tally = Tally()
-        self._connections: list[dict[str, Any]] = []  # logged in this epoch
 
     def begin_epoch(self) -> None:
         """Start the sums of an epoch at zero, and switch loggers on again that failed."""
         self.log.loggers.retry()
         self.tally.reset()
-        self._connections = []
 
     def record_step(
         self,
@@ -101,7 +98,6 @@ class Figures:
         limit = -(-self.connections // steps)  # rounded up
         for pair in self.task.mined(output, samples, limit):
             record = {"epoch": samples["epoch"], "step": samples["iters"], **pair}
-            self._connections.append(record)
             self.log.append(CONNECTIONS, record)
 
     def record_epoch(
@@ -109,13 +105,11 @@ class Figures:
         epoch: int,
         global_step: int,
         device: torch.device,
-        show: Show,
         hardness: float | None = None,
     ) -> None:
         """Log an epoch's figures over all ranks, which must all call it.
 
         Args:
-            show: picture and caption of a training sample, by its index.
             hardness: q by which the epoch's mini-batches were grouped; None: they were not.
         """
         total = self.tally.over_ranks(device)
@@ -134,26 +128,16 @@ class Figures:
                 "epoch %d: %d images and %d captions had no negative in their mini-batch, only "
                 "pairs of the same image, caption or group: ITM learns from them that every pair "
                 "matches. Use a larger run.batch_size_train, or data with more distinct images",
-                *(epoch, *none),
+                epoch,
+                none[0],
+                none[1],
             )
         self.log.write("epoch", epoch=epoch, global_step=global_step, **figures)
         self.log.scalars("epoch", figures, epoch, EPOCH)
-        self._log_histogram(total, epoch, global_step)
-        show_connections(self.log, self._connections, show, epoch)
-        logging.info("epoch %d: %s", epoch, _shown(figures))
-
-    def _log_histogram(self, total: Tally, epoch: int, global_step: int) -> None:
-        """Log the histogram of Con-D's probabilities in an epoch."""
         histogram = getattr(self.task, "epoch_histogram", lambda tally: None)(total)
-        if not histogram:
-            return
-        self.log.write("con_d_histogram", epoch=epoch, global_step=global_step, **histogram)
-        for direction in DIRECTIONS:
-            by_truth = histogram.get(direction, {}).values()
-            # Histograms of loggers have no classes: pairs that match and others are added up.
-            counts = [sum(column) for column in zip(*by_truth, strict=True)]
-            if counts:
-                self.log.loggers.histogram(f"con_d_probability/{direction}", counts, epoch, EPOCH)
+        if histogram:
+            self.log.write("con_d_histogram", epoch=epoch, global_step=global_step, **histogram)
+        logging.info("epoch %d: %s", epoch, _shown(figures))
 
 
 def _shown(figures: Mapping[str, Any]) -> str:

@@ -9,22 +9,20 @@ import json
 import logging
 import os
 import socket
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from lavis.common.dist_utils import is_main_process
 
 from lavis_mafa.config import ConfigError
 from lavis_mafa.io.checksums import is_intact
-from lavis_mafa.io.files import write_json
+from lavis_mafa.io.files import atomic_write
 from lavis_mafa.io.folder_lock import FolderInUseError, lock_folder, release_folders
 from lavis_mafa.io.processes import any_rank, from_main_process
-from lavis_mafa.loggers.redact import redact
 from lavis_mafa.runners.checkpoint import EVERY, LAST
 
-_LAUNCH = "launch.json"  # which launch started or resumed the run in a folder
+_LAUNCH = "launch.txt"  # which launch started or resumed the run in a folder
 # Keys of `run` that differ between the processes, or the starts, of one launch.
 _PER_PROCESS_KEYS = ("rank", "world_size", "gpu", "distributed", "resume_ckpt_path")
 
@@ -44,19 +42,21 @@ def choose_folder(cfg: Any) -> str:
     run_cfg = cfg.run_cfg
     root = Path.cwd() / str(run_cfg.output_dir)
     given = run_cfg.get("job_id"), run_cfg.get("resume_ckpt_path")
-    restarted = _is_restart(torch.device(run_cfg.device))
+    launch = None if run_cfg.evaluate else _launch_of(cfg)
+    restarted = _is_restart(torch.device(run_cfg.device)) and launch is not None
     # Rank 0 chooses for all: ranks may see a shared disk, and the clock, differently.
     job_id, run_cfg.resume_ckpt_path = from_main_process(
-        lambda: _choose_and_lock(cfg, root, restarted, *given)
+        lambda: _choose_and_lock(cfg, root, launch, restarted, *given)
     )
     return job_id
 
 
 def _choose_and_lock(
-    cfg: Any, root: Path, restarted: bool, *given: str | None
+    cfg: Any, root: Path, launch: str | None, restarted: bool, *given: str | None
 ) -> tuple[str, str | None]:
     while True:
-        job_id, resume = _choose(cfg, root, restarted, *given)
+        own = _folder_of_launch(launch, root) if restarted else None
+        job_id, resume = _choose(root, own, *given)
         try:
             if not lock_folder(root / job_id):
                 break
@@ -70,13 +70,16 @@ def _choose_and_lock(
             "run.resume_ckpt_path=auto, choose another job_id, or remove the folder"
         )
         raise ConfigError(str(cfg.args.cfg_path), [problem])
+    if launch is not None:
+        with atomic_write(root / job_id / _LAUNCH) as file:
+            file.write(launch.encode())
     return job_id, resume
 
 
 def _choose(
-    cfg: Any, root: Path, restarted: bool, job_id: str | None, resume: str | None
+    root: Path, own: Path | None, job_id: str | None, resume: str | None
 ) -> tuple[str, str | None]:
-    own = _folder_of_launch(cfg, root) if restarted and not cfg.run_cfg.evaluate else None
+    """Return job id and checkpoint; ``own`` is the folder of this launch if it is restarted."""
     if own is not None:
         newest = _newest_checkpoint(own, below=False)
         logging.info("restarted by the launcher: resuming in %s", own)
@@ -138,54 +141,6 @@ def _age(path: Path) -> float:
     return path.stat().st_mtime
 
 
-def launch_identity(cfg: Any) -> dict[str, Any] | None:
-    """Return what stays the same when a cluster requeues a job or a launcher restarts its ranks.
-
-    ``launcher`` may change where several nodes have one launch, of which any can become the first.
-
-    Returns:
-        None for a process that was started by neither.
-    """
-    if "SLURM_JOB_ID" in os.environ:
-        launch = launcher = f"Slurm job {os.environ['SLURM_JOB_ID']}"
-    elif "TORCHELASTIC_RUN_ID" in os.environ:
-        run, launcher = os.environ["TORCHELASTIC_RUN_ID"], _launcher()
-        # All launchers without --rdzv-id have the id "none", so their process tells them apart.
-        launch = launcher if run == "none" else f"run {run}"
-    else:
-        return None
-    config = cfg.to_dict()
-    config["run"] = {k: v for k, v in config["run"].items() if k not in _PER_PROCESS_KEYS}
-    text = json.dumps(redact(config), sort_keys=True, default=str)
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return {"launch": launch, "launcher": launcher, "config": digest}
-
-
-def _launcher() -> str:
-    """Return an identity of the parent process, which no later process has.
-
-    In containers, process ids and host names repeat: the id of the machine's boot and the time of
-    the process's start since then do not.
-    """
-    parent = os.getppid()
-    name = f"launcher {parent} of {socket.gethostname()}"
-    with suppress(OSError, IndexError):  # a system without /proc
-        fields = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        name += f", started at {fields[19]} of boot {boot}"
-    return name
-
-
-def record_launch(launch: dict[str, Any] | None, folder: Path, finished: bool = False) -> None:
-    """Write a `launch_identity` into the run's folder, by which a restart finds it.
-
-    That a run has ``finished`` is written if it can be: a full disk must not make it fail.
-    """
-    if launch is not None and is_main_process():
-        with suppress(OSError) if finished else nullcontext():
-            write_json(folder / _LAUNCH, {**launch, "finished": finished})
-
-
 def _is_restart(device: torch.device) -> bool:
     """Return whether the environment of any rank says that this is a restart; all must call it.
 
@@ -195,37 +150,28 @@ def _is_restart(device: torch.device) -> bool:
     return any(any_rank([any(int(os.environ.get(name) or 0) for name in names)], device))
 
 
-def _folder_of_launch(cfg: Any, root: Path) -> Path | None:
-    """Return the folder in which an earlier start of the same launch ran, if any.
-
-    The same launcher may restart after a run has finished, when a process fails at its exit.
-    Another launcher with the same ``--rdzv-id`` begins a new run then.
-    """
-    wanted = launch_identity(cfg)
-    if wanted is None:
+def _launch_of(cfg: Any) -> str | None:
+    """Return an identity of a config and of the Slurm job or launcher that started this process,
+    which a restart keeps; None for a process that neither has started."""
+    if "SLURM_JOB_ID" in os.environ:
+        launch = f"Slurm job {os.environ['SLURM_JOB_ID']}"
+    elif "TORCHELASTIC_RUN_ID" in os.environ:
+        launch = os.environ["TORCHELASTIC_RUN_ID"]
+        if launch == "none":  # no --rdzv-id: its process tells one launcher from another
+            launch = f"launcher {os.getppid()} of {socket.gethostname()}"
+            with suppress(OSError, IndexError):  # a system without /proc
+                stat = Path(f"/proc/{os.getppid()}/stat").read_text()
+                launch += f" started at {stat.rpartition(')')[2].split()[19]}"
+    else:
         return None
-    found = [path for path in (root / _LAUNCH, *root.glob(f"*/{_LAUNCH}")) if path.is_file()]
-    ours = [path for path in found if _is_of(_launch_in(path), wanted)]
+    config = cfg.unresolved()
+    config["run"] = {k: v for k, v in config["run"].items() if k not in _PER_PROCESS_KEYS}
+    content = json.dumps([launch, config], sort_keys=True, default=str)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _folder_of_launch(launch: str | None, root: Path) -> Path | None:
+    """Return the folder in which an earlier start of the same launch ran, if any."""
+    files = (root / _LAUNCH, *root.glob(f"*/{_LAUNCH}"))
+    ours = [path for path in files if path.is_file() and path.read_bytes() == str(launch).encode()]
     return max(ours, key=_age).parent if ours else None
-
-
-def _is_of(recorded: Any, wanted: dict[str, Any]) -> bool:
-    """Return whether the run that recorded a launch is continued by another start of a launch."""
-    if not isinstance(recorded, dict):
-        return False
-    names = ("launch", "config", *(["launcher"] if recorded.get("finished") else []))
-    return all(recorded.get(name) == wanted[name] for name in names)
-
-
-def _launch_in(path: Path) -> Any:
-    """Return the content of a `_LAUNCH` file; None, with a warning, if it cannot be read."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        logging.warning(
-            "%s is damaged (%s): its folder is not taken for one of this launch. To resume the run "
-            "in it, set run.job_id and run.resume_ckpt_path=auto",
-            path,
-            str(error)[:200],
-        )
-        return None

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from lavis.common.dist_utils import get_rank, get_world_size
+from lavis.common.optims import LinearWarmupStepLRScheduler, warmup_lr_schedule
 from lavis.common.registry import registry
 from lavis.runners.runner_base import RunnerBase
 from torch import nn
@@ -18,6 +19,8 @@ from lavis_mafa.models.con_d.frozen import frozen_models
 from lavis_mafa.runners.launch import amp_dtype_of, compile_image_encoders
 from lavis_mafa.runners.sharding import shard_frozen
 
+# Shares of the epochs after which FNE's rate drops: after 5 and 15 of its 25.
+_DROPS = (1, 5), (3, 5)
 # Keys of `model` by which LAVIS's models recompute activations in the backward pass.
 _RECOMPUTATION_KEYS = ("use_grad_checkpoint", "vit_grad_ckpt")
 
@@ -153,3 +156,20 @@ class AnyDeviceRunner(RunnerBase):
         # LAVIS's schedulers warm up by the step in epoch 0 only, and ignore the step afterwards.
         warming_up = global_step < self.warmup_steps
         self.lr_scheduler.step(cur_epoch=0 if warming_up else epoch, cur_step=global_step)
+
+
+@registry.register_lr_scheduler("linear_warmup_drops_lr")
+class _LinearWarmupDropsLRScheduler(LinearWarmupStepLRScheduler):
+    """``init_lr``, times ``lr_decay_rate`` (default 0.1) after 1/5 and again after 3/5 of the
+    epochs, at least ``min_lr``; with the linear warm-up of LAVIS's schedulers."""
+
+    def step(self, cur_epoch: int, cur_step: int) -> None:
+        if cur_epoch == 0:
+            warmup_lr_schedule(
+                self.optimizer, cur_step, self.warmup_steps, self.warmup_start_lr, self.init_lr
+            )
+            return
+        drops = sum(cur_epoch * whole >= part * self.max_epoch for part, whole in _DROPS)
+        rate = 0.1 if self.decay_rate is None else self.decay_rate
+        for group in self.optimizer.param_groups:
+            group["lr"] = max(self.min_lr, self.init_lr * rate**drops)

@@ -12,7 +12,7 @@ from typing import Any
 from lavis.common.registry import registry
 from lavis.common.utils import get_cache_path, is_url
 
-from lavis_mafa.config.data import used_splits
+from lavis_mafa.config.contradictions import used_splits
 from lavis_mafa.config.schema import SPLITS
 from lavis_mafa.datasets.local_files import reads_as_lavis
 from lavis_mafa.io.downloads import OfflineError, UrlFile, answers, go_offline, listing

@@ -18,7 +18,6 @@ from lavis_mafa.config.config_of_run import LOG
 from lavis_mafa.io.files import append_line, lost_writes
 from lavis_mafa.io.processes import progress
 from lavis_mafa.loggers import STEP, GuardedLoggers, Logger
-from lavis_mafa.loggers.redact import redact
 
 CONNECTIONS = "connections.jsonl"
 _JSON_LINES_FILES = (LOG, CONNECTIONS, "unreadable.jsonl", "unreadable_rank*.jsonl")
@@ -34,7 +33,7 @@ class RunLog:
     Args:
         folder: of the run.
         active: whether this is the main process.
-        loggers: where figures, pictures and tables go as well, by name.
+        loggers: where figures go as well, by name.
 
     Attributes:
         loggers: none on other processes.
@@ -52,9 +51,8 @@ class RunLog:
         lost_writes.clear()
 
     def begin(self, config: Mapping[str, Any]) -> None:
-        """Log the config without secrets and start the loggers; call `rewind` before, if the run
-        trains."""
-        self.write("config", config=redact(config))
+        """Log the config and start the loggers; call `rewind` before, if the run trains."""
+        self.write("config", config=config)
         self.loggers.begin(config, self._resumed, self._first_step)
 
     def write(self, kind: str, **figures: Any) -> None:
@@ -131,6 +129,40 @@ class RunLog:
         self.loggers.end(status)
         for name, count in lost_writes.count.items():
             logging.error("%s is incomplete: %d writes have failed", name, count)
+
+
+class TimeLeft:
+    """Estimates the time left of the whole run from the steps done since this process began.
+
+    Validation between epochs counts as part of the steps.
+
+    Args:
+        total: steps of the whole run.
+        done: steps that earlier processes have done.
+    """
+
+    def __init__(self, total: int, done: int = 0) -> None:
+        self.total, self.first = total, done
+        self.began = self.shown = time.monotonic()
+
+    def after(self, done: int) -> str:
+        """Return the time left after ``done`` steps of the run, such as ``1:02:03``."""
+        seconds = (time.monotonic() - self.began) / max(1, done - self.first)
+        return duration(seconds * max(0, self.total - done))
+
+    def is_due(self, every: float) -> bool:
+        """Return whether ``every`` seconds have passed since this last returned True."""
+        now = time.monotonic()
+        if now - self.shown < every:
+            return False
+        self.shown = now
+        return True
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as hours, minutes and seconds, such as ``1:02:03``."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 def _rank_of(path: Path) -> int:

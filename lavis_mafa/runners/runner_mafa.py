@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -23,27 +23,23 @@ from lavis_mafa.algorithm.grit.hardness import StepAhead
 from lavis_mafa.algorithm.tokens import captions_of
 from lavis_mafa.io.files import atomic_write, lost_writes
 from lavis_mafa.io.processes import all_gather_objects, any_rank, barrier
-from lavis_mafa.loggers import STEP, loggers_of
+from lavis_mafa.loggers import loggers_of
 from lavis_mafa.models.con_d.frozen import frozen_models, models_beside
-from lavis_mafa.models.con_d.kept_images import keep_images
-from lavis_mafa.models.con_d.kept_rows import KeptRows
 from lavis_mafa.models.con_d.self_check import SelfCheck
 from lavis_mafa.problems import ConfigView, Problem
 from lavis_mafa.runners import loaders
-from lavis_mafa.runners.agreement import of_state, require_agreement
+from lavis_mafa.runners.agreement import judges_of, of_state, require_agreement
 from lavis_mafa.runners.checkpoint import BEST, LAST
 from lavis_mafa.runners.checkpoint_schedule import CheckpointSchedule, NotSavedError
 from lavis_mafa.runners.con_d_check import check_con_d, log_check
 from lavis_mafa.runners.evaluation import EvaluatingRunner, matching_splits
 from lavis_mafa.runners.figures import Figures
-from lavis_mafa.runners.forecast import forecast
 from lavis_mafa.runners.guard import NonFiniteGuard, UnreadableSamples
 from lavis_mafa.runners.loaders import LostWorkerError
-from lavis_mafa.runners.run_checks import problems_of_runner
-from lavis_mafa.runners.run_log import RunLog
+from lavis_mafa.runners.run_log import RunLog, TimeLeft, duration
+from lavis_mafa.runners.sharding import problem_of_torch
 from lavis_mafa.runners.state import RunState
 from lavis_mafa.runners.termination import Terminated, Termination
-from lavis_mafa.runners.time_left import TimeLeft, duration
 from lavis_mafa.runners.training_step import CON_D, optimizer_step, read_values
 
 _SCHEDULED = "scheduled_lr"  # key of a parameter group: its rate without `run.grit.lr_factor`
@@ -63,15 +59,22 @@ class RunnerMafa(EvaluatingRunner):
         train_set: None if the run only evaluates.
         unreadable, guard: what keeps bad data and numbers out of training.
         termination: whether a signal has arrived.
-        kept: rows of Con-D's image encoder on disk, None if the config keeps none.
+        judges: see `judges_of`.
     """
 
     groups_mini_batches = True  # read by the config check: `run.grit` has an effect
 
     @classmethod
     def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
-        """Yield contradictions in a config; see `lavis_mafa.problems`."""
-        yield from problems_of_runner(cfg)
+        """Yield what would be ignored, or fail after the model is built."""
+        if cfg["run.fsdp"] and cfg.training and (problem := problem_of_torch()):
+            yield Problem("run.fsdp", problem)
+        if cfg.training and cfg["run.train_splits"] not in (None, [], ["train"]):
+            why = "training supports only the split train; use ['train']"
+            yield Problem("run.train_splits", why)
+        if cfg.training and cfg["run.train_dataset_ratios"]:
+            why = "has no effect: runner_mafa uses every sample once per epoch; remove it"
+            yield Problem("run.train_dataset_ratios", why)
 
     def __init__(self, cfg: Any, task: Any, model: nn.Module, datasets: Any, job_id: str) -> None:
         super().__init__(cfg, task, model, datasets, job_id)
@@ -88,18 +91,22 @@ class RunnerMafa(EvaluatingRunner):
         # Retrieval ranks all candidates of a split, so that no rank can evaluate a share of it.
         share = not isinstance(task, RetrievalTask) and self.use_dist_eval_sampler
         self.loaders = loaders.Loaders(
-            *(run, self.train_set, self.eval_sets, self.rank, self.device),
+            run,
+            self.train_set,
+            self.eval_sets,
+            self.rank,
+            self.device,
             share_evaluation=bool(self.use_distributed and share),
         )
         self.unreadable = UnreadableSamples(float(run.get("max_unreadable", 0.01)))
         self.guard = NonFiniteGuard(model, int(run.get("skip_bad_steps", 0)))
         self.termination = Termination(saves=not self.evaluate_only)
         self.figures = Figures(task, self.log, self.log_freq, int(run.get("log_connections", 64)))
-        self.kept: KeptRows | None = None
         self.time_left: TimeLeft | None = None  # since training began
         self._terminating = False  # a signal has arrived on any rank
         self._lost_worker: LostWorkerError | None = None  # of this rank
         self._worker_lost = False  # on any rank
+        self.judges: dict[str, str] = {}
         self._schedule: GritSchedule | None = None
         self._checkpoints: CheckpointSchedule | None = None
 
@@ -156,7 +163,7 @@ class RunnerMafa(EvaluatingRunner):
         if self._checkpoints is None:
             assert self.train_set is not None
             state = RunState(
-                config=self.config.to_dict(),
+                config=self.config.unresolved(),
                 progress=self.progress,
                 model=self.unwrap_dist_model(self.model),
                 optimizer=self.optimizer,
@@ -167,19 +174,14 @@ class RunnerMafa(EvaluatingRunner):
                 tally=self.figures.tally,
                 train_set=self.train_set,
                 log=self.log,
+                judges=self.judges,
                 rank=self.rank,
                 world_size=self.world_size,
                 device=self.device,
             )
             allowed = int(self.run_cfg.max_failed_saves)
-            self._checkpoints = CheckpointSchedule(
-                state, self.output_dir, allowed, before_saving=self._flush_kept
-            )
+            self._checkpoints = CheckpointSchedule(state, self.output_dir, allowed)
         return self._checkpoints
-
-    def _flush_kept(self) -> None:
-        if self.kept is not None:
-            self.kept.flush()
 
     # The run
 
@@ -205,14 +207,11 @@ class RunnerMafa(EvaluatingRunner):
                 self.log.close(status)
 
     def _evaluate_only(self) -> None:
-        self.log.begin(self.config.to_dict())
+        self.log.begin(self.config.unresolved())
         with self._interruptible():
             splits = [*self.valid_splits, *self.test_splits]
-            found = {
-                split: self.eval_epoch(split, "given")
-                for split in matching_splits(self.eval_sets, splits)
-            }
-        self._log_results(found)
+            for split in matching_splits(self.eval_sets, splits):
+                self.eval_epoch(split, "given")
         if any(any_rank([bool(lost_writes.count)], self.device)):
             files = ", ".join(lost_writes.count) or "see the messages of other ranks"
             raise NotSavedError(
@@ -221,19 +220,15 @@ class RunnerMafa(EvaluatingRunner):
 
     def _train(self) -> None:
         began = time.time()
-        if is_main_process():
-            warnings, notes = forecast(self)
-            for warning in warnings:
-                logging.warning("%s", warning)
-            for note in notes:
-                logging.info("%s", note)
+        for warning in self.warnings_of_size():
+            logging.warning("%s", warning)
         self.prepare()
-        # Before the cache is opened, so that it holds what training itself computes, and before
-        # `self.model` compiles Con-D, which the check's mini-batches would do for other shapes.
+        # Before `self.model` compiles Con-D, which the check's mini-batches would do for other
+        # shapes.
         found = None if self.resume_ckpt_path else self.check_con_d()
-        self.kept = keep_images(self.config.model_cfg, self._model, self.train_set, self.device)
         self.checkpoints.begin(self.resume_ckpt_path and str(self.resume_ckpt_path))
-        require_agreement(of_state, self.unwrap_dist_model(self.model), self.progress)
+        model = self.unwrap_dist_model(self.model)
+        require_agreement(of_state, model, self.judges, self.progress)
         if found is not None:
             log_check(self.log, found)
         if self._max_steps_done():
@@ -247,29 +242,35 @@ class RunnerMafa(EvaluatingRunner):
             # Before validation, so that a run killed there repeats only that.
             self.checkpoints.save(epoch + 1, 0)
             self._finish_epoch(epoch)
-        if self.kept is not None:
-            self.kept.close()
         self.checkpoints.retry_unsaved()  # now: the evaluation loads the best weights
         with self._interruptible():
-            results = self.evaluate(cur_epoch="best" if self.valid_splits else self.max_epoch - 1)
-        self._log_results(results)
+            self.evaluate(cur_epoch="best" if self.valid_splits else self.max_epoch - 1)
+        folder = shlex.quote(str(self.output_dir))
         logging.info(
-            "finished in %s; results in %s\nnext: lavis-mafa report %s\n"
-            "      lavis-mafa evaluate --run %s",
-            *(duration(time.time() - began), *[shlex.quote(str(self.output_dir))] * 3),
+            f"finished in {duration(time.time() - began)}; results in {folder}\n"
+            f"next: lavis-mafa report {folder}\n      lavis-mafa evaluate --run {folder}"
         )
 
-    def _log_results(self, found: Mapping[str, Any]) -> None:
-        """Send the figures of the final evaluation, by split, to the loggers as one table."""
-        rows = [
-            [split, name, f"{value:.6g}"]
-            for split, figures in found.items()
-            for name, value in (figures.items() if isinstance(figures, dict) else ())
-            if isinstance(value, int | float)
-        ]
-        if rows:
-            columns = ("split", "metric", "value")
-            self.log.loggers.table("results", columns, rows, self.progress.global_step, STEP)
+    def warnings_of_size(self) -> list[str]:
+        """Return warnings of settings that cannot work on data of this size."""
+        found = []
+        share = self.steps_per_epoch * int(self.run_cfg.batch_size_train)
+        steps, limit = self.steps_per_epoch * self.max_epoch, self.run_cfg.get("max_steps")
+        # The config check compares warmup_steps with max_steps.
+        if self.warmup_steps >= steps and not (limit and limit <= self.warmup_steps):
+            found.append(
+                f"run.warmup_steps: {self.warmup_steps:,} is not below the {steps:,} steps of the "
+                f"whole run, which never reaches run.init_lr; use at most {steps // 10:,}, or "
+                "run.warmup_share: 0.1"
+            )
+        grit = self.run_cfg.grit
+        if grit.enabled and grit.regions and grit.queue_size >= share:
+            found.append(
+                f"run.grit.regions: one queue holds all {share:,} pairs of a rank, and the most "
+                "similar share a mini-batch; on photographs that destroyed ITM "
+                "(docs/real_pictures.md): leave it out, or lower run.grit.queue_size"
+            )
+        return found
 
     def prepare(self) -> None:
         """Give model and task what they need of the training data, before state is resumed."""
@@ -286,6 +287,7 @@ class RunnerMafa(EvaluatingRunner):
                 self._model.expect_groups()
         if hasattr(self.task, "before_training"):
             self.task.before_training(self._model, self.train_set)
+        self.judges = judges_of(self._model)  # now: `self.model` may divide them over the ranks
 
     def check_con_d(self) -> SelfCheck | None:
         """Check that Con-D tells own from random pairs; see `con_d_check.check_con_d`."""
@@ -405,7 +407,7 @@ class RunnerMafa(EvaluatingRunner):
         plan = self.schedule.plan
         self.schedule.end(epoch)
         following = self.schedule.next_plan
-        assert following is not None and self.train_set is not None
+        assert following is not None
         if self.run_cfg.grit.get("save_order") and following.grouped and is_main_process():
             path = self.output_dir / "grit_order.npy"  # no run needs it to resume
             with lost_writes.allow(path), atomic_write(path) as file:
@@ -414,7 +416,6 @@ class RunnerMafa(EvaluatingRunner):
             epoch,
             self.progress.global_step,
             self.device,
-            self.train_set.show,
             hardness=None if plan is None else plan.hardness,
         )
 
@@ -544,7 +545,7 @@ class RunnerMafa(EvaluatingRunner):
             left = self.guard.allowed - self.guard.skipped
             logging.error("%s: step skipped, %d more may be skipped.\n  %s", where, left, skipped)
             step = self.progress.global_step
-            self.log.write("skipped", global_step=step, where=where, told=skipped)
+            self.log.write("skipped", global_step=step, where=where, reason=skipped)
         return skipped is None
 
     def _loss_scale(self) -> float:
@@ -570,7 +571,10 @@ class RunnerMafa(EvaluatingRunner):
             # Instead of a bar, which only a terminal shows.
             logging.info(
                 "epoch %d, step %d of %d: loss %.3f, %s left of the run",
-                *(samples["epoch"], samples["iters"] + 1, samples["num_iters_per_epoch"]),
-                *(losses["loss"], left),
+                samples["epoch"],
+                samples["iters"] + 1,
+                samples["num_iters_per_epoch"],
+                losses["loss"],
+                left,
             )
         self.figures.record_step(output, samples, losses, lr, self.progress.global_step, bad)

@@ -21,7 +21,7 @@ from lavis.common.registry import registry
 from lavis.models.base_model import SharedQueueMixin
 
 from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.config.data import used_splits
+from lavis_mafa.config.contradictions import used_splits
 from lavis_mafa.datasets.lavis_rows import build_checked
 from lavis_mafa.datasets.local_files import read_in_place, reads_as_lavis
 from lavis_mafa.io.checkpoints import local_file
@@ -29,7 +29,6 @@ from lavis_mafa.io.downloads import OfflineError
 from lavis_mafa.io.folder_lock import release_folders
 from lavis_mafa.io.launcher import end_with_launcher, rank_in_environment, report_to_launcher
 from lavis_mafa.io.processes import LostContactError, MainProcessError, explain_lost_rank
-from lavis_mafa.loggers.redact import redact
 from lavis_mafa.models.con_d.self_check import PoorDiscriminatorError
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.models.weight_loading import complete_lavis_loading
@@ -43,7 +42,7 @@ from lavis_mafa.runners.agreement import (
 )
 from lavis_mafa.runners.checkpoint_schedule import NotSavedError, check_resumption
 from lavis_mafa.runners.dry_run import dry_run
-from lavis_mafa.runners.folder import choose_folder, launch_identity, record_launch
+from lavis_mafa.runners.folder import choose_folder
 from lavis_mafa.runners.guard import NonFiniteError, UnreadableError
 from lavis_mafa.runners.launch import init_distributed, seed_everything
 from lavis_mafa.runners.loaders import LostWorkerError, explain_lost_worker
@@ -120,12 +119,9 @@ def build_runner(cfg: Any) -> Any:
 def run(cfg_path: str, options: Sequence[str] = ()) -> Any:
     """Train, or only evaluate, by a config; return the runner."""
     cfg = begin(cfg_path, options)
-    launch = launch_identity(cfg)
     try:
         runner = build_runner(cfg)
-        record_launch(launch, runner.output_dir)
         runner.train()
-        record_launch(launch, runner.output_dir, finished=True)
     finally:
         release_folders()
     return runner
@@ -211,7 +207,7 @@ def begin(cfg_path: str, options: Sequence[str]) -> Any:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     cfg = load_config(cfg_path, options)
     init_distributed(cfg.run_cfg)
-    require_agreement(of_config, cfg.to_dict())
+    require_agreement(of_config, cfg)
     seed_everything(int(cfg.run_cfg.seed))
     if not is_main_process():
         # Otherwise every rank would log the same lines.
@@ -227,14 +223,14 @@ def check_only(cfg_path: str, options: Sequence[str] = ()) -> None:
     finally:
         release_folders()
     if is_main_process():
-        print("\n".join(["dry run: nothing is trained", *redact(lines)]))
+        print("\n".join(["dry run: nothing is trained", *lines]))
 
 
 def fetch_only(cfg_path: str, options: Sequence[str] = ()) -> None:
     """Download everything that a config fetches from elsewhere, and print where it is."""
     # The machine that fetches need not be the one that trains: its files and GPUs do not count.
     cfg = load_config(cfg_path, options, machine=False)
-    print("\n".join(redact(prefetch(cfg))))
+    print("\n".join(prefetch(cfg)))
 
 
 def _find_annotations(cfg: Any) -> None:
@@ -247,16 +243,16 @@ def _find_annotations(cfg: Any) -> None:
 
 def _check_size(cfg: Any, datasets: Any) -> None:
     """Check the mini-batch against the momentum queue and the number of training pairs."""
-    run_cfg = cfg.run_cfg
+    run_cfg, model_cfg = cfg.run_cfg, cfg.model_cfg
     if run_cfg.evaluate:
         return
-    together = int(run_cfg.batch_size_train) * int(run_cfg.world_size)
-    queue, problem = cfg.model_cfg.get("queue_size"), None
-    momentum = issubclass(registry.get_model_class(cfg.model_cfg.arch), SharedQueueMixin)
+    batch, ranks = int(run_cfg.batch_size_train), int(run_cfg.world_size)
+    together, queue, problem = batch * ranks, model_cfg.get("queue_size"), None
+    momentum = issubclass(registry.get_model_class(model_cfg.arch), SharedQueueMixin)
     pairs = sum(len(parts["train"]) for parts in datasets.values() if "train" in parts)
-    traits, mafa = traits_of(cfg.model_cfg.arch), cfg.model_cfg.get("mafa") or {}
-    alone = traits.trains_by_step and not mafa.get("all_ranks")
-    candidates = int(run_cfg.batch_size_train) if alone else together
+    traits = traits_of(model_cfg.arch)
+    of_one_rank = traits.trains_by_step and not (model_cfg.get("mafa") or {}).get("all_ranks")
+    candidates = batch if of_one_rank else together
     # LAVIS's models assert it at the first step; only here is the number of ranks known.
     if momentum and queue and queue % together:
         problem = (
@@ -270,8 +266,8 @@ def _check_size(cfg: Any, datasets: Any) -> None:
         )
     elif pairs < together:
         problem = (
-            f"run.batch_size_train: {run_cfg.batch_size_train} on {run_cfg.world_size} rank(s) "
-            f"needs at least {together} training pairs, the data have {pairs}"
+            f"run.batch_size_train: {batch} on {ranks} rank(s) needs at least {together} training "
+            f"pairs, the data have {pairs}"
         )
     if problem:
         raise ConfigError(str(cfg.args.cfg_path), [problem])

@@ -19,8 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lavis_mafa.runners.checkpoint import trained_state
 
-_GIB = 2**30
-
 
 def problem_of_torch() -> str | None:
     """Return why the installed torch cannot shard, None if it can."""
@@ -102,7 +100,9 @@ def shard_frozen(model: nn.Module, device: torch.device) -> None:
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
     logging.info(
         "run.fsdp: %d frozen blocks, %.2f GiB, divided over %d ranks",
-        *(sum(map(len, by_owner.values())), size / _GIB, mesh.size()),
+        sum(map(len, by_owner.values())),
+        size / 2**30,
+        mesh.size(),
     )
 
 

@@ -24,7 +24,6 @@ from lavis_mafa.io.checkpoints import (
 )
 from lavis_mafa.io.processes import gather_objects, on_main_process
 from lavis_mafa.io.random_streams import random_states, set_random_states
-from lavis_mafa.loggers.redact import redact
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.runners.checkpoint import (
     FORMAT,
@@ -43,17 +42,11 @@ _RankState = dict[str, Any]  # plain data that each rank has for itself
 
 @dataclass(frozen=True)
 class BestFigure:
-    """The best ``agg_metrics`` of validation so far, with its epoch and split; None: not yet.
-
-    Attributes:
-        weights: `weights_digest` of what the epoch had trained, by which the file that holds them
-            is recognized; None in checkpoints of earlier versions.
-    """
+    """The best ``agg_metrics`` of validation so far, with its epoch and split; None: not yet."""
 
     value: float | None = None
     epoch: int | None = None
     split: str | None = None
-    weights: str | None = field(default=None, compare=False)
 
 
 @dataclass
@@ -82,7 +75,7 @@ class RunState:
     uninterrupted one bit for bit.
 
     Attributes:
-        config: the run's whole config, plain.
+        config: the run's whole config, as it is recorded.
         progress: where the run stands.
         model: not wrapped.
         optimizer, scaler: of the training; ``scaler`` None without fp16.
@@ -91,6 +84,7 @@ class RunState:
         tally: sums of this epoch's figures.
         train_set: whose samples the orders of `schedule` refer to.
         log: whose files are cut back to the checkpoint when a run resumes.
+        judges: identities of Con-D and the like, see `agreement.judges_of`.
         rank, world_size: of this process.
         device: of the model.
     """
@@ -106,6 +100,7 @@ class RunState:
     tally: Tally
     train_set: TrainingSet
     log: RunLog
+    judges: dict[str, str]
     rank: int
     world_size: int
     device: torch.device
@@ -136,7 +131,7 @@ class RunState:
             "model": trained_state(self.model),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict() if self.scaler else None,
-            "config": redact(self.config),
+            "config": self.config,
             "vocabulary": vocabulary_of(getattr(self.model, "tokenizer", None)),
             "family": traits_of(self.model).family,
             STATE_OF_RUN: run_state_of(self.model),
@@ -150,6 +145,7 @@ class RunState:
                 "finished_epochs": progress.finished_epochs,
                 "skipped": self.guard.skipped,
                 "data": asdict(self._data),
+                "judges": self.judges,
                 "ranks": ranks,
             },
         }
@@ -189,14 +185,18 @@ class RunState:
         if run["format"] != FORMAT:
             raise ValueError(
                 f"{origin} is of format {run['format']}, this version of lavis_mafa reads format "
-                f"{FORMAT}: resume with the version that saved it, or start a new run from its "
-                "weights by model.pretrained"
+                f"{FORMAT}: start a new run from its weights by model.pretrained"
             )
         ranks = run["ranks"]
         sizes = len(ranks), self.world_size
-        # Both without secrets: what a checkpoint does not record cannot have changed.
-        check_same_settings(redact(content["config"]), redact(self.config), origin, sizes)
+        check_same_settings(content["config"], self.config, origin, sizes)
         on_main_process(lambda: check_same_data(run["data"], asdict(self._data), origin))
+        if run["judges"] != self.judges:
+            raise ValueError(
+                f"{origin} was saved with another Con-D or negatives encoder: {run['judges']} "
+                f"before, {self.judges} now. Restore it, or start a new run from its weights by "
+                "model.pretrained"
+            )
         load_trained_state(self.model, content["model"], origin)
         self._load_optimizer(content["optimizer"])
         if self.scaler and content["scaler"]:

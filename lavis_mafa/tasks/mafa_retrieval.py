@@ -18,7 +18,7 @@ from lavis_mafa.metrics import METRICS
 from lavis_mafa.metrics.finite import require_finite
 from lavis_mafa.metrics.known_truth import read_truth, truth_with
 from lavis_mafa.metrics.recall import retrieval_of_own_pairs, retrieval_with_truth
-from lavis_mafa.metrics.score_files import SavedScores, captions_of, save_scores
+from lavis_mafa.metrics.score_files import save_scores
 
 
 @registry.register_task("mafa_retrieval")
@@ -29,8 +29,6 @@ class MafaRetrievalTask(RetrievalTask):
 
     - recall and mAP@R against all valid pairs (`lavis_mafa.metrics.recall.retrieval_with_truth`)
       where the split has ``truth_matrix()`` (``toy_scenes``) or ``run.truth_file`` lists pairs;
-    - ECCV Caption's, CxC's and COCO 1K's figures (`lavis_mafa.metrics.eccv.eccv_scores`) of
-      COCO's test split, where ``eccv_caption`` is installed;
     - the registered metrics (`lavis_mafa.metrics.METRICS`) that ``run.retrieval_metrics`` names.
 
     With ``run.save_scores`` the scores go to ``scores_<split>.npz`` in the result folder.
@@ -44,8 +42,8 @@ class MafaRetrievalTask(RetrievalTask):
         super().__init__(cfg)
         path = (cfg or {}).get("truth_file")
         self._pairs = read_truth(path) if path else None
-        self._scores: SavedScores | None = None
-        self._logged: set[str] = set()
+        self._scores: tuple[Any, ...] | None = None  # data set, images to texts, texts to images
+        self._has_logged_depth = False
 
     @torch.no_grad()
     def evaluation(self, model: Any, data_loader: Any, **kwargs: Any) -> dict[str, float] | None:
@@ -64,10 +62,7 @@ class MafaRetrievalTask(RetrievalTask):
             return None
         dataset = data_loader.dataset
         figures = self._report_metrics(scores_i2t, scores_t2i, dataset.txt2img, dataset.img2txt)
-        more = {
-            **self._figures_of_truth(dataset, scores_i2t, scores_t2i),
-            **self._figures_of_coco(dataset, scores_i2t, scores_t2i),
-        }
+        more = self._figures_of_truth(dataset, scores_i2t, scores_t2i)
         for name in self.cfg.get("retrieval_metrics") or ():
             more.update(METRICS[name](scores_i2t, scores_t2i, dataset))
         if more:
@@ -76,7 +71,7 @@ class MafaRetrievalTask(RetrievalTask):
             append_line(Path(registry.get_path("output_dir")) / "evaluate.txt", more)
         if self.cfg.get("save_scores"):
             # Saved in after_evaluation, which is given the name of the split.
-            self._scores = SavedScores.of(dataset, scores_i2t, scores_t2i)
+            self._scores = dataset, scores_i2t, scores_t2i
         return {**figures, **more}
 
     @staticmethod
@@ -95,7 +90,7 @@ class MafaRetrievalTask(RetrievalTask):
         if self._scores is not None:
             path = Path(registry.get_path("result_dir")) / f"scores_{split_name}.npz"
             with lost_writes.allow(path):
-                save_scores(self._scores, path)
+                save_scores(path, *self._scores)
                 logging.info("scores are in %s", path)
             self._scores = None
         return val_result
@@ -109,31 +104,12 @@ class MafaRetrievalTask(RetrievalTask):
             truth = truth if richer is None else richer
         return {} if truth is None else retrieval_with_truth(scores_i2t, scores_t2i, truth)
 
-    def _figures_of_coco(
-        self, dataset: Any, scores_i2t: npt.NDArray[Any], scores_t2i: npt.NDArray[Any]
-    ) -> dict[str, float]:
-        from lavis_mafa.metrics.eccv import coco_ids, eccv_scores, is_coco_test
-
-        if not is_coco_test([str(name) for name in getattr(dataset, "image", ())]):
-            return {}
-        try:
-            ids = coco_ids(dataset.image, captions_of(dataset))
-            return eccv_scores(scores_i2t, scores_t2i, *ids)
-        except (ImportError, ValueError) as error:
-            # LAVIS's own figures are not affected.
-            self._log_once(f"no figures of ECCV Caption and CxC: {error}", logging.WARNING)
-            return {}
-
     def _log_depth(self, images: int, texts: int) -> None:
         k_test = self.cfg.get("k_test") or 0
-        if 0 < k_test < max(images, texts):
-            self._log_once(
-                f"only the {k_test} best candidates by ITC are re-ranked (run.k_test): R-Precision "
-                "and mAP@R count only these, all others tie"
+        if 0 < k_test < max(images, texts) and not self._has_logged_depth:
+            self._has_logged_depth = True
+            logging.info(
+                "only the %d best candidates by ITC are re-ranked (run.k_test): R-Precision and "
+                "mAP@R count only these, all others tie",
+                k_test,
             )
-
-    def _log_once(self, text: str, level: int = logging.INFO) -> None:
-        """Log a line, but only once a run."""
-        if text not in self._logged:
-            self._logged.add(text)
-            logging.log(level, "%s", text)

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from omegaconf import OmegaConf
 
@@ -25,7 +24,6 @@ from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.models import AlbefMafa, Blip2Mafa
 from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
-from lavis_mafa.models.con_d.kept_rows import KeptRows
 from research.benchmarks.harness import Row, Sizes, in_turn, progress
 from research.benchmarks.reference_step import PlainAlbef, reference_step
 from research.benchmarks.step_models import (
@@ -101,12 +99,7 @@ def _albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
     model = AlbefMafa.from_config(cfg).to(sizes.device).train()
     judge = AlbefMafa.from_config(cfg)
     con_d = {name: _con_d_copy(judge, cfg, name, sizes) for name in ("fp32", "bf16")}
-    keeping = _con_d_copy(judge, cfg, "bf16", sizes)
     samples["image_id"] = torch.arange(size, device=sizes.device)
-    with torch.no_grad():
-        _, tokens, width = model.backbone.image_tokens(samples["image"][:1]).shape
-    row = tokens, width
-    keeping.kept = KeptRows(folder / "kept", {}, np.arange(size), row, torch.bfloat16).open()
 
     def ours(settings: StepSettings, discriminator: Any = None, half: bool = sizes.gpu) -> Step:
         forward = partial(run_step, model.backbone, samples, settings, discriminator)
@@ -115,20 +108,15 @@ def _albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
     progress("MAFA and GRIT-VLP")
     chunks = CachedBatch(model.backbone, max(1, size // 3))
     in_chunks = partial(run_step, chunks, samples, GRIT_VLP)
-    grit, kept = ours(GRIT_VLP), "Con-D bf16, images kept"
+    grit = ours(GRIT_VLP)
     steps = {
         "nothing converted, Con-D bf16": ours(_MAFA_FINDS_NOTHING, con_d["bf16"]),
         "25 % converted, Con-D bf16": ours(MAFA, FixedVerdicts(con_d["bf16"])),
-        f"nothing converted, {kept}": ours(_MAFA_FINDS_NOTHING, keeping),
-        f"25 % converted, {kept}": ours(MAFA, FixedVerdicts(keeping)),
     }
     both = {"grit": grit, "chunks": Step(model, in_chunks, sizes.device, sizes.gpu)}
     times = in_turn({**both, **steps}, sizes.repeats, device=sizes.device)
-    keeping.kept.close()
     for what in steps:
         note = f"both of this package; {setting}"
-        if kept in what:
-            note += "; from an image's second time on, its file in the page cache; no second view"
         yield Row.of(f"MAFA / GRIT-VLP step, {what}", note, times[what], times["grit"])
     yield Row.of(
         "GRIT-VLP step in chunks / whole mini-batch",

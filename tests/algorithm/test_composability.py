@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 from conftest import mini_batch
+from lavis_mafa.models.step_checks import problems_of_step
 from slow_families import TableConD
 
 from lavis_mafa import load_model
@@ -22,7 +23,6 @@ from lavis_mafa.algorithm.scores import SCORES
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.models.families import backbone_of
-from lavis_mafa.models.step_checks import problems_of_step
 
 BATCH = 5
 ITC_ONLY = {"itc": 1.0, "itm": 0.0, "lm": 0.0}

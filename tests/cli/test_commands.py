@@ -10,7 +10,7 @@ import yaml
 from conftest import ROOT
 
 from lavis_mafa.algorithm.registry import first_sentence
-from lavis_mafa.cli import REMOVED, main
+from lavis_mafa.cli import main
 
 
 def listed_names(capsys, *arguments: str) -> dict[str, list[str]]:
@@ -70,14 +70,6 @@ def test_reader_that_leaves_early_is_no_error():
     assert (process.returncode, told) == (141, "")
 
 
-@pytest.mark.parametrize("command", REMOVED)
-def test_removed_commands_name_what_replaces_them(command, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main([*command.split(), "--anything"])
-    assert stop.value.code == 2
-    assert f"{command} was removed; use: {REMOVED[command]}" in capsys.readouterr().err
-
-
 def test_config_is_printed_with_all_defaults(capsys):
     options = ["--options", "run.max_epoch=3"]
     assert main(["train", "--cfg-path", "albef_toy", "--print-config", *options]) == 0
@@ -97,8 +89,12 @@ count --run none --output x                | argument --run: none does not exist
 check-data none.json                       | argument FILES: none.json does not exist
 check-data train.py --image-root none      | argument --images/--image-root: none does not exist
 label quality none                         | argument JUDGED: none does not exist
-report none                                | argument FOLDER|SCORES: none does not exist
+report none                                | argument FOLDER: none does not exist
 export none x --to hf                      | argument checkpoint: none does not exist
+lable quality x                            | no command is called lable; did you mean label?
+xyz                                        | no command is called xyz; expected one of train,
+check-data train.py --imgaes train.py      | unrecognized argument --imgaes; did you mean --images?
+check-data train.py --frobnicate=3         | unrecognized argument --frobnicate
 """
 AT_ONCE = """
 import contextlib, io, sys

@@ -169,8 +169,23 @@ def test_type_checking_block_declares_every_name():
     }
 
 
+@pytest.mark.parametrize("with_lavis", [True, False])
+def test_a_star_import_gives_the_names_of_dir(with_lavis):
+    run_lines(
+        "import sys",
+        "" if with_lavis else "sys.modules['lavis'] = None  # as if it was not installed",
+        "before = set(dir())",
+        "from lavis_mafa import *",
+        "found = {*(set(dir()) - before), '__version__'} - {'before'}",
+        "import lavis_mafa",
+        "assert found == set(dir(lavis_mafa)), found ^ set(dir(lavis_mafa))",
+        f"assert ('load_model' in found) == {with_lavis}",
+        "from lavis_mafa.toyworld import WorldConfig, make_scenes, render",
+        f"assert (sys.modules.get('lavis') is not None) == {with_lavis}",
+    )
+
+
 def test_every_public_name_exists():
-    assert set(lavis_mafa.__all__) <= set(dir(lavis_mafa))
     assert all(getattr(lavis_mafa, name) is not None for name in lavis_mafa.__all__)
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = lavis_mafa.no_such_name  # type: ignore[attr-defined]

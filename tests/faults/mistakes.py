@@ -13,12 +13,11 @@ from typing import Any
 
 from lavis.common.registry import registry
 from omegaconf import OmegaConf
-from pydantic.fields import FieldInfo
 from shipped import required_options
 
-from lavis_mafa.config.check import Report
-from lavis_mafa.config.key import keys_in, kind_of, option_of
-from lavis_mafa.config.load import complete, keys_for
+from lavis_mafa.config.key import Key
+from lavis_mafa.config.load import complete
+from lavis_mafa.config.registered import keys_for
 from lavis_mafa.problems import Registered
 
 # Values of a type that a key of this kind rejects.
@@ -104,12 +103,12 @@ def misspellings(name: str, number: int | None = 1) -> list[str]:
     return [*dropped[:number], *doubled[:number], *swapped[:number]]
 
 
-def keys_of(config: dict[str, Any]) -> Iterator[tuple[str, FieldInfo, Any, tuple[str, ...]]]:
+def keys_of(config: dict[str, Any]) -> Iterator[tuple[str, Key, Any, tuple[str, ...]]]:
     """Yield the keys of a valid config: path, key, default YAML's value, names of siblings.
 
     Keys below a value that is null are left out.
     """
-    _given, keys, shipped = keys_for(config, Report({}))
+    _given, keys, shipped, _wrong = keys_for(config)
     complete_config, _, _ = complete(config, machine=False)
 
     def below(keys: Any, path: str, value: Any, default: Any) -> Iterator[Any]:
@@ -118,8 +117,8 @@ def keys_of(config: dict[str, Any]) -> Iterator[tuple[str, FieldInfo, Any, tuple
             known = default.get(name, ABSENT) if isinstance(default, dict) else ABSENT
             yield f"{path}{name}", child, known, tuple(keys)
             # Splits and processors of a data set are optional; a null value has no keys.
-            if kind_of(child).name == "mapping" and isinstance(inner, dict):
-                yield from below(keys_in(child), f"{path}{name}.", inner, known)
+            if child.kind == "mapping" and isinstance(inner, dict):
+                yield from below(child.keys or {}, f"{path}{name}.", inner, known)
 
     yield from below(
         keys, "", complete_config, {k: shipped[k] for k in ("model", "datasets") if k in shipped}
@@ -136,10 +135,10 @@ def mistakes(config: dict[str, Any], number: int | None = 1) -> Iterator[Mistake
                 yield Mistake("misspelt", path, wrong, meant=name if builder else path)
         if builder:
             continue
-        kind, option = kind_of(key).name, option_of(key)
+        kind, option = key.kind, key.option
         for value in OTHER_TYPES.get(kind, ()):
             yield Mistake("wrong type", path, name, value)
-        if not kind_of(key).nullable and kind != "any" and default is not None:
+        if not key.nullable and kind != "any" and default is not None:
             yield Mistake("wrong type", path, name, None)
         if kind in ("int", "float", "number"):
             yield from (Mistake("out of range", path, name, value) for value in beyond(key))
@@ -154,9 +153,9 @@ def mistakes(config: dict[str, Any], number: int | None = 1) -> Iterator[Mistake
         yield from words(path, name, key, number)
 
 
-def beyond(key: FieldInfo) -> Iterator[Any]:
+def beyond(key: Key) -> Iterator[Any]:
     """Yield numbers that a key rejects."""
-    option, step = option_of(key), 1 if kind_of(key).name == "int" else 1e-3
+    option, step = key.option, 1 if key.kind == "int" else 1e-3
     yield from NO_NUMBERS
     if option.low is not None:
         yield option.low if option.above else option.low - step
@@ -167,9 +166,9 @@ def beyond(key: FieldInfo) -> Iterator[Any]:
         yield 10 * option.high + 1
 
 
-def words(path: str, name: str, key: FieldInfo, number: int | None) -> Iterator[Mistake]:
+def words(path: str, name: str, key: Key, number: int | None) -> Iterator[Mistake]:
     """Yield unknown choices and names, and paths that do not exist."""
-    option, is_list = option_of(key), kind_of(key).name == "list"
+    option, is_list = key.option, key.kind == "list"
     registered = isinstance(option.choices, Registered)
     choices = [*option.choices][: 3 if registered else None]
     for choice in choices:

@@ -38,7 +38,7 @@ QUICK = [("loss_itm", 6, NAN), ("loss_lm", 0, INF), (WEIGHT, 6, NAN), ("con_d", 
     "what, stage, value",
     [pytest.param(*one, marks=[] if one in QUICK else pytest.mark.faults) for one in STOPPED],
 )
-def test_run_stops_before_bad_weights(tmp_path, monkeypatch, injected, what, stage, value):
+def test_run_stops_before_bad_weights(tmp_path, monkeypatch, what, stage, value):
     if what == "con_d" and value == INF:
         value = -NAN  # infinity times a probability of 0
     injector, train = poisoned_run(
@@ -55,12 +55,11 @@ def test_run_stops_before_bad_weights(tmp_path, monkeypatch, injected, what, sta
     assert len(injector.read) == stage + 1
     before, after = injector.before[-1], injector.after
     bits = bits_differing(before, after)
-    injected(f"{'gradient' if what == WEIGHT else what} not finite: stopped", bits == 0, bits=bits)
     assert bits == 0
 
 
 @pytest.mark.parametrize("what", ["loss_itm", WEIGHT])
-def test_skipped_step_changes_no_state(tmp_path, monkeypatch, injected, what):
+def test_skipped_step_changes_no_state(tmp_path, monkeypatch, what):
     """Weights, momentum encoders and queues are unchanged; the next order has every sample once."""
     injector, train = poisoned_run(
         tmp_path,
@@ -76,13 +75,12 @@ def test_skipped_step_changes_no_state(tmp_path, monkeypatch, injected, what):
     assert "image_queue" in injector.before[0] and "vision_proj_m.weight" in injector.before[0]
     skipped = records(tmp_path, "skipped")
     assert [r["where"] for r in skipped] == ["epoch 0, step 1", "epoch 1, step 2"]
-    assert all(str(injector.read[k]) in r["told"] for k, r in zip((1, 6), skipped, strict=True))
+    assert all(str(injector.read[k]) in r["reason"] for k, r in zip((1, 6), skipped, strict=True))
     assert runner.progress.global_step == len(injector.read) == 12
     for epoch in range(3):
         indices = [index for batch in injector.read[4 * epoch : 4 * epoch + 4] for index in batch]
         assert len(set(indices)) == 32
     assert all(r["loss"] is not None for r in records(tmp_path, "epoch"))
-    injected(f"{'gradient' if what == WEIGHT else what} not finite: skipped", 2, 16, bits, times=2)
 
 
 def test_number_of_skipped_steps_is_limited(tmp_path, monkeypatch):
@@ -104,7 +102,7 @@ def test_number_of_skipped_steps_is_limited(tmp_path, monkeypatch):
         )
 
 
-def test_skipped_window_leaves_momentum_and_queue_as_before_it(tmp_path, monkeypatch, injected):
+def test_skipped_window_leaves_momentum_and_queue_as_before_it(tmp_path, monkeypatch):
     """They change in every mini-batch of a window, also in those before the bad one."""
     poison = {"what": "loss_itm", "value": NAN, "steps": [2]}
     changes = {**MOMENTUM, "run__accum_grad_iters": 3, "run__skip_bad_steps": 1}
@@ -113,7 +111,6 @@ def test_skipped_window_leaves_momentum_and_queue_as_before_it(tmp_path, monkeyp
     assert "image_queue" in injector.before[0] and "vision_proj_m.weight" in injector.before[0]
     assert bits_differing(injector.before[0], injector.before[1]) > 0
     bits = bits_differing(injector.before[0], injector.before[3])
-    injected("loss_itm not finite: skipped", bits == 0, 24, bits)
     assert bits == 0
 
 
@@ -129,7 +126,7 @@ TWO_RANKS = [
 
 
 @pytest.mark.parametrize("what, value, stage, skip", TWO_RANKS)
-def test_bad_numbers_on_one_rank_of_two(tmp_path, injected, what, value, stage, skip):
+def test_bad_numbers_on_one_rank_of_two(tmp_path, what, value, stage, skip):
     poison = json.dumps({"what": what, "value": str(value), "steps": [stage], "rank": 1})
     changes = {**toy("albef"), "run__batch_size_train": 4, "run__skip_bad_steps": skip}
     config = changes.pop("config")
@@ -139,7 +136,7 @@ def test_bad_numbers_on_one_rank_of_two(tmp_path, injected, what, value, stage, 
     ranks = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
     assert ranks[0]["read"] != ranks[1]["read"], "ranks must read different data"
     assert [len(rank["read"]) for rank in ranks] == [12 if skip else stage + 1] * 2
-    message = records(tmp_path, "skipped")[0]["told"] if skip else output
+    message = records(tmp_path, "skipped")[0]["reason"] if skip else output
     name = "Con-D's probability" if what == "con_d" else what
     (line,) = {part.strip() for part in message.splitlines() if "is not finite" in part}
     assert name in line and str(ranks[1]["read"][stage]) in message
@@ -150,8 +147,6 @@ def test_bad_numbers_on_one_rank_of_two(tmp_path, injected, what, value, stage, 
         bits_differing(rank["before"][stage], end) for rank, end in zip(ranks, after, strict=True)
     )
     assert bits == 0 and bits_differing(after[0], after[1]) == 0
-    message = f"on one rank of two not finite: {'skipped' if skip else 'stopped'}"
-    injected(message, 1, 8 * skip, bits)
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0])

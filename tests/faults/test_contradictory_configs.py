@@ -16,8 +16,7 @@ from lavis_mafa.config.load import complete
 MAFA, RULE = "model.mafa", "model.mafa.connections"
 ORACLE = {f"{MAFA}.con_d": {"arch": "oracle"}}
 TOY = "datasets.toy_scenes"
-JSON, COCO = "datasets.image_text_json", "datasets.coco_retrieval"
-IMAGES = {"train": {"name": "blip_caption"}, "eval": {"name": "blip_caption"}}
+JSON = "datasets.image_text_json"
 # Shipped config, changes, key that the message names, and part of the message.
 CONTRADICTIONS = [
     ("albef_toy", {"run.grit.search_space": 5000}, "run.grit.search_space", "more than run.grit.q"),
@@ -25,12 +24,12 @@ CONTRADICTIONS = [
     ("albef_toy", {"run.runner": "runner_base"}, "run.runner", "cannot group mini-batches"),
     # schedule
     ("albef_toy", {"run.min_lr": 0.1}, "run.min_lr", "more than run.init_lr"),
-    ("albef_toy", {"run.lr_horizon": 3}, "run.lr_horizon", "less than run.max_epoch 10"),
+    ("albef_toy", {"run.lr_horizon": 3}, "run.max_epoch", "more than run.lr_horizon 3"),
     ("albef_toy", {"run.lr_sched": "linear_warmup_step_lr"}, "run.lr_decay_rate", "missing"),
     ("albef_toy", {"run.max_epoch": making.ABSENT}, "run.max_epoch", "missing"),
-    ("albef_toy", {"run.seed": 2**32}, "run.seed", "too large"),
+    ("albef_toy", {"run.seed": 2**32}, "run.seed", "is out of range"),
     ("albef_toy", {"run.amp": True}, "run.amp", "fp16 is not supported on cpu"),
-    ("cond_retrieval_ft", {"run.batch_size_train": 100}, "model.queue_size", "not a multiple"),
+    ("cond_retrieval_ft", {"run.batch_size_train": 100}, "model.queue_size", "a positive multiple"),
     ("blip2_stage1", {"model.freeze_vit": False}, "model.vit_precision", "requires a frozen ViT"),
     ("blip2_stage1", {"run.compile": True, "model.use_grad_checkpoint": True}, "run.compile",
      "switch one off"),
@@ -44,8 +43,6 @@ CONTRADICTIONS = [
     ("albef_toy", {"model.vit.heads": 5}, "model.vit.width", "multiple of model.vit.heads 5"),
     ("albef_toy", {"model.max_txt_len": 65}, "model.max_txt_len", "more than the 64 positions"),
     ("albef_4m", {"model.max_txt_len": 513}, "model.max_txt_len", "more than the 512 positions"),
-    ("albef_toy", {"model.vit_layer_norm_epsilon": -1}, "model.vit_layer_norm_epsilon", "below 0"),
-    ("albef_4m", {"model.vit_layer_norm_epsilon": -0.1}, "model.vit_layer_norm_epsilon", "below 0"),
     ("albef_toy", {f"{MAFA}.itc_loss": "rince"}, f"{MAFA}.learn_temperature",
      "must be False with itc_loss: rince"),
     ("albef_toy", {f"{MAFA}.itc_loss": "sigmoid", f"{MAFA}.soft_labels.type": "momentum"},
@@ -55,7 +52,7 @@ CONTRADICTIONS = [
     ("albef_toy", {f"{MAFA}.warm_up_epochs": 2}, f"{MAFA}.warm_up_epochs", "name a picker"),
     ("albef_toy", {f"{MAFA}.warm_up_epochs": 2, f"{MAFA}.warm_up_negatives": "even"},
      f"{MAFA}.warm_up_negatives", "uniform"),
-    ("albef_toy", {"model.temp": 0.7}, "model.temp", "clamped to [0.001, 0.5]"),
+    ("albef_toy", {"model.temp": 0.7}, "model.temp", "from 0.001 to 0.5"),
     ("albef_toy", {"model.mlm_mask_prob": 0}, "model.mlm_mask_prob", "nothing to predict"),
     ("albef_toy", {f"{MAFA}.loss_weights": {"itc": 0, "itm": 0, "lm": 0}}, f"{MAFA}.loss_weights",
      "nothing to train"),
@@ -70,8 +67,6 @@ CONTRADICTIONS = [
      f"{RULE}.use_in", "no loss"),
     ("albef_toy", {f"{RULE}.labels": "probability", f"{RULE}.action": "drop"}, f"{RULE}.labels",
      "needs action: convert"),
-    ("albef_toy", {f"{MAFA}.con_d": {"arch": "oracle", "keep_images": "kept"}},
-     f"{MAFA}.con_d.keep_images", "oracle is not a model with an image encoder"),
     ("albef_toy", {f"{MAFA}.con_d": {"arch": "albef_mafa", "model_type": "tiny"}},
      f"{MAFA}.con_d.checkpoint", "name the checkpoint of a Con-D"),
     ("albef_toy", {f"{MAFA}.con_d": {"arch": "blip_vqa"}}, f"{MAFA}.con_d.arch", "cannot judge"),
@@ -85,12 +80,6 @@ CONTRADICTIONS = [
     ("albef_toy", {"run.test_splits": ["test", "test"]}, "run.test_splits[1]", "named twice"),
     ("albef_4m", {"run.valid_splits": ["val"]}, "datasets.coco_caption.vis_processor.eval", "name"),
     ("retrieval_coco", {"run.test_splits": []}, "run.test_splits", "name a split to evaluate"),
-    ("retrieval_coco", {f"{COCO}.vis_processor": IMAGES}, f"{COCO}.vis_processor.eval.name", "use"),
-    ("albef_4m",
-     {"datasets.vg_caption.vis_processor.train": {"name": "albef_image_train", "image_size": 256,
-      "min_scale": 0.9, "max_scale": 0.5}},
-     "datasets.vg_caption.vis_processor.train.min_scale", "more than max_scale"),
-    ("retrieval_coco", {f"{COCO}.data_type": "features"}, f"{COCO}.data_type", "use images"),
     ("albef_own_data", {f"{JSON}.build_info.annotations": {}}, f"{JSON}.build_info.ann", "name a"),
     ("albef_own_data", {f"{JSON}.build_info.images": {"storage": None}},
      f"{JSON}.build_info.images.storage", "missing"),
@@ -151,28 +140,12 @@ def test_contradictions_are_rejected(name, changes, key, message, injected):
 @pytest.mark.parametrize(
     "name, changes, key, message",
     [
-        ("albef_toy", {"run.max_steps": 10}, "run.warmup_steps", "init_lr is never reached"),
-        ("albef_toy", {"run.keep_every_epochs": 11}, "run.keep_every_epochs", "no checkpoint"),
-        (
-            "albef_toy",
-            {"run.grit": {"enabled": False, "naive": True}},
-            "run.grit.naive",
-            "no effect",
-        ),
-        (
-            "albef_toy",
-            {"run.grit": {"enabled": False, "lr_factor": 0.5}},
-            "run.grit.lr_factor",
-            "no effect",
-        ),
-        ("albef_toy", {f"{TOY}.sample_ratio": 2}, f"{TOY}.sample_ratio", "has no effect"),
         (
             "retrieval_toy",
             {"model.load_finetuned": False, "model.finetuned": None},
             "model.load_finetuned",
             "random weights are evaluated",
         ),
-        ("albef_toy", {"run.grit.start_epoch": 10}, "run.grit.start_epoch", "no epoch is grouped"),
     ],
 )
 def test_settings_without_effect_are_reported(name, changes, key, message):
@@ -221,17 +194,15 @@ def test_missing_checkpoints_are_reported(name, injected, tmp_path, monkeypatch)
     assert lines and "nowhere.pth" in lines[0]
 
 
-@pytest.mark.parametrize("key", ["run.output_dir", f"{MAFA}.con_d.keep_images"])
 @pytest.mark.parametrize("below", ["", "/below/it"])
-def test_folders_that_are_files_are_rejected(key, below, injected, tmp_path):
+def test_folders_that_are_files_are_rejected(below, injected, tmp_path):
     (tmp_path / "taken").touch()
-    con_d = {"arch": "albef_retrieval", "model_type": "coco", "own_view": True}
-    changes = {f"{MAFA}.con_d": con_d} if "con_d" in key else {}
-    config = config_of("albef_toy", {**changes, key: f"{tmp_path}/taken{below}"})
+    key = "run.output_dir"
+    config = config_of("albef_toy", {key: f"{tmp_path}/taken{below}"})
     lines = problems_at(config, f"{key}:", machine=True)
     injected("config: missing file", survived=bool(lines))
     assert lines == [f"{key}: {tmp_path}/taken is a file; name a folder"]
-    free = config_of("albef_toy", {**changes, key: f"{tmp_path}/free{below}"})
+    free = config_of("albef_toy", {key: f"{tmp_path}/free{below}"})
     assert problems_at(free, f"{key}:", machine=True) == [] and not (tmp_path / "free").exists()
 
 

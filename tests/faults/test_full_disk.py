@@ -33,7 +33,7 @@ def limit(process, size):
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, hard))
 
 
-def test_run_stops_with_old_checkpoint_and_resumes(tmp_path, uninterrupted, injected):
+def test_run_stops_with_old_checkpoint_and_resumes(tmp_path, uninterrupted):
     process = start("train.py", tmp_path, **RUN, run__max_failed_saves=0)
     wait_for(tmp_path, 5, process, "checkpoint")
     limit(process, 1_000_000)
@@ -43,11 +43,11 @@ def test_run_stops_with_old_checkpoint_and_resumes(tmp_path, uninterrupted, inje
     assert kept["run"]["global_step"] >= 4
     assert not list((tmp_path / "job").glob(".checkpoint*")), "a partial file is left"
     run_here(tmp_path, **RUN, run__resume_ckpt_path="auto")
-    assert_equal_runs(tmp_path, uninterrupted, injected, "disk full while saving: stopped")
+    assert_equal_runs(tmp_path, uninterrupted)
 
 
 @pytest.mark.faults
-def test_training_continues_until_disk_has_space(tmp_path, uninterrupted, injected):
+def test_training_continues_until_disk_has_space(tmp_path, uninterrupted):
     process = start("train.py", tmp_path, **RUN, run__max_failed_saves=1000)
     wait_for(tmp_path, 4, process, "checkpoint")
     limit(process, 1_000_000)
@@ -57,7 +57,7 @@ def test_training_continues_until_disk_has_space(tmp_path, uninterrupted, inject
     limit(process, resource.RLIM_INFINITY)
     output = finish(process)
     assert output.count(FAILED) >= 4 and "more failures in a row allowed" in output
-    assert_equal_runs(tmp_path, uninterrupted, injected, "disk full while saving: went on")
+    assert_equal_runs(tmp_path, uninterrupted)
 
 
 EVALUATED = toy(

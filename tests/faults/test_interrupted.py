@@ -34,7 +34,7 @@ with Termination() as termination:
 """
 
 
-def test_ctrl_c_saves_and_exits(tmp_path, injected):
+def test_ctrl_c_saves_and_exits(tmp_path):
     """As from a terminal, which sends it to the data loader's workers as well."""
     process = spawn_in_group(tmp_path, command("train.py", tmp_path, **TRAIN))
     wait_for(tmp_path, 3, process)
@@ -43,7 +43,6 @@ def test_ctrl_c_saves_and_exits(tmp_path, injected):
     assert "saving after this step" in output and "terminated by SIGINT" in output, output
     assert "Traceback" not in output and "resume_ckpt_path=auto" in output, output
     assert state(tmp_path)["run"]["global_step"] == len(records(tmp_path, "step")) >= 3
-    injected("interrupted by Ctrl-C: saved", 1)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import recording
 
 import lavis_mafa
 from lavis_mafa.io.checkpoints import RUN_STATE_KEYS
@@ -97,35 +96,6 @@ def test_kept_checkpoints_load_by_name(name):
     learnt = {key for key in saved if not any(part in key for part in ignored)}
     assert learnt == {key for key in own if not any(part in key for part in ignored)}
     assert all(torch.equal(own[key], saved[key]) for key in learnt)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_kept_checkpoints_resume(name, tmp_path, injected):
-    """The rest of the epoch is trained in the file's order, then a complete epoch."""
-    with recording() as steps:
-        runner = train(tmp_path, name, run__resume_ckpt_path=KEPT / name)
-    read_indices = {
-        epoch: [index for one in steps if one["epoch"] == epoch for index in one["index"]]
-        for epoch in {one["epoch"] for one in steps}
-    }
-    assert runner.progress.global_step == 3 * STEPS
-    content = read(name)
-    order = content["run"]["ranks"][0]["schedule"]["plan"]["order"].tolist()
-    trained, end = content["run"]["step"] * BATCH, STEPS * BATCH
-    assert read_indices[1] == order[trained:end]
-    last = read_indices[2]
-    assert sorted(read_indices) == [1, 2] and len(last) == len(set(last)) == end
-    # The samples left over by an epoch come in the next one.
-    assert set(order[end:]) <= set(last)
-    lost = set(range(SIZE)) - set(order[:end]) - set(last)
-    injected("checkpoint of an earlier version resumed", 1, lost=len(lost))
-    assert not lost
-    path = tmp_path / "job" / "checkpoint_last.pth"
-    after = torch.load(path, weights_only=True)
-    assert after["run"]["format"] == FORMAT and after["run"]["epoch"] == 3
-    assert after["model"].keys() >= content["model"].keys()
-    changed = [k for k, v in content["model"].items() if not torch.equal(v, after["model"][k])]
-    assert len(changed) > len(content["model"]) / 2
 
 
 @pytest.mark.parametrize("number", [FORMAT - 1, FORMAT + 1])

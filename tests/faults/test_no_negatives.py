@@ -32,7 +32,7 @@ def write_pairs(folder, pairs, family="albef"):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("same", ["image", "caption"])
 @pytest.mark.parametrize("negatives", ["hardest", "sampled"])
-def test_data_without_negatives_are_reported(tmp_path, injected, caplog, family, same, negatives):
+def test_data_without_negatives_are_reported(tmp_path, caplog, family, same, negatives):
     pairs = [(0, f"a circle {k}") for k in range(16)]
     if same == "caption":
         pairs = [(k, "a circle") for k in range(16)]
@@ -42,7 +42,6 @@ def test_data_without_negatives_are_reported(tmp_path, injected, caplog, family,
     (epoch,) = records(tmp_path, "epoch")
     assert [epoch[f"anchors_without_negative_{d}"] for d in ("i2t", "t2i")] == [16, 16]
     assert "16 images and 16 captions had no negative in their mini-batch" in caplog.text
-    injected("mini-batches without negatives: reported", 1)
 
 
 def test_only_anchors_without_a_negative_are_counted(tmp_path, caplog):
@@ -56,7 +55,6 @@ def test_only_anchors_without_a_negative_are_counted(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_one_pair_in_a_mini_batch_is_refused(tmp_path, injected, family):
+def test_one_pair_in_a_mini_batch_is_refused(tmp_path, family):
     with pytest.raises(ConfigError, match="run.batch_size_train: 1 has no negatives.*2 or more"):
         run_here(tmp_path, config=str(TRAIN / f"{family}_toy.yaml"), run__batch_size_train=1)
-    injected("mini-batches without negatives: refused", 1)

@@ -1,4 +1,4 @@
-"""Other training data under the same name are noticed: by a resumed run, and by kept images."""
+"""Other training data under the same name are noticed by a resumed run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.datasets.data_identity import SAMPLED, DataIdentity
 from lavis_mafa.datasets.image_text_json import ImageTextTrain
 from lavis_mafa.datasets.image_text_shards import ImageTextShardsTrain
-from lavis_mafa.models.con_d import kept_images as of_con_d
 from lavis_mafa.problems import ConfigError
 
 ROWS = 4 * SAMPLED + 1
@@ -98,17 +97,16 @@ def test_identity_of_shards_covers_every_image(tmp_path):
     assert other.image_rows != before.image_rows and other.caption_rows == before.caption_rows
 
 
-def test_images_kept_for_other_data_are_refused(tmp_path, injected):
+def test_other_images_under_the_same_samples_are_other_data(tmp_path):
     """The names that a sample of 64 rows would compare are equal."""
     rows = rows_of()
     compared = set(np.linspace(0, ROWS - 1, SAMPLED).astype(int))
     other = [
         row if k in compared else {**row, "image": f"other{k}.png"} for k, row in enumerate(rows)
     ]
-    identities = [of_con_d._identity_of_data(train_set(tmp_path, one)) for one in (rows, other)]
+    identities = [DataIdentity.of(train_set(tmp_path, one)) for one in (rows, other)]
     assert identities[0] != identities[1]
-    assert identities[0] == of_con_d._identity_of_data(train_set(tmp_path, rows))
-    injected("kept images of other data", 1)
+    assert identities[0] == DataIdentity.of(train_set(tmp_path, rows))
 
 
 # Resuming

@@ -18,7 +18,6 @@ from shipped import SHIPPED
 
 from lavis_mafa.cli import main
 from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.config.key import kind_of
 from lavis_mafa.runners import session
 
 # What was expected, or what to do.
@@ -127,7 +126,7 @@ def test_every_key_has_a_type():
     null.
     """
     keys = [key for path in SHIPPED for key in making.keys_of(making.valid_config(path))]
-    untyped = {without_data_set(path) for path, key, *_ in keys if kind_of(key).name == "any"}
+    untyped = {without_data_set(path) for path, key, *_ in keys if key.kind == "any"}
     toy = {
         name
         for name in untyped
@@ -143,7 +142,8 @@ def command_line(config, folder, *arguments):
     """Return the exit status of ``train.py``, or ``evaluate.py``, with a config."""
     file = folder / "config.yaml"
     file.write_text(making.as_yaml(config))
-    evaluates = (config.get("run") or {}).get("evaluate") is True
+    run = config.get("run")
+    evaluates = isinstance(run, dict) and run.get("evaluate") is True
     command = "evaluate" if evaluates else "train"
     return main([command, "--cfg-path", str(file), *arguments])
 

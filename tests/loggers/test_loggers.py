@@ -1,4 +1,4 @@
-"""Loggers: real Weights & Biases and MLflow without a network, users' own, failures, secrets."""
+"""Loggers: real Weights & Biases and MLflow without a network, users' own, failures."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from PIL import Image
 
 from lavis_mafa.cli import main
 from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.loggers import LOGGERS, Logger
+from lavis_mafa.config.config_of_run import trusting
+from lavis_mafa.loggers import LOGGERS, Logger, loggers_of
 from lavis_mafa.loggers.guarded import _MEMORY, GuardedLoggers
-from lavis_mafa.loggers.redact import HIDDEN, redact
 from lavis_mafa.runners.figures import Figures
 
 sys.path.append(str(ROOT / "tests" / "runners"))
@@ -41,17 +40,8 @@ class Recorder(Logger):
 
     def figures(self, figures, step, axis):
         if "figures" in self.fails:
-            raise RuntimeError("quota exceeded, --token abc")
+            raise RuntimeError("quota exceeded")
         self.calls.append(("figures", dict(figures), step, axis))
-
-    def picture(self, name, picture, step, axis):
-        self.calls.append(("picture", name, step, axis))
-
-    def histogram(self, name, counts, step, axis):
-        self.calls.append(("histogram", name, step, axis))
-
-    def table(self, name, columns, rows, step, axis):
-        self.calls.append(("table", name, step, axis))
 
     def end(self, status):
         self.calls.append(("end", status))
@@ -83,12 +73,8 @@ def test_everything_reaches_a_users_logger_and_a_resumed_run_continues(tmp_path,
     assert steps_of(first, "train") == list(range(1, 15))
     assert steps_of(second, "train") == list(range(15, 19))
     assert steps_of(first, "epoch") + steps_of(second, "epoch") == [0, 1]
-    kinds = {call[:2] for call in first.calls if call[0] in ("picture", "histogram", "table")}
-    assert kinds >= {("picture", "connections/0"), ("table", "connections")}
-    assert ("histogram", "con_d_probability/i2t") in kinds
     tested = [call for call in second.calls if "eval_test/agg_metrics" in call[1]]
     assert [call[2:] for call in tested] == [(18, "global_step")]
-    assert ("table", "results", 18, "global_step") in second.calls
     assert first.calls[-1] == second.calls[-1] == ("end", "finished")
 
 
@@ -105,7 +91,7 @@ def test_evaluation_is_logged(tmp_path, recorders):
         model__mafa__con_d__arch=None,
     )
     kinds = [call[0] for call in recorders[-1].calls]
-    assert kinds == ["figures", "table", "end"]
+    assert kinds == ["figures", "end"]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +124,7 @@ def test_failing_logger_is_switched_off_until_the_next_epoch(tmp_path, caplog):
         loggers.figures("train", {"loss": 1.0}, step, "global_step")
     (warning,) = [r.getMessage() for r in caplog.records]
     assert "recorder" in warning and "run.loggers" in warning
-    assert "quota exceeded, --token (hidden)" in warning
+    assert "quota exceeded" in warning
     logger.fails = set()
     loggers.figures("train", {"loss": 1.0}, 3, "global_step")
     assert logger.calls == []
@@ -204,22 +190,15 @@ def test_loggers_are_those_of_the_list(tmp_path, recorders, given, expected):
     assert names_of_loggers({}) == ["tensorboard"]
 
 
-def test_the_switch_of_tensorboard_names_what_replaces_it(tmp_path):
-    (one,) = problems(tmp_path, run__tensorboard=False)
-    assert one == "run.tensorboard: unknown key; did you mean run.loggers=[]?"
-
-
 def problems(folder, **changes):
     with pytest.raises(ConfigError) as caught:
         load_config(CONFIG, options(folder, **changes))
     return caught.value.problems
 
 
-def test_unknown_logger_and_setting_are_refused(tmp_path):
+def test_unknown_logger_is_refused(tmp_path):
     (one,) = problems(tmp_path, run__loggers="[tensorbord]")
     assert one.startswith("run.loggers") and "did you mean tensorboard?" in one
-    (one,) = problems(tmp_path, run__logger_options__mlflow__experimnt="x")
-    assert "did you mean run.logger_options.mlflow.experiment?" in one
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
@@ -235,114 +214,34 @@ def _standard_paths():
     return [path for path in sys.path if "site-packages" not in path]
 
 
-def test_secrets_are_hidden():
-    config = {
-        "api_key": "abc",
-        "run": {"hub": {"auth": {"user": "me"}}, "password": "", "aws-secret": "x", "plugins": []},
-        "model": {"tokenizer": "vocab.txt", "num_query_token": 32, "gradcam_tokens": "all"},
-        "url": ["https://me:pw@host:8080/a/b.pth", "https://host/x.pt?sig=abc#f", "http://[bad"],
-        "plain": "https://host/x.pt",
-    }
-    assert redact(config) == {
-        "api_key": HIDDEN,
-        "run": {"hub": {"auth": {"user": HIDDEN}}, "password": "", "aws-secret": HIDDEN,
-                "plugins": []},
-        "model": config["model"],
-        "url": ["https://host:8080/a/b.pth", f"https://host/x.pt?{HIDDEN}", HIDDEN],
-        "plain": "https://host/x.pt",
-    }  # fmt: skip
-    assert redact(["run.seed=1", "--options", "x.api_key=abc"]) == [
-        *("run.seed=1", "--options", HIDDEN)
-    ]
-    assert redact(["--token", "abc", "run.api_key", "x", "run.seed", "7", "--auth", "--y"]) == [
-        *("--token", HIDDEN, "run.api_key", HIDDEN, "run.seed", "7", "--auth", "--y")
-    ]
-    names = ("pwd", "pass", "apiKey", "hub_token", "WANDB_API_KEY", "passwords", "sas.sig", "db.pw")
-    assert set(redact(dict.fromkeys(names, "abc")).values()) == {HIDDEN}
-    assert redact({"password": 1234, "secret": [["a"]]}) == {
-        "password": HIDDEN,
-        "secret": [[HIDDEN]],
-    }
-
-
-JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abcDEF-123"
-TOKENS = [
-    *("hf_" + "aB3" * 11, "ghp_" + "aB3" * 12, "github_pat_" + "1a_" * 20, "sk-" + "aB3" * 16),
-    *(
-        "sk-proj-" + "a-B3" * 8,
-        "sk-" + "abc1" * 8,
-        "AKIAIOSFODNN7EXAMPLE",
-        "xoxb-123456789-abc",
-        JWT,
-    ),
-]
-
-
-@pytest.mark.parametrize("token", TOKENS)
-def test_tokens_are_hidden_by_their_form(token):
-    for text in ("{}", "/data/{}/x", "--note {} 1", "failed with '{}'"):
-        assert redact(text.format(token)) == text.format(HIDDEN)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("train.py --hub-token abc --x 1", "train.py --hub-token (hidden) --x 1"),
-        ("me:pw@host:80/x", "(hidden)@host:80/x"),
-        ("postgresql://me:p/w@host/db", "postgresql://host/db"),
-        ("{'password': 'abc', 'a': 1}", "{'password': '(hidden)', 'a': 1}"),
-        ("the api_key='abc' is wrong", "the api_key='(hidden)' is wrong"),
-        ("Authorization: Bearer abcdefgh12", "Authorization: (hidden) (hidden)"),
-        ("/mnt/open-sesame/x", "/mnt/(hidden)/x"),
-        ("open-sesames", "open-sesames"),
-    ],
-)
-def test_secrets_inside_texts_are_hidden(monkeypatch, text, expected):
+def test_no_record_has_what_an_environment_variable_holds(tmp_path, monkeypatch, capsys):
+    """The run resumes nevertheless; its record is read by the user who trusts it only."""
     monkeypatch.setenv("MY_TOKEN", "open-sesame")
-    assert redact(text) == expected
-
-
-def test_other_texts_are_left(monkeypatch):
-    monkeypatch.setenv("PWD", "/home/me/folder")
-    texts = [
-        *(
-            "Question: {} Short answer:",
-            "a photo of a token: two dogs at 3:30@noon",
-            "/home/me/folder/x",
-        ),
-        *("model.max_token_len=32", "model.num_query_token=32", "mask_token=[MASK]", "author=Bob"),
-        *("text_tokens=all", "model.tokenizer=bert-base-uncased", "run.pairs_per_pass=64"),
-        *("/data/hf_models/sk-learn-a-long-directory", "bar:img@2x.png", "git@github.com:me/x"),
-        *("https://host:8080/img@2x.png", "https://host/@user/x", "tcp://host:29500", "env://"),
-        *("run.job_id=pass", "0123456789abcdef0123456789abcdef01234567"),
-    ]
-    assert redact(texts) == texts
-    keys = ("tokenizer", "max_token_len", "text_tokens", "author", "image_key", "group_id_key")
-    assert redact(dict.fromkeys(keys, "abc")) == dict.fromkeys(keys, "abc")
-    plain = {"pairs_per_pass": 64, "num_query_token": 32, "token": None, "secret": True}
-    assert redact(plain) == plain
-
-
-def test_nothing_that_a_run_writes_has_its_secrets(tmp_path, monkeypatch, capsys):
-    """Resolved in its config; the run resumes nevertheless."""
-    monkeypatch.setenv("MY_TOKEN", "open-sesame")
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")  # for launch.json
-    uri = "https://me:open-sesame-2@host/x"
+    monkeypatch.setenv("MY_SIZE", "74")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")  # for launch.txt
     changes = {"run__prompt": "${oc.env:MY_TOKEN}", "run__loggers": "[tensorboard]"}
-    changes["run__logger_options__mlflow__tracking_uri"] = uri
-    run_here(tmp_path, run__max_steps=2, **changes)
+    changes["datasets__toy_scenes__build_info__train_size"] = "${oc.decode:${oc.env:MY_SIZE}}"
+    runner = run_here(tmp_path, run__max_steps=2, **changes)
+    assert runner.run_cfg.prompt == "open-sesame"
     run_here(tmp_path, run__max_steps=3, run__resume_ckpt_path="auto", **changes)
     assert [one["global_step"] for one in records(tmp_path, "step")] == [1, 2, 3]
+    assert records(tmp_path, "config")[0]["config"]["run"]["prompt"] == "${oc.env:MY_TOKEN}"
     assert main(["report", str(tmp_path / "job")]) == 0
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert {"launch.json", "log.jsonl", "report.html", "checkpoint_last.pth"} <= {
+    assert {"launch.txt", "log.jsonl", "report.html", "checkpoint_last.pth"} <= {
         path.name for path in written
     }
     assert [path for path in written if b"open-sesame" in path.read_bytes()] == []
     given = options(tmp_path, **changes)
     assert main(["train", "--cfg-path", CONFIG, "--print-config", "--options", *given]) == 0
     printed = capsys.readouterr().out
-    assert "prompt: (hidden)" in printed and "open-sesame" not in printed
+    assert "prompt: ${oc.env:MY_TOKEN}" in printed and "open-sesame" not in printed
+    with pytest.raises(ConfigError, match="run.prompt: .*oc.env:MY_TOKEN.* --trust") as caught:
+        load_config(tmp_path / "job")
+    assert "open-sesame" not in str(caught.value)
+    assert load_config(tmp_path / "job", ["run.prompt=mine"]).run_cfg.prompt == "mine"
+    with trusting([tmp_path]):
+        assert load_config(tmp_path / "job").run_cfg.prompt == "open-sesame"
 
 
 # Weights & Biases
@@ -386,15 +285,12 @@ def logged_points(parsed):
 
 
 def test_wandb_run_and_its_continuation(tmp_path, monkeypatch):
+    """Points come by TensorBoard's files, which a run without TensorBoard in its list has too."""
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    changes = {
-        **TWO_EPOCHS,
-        "run__loggers": "[wandb]",
-        "run__logger_options__wandb__project": "false-negatives",
-        "run__logger_options__wandb__tags": "[toy]",
-    }
+    monkeypatch.setenv("WANDB_PROJECT", "false-negatives")
+    changes = {**TWO_EPOCHS, "run__loggers": "[wandb]"}
     run_here(tmp_path, **changes, run__max_steps=14)
     identity = json.loads((tmp_path / "job" / _MEMORY).read_text())["wandb"]["id"]
     run_here(tmp_path, **changes, run__resume_ckpt_path="auto")
@@ -406,49 +302,38 @@ def test_wandb_run_and_its_continuation(tmp_path, monkeypatch):
     runs = [one.run for one in parsed if one.WhichOneof("record_type") == "run"]
     assert {one.run_id for one in runs} == {identity}
     assert {(one.project, one.display_name) for one in runs} == {("false-negatives", "job")}
-    assert list(runs[0].tags) == ["toy"]
     points = logged_points(parsed)
     steps = [point["global_step"] for point in points if "train/loss" in point]
     assert steps == list(range(1, 19))
     losses = [point["train/loss"] for point in points if "train/loss" in point]
     assert losses == pytest.approx([r["loss"] for r in records(tmp_path, "step")])
-    assert [point["epoch"] for point in points if "epoch/loss" in point] == [0, 1]
-    kinds = {
-        name.removesuffix("/_type"): value
-        for point in points
-        for name, value in point.items()
-        if name.endswith("/_type")
-    }
-    assert kinds["connections/0"] == "image-file"
-    assert kinds["con_d_probability/i2t"] == "histogram"
-    assert kinds["connections/table"] == kinds["results/table"] == "table-file"
-    configs = [one for one in parsed if one.WhichOneof("record_type") == "config"]
-    keys = {item.key or item.nested_key[0] for one in configs for item in one.config.update}
+    assert sum("epoch/loss" in point for point in points) == 2
+    keys = {item.key or item.nested_key[0] for one in runs for item in one.config.update}
     assert {"run", "model", "datasets"} <= keys
 
 
 # MLflow
 
 
-def test_mlflow_run_and_its_continuation(tmp_path, monkeypatch):
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    """Give MLflow a store in a folder: the small package mlflow-skinny has no database."""
     pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "toy")
+    return (tmp_path / "store").as_uri()
+
+
+def test_mlflow_run_and_its_continuation(tmp_path, store):
     from mlflow.tracking import MlflowClient
 
-    # The small package mlflow-skinny has no database: files are its only local store.
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    store = (tmp_path / "store").as_uri()
-    changes = {
-        **TWO_EPOCHS,
-        "run__loggers": "[mlflow]",
-        "run__logger_options__mlflow__tracking_uri": store,
-        "run__logger_options__mlflow__experiment": "toy",
-    }
+    changes = {**TWO_EPOCHS, "run__loggers": "[mlflow]"}
     run_here(tmp_path, **changes, run__max_steps=14)
     run_here(tmp_path, **changes, run__resume_ckpt_path="auto")
     client = MlflowClient(tracking_uri=store)
     (run,) = client.search_runs([client.get_experiment_by_name("toy").experiment_id])
     assert (run.info.status, run.info.run_name) == ("FINISHED", "job")
-    assert run.data.params["run.seed"] == "42"
     history = client.get_metric_history(run.info.run_id, "train/loss")
     assert [point.step for point in history] == list(range(1, 19))
     expected = [record["loss"] for record in records(tmp_path, "step")]
@@ -456,31 +341,20 @@ def test_mlflow_run_and_its_continuation(tmp_path, monkeypatch):
     assert len(client.get_metric_history(run.info.run_id, "epoch/loss")) == 2
     assert "eval_test/agg_metrics" in run.data.metrics
     root = Path(run.info.artifact_uri.removeprefix("file://"))
-    names = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
-    assert {"config.yaml", "tables/results/global_step_18.md"} <= names
-    assert {f"histograms/con_d_probability/t2i/epoch_{epoch}.json" for epoch in (0, 1)} <= names
-    assert any(name.startswith("images/connections") for name in names)
+    assert (root / "config.yaml").is_file()
 
 
-def test_mlflow_takes_any_name_and_value(tmp_path, monkeypatch):
+def test_mlflow_takes_any_name_and_value(tmp_path, store):
     """Also a run that failed."""
-    pytest.importorskip("mlflow")
     from mlflow.tracking import MlflowClient
 
-    from lavis_mafa.loggers.mlflow import _MlflowLogger, _MlflowSettings
-
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    logger = _MlflowLogger(_MlflowSettings(tracking_uri=tmp_path.as_uri()))
-    loggers = GuardedLoggers(tmp_path, {"mlflow": logger})
-    config = {"run": {f"k{n}": "x" * 1000 for n in range(150)}, "odd key!": None}
-    loggers.begin(config, resumed=False, first_step=1)
+    loggers = GuardedLoggers(tmp_path, loggers_of({"loggers": ["mlflow"]}))
+    loggers.begin({"odd key!": None}, resumed=False, first_step=1)
     loggers.figures("eval", {"R@1 (%)": float("nan")}, 3, "global_step")
-    loggers.picture("p/0", Image.new("RGB", (4, 4)), 0, "epoch")
     loggers.end("failed")
-    client = MlflowClient(tracking_uri=tmp_path.as_uri())
+    client = MlflowClient(tracking_uri=store)
     (run,) = client.search_runs([one.experiment_id for one in client.search_experiments()])
-    assert run.info.status == "FAILED" and len(run.data.params) == 151
-    assert list(run.data.metrics) == ["eval/R_1 ___"]
+    assert run.info.status == "FAILED" and list(run.data.metrics) == ["eval/R_1 ___"]
 
 
 def test_nothing_is_imported_before_a_logger_begins():

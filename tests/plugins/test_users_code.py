@@ -103,7 +103,6 @@ SHARPENED = {
     **{"run__test_splits": [], "run__max_epoch": 2, "run__amp": False},
     **{"model__mafa__itc_loss": "sharpened", "model__mafa__sharpened": {"start": 1.5}},
 }
-LEARNED = "learned_by_one_layer"
 JUDGED = {
     "model__mafa__con_d": None,
     "model__mafa__connections": {
@@ -111,13 +110,6 @@ JUDGED = {
     },
     "model__mafa__length": {"scale": 5},
     "run__max_epoch": 1,
-}
-HARDNESS = {
-    "run__grit": {
-        **{"queue_size": 16, "search_space": 16},
-        **{"schedule": LEARNED, LEARNED: {"quantiles": 4}},
-    },
-    **{"run__test_splits": [], "run__batch_size_train": 4},
 }
 
 
@@ -129,7 +121,6 @@ def trained(tmp_path_factory):
         "added": ADDED,
         "whole": changed_config(ADDED, **SHARPENED),
         "cut": changed_config(ADDED, **SHARPENED),
-        "hardness": changed_config(ADDED, **HARDNESS),
         "judged": changed_config(ADDED, **JUDGED),
         "family": OWN_FAMILY,
         "captions": CAPTIONING,
@@ -178,15 +169,6 @@ def test_a_form_of_itc_with_a_parameter_is_trained_saved_and_resumed(trained):
     assert len(whole["sharpened.of_samples"]) == 16
     assert whole.keys() == cut.keys()
     assert all(torch.equal(whole[key], cut[key]) for key in whole)
-
-
-def test_a_learned_hardness_of_ones_own_is_trained(trained):
-    folder = trained[0] / "hardness"
-    falls = [record.get("fall_of_lm") for record in log_of(folder)[1] if record["kind"] == "step"]
-    assert len(falls) == 12 and [fall is None for fall in falls] == [True] * 4 + [False] * 8
-    content = torch.load(folder / "checkpoint_last.pth", weights_only=True)
-    network = content["run"]["ranks"][0]["schedule"]["hardness"]["network"]
-    assert network["layer.weight"].shape == (2, 4)
 
 
 def test_added_score_and_rule_judge(trained):

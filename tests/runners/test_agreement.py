@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from runs import (
 )
 
 from lavis_mafa import load_model
-from lavis_mafa.runners.agreement import require_agreement
+from lavis_mafa.runners.agreement import judges_of, of_config, require_agreement
 
 SCRIPT = Path(__file__).with_name("runs_of_ranks.py")
 STORAGE = "datasets.image_text_json.build_info.annotations.{}.storage"
@@ -97,6 +98,9 @@ def starting_files(folder: Path) -> dict[str, Path]:
     for name, order in (("words", words), ("other_words", [*words[:-2], words[-1], words[-2]])):
         files[name] = folder / f"{name}.txt"
         files[name].write_text("\n".join(order))
+    for seed, name in enumerate(("vectors", "other vectors")):
+        files[name] = folder / f"vectors{seed}.npy"
+        np.save(files[name], np.random.default_rng(seed).normal(size=(24, 8)).astype(np.float32))
     for name, factor in (("plugin", 1), ("other_plugin", 2)):
         files[name] = folder / name / "own.py"
         files[name].parent.mkdir()
@@ -114,6 +118,8 @@ def outcomes(tmp_path_factory):
     judged = {**CON_D, "model__mafa__con_d__checkpoint": files["con_d"], "run__max_steps": 1}
     plugin = {"run__plugins": f"[{files['plugin']}]", "model__mafa__loss_weights__own": 0.1}
     train, val = STORAGE.format("train"), STORAGE.format("val")
+    captions = {"model__mafa__con_d__arch": "captions"}
+    captions["model__mafa__con_d__captions__vectors"] = files["vectors"]
     cases = {
         **{name: (changes, []) for name, changes in AGREEING.items()},
         # Of three equal epochs the first is the best; only rank 0's disk has its checkpoint.
@@ -142,6 +148,10 @@ def outcomes(tmp_path_factory):
             {"model__tokenizer": files["words"]},
             [f"model.tokenizer={files['other_words']}"],
         ),
+        "other vectors of captions": (
+            {**plain, **captions},
+            [f"model.mafa.con_d.captions.vectors={files['other vectors']}"],
+        ),
         "another plugin": (plugin, [f"run.plugins=[{files['other_plugin']}]"]),
         "another toy world": ({}, ["datasets.toy_scenes.build_info.seed=5"]),
     }
@@ -169,16 +179,16 @@ def outcomes(tmp_path_factory):
         ("another learning rate", "run.init_lr: .* on rank 0, 0.0002 on rank 1"),
         ("other Con-D weights", "weights of model.mafa.con_d: AlbefMafa"),
         ("another vocabulary", "model.tokenizer: .*content"),
-        ("another plugin", "loss own: own of own.py, source"),
+        ("another plugin", r"run.plugins\[0\]: a file with content"),
+        ("other vectors of captions", "model.mafa.con_d.captions.vectors: a file with content"),
         ("another toy world", "datasets.toy_scenes.build_info.seed: .* 5 on rank 1"),
     ],
 )
-def test_ranks_that_differ_do_not_start(outcomes, injected, case, named):
+def test_ranks_that_differ_do_not_start(outcomes, case, named):
     first, second = outcomes[case]
     assert first == second, "every rank ends, with the same message"
     assert first.get("error") == "DisagreementError", first
     assert re.search(named, first["message"]), first["message"]
-    injected("ranks that do not agree: refused", 1)
 
 
 @pytest.mark.parametrize("case", [*AGREEING, "another disk", "another place"])
@@ -201,6 +211,27 @@ def test_command_ends_on_all_ranks_and_names_the_setting(tmp_path):
     assert "run.weight_decay: 0.0 on rank 0, 1.0 on rank 1" in output, output[-3000:]
     assert "Traceback" not in output.split("Sending process")[0], output[-3000:]
     assert not (tmp_path / "job" / "log.jsonl").exists()
+
+
+def test_names_are_compared_as_text_and_environment_values_are_not_shown():
+    def shown(checkpoint):
+        config = {"run": {"prompt": "secret"}, "model": {"con_d": {"checkpoint": checkpoint}}}
+        recorded = {**config, "run": {"prompt": "${oc.env:X}"}}
+        cfg = SimpleNamespace(to_dict=lambda: config, unresolved=lambda: recorded)
+        return dict(of_config(cfg))
+
+    one, other, folder = (shown(name) for name in ("org/a", "org/b", "/data/org/a"))
+    assert one["model.con_d.checkpoint"] == "'org/a'" != other["model.con_d.checkpoint"]
+    assert folder["model.con_d.checkpoint"] == "a path"
+    assert one["run.prompt"].startswith("'${oc.env:X}', ") and "secret" not in str(one)
+
+
+def test_arrays_of_a_judge_are_part_of_its_identity():
+    def identity(seed):
+        judge = SimpleNamespace(_vectors=np.random.default_rng(seed).normal(size=(9, 3)), name="x")
+        return judges_of(SimpleNamespace(con_d=judge))
+
+    assert identity(0) == identity(0) != identity(1)
 
 
 def test_one_process_needs_no_agreement():

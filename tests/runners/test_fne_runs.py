@@ -11,7 +11,7 @@ from runs import TOY as TOY_KEYS
 from test_lavis_builders import write_config
 
 from lavis_mafa.config import load_config
-from lavis_mafa.runners.lr_scheduler import LinearWarmupDropsLRScheduler
+from lavis_mafa.runners.lavis_runner import _LinearWarmupDropsLRScheduler
 
 TOY = str(ROOT / "projects/mafa/train/fne_toy.yaml")
 # Keys of the small run that FNE does not have.
@@ -115,7 +115,7 @@ def test_shipped_configs_have_the_hyperparameters_of_fne(name, batch):
 
 def test_learning_rate_drops_after_epochs_5_and_15():
     optimizer = torch.optim.Adam([torch.zeros(1, requires_grad=True)], lr=1.0)
-    schedule = LinearWarmupDropsLRScheduler(optimizer, 25, 0.0, 2e-5, decay_rate=None)
+    schedule = _LinearWarmupDropsLRScheduler(optimizer, 25, 0.0, 2e-5, decay_rate=None)
     rates = []
     for epoch in range(25):
         schedule.step(epoch, 7)

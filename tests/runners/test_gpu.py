@@ -11,7 +11,6 @@ import torch
 from runs import OWN, ROOT, finish, records, run_here, start, weights
 from test_global_threshold_runs import GLOFND, NAMES
 from test_groups_runs import QUEUE, changes, write_groups
-from test_learned_hardness_runs import LEARNED, hardness_state
 
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.itc_forms import ITC_LOSSES
@@ -20,6 +19,11 @@ from lavis_mafa.algorithm.momentum import GROUP_QUEUE
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 ON_GPU = {"run__device": "cuda"}
+LEARNED = {
+    "run__plugins": f'["{ROOT / "research/falcon.py"}"]',
+    "run__grit__schedule": "learned",
+    "run__grit__learned__lr": 0.01,
+}
 BLIP2 = {"config": str(ROOT / "projects/mafa/train/blip2_toy.yaml")}
 
 
@@ -190,7 +194,8 @@ def test_hardness_is_learned_from_rewards_on_a_gpu(tmp_path, amp_dtype):
     run_here(tmp_path, **ON_GPU, **mixed, **LEARNED)
     falls = [record.get("fall_of_lm") for record in records(tmp_path, "step")]
     assert falls[:9] == [None] * 9 and all(math.isfinite(fall) for fall in falls[9:])
-    state = hardness_state(tmp_path)
+    content = torch.load(tmp_path / "job" / "checkpoint_last.pth", weights_only=True)
+    state = content["run"]["ranks"][0]["schedule"]["hardness"]
     assert state["updates"] == 18
     assert all(weight.device.type == "cpu" for weight in state["network"].values())
 

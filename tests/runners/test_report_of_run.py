@@ -10,15 +10,11 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from runs import records, run_here
 
 from lavis_mafa import load_model
 from lavis_mafa.cli import main
-from lavis_mafa.loggers.tensorboard import _TensorBoardLogger
 from lavis_mafa.pages.charts import format_number
-from lavis_mafa.runners import connection_pictures as pictures
-from lavis_mafa.runners.run_log import RunLog
 
 LOW, HIGH = 0.4, 0.49
 DIRECTIONS = ("i2t", "t2i")
@@ -34,7 +30,6 @@ def run(tmp_path_factory):
     torch.save({"model": con_d.state_dict()}, folder / "con_d.pth")
     changes = {
         "run__max_epoch": 2,
-        "run__loggers": "[tensorboard]",
         "run__valid_splits": '["val"]',
         "model__mafa__con_d__arch": "albef_mafa",
         "model__mafa__con_d__model_type": "tiny",
@@ -144,86 +139,8 @@ def test_page_of_a_run_whose_data_are_missing(run, tmp_path):
     assert "The data could not be loaded" in text and "caption of sample" in text
 
 
-def test_tensorboard_has_histograms_and_images(run):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    board = EventAccumulator(str(run / "job" / "tensorboard"), {"images": 0, "histograms": 0})
-    board.Reload()
-    event = board.Histograms("con_d_probability/i2t")[-1]
-    counts = records(run, "con_d_histogram")[-1]["i2t"]
-    expected = np.add(counts["true"], counts["false"])
-    assert event.step == 1
-    assert event.histogram_value.num == expected.sum() > 0
-    filled = {
-        round(x, 2): n
-        for x, n in zip(
-            event.histogram_value.bucket_limit, event.histogram_value.bucket, strict=True
-        )
-        if n
-    }
-    assert filled == {round((k + 1) / 100, 2): n for k, n in enumerate(expected) if n}
-    images = board.Images("connections/0")
-    assert [image.step for image in images] == [0, 1]
-    assert (images[0].width, images[0].height) == (448, 224)
-    table = board.Tensors("connections/text_summary")[0].tensor_proto.string_val[0].decode()
-    assert len(table.splitlines()) > 3 and "image → text" in table
-
-
-# Images
-
-RECORD = {
-    "direction": "i2t",
-    "anchor_index": 1,
-    "mined_index": 2,
-    "probability": 0.9,
-    "state": "positive",
-    "truth": None,
-}
-
-
-class RecordingLog(RunLog):
-    """Records what would be sent to TensorBoard."""
-
-    def __init__(self, folder, active=True):
-        board = _TensorBoardLogger()
-        super().__init__(folder, active, {"tensorboard": board})
-        self.sent = []
-        board._write = lambda method, *args, **kwargs: self.sent.append((method, args))
-
-
-def show(number):
-    if number == 13:
-        raise OSError("truncated")
-    return Image.new("RGB", (40, 20), (10 * number, 0, 0)), f"caption | <b>{number}</b>\n"
-
-
-def test_unreadable_image_is_skipped_with_a_warning(tmp_path, caplog):
-    board = RecordingLog(tmp_path)
-    broken = {**RECORD, "mined_index": 13}
-    pictures.show_connections(board, [broken, RECORD], show, 4)
-    assert "cannot be shown: OSError: truncated" in caplog.text
-    (_, (name, pixels, step)), (_, (_, table, _)) = [
-        (method, args[:3]) for method, args in board.sent
-    ]
-    assert (name, step) == ("connections/1", 4) and pixels.shape == (224, 448, 3)
-    (line,) = table.splitlines()[2:]
-    cells = line.replace(r"\|", "")  # an escaped bar is text
-    assert cells.count("|") == 7 and "<" not in line and r"caption \| &lt;b&gt;1" in line
-
-
-def test_shown_connections_are_evenly_spread(tmp_path):
-    board, shown = RecordingLog(tmp_path), []
-    many = [{**RECORD, "anchor_index": number, "mined_index": 0} for number in range(64)]
-    pictures.show_connections(board, many, lambda n: (shown.append(n), show(5))[1], 0)
-    assert shown[::2] == list(range(0, 64, 8))
-    silent = RecordingLog(tmp_path, active=False)
-    pictures.show_connections(silent, many, show, 0)
-    pictures.show_connections(board := RecordingLog(tmp_path), [], show, 0)
-    assert silent.sent == board.sent == []
-
-
 def test_no_connections_are_logged_if_disabled(tmp_path):
-    run_here(tmp_path, run__log_connections=0, run__max_epoch=1, run__loggers="[tensorboard]")
+    run_here(tmp_path, run__log_connections=0, run__max_epoch=1)
     assert not (tmp_path / "job" / "connections.jsonl").exists()
     assert records(tmp_path, "con_d_histogram")  # the histogram is logged nevertheless
     text = page_of(tmp_path / "job")

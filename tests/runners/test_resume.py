@@ -9,8 +9,9 @@ import pytest
 import torch
 from runs import ROOT, resume_bit_for_bit, run_here, same_weights, weights
 
+from lavis_mafa import load_model
 from lavis_mafa.io.random_streams import random_states, set_random_states
-from lavis_mafa.runners.checkpoint import check_same_settings, load_trained_state, trained_state
+from lavis_mafa.runners.checkpoint import load_trained_state, trained_state
 from lavis_mafa.runners.state import BestFigure
 
 BLIP2 = str(ROOT / "projects/mafa/train/blip2_toy.yaml")
@@ -117,14 +118,12 @@ def test_resuming_a_model_of_another_size_names_the_key(tmp_path, monkeypatch, k
         run_here(tmp_path, run__resume_ckpt_path="auto", **sized(after))
 
 
-def test_resuming_with_another_learning_rate_or_more_epochs_is_announced(tmp_path, caplog):
+def test_another_learning_rate_and_more_epochs_resume(tmp_path):
     run_here(tmp_path, run__max_epoch=1)
     more = {"run__resume_ckpt_path": "auto", "run__max_epoch": 2, "run__init_lr": 1e-5}
     runner = run_here(tmp_path, **more, run__min_lr=1e-6)
     assert runner.progress.global_step == 18
-    (told,) = [line for line in caplog.messages if "which may jump" in line]
-    assert "run.init_lr: 0.002 before, 1e-05 now" in told, told
-    assert "run.max_epoch: 1 before, 2 now" in told
+    assert runner.optimizer.param_groups[0]["lr"] <= 1e-5
 
 
 def test_negatives_that_change_by_epoch_resume(tmp_path):
@@ -140,25 +139,6 @@ def test_negatives_that_change_by_epoch_resume(tmp_path):
     assert int(whole["picker_by_epoch.later.epoch"]) == 1
 
 
-def test_setting_absent_from_a_checkpoint_had_its_default():
-    def config(**grit):
-        return {"run": {"batch_size_train": 8, "grit": grit}, "model": {}}
-
-    old = {"enabled": True, "search_space": 16}
-    check_same_settings(config(**old), config(**old, hardness=1.0), "it")
-    check_same_settings(config(**old), config(**old, lr_factor=0.5), "it")  # may change
-    with pytest.raises(ValueError, match="run.grit.hardness: 1.0 before, 0.9 now"):
-        check_same_settings(config(**old), config(**old, hardness=0.9), "it")
-    ramp = {"schedule": "linear", "linear": {"start": 0.5, "epochs": 4}}
-    check_same_settings(config(**old, **ramp), config(**old, **ramp), "it")
-    check_same_settings(config(**old), config(**old, linear={"epochs": 4}), "it")  # not chosen
-    with pytest.raises(ValueError, match="run.grit.schedule: constant before, linear now"):
-        check_same_settings(config(**old), config(**old, **ramp), "it")
-    slower = {**ramp, "linear": {"start": 0.5, "epochs": 9}}
-    with pytest.raises(ValueError, match="run.grit.linear: .*'epochs': 4.* before, .* 9.* now"):
-        check_same_settings(config(**old, **ramp), config(**old, **slower), "it")
-
-
 def test_resumed_run_keeps_its_folder(tmp_path):
     first = run_here(tmp_path, run__job_id=None, run__max_steps=3)
     resumed = run_here(tmp_path, run__job_id=None, run__resume_ckpt_path="auto", run__max_steps=5)
@@ -172,18 +152,6 @@ def test_folder_of_another_run_is_rejected(uninterrupted):
 
     with pytest.raises(ConfigError, match="holds another run's checkpoint"):
         run_here(uninterrupted)
-
-
-def test_best_checkpoint_is_copied_to_a_new_folder(tmp_path):
-    changes = {"run__valid_splits": '["val"]', "run__test_splits": '["test"]'}
-    run_here(tmp_path / "one", run__max_epoch=1, **changes)
-    last = tmp_path / "one" / "job" / "checkpoint_last.pth"
-    content = torch.load(last, weights_only=True)
-    content["run"]["best"]["value"] = 1000.0
-    torch.save(content, last)
-    run_here(tmp_path / "two", run__resume_ckpt_path=last, **changes)
-    one, two = (weights(tmp_path / name, "checkpoint_best.pth") for name in ("one", "two"))
-    assert same_weights(one, two)
 
 
 @pytest.fixture
@@ -278,3 +246,15 @@ def test_buffers_saved_only_by_some_transformers_versions_are_ignored(tiny, save
     del state["temp"]
     with pytest.raises(ValueError, match="Missing: \\['temp'\\]; unknown: none"):
         load_trained_state(tiny, state, "it")
+
+
+def test_resuming_with_another_judge_is_refused(tmp_path):
+    changes = {"model__mafa__con_d__arch": "albef_mafa", "model__mafa__con_d__model_type": "tiny"}
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        state = load_model("albef_mafa", "tiny").state_dict()
+        torch.save({"model": state}, tmp_path / f"{seed}.pth")
+    key = "model__mafa__con_d__checkpoint"
+    run_here(tmp_path, **changes, **{key: tmp_path / "0.pth"}, run__max_steps=1)
+    with pytest.raises(ValueError, match="another Con-D.*weights of model.mafa.con_d"):
+        run_here(tmp_path, **changes, **{key: tmp_path / "1.pth"}, run__resume_ckpt_path="auto")

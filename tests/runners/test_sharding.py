@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import yaml
-from runs import ROOT, TOY, dry_run, options, records, same_weights, weights
+from runs import ROOT, TOY, options, records, same_weights, weights
 from small_language_models import tiny_opt, tiny_t5
 from torch import nn
 from two_forks import answers_of_two
@@ -202,7 +202,7 @@ def test_a_bad_gradient_is_named_with_sharded_blocks(trained):
     if not (folder / "bad_gradient").exists():
         pytest.skip("traced with OPT only")
     (skipped,) = records(folder / "bad_gradient", "skipped")
-    assert "gradient of query_tokens" in skipped["told"]
+    assert "gradient of query_tokens" in skipped["reason"]
     assert len(losses(folder / "bad_gradient")) == 4
 
 
@@ -284,12 +284,6 @@ def test_invalid_settings_are_refused(tmp_path, given, told):
     with pytest.raises(ConfigError, match=told) as caught:
         load_config(write_config(tmp_path, "blip2_opt_mafa"), given)
     assert sum("run.fsdp" in problem for problem in caught.value.problems) == 1
-
-
-def test_one_rank_is_warned(tmp_path, capsys):
-    changes = {**dict.fromkeys(UNUSED), "run__fsdp": "frozen"}
-    printed = dry_run(tmp_path, capsys, write_config(tmp_path, "blip2_opt_mafa"), **changes)
-    assert "run.fsdp: has no effect on one rank" in printed
 
 
 def test_settings_without_effect_are_noted(tmp_path):

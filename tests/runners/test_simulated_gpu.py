@@ -147,27 +147,3 @@ def test_what_a_gpu_refuses_is_refused():
                 wrong()
         with pytest.raises(TypeError, match="numpy"):
             on_gpu.numpy()
-
-
-@simulated
-@pytest.mark.parametrize(
-    "count, does",
-    [
-        (1, lambda x: x[0].item()),
-        (1, lambda x: x.cpu()),
-        (1, lambda x: bool((x > 0).any())),
-        (1, lambda x: x[x > 0]),
-        (1, lambda x: torch.nonzero(x)),
-        (1, lambda x: torch.ones(3).to("cuda")),
-        (0, lambda x: torch.ones(3).to("cuda", non_blocking=True)),
-        (0, lambda x: x.masked_fill(x > 0, 2.0)),
-        (0, lambda x: (x.sum() / 3).sqrt()),
-        (0, lambda x: x.index_select(0, torch.arange(2, device="cuda"))),
-    ],
-)
-def test_waits_are_counted(count, does):
-    with simulated_gpu() as waits:
-        x = torch.ones(3, device="cuda", requires_grad=True)
-        before = sum(waits.values())
-        does(x.detach())
-        assert sum(waits.values()) - before == count, waits

@@ -10,13 +10,13 @@ from runs import run_here
 
 from lavis_mafa.cli import main
 from lavis_mafa.io.processes import progress
-from lavis_mafa.runners import runner_mafa, time_left
-from lavis_mafa.runners.time_left import TimeLeft, duration
+from lavis_mafa.runners import run_log, runner_mafa
+from lavis_mafa.runners.run_log import TimeLeft, duration
 
 
 def test_time_left_is_of_the_whole_run(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(time_left.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(run_log.time, "monotonic", lambda: now[0])
     left = TimeLeft(total=110, done=10)
     now[0] += 20  # 10 steps in 20 s, 90 to go
     assert left.after(20) == "0:03:00"

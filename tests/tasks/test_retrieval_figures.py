@@ -1,10 +1,9 @@
-"""Scores in addition to LAVIS's: COCO's test split, all valid pairs, saved scores."""
+"""Scores in addition to LAVIS's: all valid pairs, saved scores."""
 
 from __future__ import annotations
 
 import json
 import logging
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,20 +14,14 @@ from lavis.common.registry import registry
 from lavis.datasets.datasets.retrieval_datasets import RetrievalEvalDataset
 from lavis.processors.blip_processors import BlipCaptionProcessor
 from lavis.tasks.retrieval import RetrievalTask
-from small_coco import karpathy, small_metrics, use_small
 
 from lavis_mafa import load_model
-from lavis_mafa.cli import main
 from lavis_mafa.config import ConfigError
-from lavis_mafa.metrics import eccv
 from lavis_mafa.metrics.known_truth import original_pairs, read_truth, truth_with
 from lavis_mafa.metrics.recall import retrieval_with_truth
-from lavis_mafa.metrics.score_files import read_scores
 from lavis_mafa.runners.session import run
-from lavis_mafa.tasks import MafaPretrainTask, MafaRetrievalTask
+from lavis_mafa.tasks import MafaRetrievalTask
 from research.toy_measures import K_TEST, measure, toy_world
-
-pytest.importorskip("eccv_caption")
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +30,19 @@ def folders(tmp_path, monkeypatch):
     for name in ("output_dir", "result_dir"):
         monkeypatch.setitem(registry.mapping["paths"], name, str(tmp_path))
     return tmp_path
+
+
+ROWS = [
+    {"image": "a.jpg", "caption": ["A dog running.", "An animal"]},
+    {"image": "b.jpg", "caption": ["Two cats"]},
+    {"image": "c.jpg", "caption": ["A dog  running", "Grass"]},
+]
+
+
+def truth_file(folder, pairs):
+    path = folder / "truth.json"
+    path.write_text(json.dumps(pairs))
+    return str(path)
 
 
 class FixedScores:
@@ -70,71 +76,27 @@ def evaluate_with_both(dataset, kind=MafaRetrievalTask, split="test", **cfg):
     return model.tables, added, theirs
 
 
-@pytest.fixture
-def coco(monkeypatch, folders):
-    """A data set treated as COCO's test split, and the package's data for it."""
-    metrics = small_metrics(5)
-    use_small(monkeypatch, metrics)
-    return lavis_dataset(karpathy(metrics, six=(1, 8)), folders), metrics
-
-
-# COCO's test split
-
-
-@pytest.mark.strict_smoke
-@pytest.mark.parametrize("kind", [MafaRetrievalTask, MafaPretrainTask])
-def test_coco_scores_are_added_to_those_of_lavis(coco, kind, folders):
-    dataset, metrics = coco
-    scores, added, theirs = evaluate_with_both(dataset, kind)
-    captions = [row["caption"] for row in dataset.annotation]
-    ids = eccv.coco_ids(dataset.image, captions, metrics)
-    assert added == eccv.eccv_scores(*scores, *ids, metrics) and len(added) == 24
-    # LAVIS's line in the file is unchanged, ours follows.
-    lines = [json.loads(line) for line in (folders / "evaluate.txt").read_text().splitlines()]
-    assert lines == [theirs, added, theirs]
-
-
-def test_other_images_get_no_coco_scores(coco, folders):
-    dataset, metrics = coco
-    rows = karpathy(metrics)
-    rows[0]["image"] = "val2014/COCO_val2014_000000000001.jpg"
-    assert not evaluate_with_both(lavis_dataset(rows, folders))[1]
-
-
-def test_log_explains_how_to_install_the_missing_package(coco, monkeypatch, caplog):
-    def missing():
-        raise ImportError(f"COCO's further positives need a package: {eccv.INSTALL}")
-
-    monkeypatch.setattr(eccv, "_load_metrics", missing)
-    assert not evaluate_with_both(coco[0])[1]
-    assert [r.message for r in caplog.records if "pip install eccv_caption" in r.message] != []
-
-
-def test_other_captions_skip_only_the_coco_scores(coco, folders, caplog):
-    rows = karpathy(coco[1])
-    rows[2]["caption"] = rows[2]["caption"][:1]
-    assert not evaluate_with_both(lavis_dataset(rows, folders))[1]
-    assert "1 images have fewer than 5 captions" in caplog.text
-
-
-def test_re_ranking_depth_is_logged_once(coco, caplog):
+def test_re_ranking_depth_is_logged_once(folders, caplog):
     caplog.set_level(logging.INFO)
-    dataset = coco[0]
-    task = MafaRetrievalTask({"k_test": 4})
+    dataset = lavis_dataset(ROWS, folders)
+    # Only with figures that the depth limits.
+    truth = truth_file(folders, [["b.jpg", "An animal"]])
+    task = MafaRetrievalTask({"k_test": 2, "truth_file": truth})
     for _ in range(2):
         task.evaluation(FixedScores(dataset), SimpleNamespace(dataset=dataset))
     messages = [r.message for r in caplog.records if "run.k_test" in r.message]
-    assert len(messages) == 1 and "only the 4 best candidates" in messages[0]
-    for k_test in (0, 52):  # no re-ranking; everything is re-ranked
+    assert len(messages) == 1 and "only the 2 best candidates" in messages[0]
+    for k_test in (0, 5):  # no re-ranking; everything is re-ranked
         caplog.clear()
-        evaluate_with_both(dataset, k_test=k_test)
+        evaluate_with_both(dataset, k_test=k_test, truth_file=truth)
         assert "run.k_test" not in caplog.text
 
 
-def test_only_the_main_process_scores_and_saves(coco, monkeypatch, folders):
+def test_only_the_main_process_scores_and_saves(monkeypatch, folders):
+    dataset = lavis_dataset(ROWS, folders)
     monkeypatch.setattr("lavis_mafa.tasks.mafa_retrieval.is_main_process", lambda: False)
     task = MafaRetrievalTask({"k_test": 0, "save_scores": True})
-    model, loader = FixedScores(coco[0]), SimpleNamespace(dataset=coco[0])
+    model, loader = FixedScores(dataset), SimpleNamespace(dataset=dataset)
     assert task.evaluation(model, loader) is None
     assert model.asked["k_test"] == 0  # every process takes part in the scoring
     assert not list(folders.glob("evaluate*")) and not list(folders.glob("scores*"))
@@ -144,44 +106,24 @@ def test_only_the_main_process_scores_and_saves(coco, monkeypatch, folders):
 
 
 @pytest.mark.strict_smoke
-def test_scores_are_saved_for_the_eccv_command(coco, folders):
-    dataset, metrics = coco
-    scores, added, theirs = evaluate_with_both(
-        dataset, split="coco_retrieval.test", save_scores=True
-    )
-    figures = {**theirs, **added}
-    path = folders / "scores_coco_retrieval.test.npz"
-    saved = read_scores(path)
-    assert np.array_equal(saved.scores_i2t, scores[0])
-    assert np.array_equal(saved.scores_t2i, scores[1])
-    assert saved.images == dataset.image
-    # Original captions, not those processed for the model.
-    assert saved.captions_per_image() == [row["caption"] for row in dataset.annotation]
-    assert saved.captions[0] != dataset.text[0]
-    assert main(["report", str(path)]) == 0
-    written = json.loads(path.with_name("scores_coco_retrieval.test_eccv.json").read_text())
-    assert written == {key: pytest.approx(figures[key], abs=1e-3) for key in written}
+def test_scores_are_saved_with_the_original_captions(folders):
+    dataset = lavis_dataset(ROWS, folders)
+    scores, _, _ = evaluate_with_both(dataset, split="coco_retrieval.test", save_scores=True)
+    saved = np.load(folders / "scores_coco_retrieval.test.npz")
+    assert np.array_equal(saved["scores_i2t"], scores[0])
+    assert np.array_equal(saved["scores_t2i"], scores[1])
+    assert saved["images"].tolist() == dataset.image
+    assert saved["captions"].tolist() == [text for row in ROWS for text in row["caption"]]
+    assert saved["captions"][0] != dataset.text[0]
+    assert saved["image_of"].tolist() == [0, 0, 1, 2, 2]
 
 
-def test_scores_are_saved_only_on_request(coco, folders):
-    evaluate_with_both(coco[0])
+def test_scores_are_saved_only_on_request(folders):
+    evaluate_with_both(lavis_dataset(ROWS, folders))
     assert not list(folders.glob("scores*"))
 
 
 # Truth from a file
-
-
-def truth_file(folder, pairs):
-    path = folder / "truth.json"
-    path.write_text(json.dumps(pairs))
-    return str(path)
-
-
-ROWS = [
-    {"image": "a.jpg", "caption": ["A dog running.", "An animal"]},
-    {"image": "b.jpg", "caption": ["Two cats"]},
-    {"image": "c.jpg", "caption": ["A dog  running", "Grass"]},
-]
 
 
 @pytest.mark.strict_smoke
@@ -298,10 +240,10 @@ def test_evaluate_reproduces_the_measurement_of_the_demo(folders):
     common = record.keys() & expected.keys()
     assert {"txt_r1", "agg_metrics", "valid_txt_r1", "txt_map_r", "img_map_r"} <= common
     assert {key: record[key] for key in common} == pytest.approx({k: expected[k] for k in common})
-    saved = read_scores(folders / "job" / "result" / "scores_test.npz")
-    recomputed = retrieval_with_truth(saved.scores_i2t, saved.scores_t2i, test.truth_matrix())
+    saved = np.load(folders / "job" / "result" / "scores_test.npz")
+    scores = saved["scores_i2t"], saved["scores_t2i"]
+    recomputed = retrieval_with_truth(*scores, test.truth_matrix())
     assert recomputed == pytest.approx({key: record[key] for key in recomputed})
-    assert "eccv_caption" in sys.modules and not any(key.startswith("eccv") for key in record)
 
 
 def test_missing_truth_file_is_a_config_problem(folders):

@@ -19,7 +19,7 @@ TESTS = [
     *(f"tests/algorithm/test_{name}.py" for name in ("itc_forms", "mining", "posterior")),
     "tests/integrations/test_features_step.py",
 ]
-OTHERS = [f"tests/algorithm/grit/test_{name}.py" for name in ("hardness_schedules", "reward")]
+OTHERS = ["tests/algorithm/grit/test_hardness_schedules.py"]
 LONG = "not every_epoch_is_a_permutation and not collecting_equals"
 IMPORTS = """
 import pkgutil, importlib, sys

@@ -4,8 +4,6 @@ from lavis_mafa.algorithm.grit.collector import GritCollector
 from lavis_mafa.algorithm.grit.grit_settings import GritSettings
 from lavis_mafa.algorithm.grit.grouping import group
 from lavis_mafa.algorithm.grit.hardness import HARDNESS, HardnessSchedule
-from lavis_mafa.algorithm.grit.learned_hardness import LearnedHardness
-from lavis_mafa.algorithm.grit.reward import language_loss
 from lavis_mafa.algorithm.grit.sampler import EpochBatches, EpochPlan, grouped_plan, random_plan
 from lavis_mafa.algorithm.grit.schedule import GritSchedule
 
@@ -17,9 +15,7 @@ __all__ = [
     "GritSchedule",
     "GritSettings",
     "HardnessSchedule",
-    "LearnedHardness",
     "group",
-    "language_loss",
     "grouped_plan",
     "random_plan",
 ]

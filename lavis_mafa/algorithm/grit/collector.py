@@ -10,18 +10,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lavis_mafa.algorithm.grit.grit_settings import GritSettings
 from lavis_mafa.algorithm.grit.grouping import Indices, by_region, group
-from lavis_mafa.algorithm.grit.hardness import check_hardness
-from lavis_mafa.algorithm.grit.learned_hardness import (
-    Choices,
-    Draw,
-    LearnedHardness,
-    as_bytes,
-    from_bytes,
-)
+from lavis_mafa.algorithm.grit.hardness import DrawnHardness, check_hardness
 
 # Full queues that wait or are being grouped; each holds the features of `queue_size` pairs.
 _MOST_PENDING = 2
@@ -48,8 +42,8 @@ class GritCollector:
         dtype: of the order; int32 takes half the memory where it holds all indices.
         expected: number of pairs until `finish`, to allocate their order at once; there may be
             more.
-        hardness: q in place of that of the settings, or what draws one for every anchor, as it is
-            when a queue becomes full.
+        hardness: q in place of that of the settings, or what draws one for every anchor of a queue
+            that is full.
     """
 
     def __init__(
@@ -60,7 +54,7 @@ class GritCollector:
         image_ids: Indices | None = None,
         dtype: np.dtype[Any] | type = np.int64,
         expected: int = 0,
-        hardness: float | LearnedHardness | None = None,
+        hardness: float | DrawnHardness | None = None,
         group_ids: Indices | None = None,
     ) -> None:
         if settings.search_space > settings.queue_size:
@@ -72,18 +66,19 @@ class GritCollector:
         self.batch_size = batch_size
         self.image_ids = image_ids
         self.group_ids = group_ids
-        self.hardness = settings.hardness if hardness is None else hardness
-        if not isinstance(self.hardness, LearnedHardness):
+        self.hardness: Any = settings.hardness if hardness is None else hardness
+        self._is_drawn = hasattr(self.hardness, "draws")
+        # Of each chain, the choices that led to its pairs; None where q is not drawn.
+        self._choices: list[NDArray[np.uint8]] | None = None
+        if self._is_drawn:
+            self._choices = [np.empty((0, self.hardness.choice_bytes), np.uint8)]
+        else:
             check_hardness(self.hardness)
         self._rng = np.random.default_rng(seed)
         self._queue: list[Pairs] = []
         self._queued = 0
         # The first `_placed` entries are set. While work is pending only the thread uses them.
         self._order = np.empty(expected, dtype)
-        # Of each pair in the order, the choice of q that led to it, where q is drawn.
-        self._choices: Choices | None = None
-        if isinstance(hardness, LearnedHardness):
-            self._choices = hardness.no_choices(expected)
         self._placed = 0
         self._pending: list[Future[None]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grit")
@@ -134,9 +129,8 @@ class GritCollector:
         bounds = list(range(0, count, self.settings.search_space)) + [count]
         spans = list(zip(bounds[:-1], bounds[1:], strict=True))
         starts = [int(self._rng.integers(end - begin)) for begin, end in spans]
-        draws: list[Draw] = []
-        if isinstance(self.hardness, LearnedHardness):
-            # A copy of the network, too: training changes it while the thread groups.
+        draws: list[Any] = []
+        if self._is_drawn:
             draws = self.hardness.draws([int(self._rng.integers(2**63)) for _ in spans])
         while len(self._pending) >= _MOST_PENDING:
             self._pending.pop(0).result()
@@ -153,7 +147,7 @@ class GritCollector:
         shuffled: Indices,
         spans: list[tuple[int, int]],
         starts: list[int],
-        draws: list[Draw],
+        draws: list[Any],
         ready: torch.cuda.Event | None,
     ) -> None:
         with _beside_training(queue[0][1].device, ready):
@@ -167,25 +161,22 @@ class GritCollector:
                 ids = taken = None
                 if self.image_ids is not None:
                     ids, taken = self._ids(part), self._ids(self._open_mini_batch())
-                draw = draws[number] if draws else None
+                q = draws[number] if self._is_drawn else self.hardness
                 chain = group(
                     *(images[own], texts[own], start, ids, self.batch_size, taken),
-                    hardness=draw or self.hardness,  # type: ignore[arg-type]
+                    hardness=q,
                     skip=self.settings.skip,
-                    sum_directions=draw is not None,
+                    sum_directions=self._is_drawn,
                 )
-                self._place(part[chain], None if draw is None else draw.along(chain))
+                self._place(part[chain])
+                if self._choices is not None:
+                    self._choices.append(q.along(chain))
 
-    def _place(self, grouped: Indices, choices: Choices | None = None) -> None:
+    def _place(self, grouped: Indices) -> None:
         end = self._placed + len(grouped)
         if end > len(self._order):
             more = np.empty(max(end, 2 * self._placed) - self._placed, self._order.dtype)
             self._order = np.concatenate([self._order[: self._placed], more])
-            if self._choices is not None:
-                more = np.empty(len(more), self._choices.dtype)
-                self._choices = np.concatenate([self._choices[: self._placed], more])
-        if self._choices is not None and choices is not None:
-            self._choices[self._placed : end] = choices
         self._order[self._placed : end] = grouped
         self._placed = end
 
@@ -209,16 +200,16 @@ class GritCollector:
         return self._order[: self._placed]
 
     @property
-    def choices(self) -> Choices | None:
-        """Of each pair that `finish` returned the choice of q that led to it; None if q was not
-        drawn."""
-        return None if self._choices is None else self._choices[: self._placed]
+    def choices(self) -> NDArray[np.uint8] | None:
+        """The choices ``(n, choice_bytes)`` that led to the pairs that `finish` returned; None if q
+        was not drawn."""
+        return None if self._choices is None else np.concatenate(self._choices)
 
     def state_dict(self) -> dict[str, Any]:
         """Wait for pending grouping and return the whole state as plain tensors and numbers."""
         grouped: dict[str, Tensor] = {"order": torch.from_numpy(self._grouped())}
         if self.choices is not None:
-            grouped["choices"] = as_bytes(self.choices)
+            grouped["choices"] = torch.from_numpy(self.choices)
         none = (torch.empty(0, dtype=torch.int64), torch.empty(0), torch.empty(0))
         queue = [torch.cat(parts).cpu() for parts in zip(*self._queue, strict=True)] or none
         return {
@@ -232,10 +223,9 @@ class GritCollector:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state."""
         self._placed = 0
-        choices = None
-        if isinstance(self.hardness, LearnedHardness):
-            choices = from_bytes(state["choices"], self.hardness.kind)
-        self._place(state["order"].numpy(), choices)
+        if self._choices is not None:
+            self._choices = [state["choices"].numpy()]
+        self._place(state["order"].numpy())
         if state["rng"] is not None:
             self._rng.bit_generator.state = _numbers(state["rng"])
         self._queue, self._queued = [], 0

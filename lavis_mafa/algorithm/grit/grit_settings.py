@@ -53,8 +53,8 @@ class GritSettings(Checked):
     )
     schedule: str = option(
         "constant",
-        "hardness of every epoch: always the same, from another one to it in equal steps or "
-        "along a cosine, or learned for every anchor (FALCON)",
+        "hardness of every epoch: always the same, or from another one to it in equal steps or "
+        "along a cosine",
         source="lavis_mafa, FALCON",
         choices=HARDNESS,
     )

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
+
+from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.algorithm.registry import Registry, Section
@@ -45,6 +47,42 @@ class StepAhead:
 AfterStep: TypeAlias = Callable[[bool], dict[str, float]]
 
 
+class DrawnHardness(Protocol):
+    """What `HardnessSchedule.at` may return in place of q: it draws q for every anchor of a chain.
+
+    Chains then compare pairs by the sum of both directions' similarities. What led to each pair is
+    recorded as ``choice_bytes`` bytes, which follow the pair to the mini-batch that it is put into.
+    """
+
+    choice_bytes: int
+
+    def draws(self, seeds: list[int]) -> list[_Draw]:
+        """Return what draws q for each of some sub-queues; called in the training thread, used
+        in another one while training continues."""
+
+    def remember(
+        self, plan: Any, leftover: int, orders: NDArray[Any], choices: NDArray[Any]
+    ) -> float | None:
+        """Keep what formed an epoch's mini-batches; return a mean q for the log, None if unknown.
+
+        Args:
+            plan: `EpochPlan` of the epoch.
+            leftover: number of samples at its beginning that were not grouped.
+            orders: ``(W, n)`` samples in grouped order, of all ranks.
+            choices: ``(W, n, choice_bytes)`` uint8 of these samples.
+        """
+
+
+class _Draw(Protocol):
+    """Draws q for the pairs of one sub-queue."""
+
+    def __call__(self, i2t: NDArray[Any], t2i: NDArray[Any]) -> NDArray[Any]:
+        """Return q ``(M,)``, from 0 to 1; both arguments are sums of similarities ``(M, M)``."""
+
+    def along(self, chain: NDArray[Any]) -> NDArray[Any]:
+        """Return the choices ``(M, choice_bytes)`` uint8 that led to a chain's pairs ``(M,)``."""
+
+
 class HardnessSchedule:
     """A schedule whose q depends on the number of grouped epochs only.
 
@@ -52,8 +90,8 @@ class HardnessSchedule:
         of_epoch: from the number of grouped epochs before an epoch, 0 for the first, to its q.
 
     Attributes:
-        learns: whether it draws q and learns; see
-            `lavis_mafa.algorithm.grit.learned_hardness.LearnedHardness`.
+        learns: whether it has state, which ``state_dict`` and ``load_state_dict`` save and restore,
+            and draws q; ``research/falcon.py`` is an example.
     """
 
     learns = False
@@ -73,7 +111,7 @@ class HardnessSchedule:
         return None
 
     def at(self, grouped_epochs: int) -> Any:
-        """Return q of an epoch, or what draws one for every anchor.
+        """Return q of an epoch, or a `DrawnHardness`.
 
         Raises:
             ValueError: if the schedule's q is not above 0 and at most 1.

@@ -16,7 +16,6 @@ from lavis_mafa.algorithm.grit.collector import GritCollector
 from lavis_mafa.algorithm.grit.grit_settings import GritSettings
 from lavis_mafa.algorithm.grit.grouping import Indices
 from lavis_mafa.algorithm.grit.hardness import AfterStep, StepAhead
-from lavis_mafa.algorithm.grit.learned_hardness import Choices, as_bytes, from_bytes
 from lavis_mafa.algorithm.grit.sampler import EpochPlan, grouped_plan, index_dtype, random_plan
 
 # Of an epoch's mini-batches: sample indices (B,), image and text features (B, E).
@@ -82,8 +81,8 @@ class GritSchedule:
         return bool(self.settings.enabled) and epoch >= self.settings.start_epoch
 
     def hardness_at(self, epoch: int) -> Any:
-        """Return q of the chains from which the mini-batches of a grouped ``epoch`` are cut; or
-        what draws it for every anchor, see `lavis_mafa.algorithm.grit.learned_hardness`."""
+        """Return q of the chains from which the mini-batches of a grouped ``epoch`` are cut, or a
+        `lavis_mafa.algorithm.grit.hardness.DrawnHardness`."""
         return self.hardness.at(self.settings.grouped_before(epoch))
 
     @property
@@ -206,8 +205,8 @@ class GritSchedule:
             q if isinstance(q, float) else None,
         )
         if choices is not None:
-            drawn = _gather_choices(choices, self.world_size)
-            mean = self.hardness.remember(self.next_plan, len(leftover), orders, drawn)
+            gathered = _gather_orders(choices, self.world_size)
+            mean = self.hardness.remember(self.next_plan, len(leftover), orders, gathered)
             self.next_plan = replace(self.next_plan, hardness=mean)
 
     @torch.no_grad()
@@ -323,10 +322,3 @@ def _gather_orders(order: Indices, world_size: int) -> Indices:
         for row, gathered in zip(orders, pieces, strict=True):
             row[begin : begin + rows] = gathered.cpu().numpy()
     return orders
-
-
-def _gather_choices(choices: Choices, world_size: int) -> Choices:
-    """Gather the choices of all ranks as ``(W, n)``; all ranks must call it."""
-    rows = torch.from_numpy(_gather_orders(as_bytes(choices).numpy(), world_size))
-    found: Choices = from_bytes(rows, choices.dtype).reshape(world_size, -1)
-    return found

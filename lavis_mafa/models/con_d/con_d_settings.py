@@ -55,11 +55,6 @@ class ConDSettings(FrozenSettings):
         "pairs to which it gives at least .1",
         source="RLHN",
     )
-    keep_images: str | None = option(
-        None,
-        "folder for the outputs of its image encoder, which then runs once per image; needs "
-        "own_view: True",
-    )
     self_check: str = option(
         "warn",
         "before training and analyses, judge own and random pairs: warn of a Con-D that cannot "

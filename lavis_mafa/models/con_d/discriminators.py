@@ -18,7 +18,6 @@ from lavis_mafa.algorithm.registry import Registry, Section
 from lavis_mafa.algorithm.tokens import CON_D_TOKENS, captions_of
 from lavis_mafa.models.con_d.con_d_settings import ConDSettings
 from lavis_mafa.models.con_d.frozen import FrozenModel
-from lavis_mafa.models.con_d.kept_rows import KeptRows
 from lavis_mafa.models.weight_loading import MATCHING_PARTS
 
 # Discriminators that are no LAVIS models, for ``model.mafa.con_d.arch``: classes that implement
@@ -34,17 +33,12 @@ class ModelDiscriminator(FrozenModel):
     Args:
         model, precision, processor, own_view: see `FrozenModel`.
 
-    Attributes:
-        kept: a cache of its image encoder's outputs by ``image_id``; None: the image encoder runs
-            for every mini-batch.
-
     Raises:
         TypeError: if no backbone can drive the model.
     """
 
     key, title, view, tokens = "model.mafa.con_d", "Con-D", VIEW, CON_D_TOKENS
     parts, purpose, trained = MATCHING_PARTS, "judge", "an ITM head"
-    kept: KeptRows | None = None
 
     def judge(
         self,
@@ -59,10 +53,6 @@ class ModelDiscriminator(FrozenModel):
         backbone = self.step_backbone
         with torch.inference_mode():
             with self.autocast(images.device):
-                if seen is None and self.kept is not None and "image_id" in samples:
-                    own = ranks.own(len(images), images.device)  # image_id is that of all ranks
-                    ids = samples["image_id"][own]
-                    seen = self.kept.get(ids, lambda which: backbone.image_tokens(images[which]))
                 encoded = backbone.encode_images(images, seen, for_matching=True)
                 captions = captions_of(samples, self.tokens)
                 texts = backbone.encode_texts(captions, for_matching=True)

@@ -267,3 +267,41 @@ def test_regions_separate_clusters_of_any_order():
 @pytest.mark.parametrize("rows", [torch.zeros(10, 3), torch.ones(10, 3), torch.rand(0, 3)])
 def test_regions_of_equal_pairs_keep_their_order(rows):
     assert by_region(rows, 4).tolist() == list(range(len(rows)))
+
+
+def slow_chain_of_sums(images, texts, start, quantiles, skip):
+    one = images @ texts.t()
+    sums = (one + one.t()).tolist()
+    order = [start]
+    while len(order) < len(sums):
+        current = order[-1]
+        left = [other for other in range(len(sums)) if other not in order]
+        order.append(quantile(left, sums[current], float(quantiles[current]), skip))
+    return order
+
+
+@settings(max_examples=60, deadline=None)
+@given(size=st.integers(1, 60), skip=st.sampled_from([0, 2]), seed=st.integers(0, 10**6))
+def test_chain_of_sums_with_a_hardness_for_each_anchor_equals_slow_loop(size, skip, seed):
+    images, texts = integer_features(size, 4, seed)
+    drawn = np.random.default_rng(seed).uniform(0, 1, size).astype(np.float32)
+    given = []
+
+    def hardness(i2t, t2i):
+        given.extend([i2t.copy(), t2i.copy()])
+        return drawn
+
+    order = group(images, texts, seed % size, hardness=hardness, skip=skip, sum_directions=True)
+    assert sorted(order.tolist()) == list(range(size))
+    assert order.tolist() == slow_chain_of_sums(images, texts, seed % size, drawn, skip)
+    one = (images @ texts.t()).numpy()
+    assert all(np.array_equal(sims, one + one.T) for sims in given)
+
+
+@pytest.mark.parametrize(
+    "wrong", [np.ones(3), np.full(4, 1.1), np.full(4, -0.1), np.full(4, np.nan)]
+)
+def test_wrong_quantiles_are_refused(wrong):
+    images, texts = integer_features(4, 3, 0)
+    with pytest.raises(ValueError, match="must return 4 numbers from 0 to 1"):
+        group(images, texts, 0, hardness=lambda i2t, t2i: wrong)

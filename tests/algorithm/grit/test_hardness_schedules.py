@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from omegaconf import OmegaConf
 
-from lavis_mafa.algorithm.grit import HARDNESS, GritSchedule, GritSettings
+from lavis_mafa.algorithm.grit import HARDNESS, GritSchedule, GritSettings, HardnessSchedule
 from lavis_mafa.algorithm.grit.hardness import GRIT, Ramp
 from lavis_mafa.mining.hard_negatives import grouping_of
 
@@ -155,13 +155,15 @@ def test_analyses_use_the_hardness_of_the_last_epoch():
         assert (found.hardness, found.skip) == (pytest.approx(expected), 3)
 
 
-def test_analyses_replace_a_learned_hardness_and_say_so(caplog):
-    run = OmegaConf.create({"grit": {"schedule": "learned", "hardness": 0.8}, "max_epoch": 9})
+def test_analyses_replace_a_hardness_with_state_and_say_so(caplog, registered):
+    @HARDNESS.register("stateful")
+    class Stateful(HardnessSchedule):
+        learns = True
+
+    run = OmegaConf.create({"grit": {"schedule": "stateful", "hardness": 0.8}, "max_epoch": 9})
     with caplog.at_level("INFO"):
         assert grouping_of(run).hardness == 0.8
-    assert "run.grit.schedule is learned: mini-batches are formed with run.grit.hardness 0.8" in (
-        caplog.text
-    )
+    assert "schedule stateful has state of its run: mini-batches are formed with" in caplog.text
 
 
 def test_description_names_both_ends():

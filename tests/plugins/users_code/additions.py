@@ -9,8 +9,7 @@ import torch
 from lavis.common.registry import registry
 from torch import nn
 
-from lavis_mafa.algorithm.grit import HARDNESS, LearnedHardness
-from lavis_mafa.algorithm.grit.learned_hardness import LearnedSettings
+from lavis_mafa.algorithm.grit import HARDNESS
 from lavis_mafa.algorithm.itc_forms import ITC_LOSSES, contrastive_loss
 from lavis_mafa.algorithm.labels import SOFT_LABELS
 from lavis_mafa.algorithm.losses import LOSSES
@@ -158,27 +157,6 @@ class SwingSettings:
 def swing(grouped_epochs, hardness, own):
     """Change between two hardnesses from epoch to epoch."""
     return own.low if grouped_epochs % 2 else hardness
-
-
-class OneLayer(torch.nn.Module):
-    """From quantiles to a Beta distribution in one layer."""
-
-    def __init__(self, quantiles):
-        super().__init__()
-        self.layer = torch.nn.Linear(quantiles, 2)
-
-    def forward(self, quantiles):
-        """Return alpha and beta."""
-        return self.layer(quantiles).exp().clamp(0.1, 50.0).unbind(dim=1)
-
-
-@HARDNESS.register("learned_by_one_layer", settings=LearnedSettings, source="tests")
-class LearnedByOneLayer(LearnedHardness):
-    """A hardness learned by a network of one layer."""
-
-    def build_network(self):
-        """Return the network."""
-        return OneLayer(self.settings.quantiles)
 
 
 @dataclass(frozen=True)

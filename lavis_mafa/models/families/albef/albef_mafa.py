@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +19,6 @@ from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of, step_parts
 from lavis_mafa.models.parts.feature_encoder import FeatureOptions
 from lavis_mafa.models.parts.tokenizers import BERT, build_tokenizer, from_hub
 from lavis_mafa.models.parts.vit import build_vit
-from lavis_mafa.problems import ConfigView, Problem
 
 
 @registry.register_model("albef_mafa")
@@ -45,17 +43,6 @@ class AlbefMafa(MafaModel, AlbefBase):
     takes_conv_stem = True
     model_options = FeatureOptions
     PRETRAINED_MODEL_CONFIG_DICT = model_yamls("albef_mafa", "base", "tiny", "small")
-
-    @classmethod
-    def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
-        """Yield contradictions in a config; see `lavis_mafa.problems`."""
-        yield from super().problems_of(cfg)
-        try:
-            problem = _problem_of_fusion(cfg["model"]) if cfg["model.med_config_path"] else None
-        except (OSError, ValueError, AttributeError):
-            return  # reported elsewhere
-        if problem:
-            yield Problem("model.med_config_path", problem)
 
     def __init__(
         self,

@@ -1,4 +1,7 @@
-"""A hardness that is learned for every anchor (FALCON; Kim, Shim, Lee; arXiv 2505.11192).
+"""Learn the hardness of every anchor (FALCON; Kim, Shim, Lee; arXiv 2505.11192).
+
+Attach it as any schedule of your own: ``run.plugins: [research/falcon.py]`` and
+``run.grit.schedule: learned``; its settings are ``run.grit.learned``.
 
 While a mini-batch is formed, a small network reads how the anchor's similarities to the pairs of
 its search space are distributed and gives a Beta distribution over the quantile q, from which q is
@@ -11,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +25,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from lavis_mafa.algorithm.backbone import Backbone, evaluating
 from lavis_mafa.algorithm.grit.grouping import Floats, Indices
 from lavis_mafa.algorithm.grit.hardness import HARDNESS, AfterStep, HardnessSchedule, StepAhead
-from lavis_mafa.algorithm.grit.reward import language_loss
 from lavis_mafa.algorithm.grit.sampler import EpochPlan
 from lavis_mafa.algorithm.options import Checked, option
+from lavis_mafa.algorithm.tokens import captions_of
 
 _FALL = "fall_of_lm"  # name of the reward in logs
 _ROWS_AT_A_TIME = 256  # whose similarities are sorted together
@@ -152,11 +156,12 @@ class Draw:
         found: Floats = self.choices["q"].copy()
         return found
 
-    def along(self, chain: Indices) -> Choices:
-        """Return the choice that led to each pair of a chain ``(M,)``; none led to the first."""
+    def along(self, chain: Indices) -> NDArray[np.uint8]:
+        """Return as bytes the choice that led to each pair of a chain ``(M,)``; none led to the
+        first."""
         found = self.choices[np.roll(chain, 1)]
         found["q"][0] = np.nan
-        return found
+        return as_bytes(found)
 
 
 @HARDNESS.register("learned", settings=LearnedSettings, source="FALCON")
@@ -185,6 +190,7 @@ class LearnedHardness(HardnessSchedule):
                 ("seen", np.float16, (own.quantiles,)),
             ]
         )
+        self.choice_bytes = self.kind.itemsize
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # the same on all ranks, and other random draws stay as they are
             self.network = self.build_network()
@@ -243,7 +249,7 @@ class LearnedHardness(HardnessSchedule):
         return found
 
     def remember(
-        self, plan: EpochPlan, leftover: int, orders: Indices, choices: Choices
+        self, plan: EpochPlan, leftover: int, orders: Indices, choices: NDArray[np.uint8]
     ) -> float | None:
         """Keep the choices that formed an epoch's mini-batches.
 
@@ -251,16 +257,17 @@ class LearnedHardness(HardnessSchedule):
             plan: of the epoch.
             leftover: number of samples at its beginning that were not grouped.
             orders: ``(W, n)`` samples in grouped order, of all ranks.
-            choices: ``(W, n)`` that led to them.
+            choices: ``(W, n, choice_bytes)`` that led to them.
 
         Returns:
             The mean of q; None if nothing was chosen.
         """
         batch = plan.batch_size
+        made = from_bytes(choices, self.kind)
         # Which mini-batch a pair is in does not depend on how it was chosen if it is the first.
-        choices["q"].reshape(-1, batch)[:, 0] = np.nan
+        made["q"].reshape(-1, batch)[:, 0] = np.nan
         self.table = self.no_choices(len(plan.order))
-        self.table[np.ravel(orders)] = choices.reshape(-1)
+        self.table[np.ravel(orders)] = made
         # The last of the mini-batches that leftover samples begin is filled with pairs of others.
         self.table["q"][plan.order[: -(-leftover // batch) * batch]] = np.nan
         q = self.table["q"][~np.isnan(self.table["q"])]
@@ -367,7 +374,7 @@ class LearnedHardness(HardnessSchedule):
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),
             "rewards": list(self._rewards),
             "updates": self._updates,
-            "table": None if self.table is None else as_bytes(self.table),
+            "table": None if self.table is None else torch.from_numpy(as_bytes(self.table)),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -376,7 +383,7 @@ class LearnedHardness(HardnessSchedule):
         self.optimizer.load_state_dict(state["optimizer"])
         self._rewards, self._updates = list(state["rewards"]), state["updates"]
         table = state["table"]
-        self.table = None if table is None else from_bytes(table, self.kind)
+        self.table = None if table is None else from_bytes(table.numpy(), self.kind)
 
 
 def _log_densities(network: nn.Module, choices: Choices) -> Tensor:
@@ -387,16 +394,40 @@ def _log_densities(network: nn.Module, choices: Choices) -> Tensor:
     return found
 
 
-def as_bytes(choices: Choices) -> Tensor:
-    """Return choices ``(n,)`` as uint8 ``(n, bytes of one)``: tensors have no records."""
+def as_bytes(choices: Choices) -> NDArray[np.uint8]:
+    """Return choices ``(n,)`` as ``(n, bytes of one)``: tensors have no records."""
     rows = np.ascontiguousarray(choices).view(np.uint8)
-    return torch.from_numpy(rows.reshape(len(choices), choices.dtype.itemsize).copy())
+    return rows.reshape(len(choices), choices.dtype.itemsize).copy()
 
 
-def from_bytes(rows: Tensor, kind: np.dtype[Any]) -> Choices:
-    """Undo `as_bytes`."""
-    found: Choices = rows.contiguous().numpy().copy().reshape(-1).view(kind)
+def from_bytes(rows: NDArray[np.uint8], kind: np.dtype[Any]) -> Choices:
+    """Undo `as_bytes`; all but the last axis become one."""
+    found: Choices = rows.copy().reshape(-1).view(kind)
     return found
+
+
+@torch.no_grad()
+def language_loss(
+    model: nn.Module, backbone: Backbone, samples: Mapping[str, Any], seed: int
+) -> Tensor:
+    """Return the mean language loss of a mini-batch's own pairs (scalar), without training.
+
+    The model is in evaluation mode meanwhile, and MLM hides the same words in every call with the
+    same ``seed``, so that two calls differ by the model's weights only. The mode of each module and
+    all random states are as before afterwards.
+
+    Args:
+        model: whose modules ``backbone`` drives.
+        samples: ``image`` ``(B, 3, H, W)`` and captions, as in
+            `lavis_mafa.algorithm.step.run_step`.
+        seed: of the words that MLM hides.
+    """
+    images: Tensor = samples["image"]
+    with evaluating(model), torch.random.fork_rng([images.device.index] if images.is_cuda else []):
+        torch.manual_seed(seed)
+        encoded, texts = backbone.encode_images(images), backbone.encode_texts(captions_of(samples))
+        own = torch.arange(len(images), device=encoded.embeds.device)
+        return backbone.language_losses(encoded, texts, own, own).float().mean()
 
 
 def _sum_over_ranks(values: Tensor) -> Tensor:

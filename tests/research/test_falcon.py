@@ -1,4 +1,4 @@
-"""FALCON's learned hardness: what the network reads, draws and learns, on one rank and on two."""
+"""FALCON as a schedule of one's own: what its network reads, draws and learns, on all ranks."""
 
 import copy
 import math
@@ -9,32 +9,39 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import mini_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_grouping import integer_features, quantile
 from two_ranks import on_two_ranks
 
-from lavis_mafa.algorithm.grit import (
-    GritCollector,
-    GritSchedule,
-    GritSettings,
-    LearnedHardness,
-    learned_hardness,
-)
+from lavis_mafa import load_model
+from lavis_mafa.algorithm.grit import HARDNESS, GritCollector, GritSchedule, GritSettings
 from lavis_mafa.algorithm.grit import collector as collector_module
 from lavis_mafa.algorithm.grit.collector import share_out
 from lavis_mafa.algorithm.grit.grouping import group
 from lavis_mafa.algorithm.grit.hardness import StepAhead
-from lavis_mafa.algorithm.grit.learned_hardness import (
+
+BEFORE = HARDNESS.entries()
+from research import falcon  # noqa: E402
+from research.falcon import (  # noqa: E402
     FIRST_REWARDS,
+    LearnedHardness,
     LearnedSettings,
     _log_densities,
     _similarity_quantiles,
     from_bytes,
 )
 
+REGISTERED = HARDNESS.entries()
+HARDNESS._entries = BEFORE  # only the tests of this file know it
+
 SIZE, BATCH, M = 96, 8, 24
 OWN = LearnedSettings(quantiles=5, width=12, lr=0.01)
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    monkeypatch.setattr(HARDNESS, "_entries", REGISTERED)
 
 
 def grit_settings(own=OWN, **changes):
@@ -62,7 +69,7 @@ def learn(schedule, number, batch):
     """Reward the hardness, if it wants that; return whether it did."""
     losses = iter([reward_of(batch), 0.0])
     with mock.patch.object(
-        learned_hardness, "language_loss", lambda *step: torch.tensor(next(losses)).double()
+        falcon, "language_loss", lambda *step: torch.tensor(next(losses)).double()
     ):
         samples = {"index": torch.from_numpy(batch.copy())}
         after = schedule.before_step(StepAhead(number, mock.Mock(), samples))
@@ -141,56 +148,13 @@ def test_network_equals_its_equations():
         assert found == pytest.approx(expected.tolist(), rel=1e-5)
 
 
-# The chain
-
-
-def slow_chain_of_sums(images, texts, start, quantiles, skip):
-    one = images @ texts.t()
-    sums = (one + one.t()).tolist()
-    order = [start]
-    while len(order) < len(sums):
-        current = order[-1]
-        left = [other for other in range(len(sums)) if other not in order]
-        order.append(quantile(left, sums[current], float(quantiles[current]), skip))
-    return order
-
-
-@settings(max_examples=60, deadline=None)
-@given(size=st.integers(1, 60), skip=st.sampled_from([0, 2]), seed=st.integers(0, 10**6))
-def test_chain_of_sums_with_a_hardness_for_each_anchor_equals_slow_loop(size, skip, seed):
-    images, texts = integer_features(size, 4, seed)
-    drawn = np.random.default_rng(seed).uniform(0, 1, size).astype(np.float32)
-    given = []
-
-    def hardness(i2t, t2i):
-        given.extend([i2t.copy(), t2i.copy()])
-        return drawn
-
-    order = group(images, texts, seed % size, hardness=hardness, skip=skip, sum_directions=True)
-    assert sorted(order.tolist()) == list(range(size))
-    assert order.tolist() == slow_chain_of_sums(images, texts, seed % size, drawn, skip)
-    one = (images @ texts.t()).numpy()
-    assert all(np.array_equal(sims, one + one.T) for sims in given)
-
-
-def test_without_the_sum_a_function_gets_both_directions():
-    images, texts = integer_features(30, 4, 0)
-    half = group(images, texts, 0, hardness=lambda i2t, t2i: np.full(30, 0.5))
-    assert half.tolist() == group(images, texts, 0, hardness=0.5).tolist()
-    harder = group(images, texts, 0, hardness=lambda i2t, t2i: (i2t != t2i.T).any() + np.ones(30))
-    assert harder.tolist() == group(images, texts, 0).tolist()
-
-
-@pytest.mark.parametrize(
-    "wrong", [np.ones(3), np.full(4, 1.1), np.full(4, -0.1), np.full(4, np.nan)]
-)
-def test_wrong_quantiles_are_refused(wrong):
-    images, texts = integer_features(4, 3, 0)
-    with pytest.raises(ValueError, match="must return 4 numbers from 0 to 1"):
-        group(images, texts, 0, hardness=lambda i2t, t2i: wrong)
-
-
 # What is drawn, and what it is kept with
+
+
+def quantile(candidates, scores, q):
+    """The candidate of rank round((1 - q) * (n - 1)), 0 the most similar."""
+    ranked = sorted(candidates, key=lambda other: (-scores[other], other))
+    return ranked[round((1 - q) * (len(ranked) - 1))]
 
 
 def test_choices_are_those_that_led_to_the_pairs():
@@ -205,7 +169,8 @@ def test_choices_are_those_that_led_to_the_pairs():
     images, texts = features_of(samples)
     one = images @ texts.t()
     sums = (one + one.t()).numpy()
-    seen, chosen = _similarity_quantiles(sums, 5), collector.choices
+    seen = _similarity_quantiles(sums, 5)
+    chosen = from_bytes(collector.choices, learned.kind)
     assert np.isnan(chosen["q"][0]) and not np.isnan(chosen["q"][1:]).any()
     for place in range(1, M):
         anchor, q = order[place - 1], float(chosen["q"][place])
@@ -214,21 +179,6 @@ def test_choices_are_those_that_led_to_the_pairs():
         left = [other for other in range(M) if other not in order[:place]]
         assert order[place] == quantile(left, sums[anchor].tolist(), q)
     assert len(set(chosen["q"][1:].tolist())) == M - 1
-
-
-def test_draws_follow_the_beta_distribution_of_the_network():
-    learned = LearnedHardness(1.0, OWN)
-    with torch.no_grad():
-        learned.network.last.weight.zero_()
-        learned.network.last.bias.copy_(torch.tensor([3.0, -1.0]))
-    alpha, beta = (float(1 + F.softplus(torch.tensor(b))) for b in (3.0, -1.0))
-    sims = np.random.default_rng(0).uniform(-1, 1, (2000, 2000)).astype(np.float32)
-    drawn = learned.draws([7])[0](sims, sims)
-    assert drawn.mean() == pytest.approx(alpha / (alpha + beta), abs=0.02)
-    variance = alpha * beta / ((alpha + beta) ** 2 * (alpha + beta + 1))
-    assert drawn.var() == pytest.approx(variance, rel=0.15)
-    assert np.array_equal(drawn, learned.draws([7])[0](sims, sims))
-    assert not np.array_equal(drawn, learned.draws([8])[0](sims, sims))
 
 
 def test_only_choices_inside_a_mini_batch_are_kept():
@@ -331,12 +281,6 @@ def test_first_rewards_and_those_that_are_not_finite_change_nothing():
     assert not torch.equal(start["first.weight"], learned.network.state_dict()["first.weight"])
 
 
-def mean_of_policy(learned, seen):
-    with torch.no_grad():
-        alpha, beta = learned.network(torch.from_numpy(seen.astype(np.float32)))
-    return (alpha / (alpha + beta)).numpy()
-
-
 def test_choices_that_have_become_much_likelier_are_not_learned_from_again():
     """Choices of an epoch stay those of its beginning, while the network moves on."""
     learned = filled()
@@ -346,24 +290,6 @@ def test_choices_that_have_become_much_likelier_are_not_learned_from_again():
     assert same_state(before, learned.network.state_dict())
     learned.learn(np.arange(BATCH), -3.0)  # but what turns out worse is left again
     assert not same_state(before, learned.network.state_dict())
-
-
-def test_anchors_get_a_hardness_of_their_own():
-    """Anchors of many similar pairs are rewarded for softness, the others for hardness."""
-    learned = LearnedHardness(1.0, LearnedSettings(quantiles=5, width=24, lr=0.003, decay=0.9))
-    rng = np.random.default_rng(0)
-    sims = rng.uniform(-1, 0, (256, 256)).astype(np.float32)
-    sims[:128, ::2] += 1.8  # a bimodal row
-    seen = _similarity_quantiles(sims, 5)
-    for seed in range(20):
-        draw = learned.draws([seed])[0]
-        q = draw(sims, sims)
-        learned.table = draw.choices
-        for index in rng.permutation(256).reshape(32, 8):
-            best = np.where(index < 128, 0.2, 0.8)
-            learned.learn(index, -float(np.abs(q[index] - best).mean()))
-    found = mean_of_policy(learned, seen)
-    assert found[:128].mean() < 0.4 < 0.6 < found[128:].mean()
 
 
 # Threads, resumption, ranks
@@ -445,11 +371,11 @@ def test_choices_of_several_ranks_are_shared_out_with_their_pairs():
         samples = torch.arange(30) + 100 * rank
         collector.collect(samples, *features_of(samples))
         states.append(collector.state_dict())
-        choices = from_bytes(states[-1]["choices"], learned.kind)
+        choices = from_bytes(states[-1]["choices"].numpy(), learned.kind)
         known.update(zip(states[-1]["order"].tolist(), choices.tolist(), strict=True))
     shared = share_out(states, 3)
     for state in shared:
-        choices = from_bytes(state["choices"], learned.kind)
+        choices = from_bytes(state["choices"].numpy(), learned.kind)
         assert len(choices) == len(state["order"])
         for sample, choice in zip(state["order"].tolist(), choices, strict=True):
             assert str(known[sample]) == str(choice.tolist())
@@ -462,7 +388,6 @@ def train_on_rank(rank):
     train(schedule, 4, rank=rank)
     learned = filled()
     learned.learn(np.arange(BATCH) + 40 * rank, [0.7, -0.2][rank], together=True)
-    learned.learn(np.arange(BATCH) + 20 * rank, [math.nan, 0.4][rank], together=True)
     return schedule.state_dict(), learned.state_dict()
 
 
@@ -481,18 +406,6 @@ def test_two_ranks_learn_the_same_from_different_mini_batches(tmp_path):
     earlier = [math.cos(number) for number in range(FIRST_REWARDS)]
     of_ranks = [np.arange(BATCH), np.arange(BATCH) + 40]
     slow_update(network, optimizer, learned.table, of_ranks, [0.7, -0.2], earlier, OWN.decay)
-    # The baseline moves by the mean over ranks; a rank without a reward does not count.
-    sums = [sum(w * r**p for w, r in weighted(earlier)) for p in (0, 1, 2)]
-    more = [(0.7**p + (-0.2) ** p) / 2 for p in (0, 1, 2)]
-    decay = OWN.decay
-    weight, *rest = (decay * s + (1 - decay) * m for s, m in zip(sums, more, strict=True))
-    mean = rest[0] / weight
-    advantage = (0.4 - mean) / math.sqrt(rest[1] / weight - mean**2)
-    samples = [s for s in np.arange(BATCH) + 20 if not math.isnan(learned.table["q"][s])]
-    terms = [slow_objective(network, learned.table[s], advantage) for s in samples]
-    optimizer.zero_grad()
-    (-sum(terms) / len(terms)).backward()
-    optimizer.step()
     for name, value in network.state_dict().items():
         assert torch.allclose(steps[0]["network"][name], value, atol=2e-6), name
 
@@ -513,3 +426,57 @@ def test_rewards_are_wanted_in_grouped_epochs_at_every_nth_step(tmp_path):
     train(constant, 1)
     constant.begin(1)
     assert not learn(constant, 0, batch)
+
+
+# The reward
+
+
+def model_of(name):
+    torch.manual_seed(0)
+    model = load_model(name, "tiny")
+    model.train()
+    return model
+
+
+@pytest.mark.parametrize("name", ["albef_mafa", "blip_mafa", "blip2_mafa"])
+def test_it_is_the_step_s_loss_of_the_own_pairs(name, toy_train):
+    model, samples = model_of(name), mini_batch(toy_train, range(6))
+    found = falcon.language_loss(model, model.backbone, samples, seed=5)
+    assert not found.requires_grad and found.dtype == torch.float32
+    model.eval()
+    model.con_d = None  # which would add mined pairs
+    torch.manual_seed(5)
+    assert found.item() == pytest.approx(model(samples).loss_lm.item(), rel=1e-5)
+
+
+def test_it_leaves_everything_as_it_was(toy_train):
+    model, samples = model_of("albef_mafa"), mini_batch(toy_train, range(6))
+    next(model.children()).eval()  # such as a frozen part
+    modes = [module.training for module in model.modules()]
+    state = torch.get_rng_state()
+    assert any(modes) and not all(modes)
+    first = falcon.language_loss(model, model.backbone, samples, seed=5)
+    torch.rand(3)
+    assert torch.equal(first, falcon.language_loss(model, model.backbone, samples, seed=5))
+    torch.set_rng_state(state)
+    with pytest.raises(KeyError):
+        falcon.language_loss(model, model.backbone, {"image": samples["image"]}, seed=6)
+    assert torch.equal(state, torch.get_rng_state())
+    assert [module.training for module in model.modules()] == modes
+
+
+def test_a_config_needs_the_language_loss_and_two_grouped_epochs():
+    good = {
+        "model.mafa.loss_weights.lm": 1.0,
+        "run.grit.start_epoch": 1,
+        "run.max_epoch": 3,
+        "run.grit.naive": False,
+        "run.grit.hardness": 1.0,
+    }
+    assert not list(LearnedHardness.problems_of(good))
+    ((key, why, is_note),) = LearnedHardness.problems_of({**good, "model.mafa.loss_weights.lm": 0})
+    assert key == "run.grit.schedule" and "needs the language loss" in why and not is_note
+    short = {**good, "run.max_epoch": 2, "run.grit.hardness": 0.9}
+    (first, second) = LearnedHardness.problems_of(short)
+    assert "only one epoch is grouped" in first[1] and first[2]
+    assert second[0] == "run.grit.hardness" and second[2]
