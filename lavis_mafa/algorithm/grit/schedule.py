@@ -190,7 +190,9 @@ class GritSchedule:
             logging.warning(
                 "epoch %d: features of %d of %d samples were collected; the mini-batches of the "
                 "others stay as they are",
-                *(epoch, len(order), expected),
+                epoch,
+                len(order),
+                expected,
             )
             order = np.concatenate([order, rest])
         orders = _gather_orders(order, self.world_size)
