@@ -27,7 +27,7 @@ BETAS, EPS = (0.9, 0.98), 1e-8  # of Adam
 
 
 @dataclass(frozen=True)
-class GlobalThreshold(Checked):
+class _GlobalThreshold(Checked):
     """How the thresholds of `_GlobalThresholds` are learned."""
 
     share: float = option(
@@ -46,7 +46,7 @@ class GlobalThreshold(Checked):
     )
 
 
-@RULES.register("global_threshold", settings=GlobalThreshold, source="GloFND", needs_all=True)
+@RULES.register("global_threshold", settings=_GlobalThreshold, source="GloFND", needs_all=True)
 class _GlobalThresholds(nn.Module):
     """Call a pair positive if it scores above its anchor's learned threshold.
 
@@ -55,14 +55,14 @@ class _GlobalThresholds(nn.Module):
     is the (1 - r) quantile of its first mini-batch. No pair is ambiguous.
 
     Args:
-        own: see `GlobalThreshold`.
+        own: see `_GlobalThreshold`.
     """
 
     state_of_run = True  # of the run's samples: another run's checkpoint does not give it
     i2t: Tensor
     t2i: Tensor
 
-    def __init__(self, own: GlobalThreshold) -> None:
+    def __init__(self, own: _GlobalThreshold) -> None:
         super().__init__()
         self.own = own
         self._bounds: dict[str, Tensor] = {}

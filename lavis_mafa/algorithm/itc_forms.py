@@ -77,7 +77,7 @@ def softmax(side: ItcSide, labels: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class SigmoidRule(Checked):
+class _SigmoidRule(Checked):
     """Settings of the sigmoid form."""
 
     relative_bias: float = option(
@@ -105,7 +105,7 @@ def _sigmoid_loss(logits: Tensor, targets: Tensor, dropped: Tensor | None = None
 
 
 # A queue's negatives, thousands for every anchor, would outweigh its positives in the sum.
-@ITC_LOSSES.register("sigmoid", settings=SigmoidRule, source="SigLIP eq. 1, FFF", queue=False)
+@ITC_LOSSES.register("sigmoid", settings=_SigmoidRule, source="SigLIP eq. 1, FFF", queue=False)
 class _SigmoidForm(nn.Module):
     """Decide for every pair by itself whether it matches, by a sigmoid with a learned bias.
 
@@ -123,9 +123,9 @@ class _SigmoidForm(nn.Module):
     SigLIP learns the logarithm of a factor without limits.
     """
 
-    def __init__(self, own: SigmoidRule | None = None) -> None:
+    def __init__(self, own: _SigmoidRule | None = None) -> None:
         super().__init__()
-        self.relative_bias = nn.Parameter(torch.tensor((own or SigmoidRule()).relative_bias))
+        self.relative_bias = nn.Parameter(torch.tensor((own or _SigmoidRule()).relative_bias))
 
     def forward(self, side: ItcSide, labels: Tensor) -> Tensor:
         """Return the loss of one direction."""
@@ -134,7 +134,7 @@ class _SigmoidForm(nn.Module):
 
 
 @dataclass(frozen=True)
-class DebiasedRule(Checked):
+class _DebiasedRule(Checked):
     """Settings of the debiased form."""
 
     prior: float = option(
@@ -146,8 +146,8 @@ class DebiasedRule(Checked):
     )
 
 
-@ITC_LOSSES.register("debiased", settings=DebiasedRule, source="DCL")
-def debiased(side: ItcSide, labels: Tensor, own: DebiasedRule) -> Tensor:
+@ITC_LOSSES.register("debiased", settings=_DebiasedRule, source="DCL")
+def _debiased(side: ItcSide, labels: Tensor, own: _DebiasedRule) -> Tensor:
     """Subtract the false negatives expected among the negatives (DCL).
 
     Chuang et al., NeurIPS 2020. The loss of a positive p is ``-log e^p / (e^p + K g)`` with ``g =
@@ -178,7 +178,7 @@ def debiased(side: ItcSide, labels: Tensor, own: DebiasedRule) -> Tensor:
 
 
 @dataclass(frozen=True)
-class RinceRule(Checked):
+class _RinceRule(Checked):
     """Settings of the noise-robust form."""
 
     exponent: float = option(
@@ -201,8 +201,8 @@ class RinceRule(Checked):
     )
 
 
-@ITC_LOSSES.register("rince", settings=RinceRule, source="RINCE", fixed_temperature=True)
-def rince(side: ItcSide, labels: Tensor, own: RinceRule) -> Tensor:
+@ITC_LOSSES.register("rince", settings=_RinceRule, source="RINCE", fixed_temperature=True)
+def _rince(side: ItcSide, labels: Tensor, own: _RinceRule) -> Tensor:
     """Bound the influence of false positives (RINCE).
 
     Chuang et al., CVPR 2022. The loss of a positive p is ``-e^(q p) / q + (lambda (e^p + sum_k

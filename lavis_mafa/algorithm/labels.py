@@ -152,7 +152,7 @@ _SoftLabel = Callable[..., Tensor]  # (side, soft) or (side, soft, own=settings)
 
 
 @dataclass(frozen=True)
-class LabelTraits:
+class _LabelTraits:
     """What the step and the model must know of a soft label; keyword arguments of ``register``.
 
     Attributes:
@@ -165,7 +165,7 @@ class LabelTraits:
     extra_loss: _SoftLabel | None = None
 
 
-SOFT_LABELS: Registry[_SoftLabel] = Registry("soft label", MAFA, LabelTraits)
+SOFT_LABELS: Registry[_SoftLabel] = Registry("soft label", MAFA, _LabelTraits)
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def one_hot(side: ItcSide, soft: SoftLabels) -> Tensor:
 
 
 @SOFT_LABELS.register("smoothed", source="MAFA eq. 5")
-def smoothed(side: ItcSide, soft: SoftLabels) -> Tensor:
+def _smoothed(side: ItcSide, soft: SoftLabels) -> Tensor:
     """Smooth labels by ``alpha`` (S-ITC)."""
     return side.smoothed(soft.alpha)
 
@@ -234,13 +234,13 @@ def _weighted_consistency(side: ItcSide, soft: SoftLabels) -> Tensor:
 
 
 @SOFT_LABELS.register("consistency", source="GRIT-VLP eq. 6", extra_loss=_weighted_consistency)
-def consistency(side: ItcSide, soft: SoftLabels) -> Tensor:
+def _consistency(side: ItcSide, soft: SoftLabels) -> Tensor:
     """Use one-hot labels; ITC adds the consistency loss as a term of its own."""
     return side.smoothed(soft.label_smoothing)
 
 
 @dataclass(frozen=True)
-class PseudoPositives(Checked):
+class _PseudoPositives(Checked):
     """Settings of the pseudo-positives."""
 
     weight: float = option(
@@ -252,8 +252,8 @@ class PseudoPositives(Checked):
     )
 
 
-@SOFT_LABELS.register("pseudo_positives", settings=PseudoPositives, source="PCME++ 2.3")
-def pseudo_positives(side: ItcSide, soft: SoftLabels, own: PseudoPositives) -> Tensor:
+@SOFT_LABELS.register("pseudo_positives", settings=_PseudoPositives, source="PCME++ 2.3")
+def _pseudo_positives(side: ItcSide, soft: SoftLabels, own: _PseudoPositives) -> Tensor:
     """Give a label to candidates at least as similar to an anchor as one of its positives.
 
     Chun, ICLR 2024, compares distances of probabilistic embeddings and adds a loss on
@@ -279,7 +279,7 @@ def pseudo_positives(side: ItcSide, soft: SoftLabels, own: PseudoPositives) -> T
 
 
 @dataclass(frozen=True)
-class SoftClip(Checked):
+class _SoftClip(Checked):
     """Settings of the labels from intra-modal similarities."""
 
     weight: float = option(
@@ -290,8 +290,8 @@ class SoftClip(Checked):
     )
 
 
-@SOFT_LABELS.register("softclip", settings=SoftClip, source="SoftCLIP")
-def softclip(side: ItcSide, soft: SoftLabels, own: SoftClip) -> Tensor:
+@SOFT_LABELS.register("softclip", settings=_SoftClip, source="SoftCLIP")
+def _softclip(side: ItcSide, soft: SoftLabels, own: _SoftClip) -> Tensor:
     """Mix one-hot labels with the anchors' similarities within their own modality.
 
     Gao et al., AAAI 2024: the labels of image i over texts j are ``softmax_j(image_i . image_j /

@@ -82,7 +82,7 @@ class Connections:
         if self._host is None and self.hard.device.type == "cpu":
             return self
         if self._host is None:
-            read_together([self])
+            _read_together([self])
         assert self._host is not None
         return self._host
 
@@ -158,7 +158,7 @@ class Connections:
         return self.anchor[rows], self.hard[rows]
 
 
-def read_together(sides: Sequence[Connections]) -> None:
+def _read_together(sides: Sequence[Connections]) -> None:
     """Copy nominations and verdicts of several directions to the host, waiting once."""
     parts = [(one.hard, one.second, one.probability, one.state) for one in sides]
     flat = [part for four in parts for part in four]
@@ -235,7 +235,7 @@ def _unique_pairs(
     return distinct[:, 0], distinct[:, 1], row_i2t, row_t2i
 
 
-def connect(
+def _connect(
     positives: Tensor,
     hard: Tensor,
     second: Tensor,
@@ -337,11 +337,11 @@ def find_connections(
         strict=True,
     )
     i2t, t2i = (
-        connect(positives, *picked, *of_pairs, rule, own_score, verdict, direction, dropped)
+        _connect(positives, *picked, *of_pairs, rule, own_score, verdict, direction, dropped)
         for direction, picked, of_pairs, own_score in sides
     )
     if own.device.type != "cpu":
-        read_together([i2t, t2i])
+        _read_together([i2t, t2i])
     return i2t, t2i, judged
 
 

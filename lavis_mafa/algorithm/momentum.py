@@ -85,10 +85,10 @@ class Momentum(MovingCopies):
         images = backbone.encode_images(samples["image"])
         return images, backbone.encode_texts(captions_of(samples))
 
-    def queued(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _queued(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return features ``(Q, E)`` of earlier images and captions, and ``(Q,)`` image ids."""
         model = self.model
-        # Copies: `enqueue` overwrites the queue before the backward pass reads them.
+        # Copies: `_enqueue` overwrites the queue before the backward pass reads them.
         return (
             model.image_queue.t().clone(),
             model.text_queue.t().clone(),
@@ -96,12 +96,12 @@ class Momentum(MovingCopies):
         )
 
     def _queued_groups(self) -> Tensor | None:
-        """Return the groups ``(Q,)`` of what `queued` returns; None if they are unknown."""
+        """Return the groups ``(Q,)`` of what `_queued` returns; None if they are unknown."""
         groups: Tensor | None = getattr(self.model, GROUP_QUEUE, None)
         return None if groups is None else groups[0].clone()
 
     @torch.no_grad()
-    def enqueue(
+    def _enqueue(
         self,
         images: Tensor,
         texts: Tensor,
@@ -153,7 +153,7 @@ class Momentum(MovingCopies):
             alpha, teacher = self.weight(samples), None
             if alpha and batch.settings.loss_weights.get("lm"):
                 teacher = Teacher(self.backbone, batch.ranks.images(copied_images), alpha)
-            queued_images, queued_texts, queued_ids = self.queued()
+            queued_images, queued_texts, queued_ids = self._queued()
             all_images = torch.cat([batch.ranks.gather(own_images), queued_images])
             all_texts = torch.cat([batch.ranks.gather(own_texts), queued_texts])
             own_ids = queued_positives = None
@@ -164,7 +164,7 @@ class Momentum(MovingCopies):
             queued_positives, queued_dropped = self._with_groups(
                 queued_positives, groups, batch.settings.same_group
             )
-            self.enqueue(own_images, own_texts, own_ids, groups)
+            self._enqueue(own_images, own_texts, own_ids, groups)
             soft_i2t = similarity(own_images, all_texts) / temperature
             soft_t2i = similarity(all_images, own_texts).t() / temperature
         return Compared(

@@ -19,7 +19,12 @@ from lavis_mafa.algorithm.rules import ABSENT, AMBIGUOUS, POSITIVE
 
 # Figures of `StepOutput.counts`. "found": judged positive, whether or not it is used.
 COUNTS = (
-    *("picked", "judged", "found", "ambiguous", "kept", "probability_sum"),
+    "picked",
+    "judged",
+    "found",
+    "ambiguous",
+    "kept",
+    "probability_sum",
     "without_negative",  # anchors that have no candidate but known positives
 )
 LOSS = "loss_"  # before the name of a loss

@@ -74,7 +74,7 @@ def sampled(sim: Tensor, positives: Tensor) -> Tensor:
 
 
 @PICKERS.register("sampled_blip", source="LAVIS: blip_pretrain, blip2_qformer")
-def sampled_blip(sim: Tensor, positives: Tensor) -> Tensor:
+def _sampled_blip(sim: Tensor, positives: Tensor) -> Tensor:
     """Draw one candidate per anchor by LAVIS's weights for BLIP and BLIP-2.
 
     These are ``softmax(sim) + 1e-4`` over all candidates, and 0 for known positives. Where the own
@@ -99,7 +99,7 @@ def one_of(weights: Tensor) -> Tensor:
 
 
 @PICKERS.register("uniform", source="lavis_mafa")
-def uniform(sim: Tensor, positives: Tensor) -> Tensor:
+def _uniform(sim: Tensor, positives: Tensor) -> Tensor:
     """Draw one candidate per anchor, each with the same probability.
 
     Args and returns as `hardest`; of ``sim`` only the shape is used.

@@ -131,7 +131,7 @@ class _RunningNormal(nn.Module):
             value.zero_()
 
 
-def posterior(
+def _posterior(
     sim: Tensor, positive: _RunningNormal, negative: _RunningNormal, prior: float
 ) -> Tensor:
     """Return the probability that pairs of the given similarities match (FNE, Bayes' rule).
@@ -175,7 +175,7 @@ def _sampling_weights(
     Args:
         sim: ``(B, N)`` cosine similarities of anchors to candidates.
         own_sim: ``(B,)``, of anchors to their own pair.
-        posterior: ``(B, N)`` of `posterior`; None while it is not known.
+        posterior: ``(B, N)`` of `_posterior`; None while it is not known.
         known_positives: ``(B, N)`` bool, candidates that may not be drawn.
         mean_positive: mean similarity of positives; None while it is not known: no cut-down.
         margin: of the triplet loss.
@@ -291,7 +291,7 @@ class PosteriorPicker(nn.Module):
     def weights(self, sim: Tensor, positives: Tensor, own_sim: Tensor) -> Tensor:
         """Return `_sampling_weights` ``(B, N)`` with the distributions observed so far."""
         rule = self.rule
-        known = posterior(sim, self.positive, self.negative, rule.prior) if self.ready else None
+        known = _posterior(sim, self.positive, self.negative, rule.prior) if self.ready else None
         known_mean = rule.cut_down and bool(self.positive.count > 0)
         mean = self.positive.mean if known_mean else None
         return _sampling_weights(

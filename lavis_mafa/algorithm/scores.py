@@ -75,7 +75,7 @@ def similarity(view: PairView) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class IntraModal(Checked):
+class _IntraModal(Checked):
     """How image-image and text-text similarity make one score."""
 
     combine: str = option(
@@ -85,8 +85,8 @@ class IntraModal(Checked):
     )
 
 
-@SCORES.register("intra_modal", settings=IntraModal, source="FFF (CVPR 2024)", compares_own=False)
-def intra_modal(view: PairView, own: IntraModal) -> tuple[Tensor, Tensor]:
+@SCORES.register("intra_modal", settings=_IntraModal, source="FFF (CVPR 2024)", compares_own=False)
+def intra_modal(view: PairView, own: _IntraModal) -> tuple[Tensor, Tensor]:
     """Compare images with images and texts with texts: near duplicates match each other's partner.
 
     By default the larger of both counts, as FFF finds positives by either: a caption of an equal

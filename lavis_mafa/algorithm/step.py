@@ -64,7 +64,7 @@ def run_step(
     with torch.no_grad():
         view, temperature = _view(batch, compared, parts)
         i2t, t2i, judged = _connections(batch, view, temperature, parts)
-    step = StepContext(*(batch, compared, i2t, t2i), parts.soft_label, parts.extra_loss, parts.form)
+    step = StepContext(batch, compared, i2t, t2i, parts.soft_label, parts.extra_loss, parts.form)
     found = {name: loss(step) for name, loss in parts.losses.items()}
     losses = {name: value for name, value in found.items() if value is not None}
     if not losses:

@@ -21,7 +21,7 @@ CaptionMetric: TypeAlias = Callable[
 
 
 @dataclass(frozen=True)
-class MetricTraits:
+class _MetricTraits:
     """What a metric scores: one of `KINDS`."""
 
     kind: str = "retrieval"
@@ -31,7 +31,7 @@ class MetricTraits:
             raise ValueError(f"kind of a metric: expected {' or '.join(KINDS)}, got {self.kind!r}")
 
 
-METRICS: Registry[Callable[..., Any]] = Registry("metric", traits=MetricTraits)
+METRICS: Registry[Callable[..., Any]] = Registry("metric", traits=_MetricTraits)
 
 
 class MetricNames(Collection[str]):

@@ -110,7 +110,9 @@ def truth_with(dataset: Any, pairs: Sequence[Pair]) -> NDArray[Any] | None:
     if foreign:
         logger.warning(
             "run.truth_file: %d of %d pairs are not in this split, the first is %s",
-            *(len(foreign), len(pairs), list(foreign[0])),
+            len(foreign),
+            len(pairs),
+            list(foreign[0]),
         )
     return None if len(foreign) == len(pairs) else truth
 

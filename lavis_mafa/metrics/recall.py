@@ -21,7 +21,7 @@ RECALLS = (1, 5, 10)
 
 
 @dataclass(frozen=True)
-class Ranking:
+class _Ranking:
     """Candidates of Q queries, from best to worst score.
 
     Attributes:
@@ -35,7 +35,7 @@ class Ranking:
     last: NDArray[Any]
 
     @classmethod
-    def of(cls, scores: NDArray[Any], relevant: NDArray[Any]) -> Ranking:
+    def of(cls, scores: NDArray[Any], relevant: NDArray[Any]) -> _Ranking:
         """Rank the candidates ``(Q, C)`` of each query."""
         order = _best_first(scores)
         sorted_scores = np.take_along_axis(scores, order, axis=1)
@@ -184,11 +184,13 @@ def _rows(table: NDArray[Any], rows: range) -> NDArray[Any]:
     return table[rows.start : rows.stop]
 
 
-def _rankings(scores: NDArray[Any], relevant: Callable[[range], NDArray[Any]]) -> Iterator[Ranking]:
+def _rankings(
+    scores: NDArray[Any], relevant: Callable[[range], NDArray[Any]]
+) -> Iterator[_Ranking]:
     """Yield rankings of `_CHUNK` queries each, with the truth that ``relevant`` gives of them."""
     for begin in range(0, len(scores), _CHUNK):
         rows = range(begin, min(begin + _CHUNK, len(scores)))
-        yield Ranking.of(scores[begin : rows.stop], relevant(rows))
+        yield _Ranking.of(scores[begin : rows.stop], relevant(rows))
 
 
 def ranked_truth(scores: NDArray[Any], relevant: NDArray[Any]) -> NDArray[Any]:

@@ -218,7 +218,9 @@ class MafaModel:
             logging.warning(
                 "%s was trained at model.image_size %s, but this model has %s: position embeddings "
                 "are interpolated, and figures differ",
-                *(checkpoint, then, now),
+                checkpoint,
+                then,
+                now,
             )
 
     @classmethod

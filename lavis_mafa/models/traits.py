@@ -95,11 +95,12 @@ _LAVIS_MODELS = {
     "blip2_opt": replace(_BLIP2, stage=2),
     "blip2_t5": replace(_BLIP2, stage=2),
     "clip": _CLIP,
-    **{
-        name: replace(_ALBEF, family=name.split("_")[0])
-        for name in ("alpro_qa", "alpro_retrieval", "gpt_dialogue", "img2prompt_vqa")
-        + ("pnp_unifiedqav2_fid", "pnp_vqa")
-    },
+    "alpro_qa": replace(_ALBEF, family="alpro"),
+    "alpro_retrieval": replace(_ALBEF, family="alpro"),
+    "gpt_dialogue": replace(_ALBEF, family="gpt"),
+    "img2prompt_vqa": replace(_ALBEF, family="img2prompt"),
+    "pnp_unifiedqav2_fid": replace(_ALBEF, family="pnp"),
+    "pnp_vqa": replace(_ALBEF, family="pnp"),
 }
 
 

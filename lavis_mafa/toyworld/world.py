@@ -178,13 +178,13 @@ PRESETS = {
 }
 
 
-def scene_dtype(cells: int) -> np.dtype[np.void]:
+def _scene_dtype(cells: int) -> np.dtype[np.void]:
     """Return the record type of a scene with that many cells."""
     per_cell = [(name, "i1", (cells,)) for name in ("shape", "colour", "size")]
     return np.dtype([("background", "i1"), *per_cell])
 
 
-def caption_dtype(mentions: int) -> np.dtype[np.void]:
+def _caption_dtype(mentions: int) -> np.dtype[np.void]:
     """Return the record type of a caption that can mention that many objects."""
     per_mention = [(name, "i1", (mentions,)) for name in ("shape", "colour", "size")]
     return np.dtype([("background", "i1"), ("count", "i1"), *per_mention])
@@ -193,7 +193,7 @@ def caption_dtype(mentions: int) -> np.dtype[np.void]:
 def make_scenes(
     config: WorldConfig, n: int, rng: np.random.Generator, topics: range | None = None
 ) -> Structured:
-    """Draw n scenes, (n,), fields as in `scene_dtype`.
+    """Draw n scenes, (n,), fields as in `_scene_dtype`.
 
     Args:
         topics: the topics that scenes are drawn from; None: all of the config.
@@ -213,7 +213,7 @@ def make_scenes(
         objects[:] = slots
     present = np.arange(slots) < objects[:, None]
 
-    scenes = np.zeros(n, dtype=scene_dtype(config.cells))
+    scenes = np.zeros(n, dtype=_scene_dtype(config.cells))
     for name, values in drawn.items():
         np.put_along_axis(scenes[name], where, np.where(present, values, 0).astype("i1"), axis=1)
     scenes["background"] = background
@@ -250,7 +250,7 @@ def _draw_attribute(
 def make_captions(
     config: WorldConfig, scenes: Structured, rng: np.random.Generator
 ) -> tuple[Structured, list[str]]:
-    """Make one caption per scene: records (n,), fields as in `caption_dtype`, and texts.
+    """Make one caption per scene: records (n,), fields as in `_caption_dtype`, and texts.
 
     For several captions per scene pass `np.repeat(scenes, k)`. Mentions are in random order. A
     count refers to all objects that share a random object's shape, and names only attributes that
@@ -273,7 +273,7 @@ def make_captions(
     group = occupied & (scenes["shape"] == first["shape"])
     mentioned &= ~counts[:, None] | (np.arange(slots) == 0)
 
-    captions = np.zeros(n, dtype=caption_dtype(slots))
+    captions = np.zeros(n, dtype=_caption_dtype(slots))
     captions["count"] = np.where(counts, group.sum(axis=1), 0)
     captions["shape"] = np.where(mentioned, np.take_along_axis(scenes["shape"], order, axis=1), 0)
     alone = (mentioned.sum(axis=1) == 1) & (captions["count"] <= 1)
@@ -287,10 +287,10 @@ def make_captions(
         captions[name] = np.where(named, np.take_along_axis(scenes[name], order, axis=1), 0)
     named = rng.random(n) < config.p_background
     captions["background"] = np.where(named, scenes["background"], 0)
-    return captions, write_captions(captions, config.synonym_rate, rng)
+    return captions, _write_captions(captions, config.synonym_rate, rng)
 
 
-def write_captions(
+def _write_captions(
     captions: Structured, synonym_rate: float, rng: np.random.Generator
 ) -> list[str]:
     """Write captions as text; each word is replaced by a synonym with the given probability."""

@@ -16,7 +16,7 @@ from two_ranks import on_two_ranks
 
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.context import NO_GROUP
-from lavis_mafa.algorithm.global_threshold import GlobalThreshold
+from lavis_mafa.algorithm.global_threshold import _GlobalThreshold
 from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.algorithm.momentum import GROUP_QUEUE, Momentum
@@ -24,8 +24,8 @@ from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.rules import ABSENT, Margin
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.datasets import TrainingSet
-from lavis_mafa.models.con_d.caption_judge import CaptionJudge
-from lavis_mafa.models.con_d.discriminators import ModelDiscriminator, Oracle
+from lavis_mafa.models.con_d.caption_judge import _CaptionJudge
+from lavis_mafa.models.con_d.discriminators import ModelDiscriminator, _Oracle
 from lavis_mafa.models.con_d.frozen_encoder import ModelNegativesEncoder
 from lavis_mafa.models.families import backbone_of
 from lavis_mafa.toyworld import ToyScenesBuilder
@@ -58,7 +58,7 @@ def encoder_from(family):
 
 
 def judge_of_captions():
-    judge = CaptionJudge()
+    judge = _CaptionJudge()
     judge.know(data())
     return judge
 
@@ -180,7 +180,7 @@ CASES = {
         "blip_mafa",
         settings(
             connections=MiningRule(score="similarity", rule="global_threshold", top_k=0),
-            own={"global_threshold": GlobalThreshold(share=0.3)},
+            own={"global_threshold": _GlobalThreshold(share=0.3)},
         ),
         no_con_d,
     ),
@@ -196,7 +196,7 @@ CASES = {
         ),
         judge_of_captions,
     ),
-    "albef, oracle": ("albef_mafa", settings(detach_other=False, loss_weights=NO_LM), Oracle),
+    "albef, oracle": ("albef_mafa", settings(detach_other=False, loss_weights=NO_LM), _Oracle),
 }
 
 
@@ -218,7 +218,7 @@ def model_of(family, chosen, con_d):
     model.allocate(SAMPLES)
     if isinstance(model.con_d, ModelNegativesEncoder):
         model.con_d, model.negatives_encoder = None, model.con_d
-    if isinstance(model.con_d, Oracle):
+    if isinstance(model.con_d, _Oracle):
         # Its indices are those of the data set, not of the mini-batch.
         model.con_d.truth = lambda images, texts: (images * 7 + texts * 3) % 11 > 5
     if chosen.soft_labels.type == "momentum":

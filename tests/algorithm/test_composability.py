@@ -12,7 +12,7 @@ from slow_families import TableConD
 
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.cached_batch import CachedBatch
-from lavis_mafa.algorithm.global_threshold import GlobalThreshold
+from lavis_mafa.algorithm.global_threshold import _GlobalThreshold
 from lavis_mafa.algorithm.itc_forms import ITC_LOSSES
 from lavis_mafa.algorithm.labels import SOFT_LABELS, SoftLabels
 from lavis_mafa.algorithm.mining import ALL, MiningRule
@@ -158,7 +158,7 @@ def test_each_family_trains_with_every_score_and_rule(toy_train, family, score, 
             connections=MiningRule(
                 low=0.3, high=0.5, score=score, rule=rule, action=action, top_k=ALL
             ),
-            own={"global_threshold": GlobalThreshold(share=0.4), "margin": Margin(0.3)},
+            own={"global_threshold": _GlobalThreshold(share=0.4), "margin": Margin(0.3)},
         )
         parts = build_parts(settings, TableConD() if score == "con_d" else None)
         parts.allocate(len(toy_train))

@@ -9,7 +9,7 @@ from two_ranks import on_two_ranks
 
 from lavis_mafa import load_model
 from lavis_mafa.algorithm import global_threshold
-from lavis_mafa.algorithm.global_threshold import GlobalThreshold, _GlobalThresholds
+from lavis_mafa.algorithm.global_threshold import _GlobalThreshold, _GlobalThresholds
 from lavis_mafa.algorithm.mining import ALL, MiningRule
 from lavis_mafa.algorithm.parts import build_parts
 from lavis_mafa.algorithm.rules import POSITIVE
@@ -17,12 +17,12 @@ from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
 
 SIZE, BATCH = 40, 10
-OWN = {"global_threshold": GlobalThreshold(share=0.3, rate=1e-4)}
+OWN = {"global_threshold": _GlobalThreshold(share=0.3, rate=1e-4)}
 RULE = MiningRule(score="similarity", rule="global_threshold", top_k=ALL)
 
 
 def thresholds(size=SIZE, **own):
-    made = _GlobalThresholds(GlobalThreshold(**own))
+    made = _GlobalThresholds(_GlobalThreshold(**own))
     made.allocate(size)
     return made
 

@@ -13,15 +13,15 @@ from slow_forms import SLOW_FORMS
 
 from lavis_mafa.algorithm.itc_forms import (
     ITC_LOSSES,
-    DebiasedRule,
-    RinceRule,
-    SigmoidRule,
+    _debiased,
+    _DebiasedRule,
+    _rince,
+    _RinceRule,
     _sigmoid_loss,
     _SigmoidForm,
+    _SigmoidRule,
     contrastive_loss,
-    debiased,
     degrees,
-    rince,
 )
 from lavis_mafa.algorithm.labels import ItcSide, labels_from_positives, smooth
 
@@ -92,7 +92,7 @@ def test_the_estimate_of_debiased_is_clipped():
     """Where the positive alone explains the negatives, g is its smallest possible value."""
     sim = torch.tensor([[5.0, -4.0, -4.5]])
     side = ItcSide(sim, sim, torch.tensor([[True, False, False]]), temperature=TEMPERATURE)
-    found = debiased(side, side.one_hot(), DebiasedRule(0.3))
+    found = _debiased(side, side.one_hot(), _DebiasedRule(0.3))
     least = 2 * math.exp(-1 / TEMPERATURE)
     assert found.item() == pytest.approx(math.log(1 + least / math.exp(5.0)), rel=1e-4)
 
@@ -103,26 +103,26 @@ def test_extremes_are_infonce(seed):
     labels = side.one_hot()
     infonce = contrastive_loss(side.sim, labels).item()
     assert form_of("softmax")(side, labels).item() == infonce
-    assert debiased(side, labels, DebiasedRule(0.0)).item() == pytest.approx(infonce, rel=1e-4)
-    near = rince(side, labels, RinceRule(1e-4, 1.0)).item()
+    assert _debiased(side, labels, _DebiasedRule(0.0)).item() == pytest.approx(infonce, rel=1e-4)
+    near = _rince(side, labels, _RinceRule(1e-4, 1.0)).item()
     assert near == pytest.approx(infonce, rel=5e-3, abs=1e-3)
 
 
 def test_rince_at_q_1_is_symmetric():
     """Exchanging the positive of an anchor changes the loss by the similarities alone."""
     _, side = side_of(positives=torch.eye(5, 7, dtype=torch.bool))
-    cosines, own = side.sim.detach(), RinceRule(1.0, 0.2)
+    cosines, own = side.sim.detach(), _RinceRule(1.0, 0.2)
     for wrong in range(1, 7):
         other = torch.zeros(5, 7)
         other[torch.arange(5), (torch.arange(5) + wrong) % 7] = 1.0
-        difference = rince(side, side.one_hot(), own) - rince(side, other, own)
+        difference = _rince(side, side.one_hot(), own) - _rince(side, other, own)
         expected = (cosines.exp() * (other - side.one_hot())).sum(dim=1).mean()
         assert difference.item() == pytest.approx(expected.item(), rel=1e-4, abs=1e-5)
 
 
 def test_sigmoid_of_both_directions_counts_a_pair_once():
     cosines, side = side_of(candidates=5, positives=torch.eye(5, dtype=torch.bool))
-    form = _SigmoidForm(SigmoidRule(0.4))
+    form = _SigmoidForm(_SigmoidRule(0.4))
     transposed = ItcSide(side.sim.t(), side.sim, side.positives.t(), temperature=TEMPERATURE)
     both = (form(side, side.one_hot()) + form(transposed, transposed.one_hot())) / 2
     z = 2 * torch.eye(5) - 1
@@ -179,6 +179,6 @@ def test_smoothed_labels_have_small_degrees():
     labels = smooth(labels_from_positives(torch.tensor([[True, True, False, False]])), 0.4)
     assert torch.allclose(degrees(labels), torch.tensor([[1.0, 1.0, 0.25, 0.25]]))
     with pytest.raises(ValueError, match="exponent must be above 0 and at most 1"):
-        RinceRule(exponent=0.0)
+        _RinceRule(exponent=0.0)
     with pytest.raises(ValueError, match=r"prior must be at least 0 and at most 0.99"):
-        DebiasedRule(1.0)
+        _DebiasedRule(1.0)

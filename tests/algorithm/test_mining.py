@@ -11,12 +11,12 @@ from lavis_mafa.algorithm.mining import (
     KEPT,
     POSITIVE,
     MiningRule,
+    _connect,
+    _read_together,
     _unique_pairs,
-    connect,
     pick,
-    read_together,
 )
-from lavis_mafa.algorithm.pickers import NONE, hardest, one_of, sampled, uniform
+from lavis_mafa.algorithm.pickers import NONE, _uniform, hardest, one_of, sampled
 
 pytestmark = pytest.mark.strict_smoke
 RULE = MiningRule()
@@ -36,8 +36,8 @@ def mine_both_directions(sim, verdicts, rule=RULE, positives=None):
     images, texts, row_i2t, row_t2i = _unique_pairs(hard_i2t, hard_t2i, own)
     judged = list(zip(images.tolist(), texts.tolist(), strict=True))
     probability = torch.tensor([verdicts.get(pair, 0.0) for pair in judged])
-    i2t = connect(positives, hard_i2t, second_i2t, probability, row_i2t, rule)
-    t2i = connect(positives, hard_t2i, second_t2i, probability, row_t2i, rule)
+    i2t = _connect(positives, hard_i2t, second_i2t, probability, row_i2t, rule)
+    t2i = _connect(positives, hard_t2i, second_t2i, probability, row_t2i, rule)
     return i2t, t2i, judged
 
 
@@ -127,7 +127,7 @@ def test_probability_at_a_threshold_takes_the_lower_state():
 @given(
     size=st.integers(1, 9),
     seed=st.integers(0, 9999),
-    picker=st.sampled_from([hardest, sampled, uniform]),
+    picker=st.sampled_from([hardest, sampled, _uniform]),
 )
 def test_picks_are_never_positives_and_second_choice_differs(size, seed, picker):
     g = torch.Generator().manual_seed(seed)
@@ -159,12 +159,12 @@ def test_uniform_draws_ignore_the_similarities():
     sim = torch.tensor([[5.0, 9.0, float("nan"), -2.0, 800.0]]).repeat(4000, 1)
     positives = torch.zeros(4000, 5, dtype=torch.bool)
     positives[:, [0, 4]] = True
-    drawn = torch.bincount(uniform(sim, positives), minlength=5).float() / 4000
+    drawn = torch.bincount(_uniform(sim, positives), minlength=5).float() / 4000
     assert torch.allclose(drawn, torch.tensor([0, 1, 1, 1, 0]) / 3, atol=0.03)
     assert drawn[0] == 0 and drawn[4] == 0
     # As many random numbers as a draw by similarity, so that what follows in a step is the same.
     after = []
-    for picker in (sampled, uniform):
+    for picker in (sampled, _uniform):
         torch.manual_seed(1)
         picker(sim, positives)
         after.append(torch.rand(1))
@@ -228,7 +228,7 @@ def test_several_nominations_equal_slow_loop(size, seed, top_k, labels, resample
     hard, second = pick(sim, known, hardest, True, top_k)
     from_texts = torch.full_like(hard, NONE)
     images, texts, row, _ = _unique_pairs(hard, from_texts, torch.arange(size))
-    found = connect(known, hard, second, table[images, texts], row, rule)
+    found = _connect(known, hard, second, table[images, texts], row, rule)
     itm, lm, weights = slow_top_k(sim, table, known, rule)
     pairs = [x.tolist() for x in found.itm_pairs(rule)]
     itm_pairs = {(b, k, round(p, 5)) for b, k, p in zip(*pairs, strict=True)}
@@ -269,7 +269,7 @@ def test_verdicts_read_from_the_device_in_one_copy_are_exact(dtype):
     i2t.hard[0], t2i.second[1] = 2**40 + 1, 2**40 - 1
     for side in (i2t, t2i):
         side.probability = side.probability.to(dtype)
-    read_together([i2t, t2i])
+    _read_together([i2t, t2i])
     for side in (i2t, t2i):
         assert side.host is not side
         for name in ("hard", "second", "probability", "state"):

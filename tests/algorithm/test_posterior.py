@@ -13,10 +13,10 @@ from lavis_mafa.algorithm.pickers import NONE, hardest
 from lavis_mafa.algorithm.posterior import (
     PosteriorPicker,
     PosteriorRule,
+    _posterior,
     _RunningNormal,
     _sampling_weights,
     draw,
-    posterior,
 )
 
 POSITIVES = [0.62, 0.7, 0.75, 0.8, 0.58]
@@ -51,7 +51,7 @@ def slow_posterior(s, positives, negatives, prior):
 @pytest.mark.parametrize("prior", [1e-4, 0.01, 0.5])
 def test_posterior_is_bayes_rule(prior):
     sims = torch.linspace(0.0, 1.0, 21)
-    found = posterior(sims, running_normal(POSITIVES), running_normal(NEGATIVES), prior)
+    found = _posterior(sims, running_normal(POSITIVES), running_normal(NEGATIVES), prior)
     for s, p in zip(sims.tolist(), found.tolist(), strict=True):
         assert p == pytest.approx(slow_posterior(s, POSITIVES, NEGATIVES, prior), rel=1e-6)
     assert float(found.min()) < 0.1 * prior < prior < float(found.max())
@@ -61,16 +61,16 @@ def test_posterior_at_the_midpoint_is_the_prior_and_extreme_values_are_certain()
     """Two distributions of equal width; both densities underflow at the extreme values."""
     positive, negative = running_normal([0.799, 0.801]), running_normal([0.299, 0.301])
     sims = torch.tensor([0.55, 0.8, 0.3], dtype=torch.float64)
-    half, high, low = posterior(sims, positive, negative, 1e-4).tolist()
+    half, high, low = _posterior(sims, positive, negative, 1e-4).tolist()
     assert half == pytest.approx(1e-4, rel=1e-3)
     assert high == 1.0 and low == 0.0
-    beyond = posterior(torch.tensor([5.0, -5.0]), positive, negative, 1e-4)
+    beyond = _posterior(torch.tensor([5.0, -5.0]), positive, negative, 1e-4)
     assert beyond.tolist() == [1.0, 0.0]
 
 
 def test_zero_variance_does_not_divide_by_zero():
     positive, negative = running_normal([0.8] * 5), running_normal([0.3] * 5)
-    found = posterior(torch.tensor([0.3, 0.8]), positive, negative, 1e-4)
+    found = _posterior(torch.tensor([0.3, 0.8]), positive, negative, 1e-4)
     assert found.tolist() == [0.0, 1.0]
 
 

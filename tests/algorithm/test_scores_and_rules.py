@@ -18,7 +18,7 @@ from lavis_mafa.algorithm.parts import build_parts
 from lavis_mafa.algorithm.pickers import NONE, hardest
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.rules import KEPT, POSITIVE, RULES, Margin, ScoredPairs
-from lavis_mafa.algorithm.scores import SCORES, IntraModal, PairView
+from lavis_mafa.algorithm.scores import SCORES, PairView, _IntraModal
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
 
@@ -181,7 +181,7 @@ def test_intra_modal_equals_a_loop(combine):
     images, texts = (F.normalize(table(seed), dim=1) for seed in (10, 11))
     batch = SimpleNamespace(ranks=Ranks(False))
     view = PairView(table(1), table(2), images, texts, batch)
-    i2t, t2i = SCORES["intra_modal"](view, own=IntraModal(combine))
+    i2t, t2i = SCORES["intra_modal"](view, own=_IntraModal(combine))
     for b in range(BATCH):
         for k in range(BATCH):
             both = float(images[b] @ images[k]), float(texts[b] @ texts[k])
@@ -317,7 +317,7 @@ def test_near_duplicates_are_not_pushed_apart(model, samples):
     twins["image_id"] = torch.arange(BATCH)
     rule = MiningRule(score="intra_modal", low=0.9999, high=0.9999, action="drop", top_k=ALL)
     model.eval()
-    output = step(model, twins, connections=rule, own={"intra_modal": IntraModal("min")})
+    output = step(model, twins, connections=rule, own={"intra_modal": _IntraModal("min")})
     model.train()
     for found in (output.i2t, output.t2i):
         _, dropped = found.itc_targets(rule)

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from lavis_mafa.algorithm.labels import (
     ItcSide,
-    PseudoPositives,
-    SoftClip,
     SoftLabels,
-    pseudo_positives,
-    softclip,
+    _pseudo_positives,
+    _PseudoPositives,
+    _SoftClip,
+    _softclip,
 )
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
@@ -40,7 +40,7 @@ def side_of(seed, queue=0, drop=True):
 @given(st.integers(0, 10_000))
 def test_pseudo_positives_equal_the_loop(seed):
     side, _ = side_of(seed)
-    found = pseudo_positives(side, SOFT, PseudoPositives(0.3))
+    found = _pseudo_positives(side, SOFT, _PseudoPositives(0.3))
     for row in range(4):
         own = [side.sim[row, c] for c in range(6) if side.positives[row, c]]
         weights = []
@@ -53,22 +53,22 @@ def test_pseudo_positives_equal_the_loop(seed):
 def test_pseudo_positives_are_none_where_the_own_pair_is_the_most_similar():
     side, _ = side_of(0, drop=False)
     near = ItcSide(side.sim + 100.0 * side.positives, side.other, side.positives)
-    assert torch.equal(pseudo_positives(near, SOFT, PseudoPositives(1.0)), near.one_hot())
-    assert torch.equal(pseudo_positives(side, SOFT, PseudoPositives(0.0)), side.one_hot())
+    assert torch.equal(_pseudo_positives(near, SOFT, _PseudoPositives(1.0)), near.one_hot())
+    assert torch.equal(_pseudo_positives(side, SOFT, _PseudoPositives(0.0)), side.one_hot())
 
 
 def test_probabilities_of_con_d_are_kept_where_they_are_larger():
     """The last candidate is exactly as similar as the positive, which is enough."""
     sim = torch.tensor([[1.0, 2.0, 3.0, 0.0, 1.0]])
     side = ItcSide(sim, sim, torch.tensor([[1.0, 0.8, 0.05, 0.6, 0.0]]))
-    found = pseudo_positives(side, SOFT, PseudoPositives(0.2))
+    found = _pseudo_positives(side, SOFT, _PseudoPositives(0.2))
     assert torch.allclose(found, torch.tensor([[1.0, 0.8, 0.2, 0.6, 0.2]]) / 2.8)
 
 
 @given(st.integers(0, 10_000), st.integers(0, 2))
 def test_softclip_equals_the_loop(seed, queue):
     side, similar = side_of(seed, queue)
-    found = softclip(side, SOFT, SoftClip(0.4, 0.2))
+    found = _softclip(side, SOFT, _SoftClip(0.4, 0.2))
     for row in range(4):
         powers = [
             0.0 if side.dropped[row, c] else math.exp(similar[row, c].item() / 0.2)
@@ -84,10 +84,10 @@ def test_softclip_equals_the_loop(seed, queue):
 
 def test_softclip_without_weight_is_one_hot_and_needs_a_step():
     side, _ = side_of(0)
-    assert torch.equal(softclip(side, SOFT, SoftClip(0.0)), side.one_hot())
+    assert torch.equal(_softclip(side, SOFT, _SoftClip(0.0)), side.one_hot())
     alone = ItcSide(side.sim, side.other, side.positives)
     with pytest.raises(ValueError, match="need intra-modal similarities"):
-        softclip(alone, SOFT, SoftClip())
+        _softclip(alone, SOFT, _SoftClip())
 
 
 @pytest.mark.parametrize("kind", ["pseudo_positives", "softclip"])

@@ -17,7 +17,7 @@ from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.models import AlbefMafa
-from lavis_mafa.models.con_d.discriminators import ModelDiscriminator, Oracle
+from lavis_mafa.models.con_d.discriminators import ModelDiscriminator, _Oracle
 from lavis_mafa.models.weight_loading import registered_name
 
 BATCH = 10
@@ -198,7 +198,7 @@ def test_losses_of_weight_zero_are_not_computed(tiny, samples):
 
 
 def test_oracle_returns_the_truth_of_the_data(tiny, toy_train, samples):
-    con_d = Oracle()
+    con_d = _Oracle()
     with pytest.raises(RuntimeError, match="toy_scenes"):
         run_step(tiny.backbone, samples, StepSettings(), con_d)
     con_d.truth = toy_train.truth

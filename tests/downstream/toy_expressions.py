@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lavis_mafa.toyworld.world import Structured, WorldConfig, caption_dtype, write_captions
+from lavis_mafa.toyworld.world import Structured, WorldConfig, _caption_dtype, _write_captions
 
 # The attributes that an expression may name in addition to the shape.
 _NAMED = [names for k in range(3) for names in combinations(("size", "colour"), k)]
@@ -27,7 +27,7 @@ def make_expressions(
     Objects with a twin in their scene, and the only object of a scene, get no expression.
 
     Returns:
-        ``captions`` (N,), records of one mention as in `caption_dtype`; ``texts`` (N), the words,
+        ``captions`` (N,), records of one mention as in `_caption_dtype`; ``texts`` (N), the words,
         with synonyms as in captions; ``image_ids`` (N,) int64, the scene of each; ``cells`` (N,)
         int64, the object's cell.
 
@@ -43,7 +43,7 @@ def make_expressions(
             ways = [names for names in _NAMED if _fitting(scene, cell, names) == 1]
             if not ways:
                 continue
-            row = np.zeros((), dtype=caption_dtype(config.max_objects))
+            row = np.zeros((), dtype=_caption_dtype(config.max_objects))
             for name in ("shape", *ways[int(rng.random() * len(ways))]):
                 row[name][0] = scene[name][cell]
             rows.append(row)
@@ -57,7 +57,7 @@ def make_expressions(
     captions = np.stack(rows)
     return {
         "captions": captions,
-        "texts": write_captions(captions, config.synonym_rate, rng),
+        "texts": _write_captions(captions, config.synonym_rate, rng),
         "image_ids": np.array(image_ids, dtype=np.int64),
         "cells": np.array(cells, dtype=np.int64),
     }

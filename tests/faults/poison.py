@@ -20,7 +20,7 @@ import lavis_mafa  # noqa: F401  before LAVIS, which lacks names of newer transf
 import torch
 from lavis.common.dist_utils import get_rank
 
-from lavis_mafa.models.con_d.discriminators import Oracle
+from lavis_mafa.models.con_d.discriminators import _Oracle
 from lavis_mafa.runners import RunnerMafa
 from lavis_mafa.runners.checkpoint import trained_state
 
@@ -43,7 +43,7 @@ class Poison:
     def install(self, patch):
         """Patch the methods by ``patch(owner, name, function)``."""
         train, step = RunnerMafa._train, RunnerMafa._train_step
-        forward, judge = RunnerMafa._forward, Oracle.judge
+        forward, judge = RunnerMafa._forward, _Oracle.judge
 
         def poisoned_train(runner):
             self.runner = runner
@@ -73,7 +73,7 @@ class Poison:
         patch(RunnerMafa, "_train", poisoned_train)
         patch(RunnerMafa, "_train_step", poisoned_step)
         patch(RunnerMafa, "_forward", poisoned_forward)
-        patch(Oracle, "judge", poisoned_judge)
+        patch(_Oracle, "judge", poisoned_judge)
         return self
 
     @property

@@ -14,7 +14,7 @@ from lavis.tasks.retrieval import RetrievalTask
 from lavis_mafa.metrics import METRICS
 from lavis_mafa.metrics.binary import area_under_roc
 from lavis_mafa.metrics.recall import (
-    Ranking,
+    _Ranking,
     ranked_truth,
     retrieval_of_own_pairs,
     retrieval_with_truth,
@@ -90,7 +90,7 @@ def test_scores_equal_slow_loops(tables):
     for way, scores, relevant in (("txt", i2t, truth), ("img", t2i, truth.T)):
         assert ranked_truth(scores, relevant).tolist() == slow_ranking(scores, relevant)
         rankings = slow_rankings(scores, relevant)
-        ranking = Ranking.of(scores, relevant)
+        ranking = _Ranking.of(scores, relevant)
         for k in (1, 2, 3, 5, 10):
             expected = np.mean([slow_recall(one, k) for one in rankings])
             assert 100 * ranking.recall(k).mean() == pytest.approx(expected)
@@ -128,7 +128,7 @@ def test_more_truth_never_lowers_recall_and_scale_does_not_matter(tables, seed):
 def test_map_at_r_in_closed_form(hits, expected):
     both = np.array([hits, sorted(hits, reverse=True)], bool)
     places = np.broadcast_to(np.arange(len(hits)), both.shape)
-    found = Ranking(both, places, places).average_precision_at_r()
+    found = _Ranking(both, places, places).average_precision_at_r()
     assert found == pytest.approx([expected, 1])
 
 

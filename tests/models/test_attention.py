@@ -105,7 +105,7 @@ def test_shared_images_equal_copied_images(text_attention, count, image_of):
     def attend(m, x, y):
         copied, shared = y if rows is None else y[rows], PairedImages(Images(y), rows)
         assert shared.size() == (PAIRS, S, IMAGE_WIDTH)
-        torch.testing.assert_close(shared.of_pairs(), copied)
+        torch.testing.assert_close(shared._of_pairs(), copied)
         return m(x, encoder_hidden_states=copied if m is plain else shared)[:1]
 
     assert_same_results((plain, fused), inputs, attend)
@@ -306,7 +306,7 @@ def test_layers_with_computed_weights_do_not_share_cached_keys():
     """A weight may be allocated at the address of a freed one."""
     images = PairedImages(Images(torch.randn(3, S, IMAGE_WIDTH)))
     for number in range(200):
-        assert images.keys_and_values(ComputedWeights(number))[0] == number
+        assert images._keys_and_values(ComputedWeights(number))[0] == number
 
 
 def test_keys_cached_under_autocast_are_recomputed_outside(text_attention):

@@ -19,7 +19,7 @@ from lavis_mafa.algorithm.pickers import hardest
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.mining.features import Features
-from lavis_mafa.models.con_d.discriminators import Oracle
+from lavis_mafa.models.con_d.discriminators import _Oracle
 from lavis_mafa.models.families import AlbefBackbone
 from research.__main__ import main
 from research.label_profile import LabelProfile, Stream, labels_of
@@ -135,7 +135,7 @@ def test_labels_equal_those_of_training(toy_train, tiny):
     """With converted hard negatives: the loss of a step is the cross-entropy with these labels."""
     count = 24
     samples = mini_batch(toy_train, range(count))
-    con_d = Oracle()
+    con_d = _Oracle()
     con_d.truth = toy_train.truth
     for kind, alpha in (("one_hot", 0.0), ("smoothed", 0.3)):
         chosen = StepSettings(soft_labels=SoftLabels(kind, alpha=alpha))

@@ -27,7 +27,7 @@ from lavis_mafa.algorithm.output import COUNTS, StepOutput
 from lavis_mafa.algorithm.pickers import NONE
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.metrics.recall import retrieval_with_truth
-from lavis_mafa.models.con_d.discriminators import Oracle
+from lavis_mafa.models.con_d.discriminators import _Oracle
 from lavis_mafa.tasks import MafaPretrainTask, MafaRetrievalTask
 from lavis_mafa.tasks.tally import Tally
 
@@ -326,7 +326,7 @@ def test_number_of_mined_pairs_is_limited(output, limit):
 
 
 def test_oracle_gets_the_truth_of_the_training_data(toy_train):
-    oracle = Oracle()
+    oracle = _Oracle()
     task().before_training(SimpleNamespace(con_d=oracle), toy_train)
     samples = mini_batch(toy_train, range(12))
     pairs = torch.cartesian_prod(torch.arange(12), torch.arange(12))
@@ -339,14 +339,14 @@ def test_oracle_gets_the_truth_of_the_training_data(toy_train):
 def test_oracle_is_rejected_if_the_truth_is_unknown():
     unknown = SimpleNamespace(truth=None)
     with pytest.raises(ValueError, match="con_d.arch is oracle, but .* train on toy_scenes"):
-        task().before_training(SimpleNamespace(con_d=Oracle()), unknown)
+        task().before_training(SimpleNamespace(con_d=_Oracle()), unknown)
     task().before_training(SimpleNamespace(con_d=None), unknown)
     task().before_training(SimpleNamespace(), unknown)  # a model without Con-D
 
 
 def test_statistics_of_a_real_step_equal_the_truth(tiny, toy_train):
     """The oracle finds every false negative, so statistics by Con-D and by truth agree."""
-    tiny.con_d = Oracle()
+    tiny.con_d = _Oracle()
     pretrain_task = task()
     pretrain_task.before_training(tiny, toy_train)
     samples = mini_batch(toy_train, range(60, 100))

@@ -33,7 +33,7 @@ from lavis_mafa.toyworld import (
     vocabulary,
 )
 from lavis_mafa.toyworld.render import BACKGROUND_RGB, OBJECT_RGB
-from lavis_mafa.toyworld.world import caption_dtype, scene_dtype
+from lavis_mafa.toyworld.world import _caption_dtype, _scene_dtype
 
 # Few attribute values are likely, so that several assignments and counts compete.
 CROWDED = WorldConfig.preset("dense", grid=3, max_objects=3, p_count=0.3, p_colour=0.6, zipf=2.0)
@@ -48,7 +48,7 @@ def draw(config: WorldConfig, n: int, seed: int):
 
 def scene(background: str, *objects: str, cells: int = 4):
     """Build a scene from names, such as scene("grey", "small red circle")."""
-    record = np.zeros(1, dtype=scene_dtype(cells))
+    record = np.zeros(1, dtype=_scene_dtype(cells))
     record["background"] = 1 + BACKGROUNDS.index(background)
     for cell, words in enumerate(objects):
         size, colour, shape = words.split()
@@ -62,7 +62,7 @@ def parse_caption(text: str, mentions: int):
     """Return the caption record of a text, using only the published synonyms."""
     plain = {word: key for key, words in SYNONYMS.items() for word in (key, *words)}
     numbers = {"one": 1, "two": 2, "three": 3}
-    record = np.zeros(1, dtype=caption_dtype(mentions))
+    record = np.zeros(1, dtype=_caption_dtype(mentions))
     mention = 0
     for word in (plain[w] for w in text.split()):
         if word in numbers:
@@ -241,7 +241,7 @@ def test_every_attribute_is_visible():
 
     clean = WorldConfig.preset("sparse", grid=1, max_objects=1, colour_jitter=0, noise_sd=0)
     kinds = np.repeat(list(itertools.product(range(1, 5), range(1, 3))), 60, axis=0)
-    single = np.zeros(len(kinds), dtype=scene_dtype(1))
+    single = np.zeros(len(kinds), dtype=_scene_dtype(1))
     single["background"], single["colour"] = 1, 4
     single["shape"], single["size"] = kinds.T[:, :, None]
     templates = render(clean, single, np.random.default_rng(0)).max(axis=-1).astype(float)

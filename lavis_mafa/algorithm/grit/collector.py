@@ -66,14 +66,15 @@ class GritCollector:
         self.batch_size = batch_size
         self.image_ids = image_ids
         self.group_ids = group_ids
-        self.hardness: Any = settings.hardness if hardness is None else hardness
-        self._is_drawn = hasattr(self.hardness, "draws")
+        q: Any = settings.hardness if hardness is None else hardness
+        self.hardness = q
+        self._is_drawn = hasattr(q, "draws")
         # Of each chain, the choices that led to its pairs; None where q is not drawn.
         self._choices: list[NDArray[np.uint8]] | None = None
         if self._is_drawn:
-            self._choices = [np.empty((0, self.hardness.choice_bytes), np.uint8)]
+            self._choices = [np.empty((0, q.choice_bytes), np.uint8)]
         else:
-            check_hardness(self.hardness)
+            check_hardness(q)
         self._rng = np.random.default_rng(seed)
         self._queue: list[Pairs] = []
         self._queued = 0
@@ -163,7 +164,12 @@ class GritCollector:
                     ids, taken = self._ids(part), self._ids(self._open_mini_batch())
                 q = draws[number] if self._is_drawn else self.hardness
                 chain = group(
-                    *(images[own], texts[own], start, ids, self.batch_size, taken),
+                    images[own],
+                    texts[own],
+                    start,
+                    ids,
+                    self.batch_size,
+                    taken,
                     hardness=q,
                     skip=self.settings.skip,
                     sum_directions=self._is_drawn,
@@ -230,7 +236,7 @@ class GritCollector:
             self._rng.bit_generator.state = _numbers(state["rng"])
         self._queue, self._queued = [], 0
         # `collect`, as the states of several ranks together may hold more than one queue.
-        self.collect(*(state[name] for name in ("indices", "images", "texts")))
+        self.collect(state["indices"], state["images"], state["texts"])
 
 
 def share_out(states: Sequence[dict[str, Any] | None], count: int) -> list[dict[str, Any] | None]:

@@ -112,7 +112,7 @@ class GritSettings(Checked):
             if entry.settings is not None and cfg.get(name)
         }
         given = {one.name: cfg[one.name] for one in fields(cls) if one.name in cfg}
-        return cls(**{**given, "own": own})
+        return cls(own=own, **given)
 
     def build_schedule(self) -> Any:
         """Build the schedule of the hardness; see `lavis_mafa.algorithm.grit.hardness`."""

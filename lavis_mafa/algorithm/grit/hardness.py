@@ -156,7 +156,7 @@ def build_schedule(name: str, hardness: float, own: Any = None) -> Any:
 
 
 @HARDNESS.register("constant", source="lavis_mafa")
-def constant(grouped_epochs: int, hardness: float) -> float:
+def _constant(grouped_epochs: int, hardness: float) -> float:
     """Use the same hardness in every epoch.
 
     Args:
@@ -170,7 +170,7 @@ def constant(grouped_epochs: int, hardness: float) -> float:
 
 
 @dataclass(frozen=True)
-class Ramp(Checked):
+class _Ramp(Checked):
     """Settings of the schedules that move from one hardness to another."""
 
     start: float = option(
@@ -199,22 +199,22 @@ class Ramp(Checked):
             yield key, why, True
 
 
-@HARDNESS.register("linear", settings=Ramp, source="FALCON, baselines")
-def linear(grouped_epochs: int, hardness: float, own: Ramp) -> float:
+@HARDNESS.register("linear", settings=_Ramp, source="FALCON, baselines")
+def _linear(grouped_epochs: int, hardness: float, own: _Ramp) -> float:
     """Move from one hardness to another in equal steps.
 
     FALCON compares with such progressive hardening (``start`` below ``hardness``) and softening.
 
-    Args and returns as `constant`.
+    Args and returns as `_constant`.
     """
     return _between(own.start, hardness, grouped_epochs / own.epochs)
 
 
-@HARDNESS.register("cosine", settings=Ramp, source="lavis_mafa")
-def cosine(grouped_epochs: int, hardness: float, own: Ramp) -> float:
+@HARDNESS.register("cosine", settings=_Ramp, source="lavis_mafa")
+def _cosine(grouped_epochs: int, hardness: float, own: _Ramp) -> float:
     """Move from one hardness to another along half a cosine: slowly at both ends.
 
-    Args and returns as `constant`.
+    Args and returns as `_constant`.
     """
     share = min(1.0, grouped_epochs / own.epochs)
     return _between(own.start, hardness, 0.5 - 0.5 * math.cos(math.pi * share))

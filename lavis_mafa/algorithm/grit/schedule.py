@@ -80,7 +80,7 @@ class GritSchedule:
         """Return whether mini-batches of ``epoch`` are to be grouped."""
         return bool(self.settings.enabled) and epoch >= self.settings.start_epoch
 
-    def hardness_at(self, epoch: int) -> Any:
+    def _hardness_at(self, epoch: int) -> Any:
         """Return q of the chains from which the mini-batches of a grouped ``epoch`` are cut, or a
         `lavis_mafa.algorithm.grit.hardness.DrawnHardness`."""
         return self.hardness.at(self.settings.grouped_before(epoch))
@@ -133,15 +133,15 @@ class GritSchedule:
             plan = self.next_plan or self._first_plan(epoch)
         self.plan, self.next_plan, self.epoch = plan, None, epoch
         if self.wants_grouped(epoch + 1) and not self.settings.naive:
-            self.start_collecting(epoch)
+            self._start_collecting(epoch)
         return plan
 
-    def start_collecting(self, epoch: int) -> None:
+    def _start_collecting(self, epoch: int) -> None:
         """Start with an empty queue, seeded by epoch and rank."""
         assert self.plan is not None
         settings = self.settings
         # The naive variant collects for the epoch itself, all others for the one after it.
-        q = self.hardness_at(epoch if settings.naive else epoch + 1)
+        q = self._hardness_at(epoch if settings.naive else epoch + 1)
         self.collector = GritCollector(
             settings,
             self.batch_size,
@@ -190,7 +190,9 @@ class GritSchedule:
             logging.warning(
                 "epoch %d: features of %d of %d samples were collected; the mini-batches of the "
                 "others stay as they are",
-                *(epoch, len(order), expected),
+                epoch,
+                len(order),
+                expected,
             )
             order = np.concatenate([order, rest])
         orders = _gather_orders(order, self.world_size)
@@ -221,7 +223,7 @@ class GritSchedule:
                 the plan's order, its sample indices and features.
         """
         self.plan = self.next_plan or self._first_plan(epoch)
-        self.start_collecting(epoch)
+        self._start_collecting(epoch)
         for index, images, texts in vectors(self.plan):
             self.collect(index, images, texts)
         self.end(epoch)
@@ -262,7 +264,7 @@ class GritSchedule:
             self.hardness.load_state_dict(state["hardness"])
         self.collector = None
         if state["collector"] is not None:
-            self.start_collecting(epoch)
+            self._start_collecting(epoch)
             assert self.collector is not None
             self.collector.load_state_dict(state["collector"])
 

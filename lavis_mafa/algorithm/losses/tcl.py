@@ -24,7 +24,7 @@ from lavis_mafa.algorithm.losses.contrastive import contrastive_loss
 from lavis_mafa.algorithm.step_context import StepContext
 
 
-def intra_modal_loss(
+def _intra_modal_loss(
     features: Tensor,
     targets: Tensor,
     positives: Tensor,
@@ -58,7 +58,7 @@ def intra_modal_loss(
     return contrastive_loss(_similarity(features, targets, temperature), labels, dropped)
 
 
-def local_loss(
+def _local_loss(
     features: Tensor,
     regions: Tensor,
     temperature: Tensor | float,
@@ -163,8 +163,8 @@ def imc(step: StepContext) -> Tensor:
     if dropped is not None:
         dropped = over_all(dropped, compared.i2t, compared.queued_dropped)
     rest = positives, batch.temperature, dropped
-    of_images = intra_modal_loss(images, view.all_images, *rest)
-    of_texts = intra_modal_loss(texts, view.all_texts, *rest)
+    of_images = _intra_modal_loss(images, view.all_images, *rest)
+    of_texts = _intra_modal_loss(texts, view.all_texts, *rest)
     return (of_images + of_texts) / 2
 
 
@@ -176,8 +176,8 @@ def lmi(step: StepContext) -> Tensor:
     with torch.no_grad():
         regions, words = view.backbone.regions(view.images, view.texts)
     same = batch.never_negative[:, batch.own]
-    of_images = local_loss(images, regions, batch.temperature, same=same)
-    of_texts = local_loss(texts, words, batch.temperature, view.texts.mask[:, 1:], same)
+    of_images = _local_loss(images, regions, batch.temperature, same=same)
+    of_texts = _local_loss(texts, words, batch.temperature, view.texts.mask[:, 1:], same)
     return (of_images + of_texts) / 2
 
 

@@ -41,14 +41,14 @@ def build_discriminator(
     """Build Con-D from ``model.mafa.con_d``.
 
     ``arch`` names an entry of `DISCRIMINATORS`, such as ``oracle``, which is constructed with its
-    own settings; or else a LAVIS model, see `build_frozen`. It gets the entry that ``first`` names
+    own settings; or else a LAVIS model, see `_build_frozen`. It gets the entry that ``first`` names
     as its attribute of this name, see `judge_in_turn`.
 
     Returns:
         None for None: no discriminator.
 
     Raises:
-        ValueError: as `build_frozen`.
+        ValueError: as `_build_frozen`.
     """
     if not cfg:
         return None
@@ -67,7 +67,7 @@ def build_discriminator(
         # Those with weights also read the keys of a model: checkpoint, precision, image_size.
         from_config = getattr(entry.value, "from_config", None)
         return entry.value(own) if from_config is None else from_config(cfg, own)
-    return build_frozen(ModelDiscriminator, cfg, known)
+    return _build_frozen(ModelDiscriminator, cfg, known)
 
 
 def build_negatives_encoder(
@@ -79,13 +79,15 @@ def build_negatives_encoder(
         None for None: hard negatives are picked by the model in training.
 
     Raises:
-        ValueError: as `build_frozen`.
+        ValueError: as `_build_frozen`.
         TypeError: as `ModelNegativesEncoder`.
     """
-    return build_frozen(ModelNegativesEncoder, cfg, known) if cfg else None
+    return _build_frozen(ModelNegativesEncoder, cfg, known) if cfg else None
 
 
-def build_frozen(cls: type[T], cfg: Mapping[str, Any], known: Mapping[str, Any] | None = None) -> T:
+def _build_frozen(
+    cls: type[T], cfg: Mapping[str, Any], known: Mapping[str, Any] | None = None
+) -> T:
     """Build a frozen model from the keys of `FrozenSettings`.
 
     ``arch`` is a LAVIS model, which a driver of `FAMILIES` must be able to drive. It is built by

@@ -102,7 +102,7 @@ class SampleJudge:
 
 
 @DISCRIMINATORS.register("oracle", source="lavis_mafa")
-class Oracle(SampleJudge):
+class _Oracle(SampleJudge):
     """A Con-D that returns the ground truth of a data set that has it, such as ``toy_scenes``.
 
     P(match) is 1 for pairs that the data set knows to be valid, and 0 for all others. If it knows

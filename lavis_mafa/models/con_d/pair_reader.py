@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -13,10 +14,10 @@ from lavis_mafa.algorithm.discriminator import VIEW
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.io.processes import all_gather_objects
 from lavis_mafa.models.con_d.frozen import ModelBeside, keep_in_bf16
-from lavis_mafa.models.con_d.picture_tensors import LONGEST, WholePicture, is_whole, picture_of
 from lavis_mafa.problems import ConfigView, Problem
 
 PLACE = "model.mafa.con_d"
+_LONGEST = 512  # pixels of a picture's longer side, unless the config says otherwise
 Pair = tuple[Image.Image, str]
 
 
@@ -45,7 +46,7 @@ class PairReader(ModelBeside):
         self.precision, self.batch_size = precision, batch_size
         if precision == "bf16":
             keep_in_bf16(model)
-        self.processor = WholePicture(longest or LONGEST)
+        self.processor = _WholePicture(longest or _LONGEST)
 
     def wants_view(self, model: Any) -> bool:
         """Return True: the model's processor needs the picture itself."""
@@ -65,7 +66,7 @@ class PairReader(ModelBeside):
     ) -> Tensor:
         ranks = ranks or Ranks(together=False)
         images, captions = samples.get(self.view, samples["image"]), list(samples["text_input"])
-        if not is_whole(images):
+        if not _is_whole(images):
             raise ValueError(no_pictures(self.title))
         device = images.device
         if next(self.model.parameters()).device != device:
@@ -74,7 +75,7 @@ class PairReader(ModelBeside):
             images = ranks.gather(images)
             captions = [one for own in all_gather_objects(captions) for one in own]
         numbers = list(zip(image_of.tolist(), text_of.tolist(), strict=True))
-        pictures = {image: picture_of(images[image]) for image in {one for one, _ in numbers}}
+        pictures = {image: _picture_of(images[image]) for image in {one for one, _ in numbers}}
         pairs = [(pictures[image], captions[text]) for image, text in numbers]
         parts = [torch.zeros(0, device=device)]
         with torch.inference_mode(), self.autocast(device):
@@ -114,3 +115,41 @@ def first_line(error: BaseException) -> str:
     """Return an error's type and the first line of its message, shortened."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
+
+
+class _WholePicture:
+    """Turn a picture into a tensor from which `_picture_of` makes it again.
+
+    Mini-batches need tensors of one size, but a model with an image processor of its own needs the
+    picture itself, with its proportions. It is put into the corner of a transparent square.
+
+    Args:
+        longest: side of the square in pixels; a larger picture is reduced to it.
+    """
+
+    def __init__(self, longest: int = _LONGEST) -> None:
+        self.longest = longest
+
+    def __call__(self, picture: Image.Image) -> Tensor:
+        """Return ``(4, longest, longest)`` uint8: the colours, and 255 where the picture is."""
+        picture = picture.convert("RGB")
+        if max(picture.size) > self.longest:
+            scale = self.longest / max(picture.size)
+            width, height = (max(1, round(side * scale)) for side in picture.size)
+            picture = picture.resize((width, height), Image.Resampling.BICUBIC)
+        square = np.zeros((self.longest, self.longest, 4), np.uint8)
+        square[: picture.height, : picture.width, :3] = np.asarray(picture)
+        square[: picture.height, : picture.width, 3] = 255
+        return torch.from_numpy(square).permute(2, 0, 1).contiguous()
+
+
+def _picture_of(square: Tensor) -> Image.Image:
+    """Return the picture (RGB) in what `_WholePicture` returned."""
+    pixels = square.permute(1, 2, 0).cpu().numpy()
+    height, width = int((pixels[:, 0, 3] > 0).sum()), int((pixels[0, :, 3] > 0).sum())
+    return Image.fromarray(np.ascontiguousarray(pixels[:height, :width, :3]))
+
+
+def _is_whole(images: Tensor) -> bool:
+    """Return whether a mini-batch's images come from `_WholePicture`."""
+    return images.dtype is torch.uint8 and images.ndim == 4 and images.shape[1] == 4

@@ -48,11 +48,11 @@ class PairedImages:
         pairs = len(self.embeds if self.image_of is None else self.image_of)
         return pairs, self.embeds.shape[1], self.embeds.shape[2]
 
-    def of_pairs(self) -> Tensor:
+    def _of_pairs(self) -> Tensor:
         """Return the images of the pairs, ``(P, S, D)``."""
         return self.embeds if self.image_of is None else take(self.embeds, self.image_of)
 
-    def keys_and_values(self, attention: Any) -> tuple[Tensor, Tensor]:
+    def _keys_and_values(self, attention: Any) -> tuple[Tensor, Tensor]:
         """Return keys and values of the N images, each ``(N, heads, S, d)``."""
         # By weights rather than by layer, because layers may share them (BLIP's encoder and
         # decoder); by grad mode, because tensors computed without a graph cannot be trained on.
@@ -118,14 +118,14 @@ class _FusedText:
                 hidden_states,
                 attention_mask,
                 head_mask,
-                looked_at.of_pairs() if paired else looked_at,
+                looked_at._of_pairs() if paired else looked_at,
                 encoder_attention_mask,
                 past_key_value,
                 output_attentions,
             )
         query = self.transpose_for_scores(self.query(hidden_states))
         if paired:
-            kept = key, value = looked_at.keys_and_values(self)
+            kept = key, value = looked_at._keys_and_values(self)
             context = _attend_to_images(self, query, key, value, looked_at.image_of)
         else:
             source = hidden_states if looked_at is None else looked_at

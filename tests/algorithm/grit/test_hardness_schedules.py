@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from omegaconf import OmegaConf
 
 from lavis_mafa.algorithm.grit import HARDNESS, GritSchedule, GritSettings, HardnessSchedule
-from lavis_mafa.algorithm.grit.hardness import GRIT, Ramp
+from lavis_mafa.algorithm.grit.hardness import GRIT, _Ramp
 from lavis_mafa.mining.hard_negatives import grouping_of
 
 SIZE, BATCH = 96, 8
@@ -42,10 +42,10 @@ def train(schedule, epochs, first=0):
 @pytest.mark.parametrize("name", ["linear", "cosine"])
 def test_the_hardness_moves_from_the_first_grouped_epoch_to_the_last(name, start):
     settings = grit_settings(
-        schedule=name, hardness=0.7, own={name: Ramp(start, epochs=4)}, start_epoch=2
+        schedule=name, hardness=0.7, own={name: _Ramp(start, epochs=4)}, start_epoch=2
     )
     schedule = GritSchedule(SIZE, BATCH, settings)
-    found = [schedule.hardness_at(epoch) for epoch in range(10)]
+    found = [schedule._hardness_at(epoch) for epoch in range(10)]
     shares = [0, 0.25, 0.5, 0.75, 1, 1, 1, 1]
     if name == "cosine":
         shares = [(1 - math.cos(math.pi * share)) / 2 for share in shares]
@@ -62,7 +62,7 @@ def test_constant_is_the_default_and_has_the_hardness_of_the_settings():
 
 def test_an_epoch_is_grouped_by_its_own_hardness():
     """Epochs of a ramp equal those of a constant schedule with the same q and the same features."""
-    own = {"linear": Ramp(0.2, epochs=2)}
+    own = {"linear": _Ramp(0.2, epochs=2)}
     ramp = GritSchedule(SIZE, BATCH, grit_settings(schedule="linear", own=own), seed=3)
     orders = [plan.order.tolist() for plan in train(ramp, 2)]
     for q, same in ((0.2, True), (0.6, False), (1.0, False)):
@@ -71,7 +71,7 @@ def test_an_epoch_is_grouped_by_its_own_hardness():
 
 
 def test_the_naive_variant_groups_an_epoch_by_its_own_hardness():
-    own = {"linear": Ramp(0.2, epochs=2)}
+    own = {"linear": _Ramp(0.2, epochs=2)}
     settings = grit_settings(schedule="linear", own=own, naive=True, start_epoch=0)
     schedule = GritSchedule(SIZE, BATCH, settings)
 
@@ -97,7 +97,7 @@ def test_the_schedule_skips():
 
 
 def test_hardness_of_a_plan_is_in_its_state(tmp_path):
-    own = {"cosine": Ramp(0.3, epochs=3)}
+    own = {"cosine": _Ramp(0.3, epochs=3)}
     settings = grit_settings(schedule="cosine", own=own)
     expected = [plan.hardness for plan in train(GritSchedule(SIZE, BATCH, settings), 4)]
     stopped = GritSchedule(SIZE, BATCH, settings)
@@ -115,11 +115,11 @@ def registered(monkeypatch):
 
 
 def test_a_function_of_ones_own_is_a_schedule(registered):
-    @HARDNESS.register("halved", settings=Ramp)
+    @HARDNESS.register("halved", settings=_Ramp)
     def halved(grouped_epochs, hardness, own):
         return max(own.start, hardness / 2**grouped_epochs)
 
-    settings = grit_settings(schedule="halved", own={"halved": Ramp(0.3)})
+    settings = grit_settings(schedule="halved", own={"halved": _Ramp(0.3)})
     found = [plan.hardness for plan in train(GritSchedule(SIZE, BATCH, settings), 5)]
     assert found == [None, 1.0, 0.5, 0.3, 0.3]
     HARDNESS.register("too_much")(lambda grouped_epochs, hardness: 1.5)
@@ -130,7 +130,7 @@ def test_a_function_of_ones_own_is_a_schedule(registered):
 def test_settings_under_a_key_of_the_section_are_refused(registered):
     assert GRIT.keys == {one.name for one in fields(GritSettings)}
     with pytest.raises(ValueError, match="already used by the run.grit key shuffle; register"):
-        HARDNESS.register("shuffle", settings=Ramp)(lambda grouped_epochs, hardness, own: 1.0)
+        HARDNESS.register("shuffle", settings=_Ramp)(lambda grouped_epochs, hardness, own: 1.0)
 
 
 def test_unknown_names_are_refused():
@@ -143,7 +143,7 @@ def test_settings_are_read_from_a_config():
         {"hardness": 0.9, "schedule": "linear", "linear": {"start": 0.4}, "skip": 2}
     )
     settings = GritSettings.from_config(cfg)
-    assert settings.own == {"linear": Ramp(start=0.4)} and settings.skip == 2
+    assert settings.own == {"linear": _Ramp(start=0.4)} and settings.skip == 2
     assert GritSettings.from_config(OmegaConf.create({"schedule": "cosine"})).own == {}
 
 
@@ -168,7 +168,7 @@ def test_analyses_replace_a_hardness_with_state_and_say_so(caplog, registered):
 
 def test_description_names_both_ends():
     settings = grit_settings(
-        schedule="linear", hardness=0.9, own={"linear": Ramp(0.5, 4)}, start_epoch=2, skip=1200
+        schedule="linear", hardness=0.9, own={"linear": _Ramp(0.5, 4)}, start_epoch=2, skip=1200
     )
     found = GritSchedule(SIZE, BATCH, settings).describe_hardness(20)
     assert found == "hardness 0.5 in epoch 2 to 0.9 in epoch 19, most similar 1,200 skipped"

@@ -448,7 +448,7 @@ def test_grouping_and_its_shuffling_differ_by_epoch():
     for epoch in range(4):
         schedule = GritSchedule(64, 8, grit_settings(start_epoch=0))
         schedule.begin(0)
-        schedule.start_collecting(epoch)
+        schedule._start_collecting(epoch)
         for batch in np.arange(64).reshape(8, 8):
             index = torch.from_numpy(batch)
             schedule.collect(index, feature_of(index), feature_of(index).flip(1))

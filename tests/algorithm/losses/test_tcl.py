@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lavis_mafa.algorithm.losses.tcl import (
-    intra_modal_loss,
+    _intra_modal_loss,
+    _local_loss,
     local_features,
-    local_loss,
     pool_patches,
 )
 
@@ -83,7 +83,7 @@ def test_intra_modal_equals_slow_loop(b, more, queued, seed):
     g = torch.Generator().manual_seed(seed)
     positives = torch.rand(b, b + more, generator=g) < 0.3
     positives |= torch.eye(b, b + more, dtype=torch.bool)
-    loss = intra_modal_loss(features, targets, positives, TEMPERATURE)
+    loss = _intra_modal_loss(features, targets, positives, TEMPERATURE)
     expected = slow_intra(features, targets, positives, TEMPERATURE)
     assert loss.item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
@@ -91,18 +91,18 @@ def test_intra_modal_equals_slow_loop(b, more, queued, seed):
 def test_intra_modal_of_collapsed_features_is_log_of_the_number_of_targets():
     features = unit_vectors(1, 8).expand(3, 8)
     targets = unit_vectors(1, 8).expand(10, 8)
-    loss = intra_modal_loss(features, targets, torch.eye(3, 4, dtype=torch.bool), TEMPERATURE)
+    loss = _intra_modal_loss(features, targets, torch.eye(3, 4, dtype=torch.bool), TEMPERATURE)
     assert loss.item() == pytest.approx(math.log(10), rel=1e-5)
 
 
 def test_too_few_targets_and_anchors_without_positive_are_rejected():
     with pytest.raises(ValueError, match="positives are of 5 candidates, but targets has 3"):
-        intra_modal_loss(
+        _intra_modal_loss(
             unit_vectors(2, 8), unit_vectors(3, 8), torch.eye(2, 5, dtype=torch.bool), TEMPERATURE
         )
     with pytest.raises(ValueError, match="anchors without one: \\[1\\]"):
         positives = torch.tensor([[True, False], [False, False]])
-        intra_modal_loss(unit_vectors(2, 8), unit_vectors(4, 8), positives, TEMPERATURE)
+        _intra_modal_loss(unit_vectors(2, 8), unit_vectors(4, 8), positives, TEMPERATURE)
 
 
 # Local
@@ -117,23 +117,23 @@ def test_local_equals_slow_loop(b, m, seed, same_given):
     same = groups[:, None] == groups if same_given else torch.zeros(b, b, dtype=torch.bool)
     # A sample is never a negative of itself, whether or not `same` is given.
     same.fill_diagonal_(False)
-    loss = local_loss(features, regions, TEMPERATURE, present, same if same_given else None)
+    loss = _local_loss(features, regions, TEMPERATURE, present, same if same_given else None)
     expected = slow_local(features, regions, TEMPERATURE, present, same)
     assert loss.item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
 def test_local_loss_of_collapsed_regions_has_a_closed_form():
     features = unit_vectors(1, 8).expand(4, 8)
-    loss = local_loss(features, features[:, None].expand(4, 6, 8), TEMPERATURE)
+    loss = _local_loss(features, features[:, None].expand(4, 6, 8), TEMPERATURE)
     assert loss.item() == pytest.approx(math.log(1 + 3 * 6), rel=1e-5)
 
 
 def test_regions_of_the_same_image_are_not_negatives():
     """The loss is zero for a single sample or if all samples show the same image."""
     features = unit_vectors(2, 8).requires_grad_()
-    alone = local_loss(features[:1], unit_vectors(1, 5, 8, seed=1), TEMPERATURE)
+    alone = _local_loss(features[:1], unit_vectors(1, 5, 8, seed=1), TEMPERATURE)
     same = torch.ones(2, 2, dtype=torch.bool)
-    together = local_loss(features, unit_vectors(2, 5, 8, seed=1), TEMPERATURE, same=same)
+    together = _local_loss(features, unit_vectors(2, 5, 8, seed=1), TEMPERATURE, same=same)
     assert alone.item() == together.item() == 0
     (alone + together).backward()
     assert torch.equal(features.grad, torch.zeros(2, 8))
@@ -143,23 +143,23 @@ def test_regions_of_the_same_image_are_not_negatives():
 def test_padding_has_no_influence(padding_value):
     features, regions = unit_vectors(4, 8).requires_grad_(), unit_vectors(4, 5, 8, seed=1)
     present = torch.tensor([[1, 1, 1, 1, 1], [1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0]])
-    loss = local_loss(features, regions, TEMPERATURE, present)
+    loss = _local_loss(features, regions, TEMPERATURE, present)
     (grad,) = torch.autograd.grad(loss, features)
     filled = torch.where(present.bool()[:, :, None], regions, padding_value)
-    other = local_loss(features, filled, TEMPERATURE, present)
+    other = _local_loss(features, filled, TEMPERATURE, present)
     (other_grad,) = torch.autograd.grad(other, features)
     assert other.item() == loss.item() and torch.equal(grad, other_grad)
     wider = F.pad(regions, (0, 0, 0, 3), value=1.0), F.pad(present, (0, 3))
-    assert torch.allclose(local_loss(features, wider[0], TEMPERATURE, wider[1]), loss)
-    assert not torch.allclose(local_loss(features, regions, TEMPERATURE), loss)
+    assert torch.allclose(_local_loss(features, wider[0], TEMPERATURE, wider[1]), loss)
+    assert not torch.allclose(_local_loss(features, regions, TEMPERATURE), loss)
 
 
 def test_text_without_words_has_no_influence():
     features, regions = unit_vectors(3, 8).requires_grad_(), unit_vectors(3, 4, 8, seed=1)
     present = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 0]])
-    loss = local_loss(features, regions, TEMPERATURE, present)
+    loss = _local_loss(features, regions, TEMPERATURE, present)
     rest = [0, 2]
-    without = local_loss(features[rest], regions[rest], TEMPERATURE, present[rest])
+    without = _local_loss(features[rest], regions[rest], TEMPERATURE, present[rest])
     assert loss.item() == pytest.approx(without.item(), rel=1e-5)
     (grad,) = torch.autograd.grad(loss, features)
     assert (grad[1] == 0).all() and (grad[0] != 0).any()
@@ -169,14 +169,14 @@ def test_text_without_words_has_no_influence():
 def test_loss_is_zero_if_no_text_has_words(length):
     features = unit_vectors(2, 8).requires_grad_()
     present = torch.zeros(2, length)
-    loss = local_loss(features, unit_vectors(2, length, 8), TEMPERATURE, present)
+    loss = _local_loss(features, unit_vectors(2, length, 8), TEMPERATURE, present)
     loss.backward()
     assert loss.item() == 0 and torch.equal(features.grad, torch.zeros(2, 8))
 
 
 def test_regions_of_a_different_number_of_samples_are_rejected():
     with pytest.raises(ValueError, match="features are of 2 samples and regions of 3"):
-        local_loss(unit_vectors(2, 8), unit_vectors(3, 4, 8), TEMPERATURE)
+        _local_loss(unit_vectors(2, 8), unit_vectors(3, 4, 8), TEMPERATURE)
 
 
 # Both
@@ -186,8 +186,8 @@ def both_losses(features, targets, temperature):
     """Return both losses; the targets are also the regions, two for each anchor."""
     own = torch.eye(len(features), dtype=torch.bool)
     return (
-        intra_modal_loss(features, targets, own, temperature),
-        local_loss(features, targets.unflatten(0, (len(features), 2)), temperature),
+        _intra_modal_loss(features, targets, own, temperature),
+        _local_loss(features, targets.unflatten(0, (len(features), 2)), temperature),
     )
 
 

@@ -10,7 +10,7 @@ from conftest import tiny_config
 from lavis_mafa.algorithm.tokens import Tokenizer
 from lavis_mafa.models import AlbefMafa
 from lavis_mafa.models.con_d.build import build_discriminator
-from lavis_mafa.models.con_d.discriminators import Oracle
+from lavis_mafa.models.con_d.discriminators import _Oracle
 
 
 def save(model, path, keep=lambda key: True, **content):
@@ -25,7 +25,7 @@ def con_d(checkpoint, **options):
 
 def test_no_con_d_and_oracle():
     assert build_discriminator(None) is None and build_discriminator({}) is None
-    assert isinstance(build_discriminator({"arch": "oracle"}), Oracle)
+    assert isinstance(build_discriminator({"arch": "oracle"}), _Oracle)
 
 
 def test_bf16_con_d_keeps_the_weights_that_autocast_converts_in_bf16(tiny, tmp_path):

@@ -24,9 +24,14 @@ from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.datasets.caption_truth import normalised
 from lavis_mafa.metrics.binary import area_under_roc
 from lavis_mafa.mining.judged_pairs import Judged
-from lavis_mafa.models.con_d import caption_judge, caption_vectors, cross_encoder
-from lavis_mafa.models.con_d.caption_judge import CaptionJudge, _CaptionSettings
-from lavis_mafa.models.con_d.caption_vectors import characters_of, word_statistics, words_of
+from lavis_mafa.models.con_d import caption_judge, cross_encoder
+from lavis_mafa.models.con_d.caption_judge import (
+    _CaptionJudge,
+    _CaptionSettings,
+    _characters_of,
+    _word_statistics,
+    _words_of,
+)
 
 FLICKR8K = PHOTOGRAPHS.parent / "flickr8k"
 ARCH = "model.mafa.con_d.arch=captions"
@@ -41,7 +46,7 @@ def data_of(rows):
 
 
 def judge_of(rows, **changes):
-    judge = CaptionJudge(_CaptionSettings(**changes))
+    judge = _CaptionJudge(_CaptionSettings(**changes))
     judge.know(data_of(rows))
     return judge
 
@@ -60,7 +65,7 @@ def similarity(rows, vectors, image, text):
 
 
 def probabilities(rows, vectors):
-    """P(match) of all pairs of samples, by loops over the docstring of `CaptionJudge`."""
+    """P(match) of all pairs of samples, by loops over the docstring of `_CaptionJudge`."""
     first = {}
     for number, (_, caption) in enumerate(rows):
         first.setdefault(normalised(caption), number)
@@ -141,9 +146,9 @@ def test_an_own_caption_is_not_compared_with_itself():
 # Word statistics
 
 
-def statistics(captions, images, units=words_of):
+def statistics(captions, images, units=_words_of):
     """Return the vectors of distinct captions, each of one image."""
-    return word_statistics(captions, np.array(images), np.arange(len(captions)), units)
+    return _word_statistics(captions, np.array(images), np.arange(len(captions)), units)
 
 
 def cosines(vectors):
@@ -155,7 +160,7 @@ CAPTIONS = ["a dog runs", "a dog", "the cat runs fast", "the cat sleeps", "fast 
 IMAGES = [0, 0, 1, 1, 2, 3, 3]
 
 
-@pytest.mark.parametrize("units", [words_of, characters_of])
+@pytest.mark.parametrize("units", [_words_of, _characters_of])
 def test_few_words_are_compared_by_identity_and_idf(units):
     """With no more words than dimensions: the cosine of bags of words with idf weights."""
     bags = [units(caption) for caption in CAPTIONS]
@@ -196,8 +201,8 @@ def test_words_have_the_leading_eigenvectors_of_their_ppmi(monkeypatch):
     leading = vectors[:, order[:3]]
     leading /= np.linalg.norm(leading, axis=1, keepdims=True)
     idf = np.log(len(captions) / (bags > 0).sum(0))
-    monkeypatch.setattr(caption_vectors, "_DIMENSIONS", 3)
-    monkeypatch.setattr(caption_vectors, "_ITERATIONS", 200)
+    monkeypatch.setattr(caption_judge, "_DIMENSIONS", 3)
+    monkeypatch.setattr(caption_judge, "_ITERATIONS", 200)
     numbers = {image: k for k, image in enumerate(sorted(set(images)))}
     found = statistics(captions, [numbers[image] for image in images])
     assert np.allclose(cosines(found), cosines(bags @ (leading * idf[:, None])), atol=1e-3)
@@ -210,16 +215,16 @@ def test_vectors_are_the_same_in_every_process(tmp_path, monkeypatch):
     made = [" ".join(rng.choice(list("abcdefghijklmnopqrstuvwxyz"), 4)) for _ in range(40)]
     code = (
         "import numpy as np, sys\n"
-        "from lavis_mafa.models.con_d import caption_vectors as made\n"
+        "from lavis_mafa.models.con_d import caption_judge as made\n"
         "made._DIMENSIONS = 5\n"
         "order = np.arange(len(sys.argv[2:]))\n"
-        "found = made.word_statistics(sys.argv[2:], order, order, made.words_of)\n"
+        "found = made._word_statistics(sys.argv[2:], order, order, made._words_of)\n"
         "np.save(sys.argv[1], found)"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", code, str(tmp_path / "other.npy"), *made]
     subprocess.run(command, env=environment, check=True)
-    monkeypatch.setattr(caption_vectors, "_DIMENSIONS", 5)
+    monkeypatch.setattr(caption_judge, "_DIMENSIONS", 5)
     assert np.array_equal(statistics(made, range(len(made))), np.load(tmp_path / "other.npy"))
 
 
@@ -317,7 +322,7 @@ def model(tmp_path_factory):
 def test_count_and_mine_by_captions(tmp_path, model):
     more = ("--batch-size", 16, "--search-space", 48, "--threshold", 0.5)
     call(*arguments("mine", tmp_path / "mine", model, *more, options=[ARCH, THREE]))
-    judge, data = CaptionJudge(), toy_pairs(captions_per_image=3)
+    judge, data = _CaptionJudge(), toy_pairs(captions_per_image=3)
     judge.know(data)
     judged = Judged.load(tmp_path / "mine")
     expected = judge.probability(judged.image, judged.text)
@@ -345,7 +350,7 @@ def test_a_model_judges_what_captions_leave(tmp_path, model):
         options = [*more, "--con-d", *con_d, *first]
         call(*arguments("mine", tmp_path / name, model, *options, options=[THREE]))
     alone, after = (Judged.load(tmp_path / name) for name in ("alone", "after"))
-    judge = CaptionJudge()
+    judge = _CaptionJudge()
     judge.know(toy_pairs(captions_per_image=3))
     first = judge.probability(alone.image, alone.text)
     expected = np.where(first < LEFT, first, alone.probability_by("a"))
@@ -396,7 +401,7 @@ def test_a_run_resumes_bit_for_bit_and_mines_by_captions(tmp_path):
     }
     runner, _, _ = resume_bit_for_bit(tmp_path, 14, **changes)
     judge, data = runner._model.con_d, runner.train_set
-    assert isinstance(judge, CaptionJudge)
+    assert isinstance(judge, _CaptionJudge)
     (check,) = records(tmp_path / "whole", "con_d_self_check")
     assert check["auc"] > 0.75
     lines = (tmp_path / "whole/job/connections.jsonl").read_text().splitlines()
@@ -447,7 +452,7 @@ def test_wrong_configs_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(cross_encoder, "version", absent)
     (found,) = problems(tmp_path, **{f"{con_d}checkpoint": "org/name"})
     assert "captions needs the package sentence-transformers, which is not installed" in found
-    judge = CaptionJudge(checkpoint="org/name")
+    judge = _CaptionJudge(checkpoint="org/name")
     with pytest.raises(ValueError, match="captions needs the package sentence-transformers"):
         judge.know(data_of([(0, "a dog"), (1, "a dog runs")]))
     monkeypatch.setattr(cross_encoder, "version", lambda _: "6.0.0")
@@ -487,10 +492,10 @@ def test_a_sentence_encoder_gives_the_vectors(monkeypatch):
     monkeypatch.setitem(sys.modules, "sentence_transformers", module)
     monkeypatch.setattr(cross_encoder, "version", lambda _: "6.0.0")
     rows = [(0, "a dog"), (0, "aaa"), (1, "a cat sat"), (1, "An A"), (2, "an a")]
-    judge = CaptionJudge(checkpoint="org/name")
+    judge = _CaptionJudge(checkpoint="org/name")
     judge.know(data_of(rows))
     expected = SentenceTransformer("", "", False).encode(["a dog", "aaa", "a cat sat", "An A"])
-    expected = caption_vectors.centred(expected)
+    expected = caption_judge._centred(expected)
     assert np.array_equal(judge._vectors, expected) and made[0] == ("org/name", False)
     with pytest.raises(ValueError, match="wrong is no sentence encoder.*no such model"):
-        CaptionJudge(checkpoint="wrong").know(data_of(rows))
+        _CaptionJudge(checkpoint="wrong").know(data_of(rows))

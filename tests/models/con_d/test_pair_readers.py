@@ -27,7 +27,7 @@ from lavis_mafa.mining.judging import _build_judge
 from lavis_mafa.mining.model_and_data import ModelAndData
 from lavis_mafa.models.con_d import cross_encoder
 from lavis_mafa.models.con_d.build import build_discriminator
-from lavis_mafa.models.con_d.picture_tensors import WholePicture, picture_of
+from lavis_mafa.models.con_d.pair_reader import _picture_of, _WholePicture
 from lavis_mafa.models.con_d.yes_no import _YesNo
 from lavis_mafa.toyworld import ToyScenesBuilder
 
@@ -102,7 +102,7 @@ def drawn_pictures(count, seed=0):
 @settings(max_examples=50, deadline=None)
 def test_picture_comes_back_with_its_proportions(width, height, longest, seed):
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3)).astype(np.uint8)
-    back = picture_of(WholePicture(longest)(Image.fromarray(pixels)))
+    back = _picture_of(_WholePicture(longest)(Image.fromarray(pixels)))
     if max(width, height) <= longest:
         assert np.array_equal(np.asarray(back), pixels)
     else:
@@ -234,7 +234,7 @@ def test_training_converts_by_its_verdicts(tmp_path, vlm, monkeypatch):
     of_steps = [one for one in judged if "con_d_image" in one[0] and len(one[1]) <= 16][-3:]
     assert len(steps) == len(of_steps) == 3
     for samples, image_of, text_of, found in of_steps:
-        pictures = [picture_of(one) for one in samples["con_d_image"]]
+        pictures = [_picture_of(one) for one in samples["con_d_image"]]
         pairs = pairs_of(pictures, samples["text_input"], image_of, text_of)
         assert found.tolist() == pytest.approx(one_by_one(vlm, pairs, "a {caption} ?"), abs=1e-4)
     converted = sum(step["found_i2t"] + step["found_t2i"] for step in steps)

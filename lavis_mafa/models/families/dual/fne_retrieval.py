@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from lavis.common.registry import registry
 from lavis.models.base_model import BaseModel
 from torch import Tensor
@@ -20,16 +21,18 @@ from transformers import BertModel
 from transformers.models.bert.configuration_bert import BertConfig
 from transformers.utils.generic import ModelOutput
 
+from lavis_mafa.algorithm.backbone import Images, Texts
 from lavis_mafa.algorithm.losses.triplet import similarity_of, triplet_losses
 from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.algorithm.pair_memory import EMPTY, MovingCopies, PairMemory
 from lavis_mafa.algorithm.pickers import NONE, hardest
 from lavis_mafa.algorithm.posterior import PosteriorPicker, PosteriorRule, draw
 from lavis_mafa.algorithm.ranks import Ranks
-from lavis_mafa.algorithm.tokens import captions_of
+from lavis_mafa.algorithm.tokens import Captions, captions_of
 from lavis_mafa.io.checkpoints import find_config, model_yamls
+from lavis_mafa.models.families.attention import fuse_attention
 from lavis_mafa.models.families.blip2.blip2_parts import load_image_encoder, sources_of_parts
-from lavis_mafa.models.families.dual.dual_driver import DualBackbone
+from lavis_mafa.models.families.family import tokenize
 from lavis_mafa.models.inference.rerank import MAX_TOKENS, compute_sim_matrix
 from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of
 from lavis_mafa.models.parts.tokenizers import build_tokenizer, from_hub
@@ -187,8 +190,8 @@ class FneRetrieval(MafaModel, BaseModel):
         self.tokenizer, self.max_txt_len = tokenizer, max_txt_len
         self.visual_encoder, self.text_encoder = image_encoder, text_encoder
         self.fne = settings or _FneSettings()
-        self.backbone: Any = DualBackbone(self)
-        self.copies = DualBackbone(self, "_m")
+        self.backbone: Any = _DualBackbone(self)
+        self.copies = _DualBackbone(self, "_m")
         self.momentum_encoders = MovingCopies(self, _PARTS, self.fne.momentum)
         self.memory = PairMemory(self.fne.memory_size, width)
         self.picker = PosteriorPicker(self.fne.rule)
@@ -372,3 +375,46 @@ def _text_encoder(cfg: Any, in_parts: bool, tokenizer: Any) -> BertModel:
         return from_hub(BertModel.from_pretrained, weights, config=config, add_pooling_layer=False)
     config.vocab_size = max(config.vocab_size, len(tokenizer))
     return BertModel(config, add_pooling_layer=False)
+
+
+class _DualBackbone:
+    """Drive both encoders; it has no fusion, so it can neither match nor generate.
+
+    Features are averages over all tokens of an image, and over the tokens of a caption except
+    padding, normalised, without projection.
+
+    Args:
+        model: has ``visual_encoder``, ``text_encoder`` (both of one width), ``tokenizer`` and
+            ``max_txt_len``.
+        suffix: of the encoders' names: ``_m`` drives the momentum copies.
+    """
+
+    def __init__(self, model: Any, suffix: str = "") -> None:
+        fuse_attention(model)
+        self.model, self.suffix = model, suffix
+
+    def encode_images(
+        self, images: Tensor, seen: Tensor | None = None, for_matching: bool = False
+    ) -> Images:
+        """Encode images ``(B, 3, H, W)``; ``embeds`` is the average token ``(B, 1, E)``."""
+        if seen is None:
+            seen = getattr(self.model, f"visual_encoder{self.suffix}").forward_features(images)
+        average = seen.float().mean(dim=1)
+        return Images(average[:, None], F.normalize(average, dim=-1), seen=seen)
+
+    def encode_texts(
+        self, captions: Captions, max_length: int | None = None, for_matching: bool = False
+    ) -> Texts:
+        """Tokenise and encode B captions, cut at ``max_length`` tokens (default: the model's)."""
+        tokens = tokenize(self.model, captions, max_length)
+        mask = tokens.attention_mask
+        encoder = getattr(self.model, f"text_encoder{self.suffix}")
+        hidden = encoder(tokens.input_ids, attention_mask=mask).last_hidden_state.float()
+        # Unlike FNE's code without padding, so that a feature does not depend on other captions.
+        average = (hidden * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
+        return Texts(tokens.input_ids, mask, features=F.normalize(average, dim=-1))
+
+    def similarity(self, image_features: Tensor, text_features: Tensor) -> Tensor:
+        """Return cosine similarities ``(I, T)``, in float32."""
+        with torch.autocast(image_features.device.type, enabled=False):
+            return image_features.float() @ text_features.float().t()
