@@ -7,13 +7,17 @@ from dataclasses import asdict, replace
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.hooks import unserializable_hook
 
 from lavis_mafa.algorithm.backbone import Backbone, Images, Texts
 from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.output import StepOutput
 from lavis_mafa.algorithm.parts import build_parts
+from lavis_mafa.algorithm.ranks import Ranks
+from lavis_mafa.algorithm.rules import RULES
 from lavis_mafa.algorithm.settings import LossWeights, StepSettings
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.algorithm.tokens import TOKENS, Captions, Tokens
@@ -44,6 +48,19 @@ class _Features:
         return self.images.detach(), self.texts.detach()
 
 
+@unserializable_hook  # a copy of the loss has parameters of its own
+def _mean_of_ranks(gradient: Tensor) -> Tensor:
+    """Return the mean over the ranks of the gradient of a loss's parameter.
+
+    The loss stands beside the model that DDP wraps, so that DDP does not average it.
+    """
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return gradient
+    summed = gradient.clone()
+    dist.all_reduce(summed)
+    return summed / dist.get_world_size()
+
+
 class FeaturesLoss(nn.Module):
     """ITC of features that any two encoders made, with every setting of ``model.mafa``.
 
@@ -66,7 +83,19 @@ class FeaturesLoss(nn.Module):
         # Forms, labels and rules that learn or remember.
         modules = {k: one for k, one in self.parts.objects.items() if isinstance(one, nn.Module)}
         self.objects = nn.ModuleDict(modules)
+        for parameter in self.objects.parameters():
+            parameter.register_hook(_mean_of_ranks)
         self.output: StepOutput | None = None
+        # Methods with state for each row, such as GloFND, count rows from 0 on.
+        self.by_place = RULES.entry(settings.connections.rule).traits.needs_all
+
+    def on_all(self, flag: bool) -> bool:
+        """Return whether a flag is set on all ranks, if candidates come from all of them."""
+        ranks = Ranks(self.parts.settings.all_ranks)
+        if ranks.world == 1:
+            return flag
+        place = next(self.parameters(), torch.zeros(0)).device
+        return bool(ranks.gather(torch.tensor([flag], device=place)).all())
 
     def loss(
         self,
@@ -74,6 +103,7 @@ class FeaturesLoss(nn.Module):
         texts: Tensor,
         temperature: Tensor,
         samples: Mapping[str, Any] | None = None,
+        mines: bool = True,
     ) -> Tensor:
         """Pick, judge and mine in a mini-batch, and return ITC.
 
@@ -82,10 +112,15 @@ class FeaturesLoss(nn.Module):
             temperature: scalar; similarities are divided by it.
             samples: optional keys of `run_step`: ``image_id``, ``group_id``, ``loaded_index``,
                 ``epoch``, and what Con-D reads.
+            mines: whether Con-D judges.
         """
         rows = torch.arange(len(images), device=images.device)[:, None]
         own = {TOKENS: Tokens(rows, torch.ones_like(rows)), **(samples or {}), "image": images}
         backbone = cast(Backbone, _Features(images, texts, temperature))
-        self.output = run_step(backbone, own, self.parts)
-        found: Tensor = self.output["loss"]
+        parts = self.parts if mines else replace(self.parts, con_d=None)
+        output = run_step(backbone, own, parts)
+        found: Tensor = output["loss"]
+        # Without the graph of the step, which would stay in memory until the next one.
+        terms = {name: term.detach() for name, term in output.losses.items()}
+        self.output = replace(output, loss=found.detach(), losses=terms)
         return found

@@ -95,6 +95,10 @@ class _GlobalThresholds(nn.Module):
             ValueError: if the epoch is unknown, or the samples have no number, or none that
                 `allocate` prepared for.
         """
+        if not self.training:  # rows of an evaluation set have no thresholds: none is judged
+            for name, score in zip(DIRECTIONS, scores, strict=True):
+                self._bounds[name] = torch.full_like(score[:, 0], float("nan"))
+            return
         if index is None or (len(index) and int(index.max()) >= len(self.i2t)):
             raise ValueError(
                 f"connections.rule: global_threshold keeps a threshold for each of {len(self.i2t)} "

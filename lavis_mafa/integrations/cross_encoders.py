@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lavis_mafa.algorithm.ranks import Ranks
+from lavis_mafa.integrations.rows import ROW, Rows
 
-ROW = "label"  # column of a data set with the numbers of its rows, see `grit_callback.numbered`
+PAIR_TEXTS = "pair_texts"  # of samples: the texts of this mini-batch's anchors and positives
 
 
 def require_one_verdict(encoder: Any) -> None:
@@ -52,23 +53,35 @@ def match_probabilities(
 
 
 class PairJudge:
-    """Con-D from a CrossEncoder that reads the two columns of a data set.
+    """Con-D from a CrossEncoder that reads anchors and positives.
 
     Args:
         encoder: a ``CrossEncoder`` with one score, or with two of which the second means match; for
             images with captions also a `Blip2CrossEncoder` or a `DualEncoder`.
-        dataset: the training set, from `numbered`: its first two columns are anchor and positive.
+        dataset: from `numbered`, with all rows that are judged; its first two columns are anchor
+            and positive. None: the texts of the mini-batch are judged, as `MinedLoss` decodes them
+            from their tokens.
         batch_size: pairs in one forward pass.
 
     Raises:
-        ValueError: if the encoder has more than two scores.
+        ValueError: if the encoder has more than two scores, or the rows have no numbers.
     """
 
-    def __init__(self, encoder: Any, dataset: Any, batch_size: int = 32) -> None:
+    def __init__(self, encoder: Any, dataset: Any = None, batch_size: int = 32) -> None:
         require_one_verdict(encoder)
         self.encoder, self.batch_size = encoder, batch_size
-        names = [name for name in dataset.column_names if name != ROW][:2]
+        self.rows = None if dataset is None else Rows(dataset)
+        names = [] if dataset is None else [n for n in dataset.column_names if n != ROW][:2]
         self.columns = {name: dataset.select_columns([name]) for name in names}
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether it judges the texts of the mini-batch, and not rows of a data set."""
+        return self.rows is None
+
+    def can_read(self, numbers: Tensor | None) -> bool:
+        """Return whether it can judge rows with these numbers ``(B,)``; None: unknown ones."""
+        return self.rows is None or (numbers is not None and self.rows.known(numbers))
 
     def judge(
         self,
@@ -78,18 +91,45 @@ class PairJudge:
         ranks: Ranks | None = None,
         seen: Tensor | None = None,
     ) -> Tensor:
-        """Return the probabilities ``(P,)`` of pairs, see `lavis_mafa.Discriminator`."""
-        rows = samples["loaded_index"]
+        """Return the probabilities ``(P,)`` of pairs, see `lavis_mafa.Discriminator`.
+
+        Raises:
+            ValueError: if a row is not in the data set, or texts are needed and not known.
+        """
         if not len(image_of):
             return torch.zeros(0, device=image_of.device)
-        sides = []
-        for (name, column), of in zip(self.columns.items(), (image_of, text_of), strict=True):
-            read, number = torch.unique(rows[of], return_inverse=True)  # each row once
-            values = column[read.tolist()][name]
-            sides.append([values[n] for n in number.tolist()])
+        if self.rows is None:
+            if PAIR_TEXTS not in samples or (ranks is not None and ranks.world > 1):
+                raise ValueError(
+                    "the judge has no data set, and the texts of the pairs are not known here, as "
+                    "with candidates of other processes: use PairJudge(encoder, numbered(dataset))"
+                )
+            texts = samples[PAIR_TEXTS]
+            sides = [[texts[0][n] for n in image_of.tolist()]]
+            sides.append([texts[1][n] for n in text_of.tolist()])
+        else:
+            if "loaded_index" not in samples:
+                raise ValueError(f"no numbers of rows; train on numbered(dataset), column {ROW}")
+            places = self.rows.require(samples["loaded_index"], "PairJudge")
+            sides = [
+                self._values(name, places[of])
+                for name, of in zip(self.columns, (image_of, text_of), strict=True)
+            ]
         pairs = list(zip(*sides, strict=True))
         found = match_probabilities(self.encoder, pairs, self.batch_size)
         return found.float().to(image_of.device)
+
+    def _values(self, name: str, places: Tensor) -> list[Any]:
+        """Return the values of a column at places ``(P,)``; each row is read once."""
+        read, number = torch.unique(places, return_inverse=True)
+        values = self.columns[name][read.tolist()][name]
+        return [values[n] for n in number.tolist()]
+
+
+def can_read(judge: Any, numbers: Tensor | None) -> bool:
+    """Return whether a judge can read rows that are not trained on; other classes than `PairJudge`
+    without such a method are not asked."""
+    return hasattr(judge, "can_read") and bool(judge.can_read(numbers))
 
 
 class _ImagesOnce:
@@ -121,6 +161,7 @@ class _ImagesOnce:
             batch_size: images, and pairs, in one forward pass.
             activation_fn: of the logits; None: none.
         """
+        self.model.eval()  # a trainer that holds the judge may have called train()
         images = {id(image): image for image, _ in pairs}
         place = {one: n for n, one in enumerate(images)}
         embeds = torch.cat([self._encode(part) for part in _parts([*images.values()], batch_size)])
@@ -137,8 +178,19 @@ class _ImagesOnce:
         return found.to(weight.device, weight.dtype)
 
     def _words(self, texts: list[str], device: torch.device, padding: bool | str) -> Any:
-        options = {"padding": padding, "truncation": True, "return_tensors": "pt"}
-        return self.processor.tokenizer(texts, **options).to(device)
+        """Return tokens; captions are cut, and padded where asked, to the model's own length.
+
+        Some tokenizers state none, or one that the model cannot read.
+        """
+        config = self.model.config
+        text_config = getattr(config, "text_config", None) or config.qformer_config
+        return self.processor.tokenizer(
+            texts,
+            padding=padding,
+            truncation=True,
+            max_length=text_config.max_position_embeddings,
+            return_tensors="pt",
+        ).to(device)
 
     def _encode(self, images: Sequence[Any]) -> Tensor:
         raise NotImplementedError
@@ -158,24 +210,27 @@ class Blip2CrossEncoder(_ImagesOnce):
     num_labels = 2
 
     def _encode(self, images: Sequence[Any]) -> Tensor:
-        seen = self.model.vision_model(self._pixels(images))
-        embeds: Tensor = seen.last_hidden_state.to(self.model.query_tokens.dtype)
+        embeds: Tensor = self.model.vision_model(self._pixels(images)).last_hidden_state
         return embeds
 
     def _match(self, embeds: Tensor, texts: list[str]) -> Tensor:
         """Return the logits ``(P, 2)`` of pairs as ``Blip2ForImageTextRetrieval`` computes them."""
         model, words = self.model, self._words(texts, embeds.device, padding=True)
-        queries = model.query_tokens.expand(len(texts), -1, -1)
+        # In half precision, transformers keeps some of the parts in float32.
+        inside = _dtype(model.qformer)
+        queries = model.query_tokens.expand(len(texts), -1, -1).to(_dtype(model.embeddings))
         mask = torch.cat(
             [words["attention_mask"].new_ones(queries.shape[:2]), words["attention_mask"]], 1
         )
+        both = model.embeddings(input_ids=words["input_ids"], query_embeds=queries)
         fused = model.qformer(
-            query_embeds=model.embeddings(input_ids=words["input_ids"], query_embeds=queries),
+            query_embeds=both.to(inside),
             query_length=queries.shape[1],
             attention_mask=mask,
-            encoder_hidden_states=embeds,
+            encoder_hidden_states=embeds.to(inside),
         ).last_hidden_state
-        logits: Tensor = model.itm_head(fused[:, : queries.shape[1]]).mean(dim=1)
+        seen = fused[:, : queries.shape[1]].to(_dtype(model.itm_head))
+        logits: Tensor = model.itm_head(seen).mean(dim=1)
         return logits
 
 
@@ -219,6 +274,10 @@ class DualEncoder(_ImagesOnce):
 def _unit(features: Any) -> Tensor:
     """Return normalised features; newer versions of transformers return them in an object."""
     return F.normalize(getattr(features, "pooler_output", features), dim=-1)
+
+
+def _dtype(module: nn.Module) -> torch.dtype:
+    return next(module.parameters()).dtype
 
 
 def _parts(rows: Sequence[Any], size: int) -> list[Sequence[Any]]:

@@ -2,58 +2,57 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, SequentialSampler
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.data import BatchSampler, RandomSampler
 from transformers import TrainerCallback
 
 from lavis_mafa.algorithm.grit.grit_settings import GritSettings
 from lavis_mafa.algorithm.grit.schedule import GritSchedule
 from lavis_mafa.algorithm.ranks import Ranks
-from lavis_mafa.integrations.cross_encoders import ROW
-
-
-def numbered(dataset: Any) -> Any:
-    """Return a data set with the numbers of its rows as the column ``label``, which grouping and
-    judging need.
-
-    Raises:
-        ValueError: if it has such a column already.
-    """
-    if ROW in dataset.column_names:
-        raise ValueError(f"the data set has a column {ROW}; pairs of two columns have none")
-    return dataset.add_column(ROW, list(range(len(dataset))))
+from lavis_mafa.integrations.rows import Rows
 
 
 class Grit(TrainerCallback):
     """Mini-batches of similar pairs (GRIT-VLP 4.1): the trainer's batch sampler and a callback.
 
-    The features that a loss collects in an epoch (``schedule.collect``) group the next one.
-    Checkpoints of the trainer get the state, so that a resumed run has the order of an
-    uninterrupted one. A last incomplete mini-batch is left out, and its rows come first in the next
-    epoch.
+    The features that a loss collects in an epoch group the next one. Checkpoints of the trainer get
+    the state, so that a resumed run has the order of an uninterrupted one. A last incomplete
+    mini-batch is left out, and its rows come first in the next epoch.
 
     Args:
-        dataset: the training set, from `numbered`.
+        dataset: the training set, from `numbered`; the trainer must get the same rows in the same
+            order.
         settings: L, M, hardness; None: grouping with the defaults.
-        seed: of all orders.
+        seed: of all orders; None: the trainer's.
         image_ids: ``(N,)``, see `GritSchedule`.
+
+    Raises:
+        ValueError: if the rows have no numbers, or two rows have the same one.
     """
 
     def __init__(
         self,
         dataset: Any,
         settings: GritSettings | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         image_ids: Any = None,
     ) -> None:
-        self.dataset, self.settings = dataset, settings
-        self.seed, self.image_ids = seed, image_ids
+        self.rows = Rows(dataset)
+        if self.rows.repeated:
+            raise ValueError(
+                f"{self.rows.repeated} rows have the number of another row, as data sets have that "
+                "share rows and were numbered before they were joined: number them afterwards"
+            )
+        self.settings, self.seed, self.image_ids = settings, seed, image_ids
         self._is_callback = False
-        self.schedule: GritSchedule = self._schedule(1)
+        self.schedule: GritSchedule = self._schedule(1, seed or 0)
 
     @property
     def in_use(self) -> bool:
@@ -62,39 +61,155 @@ class Grit(TrainerCallback):
 
     def __getstate__(self) -> dict[str, Any]:
         # The trainer saves its arguments, and with them this object, in every checkpoint.
-        return {**vars(self), "dataset": None, "image_ids": None, "schedule": None}
+        return {**vars(self), "rows": None, "image_ids": None, "schedule": None}
 
-    def _schedule(self, batch_size: int) -> GritSchedule:
+    def _schedule(self, batch_size: int, seed: int) -> GritSchedule:
         ranks = Ranks(together=True)
         return GritSchedule(
-            *(len(self.dataset), batch_size, self.settings, ranks.rank, ranks.world, self.seed),
+            len(self.rows.numbers),
+            batch_size,
+            self.settings,
+            ranks.rank,
+            ranks.world,
+            seed,
             image_ids=self.image_ids,
         )
 
     def batch_sampler(
-        self, dataset: Any, batch_size: int, drop_last: bool = False, **_: Any
+        self,
+        dataset: Any,
+        batch_size: int,
+        drop_last: bool = False,
+        valid_label_columns: Any = None,
+        generator: torch.Generator | None = None,
+        seed: int = 0,
     ) -> BatchSampler:
-        """Return the sampler of the training set; other data sets are read in their order.
+        """Return the sampler of the training set; other data sets are read in a random order.
 
         Args:
             batch_size: B of one process.
-            drop_last: of other data sets.
+            drop_last, generator: of other data sets.
+            valid_label_columns: not used.
+            seed: of all orders, unless the constructor got one.
+
+        Raises:
+            ValueError: if the training set has fewer rows than a mini-batch of all processes.
         """
-        if dataset is not self.dataset:
-            return BatchSampler(SequentialSampler(dataset), batch_size, drop_last)
-        self.schedule = self._schedule(batch_size)
+        try:
+            is_own = Rows(dataset).digest() == self.rows.digest()
+        except ValueError:  # without numbers
+            is_own = False
+        if not is_own:
+            return BatchSampler(RandomSampler(dataset, generator=generator), batch_size, drop_last)
+        self.schedule = self._schedule(batch_size, seed if self.seed is None else self.seed)
+        needed = batch_size * self.schedule.world_size
+        if self.schedule.size < needed:
+            raise ValueError(
+                f"the training set has {self.schedule.size} rows, fewer than one mini-batch of "
+                f"{needed} over all processes: lower per_device_train_batch_size"
+            )
         return _GritSampler(self.schedule)
 
-    def _file(self, args: Any, state: Any) -> Path:
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        return folder / f"grit_{self.schedule.rank}.pth"
+    def collect(self, numbers: Tensor, anchors: Tensor, positives: Tensor) -> None:
+        """Keep the features ``(B, E)`` of a training mini-batch, for the next epoch's groups.
+
+        Args:
+            numbers: ``(B,)`` of its rows.
+
+        Raises:
+            ValueError: if a row is not of the training set, or the trainer does not use this order.
+        """
+        if not self.in_use:
+            raise ValueError(
+                "Grit groups no mini-batches: give the trainer the data set that Grit has, "
+                "batch_sampler=grit.batch_sampler in its arguments, and callbacks=[grit]"
+            )
+        places = self.rows.require(numbers, "Grit, which groups one training set")
+        self.schedule.collect(places, anchors.detach(), positives.detach())
+
+    def of_epoch(self) -> dict[str, Any]:
+        """Return the number of the epoch and whether it is grouped, as samples of the step."""
+        plan = self.schedule.plan
+        return {} if plan is None else {"epoch": self.schedule.epoch, "grouped": plan.grouped}
+
+    def _set_up(self) -> dict[str, Any]:
+        """Return what an order depends on, by names for messages."""
+        schedule = self.schedule
+        settings = hashlib.sha256(repr(schedule.settings).encode()).hexdigest()
+        return {
+            "number of rows": schedule.size,
+            "set or order of rows": self.rows.digest(),
+            "seed": schedule.seed,
+            "mini-batch": schedule.batch_size,
+            "number of processes": schedule.world_size,
+            "settings of the grouping": settings,
+        }
+
+    def _file(self, args: Any, state: Any, rank: int) -> Path:
+        return Path(args.output_dir) / f"checkpoint-{state.global_step}" / f"grit_{rank}.pth"
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Write the state of the order beside the trainer's checkpoint, a file a rank."""
-        path = self._file(args, state)
+        path = self._file(args, state, self.schedule.rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         content = {"epoch": self.schedule.epoch, "state": self.schedule.state_dict()}
-        torch.save(content, path)
+        torch.save({**content, "set_up": self._set_up()}, path)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Restore the state, if the trainer resumes.
+
+        Raises:
+            ValueError: on all ranks, if a checkpoint has none, or the run that wrote it had other
+                rows, another order, seed, mini-batch, grouping or number of processes.
+        """
+        self._is_callback = True
+        if not state.global_step:
+            return
+        # Every rank reads the first one's file, so that all refuse together.
+        first = self._file(args, state, 0)
+        saved = _read(first) if first.is_file() else None
+        own = (
+            _read(path) if (path := self._file(args, state, self.schedule.rank)).is_file() else None
+        )
+        problem = ""
+        if saved is None:
+            problem = f"no {first}, from which the order of a resumed run is read"
+        else:
+            now = self._set_up()
+            changed = [name for name, value in saved["set_up"].items() if now.get(name) != value]
+            if changed:
+                problem = f"{first} was written by a run with another {', another '.join(changed)}"
+            elif own is None:
+                problem = f"no {path}, which has the order of this process"
+        if _any_rank(bool(problem)):
+            raise ValueError(
+                f"{problem or 'another process cannot restore its order'}: resume with the set-up "
+                "of the run that wrote the checkpoint, or start a new run from its weights"
+            )
+        assert own is not None
+        self.schedule.load_state_dict(own["state"], own["epoch"])
+
+
+class KeepLoss(TrainerCallback):
+    """Keeps what a loss learns (a bias, thresholds of rows) in the trainer's checkpoints.
+
+    Args:
+        loss: a `MinedLoss`, `ClipLoss` or `SigLipLoss`.
+    """
+
+    def __init__(self, loss: Any) -> None:
+        self.objects = loss.objects
+
+    def _file(self, args: Any, state: Any) -> Path:
+        return Path(args.output_dir) / f"checkpoint-{state.global_step}" / "mined_loss.pth"
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Write the state of the loss beside the trainer's checkpoint."""
+        content = self.objects.state_dict()
+        if content and state.is_world_process_zero:
+            path = self._file(args, state)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(content, path)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Restore the state, if the trainer resumes.
@@ -102,17 +217,29 @@ class Grit(TrainerCallback):
         Raises:
             ValueError: if the checkpoint has none.
         """
-        self._is_callback = True
-        if not state.global_step:
+        if not state.global_step or not self.objects.state_dict():
             return
         path = self._file(args, state)
         if not path.is_file():
             raise ValueError(
-                f"no {path}: the order of a resumed run is read from there; resume from a folder "
-                "of output_dir that a run with the same number of processes and this callback wrote"
+                f"no {path}, which has what the loss learned: resume from a checkpoint that a run "
+                "with this loss and callbacks=[KeepLoss(loss)] wrote"
             )
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-        self.schedule.load_state_dict(saved["state"], saved["epoch"])
+        self.objects.load_state_dict(_read(path))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return found
+
+
+def _any_rank(flag: bool) -> bool:
+    """Return whether a flag is set on any process; all of them must call it."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return flag
+    flags: list[Any] = [None for _ in range(dist.get_world_size())]
+    dist.all_gather_object(flags, flag)
+    return any(flags)
 
 
 class _GritSampler(BatchSampler):

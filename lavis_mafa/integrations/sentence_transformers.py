@@ -26,11 +26,26 @@ from lavis_mafa.algorithm.corpus_mining import BY_MARGIN, mine_corpus
 from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.algorithm.features_step import PLAIN, FeaturesLoss
 from lavis_mafa.algorithm.settings import StepSettings
-from lavis_mafa.integrations.cross_encoders import Blip2CrossEncoder, DualEncoder, PairJudge
-from lavis_mafa.integrations.grit_callback import ROW, Grit, numbered
+from lavis_mafa.integrations.cross_encoders import (
+    PAIR_TEXTS,
+    Blip2CrossEncoder,
+    DualEncoder,
+    PairJudge,
+    can_read,
+)
+from lavis_mafa.integrations.grit_callback import Grit, KeepLoss
+from lavis_mafa.integrations.rows import ROW, numbered
 
-__all__ = ["Blip2CrossEncoder", "DualEncoder", "Grit", "MinedLoss", "PairJudge"]
-__all__ += ["mine_hard_negatives", "numbered"]
+__all__ = [
+    "Blip2CrossEncoder",
+    "DualEncoder",
+    "Grit",
+    "KeepLoss",
+    "MinedLoss",
+    "PairJudge",
+    "mine_hard_negatives",
+    "numbered",
+]
 
 _AT_ONCE = 1024  # rows of a column in memory
 
@@ -40,29 +55,51 @@ class MinedLoss(FeaturesLoss):
 
     With the default settings it is ``MultipleNegativesRankingLoss`` in both directions.
 
+    In evaluation, pairs are judged where the judge can read them: by their texts, or in its data
+    set. Otherwise the loss of an evaluation set is that without mining.
+
     Args:
         model: the SentenceTransformer in training.
-        settings, con_d: see `FeaturesLoss`. Numbers of rows (`numbered`) are the samples'
-            ``loaded_index``.
-        scale: 1 / temperature.
+        settings: see `FeaturesLoss`.
+        judge: a CrossEncoder, which reads the texts of the mini-batch; a `PairJudge`, which can
+            also read rows of a data set; or another `lavis_mafa.Discriminator`, which finds the
+            numbers of the rows (`numbered`) in ``samples["loaded_index"]``.
+        scale: 1 / temperature, above 0.
         grit: collects the features of the mini-batches, from which the next epoch is grouped.
-        chunk: encode so many rows at a time, and compute their activations again in the backward
-            pass, as ``CachedMultipleNegativesRankingLoss`` does; None: all at once.
+        mini_batch_size: encode so many rows at a time, and compute their activations again in the
+            backward pass, as ``CachedMultipleNegativesRankingLoss`` does; None: all at once.
+        mini_batch_num_tokens: the same, with a largest number of tokens instead.
+
+    Raises:
+        ValueError: if an argument is out of range, or the settings need ``grit``.
     """
 
     def __init__(
         self,
         model: Any,
         settings: StepSettings = PLAIN,
-        con_d: Discriminator | None = None,
+        judge: Any = None,
         scale: float = 20.0,
         grit: Grit | None = None,
-        chunk: int | None = None,
+        mini_batch_size: int | None = None,
+        mini_batch_num_tokens: int | None = None,
     ) -> None:
-        super().__init__(settings, con_d)
-        self.model, self.scale, self.grit, self.chunk = model, scale, grit, chunk
-        if grit is not None:  # for methods with state for each row, such as GloFND
-            self.parts.allocate(grit.schedule.size)
+        super().__init__(settings, PairJudge(judge) if hasattr(judge, "predict") else judge)
+        sizes = (mini_batch_size, mini_batch_num_tokens)
+        if not scale > 0 or any(size is not None and size < 1 for size in sizes):
+            raise ValueError(
+                f"scale, mini_batch_size and mini_batch_num_tokens must be above 0, got {scale}, "
+                f"{mini_batch_size} and {mini_batch_num_tokens}"
+            )
+        self.model, self.scale, self.grit = model, scale, grit
+        self.mini_batch_size, self.mini_batch_num_tokens = sizes
+        if grit is not None:
+            self.parts.allocate(len(grit.rows.numbers))
+        elif self.by_place:
+            raise ValueError(
+                f"connections.rule: {settings.connections.rule} keeps state for each row of the "
+                "training set: give grit=Grit(numbered(train)); GritSettings() does not group"
+            )
 
     def forward(
         self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None
@@ -83,40 +120,85 @@ class MinedLoss(FeaturesLoss):
                 f"got {len(columns)} columns, expected 2, anchor and positive: negatives are mined "
                 "in the mini-batch"
             )
-        schedule = None if self.grit is None else self.grit.schedule
-        collecting = schedule if self.model.training else None
-        if labels is None and (collecting is not None or self.parts.con_d is not None):
-            raise ValueError(f"no numbers of rows; train on numbered(dataset), column {ROW}")
-        if collecting is not None and self.grit is not None and not self.grit.in_use:
-            raise ValueError(
-                "grit groups no mini-batches: give the trainer the data set that Grit has, "
-                "batch_sampler=grit.batch_sampler in its arguments, and callbacks=[grit]"
-            )
+        training, judge = self.model.training, self.parts.con_d
+        self.objects.train(training)
+        # Anything else than the numbers of `numbered` is the user's own and not used here.
+        is_number = labels is not None and not labels.is_floating_point() and labels.ndim == 1
+        numbers = labels if is_number else None
+        mines = judge is not None and (training or self.on_all(can_read(judge, numbers)))
+        samples: dict[str, Any] = {}
+        if numbers is not None:
+            samples["loaded_index"] = numbers
+        elif training and (self.grit is not None or (judge is not None and not _reads(judge))):
+            raise ValueError(f"no numbers of rows; train on numbered(dataset), column {ROW!r}")
+        if mines and _reads(judge):
+            samples[PAIR_TEXTS] = [self._texts(one) for one in columns]
         anchors, positives = (F.normalize(self._encode(one), dim=-1) for one in columns)
-        samples: dict[str, Any] = {} if labels is None else {"loaded_index": labels.long()}
-        if schedule is not None and schedule.plan is not None:
-            samples |= {"epoch": schedule.epoch, "grouped": schedule.plan.grouped}
+        if self.grit is not None and training and numbers is not None:
+            self.grit.collect(numbers, anchors, positives)
+            samples |= self.grit.of_epoch()
+            if self.by_place:
+                samples["loaded_index"] = self.grit.rows.places(numbers)
         temperature = torch.tensor(1 / self.scale, device=anchors.device)
-        loss = self.loss(anchors, positives, temperature, samples)
-        if collecting is not None:
-            collecting.collect(samples["loaded_index"], anchors.detach(), positives.detach())
-        return loss
+        return self.loss(anchors, positives, temperature, samples, mines)
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """Return what the model card says of the loss."""
+        judge = self.parts.con_d
+        return {
+            "scale": self.scale,
+            "settings": str(self.parts.settings),
+            "judge": None if judge is None else type(getattr(judge, "encoder", judge)).__name__,
+            "grouped": self.grit is not None,
+            "mini_batch_size": self.mini_batch_size,
+            "mini_batch_num_tokens": self.mini_batch_num_tokens,
+        }
+
+    @property
+    def citation(self) -> str:
+        """The paper, in BibTeX, for the model card."""
+        return """
+@inproceedings{byun2024mafa,
+    title={MAFA: Managing False Negatives for Vision-Language Pre-training},
+    author={Byun, Jaeseok and Kim, Dohoon and Moon, Taesup},
+    booktitle={CVPR},
+    year={2024}
+}
+"""
+
+    def _texts(self, rows: dict[str, Any]) -> list[str]:
+        if "input_ids" not in rows:
+            raise ValueError(
+                "a judge of texts got a column without texts: use PairJudge(encoder, "
+                "numbered(dataset)), which reads the rows of the data set"
+            )
+        model = getattr(self.model, "_orig_mod", self.model)  # compiled
+        model = getattr(model, "module", model)  # wrapped by DDP
+        found: list[str] = model.tokenizer.batch_decode(rows["input_ids"], skip_special_tokens=True)
+        return found
 
     def _encode(self, rows: dict[str, Any]) -> Tensor:
         """Return the embeddings ``(B, E)`` of a column."""
 
         def encode(part: dict[str, Any]) -> Tensor:
-            found: Tensor = self.model(dict(part))["sentence_embedding"]
+            found: Tensor = self.model(part)["sentence_embedding"]
             return found
 
-        if not self.chunk:
+        size, tokens = self.mini_batch_size, self.mini_batch_num_tokens
+        if size is None and tokens is None:
             return encode(rows)
-        from sentence_transformers.base.losses.gradcache import _create_minibatch, _get_batch_size
+        from sentence_transformers.base.losses.gradcache import _create_minibatch, _minibatch_ranges
 
-        count = _get_batch_size(rows)
-        parts = [_create_minibatch(rows, k, k + self.chunk) for k in range(0, count, self.chunk)]
+        # A pooling that leaves out the prompt changes the mask in place: each pass gets a copy.
+        parts = [
+            _create_minibatch(rows, *one) for one in _minibatch_ranges(rows, size or 1, tokens)
+        ]
         place = next(self.model.parameters()).detach()
-        return torch.cat([recomputed(place, encode, one) for one in parts])
+        return torch.cat([recomputed(place, lambda one: encode(dict(one)), one) for one in parts])
+
+
+def _reads(judge: Any) -> bool:
+    return bool(getattr(judge, "reads_texts", False))
 
 
 def mine_hard_negatives(

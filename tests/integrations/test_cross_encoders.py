@@ -26,6 +26,7 @@ from transformers import (  # noqa: E402
 )
 
 from lavis_mafa.integrations.cross_encoders import Blip2CrossEncoder, DualEncoder, PairJudge  # noqa: E402
+from lavis_mafa.integrations.rows import ROW, numbered  # noqa: E402
 
 CAPTIONS = [" ".join(WORDS[n : n + 2 + n % 3]) for n in range(6)]
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
@@ -33,6 +34,7 @@ SIZES["num_attention_heads"] = 2
 
 
 def tokenizer_in(folder, **options):
+    """Return a tokenizer; without ``model_max_length`` it states no length, as SigLIP 2's."""
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     (folder / "vocab.txt").write_text("\n".join(tokens))
     return BertTokenizerFast(str(folder / "vocab.txt"), **options)
@@ -98,8 +100,9 @@ def test_scores_are_those_of_the_library(encoder, encoded):
 
 def test_it_judges_rows_of_a_data_set(encoder, encoded):
     data = Dataset.from_dict({"image": pictures(), "caption": CAPTIONS})
-    data = data.cast_column("image", Image())
-    rows, image_of, text_of = torch.tensor([4, 1, 5]), torch.tensor([0, 0, 2]), [1, 2, 0]
+    data = numbered(data.cast_column("image", Image()))
+    rows, image_of, text_of = torch.tensor(data[[4, 1, 5]][ROW]), torch.tensor([0, 0, 2]), [1, 2, 0]
+    data = data.shuffle(seed=1)
     judge = PairJudge(encoder, data, batch_size=2)
     found = judge.judge({"loaded_index": rows}, image_of, torch.tensor(text_of))
     assert encoded == [2]  # of three pairs
@@ -109,12 +112,14 @@ def test_it_judges_rows_of_a_data_set(encoder, encoded):
         assert float(value) == pytest.approx(float(logits.softmax(0)[1]), rel=1e-4)
 
 
-@pytest.fixture(params=["CLIP", "SigLIP"])
+@pytest.fixture(params=["CLIP", "SigLIP", "SigLIP, no length stated", "SigLIP, 64 stated"])
 def two_towers(tmp_path, request):
     """A random model, and its processor: captions of 8 tokens; SigLIP has no attention mask."""
     clip = request.param == "CLIP"
     options = {} if clip else {"model_input_names": ["input_ids"]}
-    tokenizer = tokenizer_in(tmp_path, model_max_length=8, **options)
+    if "no length" not in request.param:
+        options["model_max_length"] = 64 if "64" in request.param else 8
+    tokenizer = tokenizer_in(tmp_path, **options)
     text = {**SIZES, "vocab_size": len(tokenizer), "max_position_embeddings": 8}
     text |= {"projection_size": 16, "eos_token_id": tokenizer.sep_token_id}
     vision = {**SIZES, "image_size": 16, "patch_size": 8}
@@ -141,7 +146,9 @@ def test_scores_of_two_towers_are_those_of_the_library(two_towers):
     data = Dataset.from_dict({"image": images, "caption": CAPTIONS}).cast_column("image", Image())
     encoder = DualEncoder(model, processor, threshold)
     found = encoder.predict(pairs, batch_size=4)[:, 0]
-    words = processor.tokenizer(CAPTIONS, padding="max_length", return_tensors="pt")
+    words = processor.tokenizer(
+        CAPTIONS, padding="max_length", truncation=True, max_length=8, return_tensors="pt"
+    )
     pixels = processor.image_processor(images, return_tensors="pt")["pixel_values"]
     with torch.no_grad():
         logits = model(pixel_values=pixels, **words).logits_per_image
@@ -151,7 +158,23 @@ def test_scores_of_two_towers_are_those_of_the_library(two_towers):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert found.std() > 1e-3
 
-    rows, image_of, text_of = torch.tensor([4, 1, 5]), torch.tensor([0, 2]), torch.tensor([1, 0])
+    data = numbered(data)
+    rows, image_of, text_of = torch.tensor(data[[4, 1, 5]][ROW]), torch.tensor([0, 2]), [1, 0]
+    text_of = torch.tensor(text_of)
     judged = PairJudge(encoder, data).judge({"loaded_index": rows}, image_of, text_of)
     chosen = logits[[4, 5], [1, 4]].sigmoid()
     torch.testing.assert_close(judged, chosen, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_half_precision_as_transformers_loads_it(encoder, tmp_path, kind):
+    """Some of the parts stay in float32 then; train() by a trainer changes no score."""
+    images = pictures()
+    pairs = [(images[k % 3], CAPTIONS[k % 5]) for k in range(6)]
+    expected = encoder.predict(pairs, activation_fn=torch.nn.Softmax(dim=1))
+    encoder.model.save_pretrained(tmp_path / "model")
+    half = Blip2ForImageTextRetrieval.from_pretrained(tmp_path / "model", dtype=kind)
+    judge = Blip2CrossEncoder(half, encoder.processor)
+    half.train()
+    found = judge.predict(pairs, activation_fn=torch.nn.Softmax(dim=1))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.05)

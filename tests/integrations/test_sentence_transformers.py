@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ pytest.importorskip("accelerate")
 sentence_transformers = pytest.importorskip("sentence_transformers", minversion="6")
 pytest.importorskip("datasets")
 
-from datasets import Dataset  # noqa: E402
+from datasets import Dataset, DatasetDict, concatenate_datasets  # noqa: E402
 from runs import finish, launcher, spawn  # noqa: E402
 from sentence_transformers.sentence_transformer.losses import (  # noqa: E402
     MultipleNegativesRankingLoss,
@@ -20,6 +22,7 @@ from sentence_transformers.sentence_transformer.losses import (  # noqa: E402
 from tiny_sentences import GROUPED, cross_encoder, encoder, pairs, train  # noqa: E402
 
 from lavis_mafa import GritSchedule, MiningRule, SoftLabels, StepSettings  # noqa: E402
+from lavis_mafa.integrations.rows import Rows  # noqa: E402
 from lavis_mafa.integrations.sentence_transformers import (  # noqa: E402
     Grit,
     MinedLoss,
@@ -45,25 +48,32 @@ def gradients(loss, model, columns, labels=None):
     return value.item(), [one.grad.clone() for one in model.parameters() if one.grad is not None]
 
 
-@pytest.mark.parametrize("chunk", [None, 3])
-def test_without_mining_it_is_the_librarys_loss(tmp_path, chunk):
+@pytest.mark.parametrize("parts", [{}, {"mini_batch_size": 3}, {"mini_batch_num_tokens": 14}])
+def test_without_mining_it_is_the_librarys_loss(tmp_path, parts):
     model = encoder(tmp_path)
     columns = columns_of(model, pairs())
-    found = gradients(MinedLoss(model, chunk=chunk), model, columns)
+    found = gradients(MinedLoss(model, **parts), model, columns)
     expected = gradients(MultipleNegativesRankingLoss(model, **SYMMETRIC), model, columns)
     assert found[0] == pytest.approx(expected[0], rel=1e-5) and len(found[1]) == len(expected[1])
     for one, other in zip(found[1], expected[1], strict=True):
         assert torch.allclose(one, other, atol=1e-5)
 
 
-def test_a_cross_encoder_judges_the_hardest(tmp_path):
+@pytest.mark.parametrize("reads", ["rows", "texts", "shuffled rows"])
+def test_a_cross_encoder_judges_the_hardest(tmp_path, reads):
     """Its probabilities are those of its own `predict`, and what it accepts is a positive."""
     data, model, cross = pairs(), encoder(tmp_path), cross_encoder(tmp_path)
     rule = MiningRule(low=0.0, high=0.0)  # every judged pair is a positive
-    loss = MinedLoss(model, StepSettings(**ONE_HOT, connections=rule), PairJudge(cross, data))
+    judge = {
+        "rows": PairJudge(cross, data),
+        "texts": cross,
+        "shuffled rows": PairJudge(cross, data.shuffle(seed=2)),
+    }[reads]
+    loss = MinedLoss(model, StepSettings(**ONE_HOT, connections=rule), judge)
     model.eval()
-    rows = torch.tensor([7, 3, 30, 12])
-    columns = [model.preprocess(data[rows.tolist()][name]) for name in ("anchor", "positive")]
+    places = torch.tensor([7, 3, 30, 12])
+    rows = torch.tensor(data[places.tolist()]["label"])
+    columns = [model.preprocess(data[places.tolist()][name]) for name in ("anchor", "positive")]
     with torch.no_grad():
         found = loss([dict(one) for one in columns], rows).item()
         a, b = (model(dict(one))["sentence_embedding"] for one in columns)
@@ -75,9 +85,11 @@ def test_a_cross_encoder_judges_the_hardest(tmp_path):
         labels = 0.5 * (torch.eye(4) + torch.nn.functional.one_hot(of, 4))
         expected -= (labels * scores.log_softmax(1)).sum().item() / 8
     assert found == pytest.approx(expected, rel=1e-4)
-    probabilities = PairJudge(cross, data).judge(
-        {"loaded_index": rows}, torch.tensor([0, 2]), torch.tensor([1, 0])
-    )
+    samples = {
+        "loaded_index": rows,
+        "pair_texts": [data[places.tolist()][name] for name in ("anchor", "positive")],
+    }
+    probabilities = loss.parts.con_d.judge(samples, torch.tensor([0, 2]), torch.tensor([1, 0]))
     texts = [(data[7]["anchor"], data[3]["positive"]), (data[30]["anchor"], data[7]["positive"])]
     theirs = cross.predict(texts, activation_fn=torch.nn.Sigmoid())
     assert probabilities.tolist() == pytest.approx(theirs.tolist(), rel=1e-4)
@@ -89,9 +101,117 @@ def test_what_the_loss_cannot_use_is_refused(tmp_path):
     with pytest.raises(ValueError, match="got 3 columns, expected 2"):
         MinedLoss(model)([*columns, columns[0]])
     with pytest.raises(ValueError, match="no numbers of rows; train on numbered"):
-        MinedLoss(model, con_d=object())(columns)
-    with pytest.raises(ValueError, match="has a column label"):
-        numbered(pairs())
+        MinedLoss(model, judge=object())(columns)
+    with pytest.raises(ValueError, match="must be above 0, got 0"):
+        MinedLoss(model, scale=0.0)
+    rule = MiningRule(score="similarity", rule="global_threshold", top_k=0, action="drop")
+    with pytest.raises(ValueError, match="keeps state for each row.*give grit=Grit"):
+        MinedLoss(model, StepSettings(**ONE_HOT, connections=rule))
+
+
+def test_a_loss_that_has_run_is_copied_and_pickled(tmp_path):
+    """And holds no graph of its last step."""
+    model = encoder(tmp_path)
+    loss = MinedLoss(model, StepSettings(**ONE_HOT, itc_loss="sigmoid"))
+    loss(columns_of(model, pairs())).backward()
+    assert not loss.output.loss.requires_grad
+    again = pickle.loads(pickle.dumps(copy.deepcopy(loss)))
+    columns = columns_of(again.model, pairs())
+    assert again(columns).item() == loss(columns_of(model, pairs())).item()
+
+
+def test_a_model_card_names_the_loss(tmp_path):
+    model = encoder(tmp_path)
+    found = MinedLoss(model, judge=cross_encoder(tmp_path)).get_config_dict()
+    assert found["scale"] == 20.0 and found["judge"] == "CrossEncoder"
+    assert "MAFA" in MinedLoss(model).citation
+
+
+# Numbers of rows
+
+
+class _Reading:
+    """A CrossEncoder that remembers what it reads."""
+
+    num_labels = 1
+
+    def __init__(self):
+        self.read = set()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def parameters(self):
+        yield self.weight
+
+    def predict(self, pairs, **options):
+        self.read |= {tuple(pair) for pair in pairs}
+        return torch.zeros(len(pairs))
+
+
+def texts_of(data):
+    return {*data["anchor"], *data["positive"]}
+
+
+CHANGES = {
+    "shuffled": lambda data: data.shuffle(seed=0),
+    "sorted": lambda data: data.sort("anchor"),
+    "filtered": lambda data: data.filter(lambda row: row["anchor"] > "g"),
+    "split": lambda data: data.train_test_split(0.25, seed=0)["train"],
+    "joined": lambda data: concatenate_datasets([pairs(20, seed=2), data]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_rows_are_found_after_a_data_set_was_changed(change):
+    data = pairs()
+    other = CHANGES[change](data)
+    rows = Rows(data)
+    numbers = torch.tensor(other["label"])
+    for number, row in zip(rows.places(numbers).tolist(), other, strict=True):
+        known = row["anchor"] in data["anchor"]
+        assert (number >= 0) == known and (not known or data[number] == row)
+    assert rows.known(numbers) == (change != "joined")
+
+
+def test_equal_rows_have_different_numbers():
+    data = numbered(Dataset.from_dict({"a": ["x", "x", "y"], "b": ["z", "z", "z"]}))
+    assert len(set(data["label"])) == 3 and not Rows(data).repeated
+
+
+@pytest.mark.parametrize(
+    "given, why",
+    [
+        (lambda: DatasetDict(train=unnumbered()), "got DatasetDict, expected one datasets.Dataset"),
+        (lambda: unnumbered().to_iterable_dataset(), "got IterableDataset|streamed"),
+        (lambda: [{"anchor": "a", "positive": "b"}], "got list, expected one"),
+        (lambda: unnumbered().select([]), "got 0 rows"),
+        (lambda: unnumbered().select_columns(["anchor"]), r"columns \['anchor'\], expected"),
+        (lambda: pairs(), "has a column 'label' already"),
+    ],
+)
+def test_what_cannot_be_numbered_is_refused(given, why):
+    with pytest.raises(ValueError, match=why):
+        numbered(given())
+
+
+def unnumbered():
+    return pairs().remove_columns("label")
+
+
+@pytest.mark.parametrize("numbers", [True, False])
+def test_an_evaluation_set_is_never_judged_as_rows_of_training(tmp_path, numbers):
+    data, other, model, cross = pairs(), pairs(8, seed=9), encoder(tmp_path), _Reading()
+    loss = MinedLoss(model, StepSettings(**ONE_HOT), PairJudge(cross, data))
+    model.eval()
+    rows = torch.tensor(other["label"]) if numbers else None
+    found = loss(columns_of(model, other), rows)
+    assert not cross.read
+    assert found.item() == MinedLoss(model)(columns_of(model, other)).item()
+    by_texts = MinedLoss(model, StepSettings(**ONE_HOT), cross)
+    by_texts(columns_of(model, other), rows)
+    assert cross.read and {text for pair in cross.read for text in pair} <= texts_of(other)
+    model.train()
+    with pytest.raises(ValueError, match="8 of 8 rows of a mini-batch are not in the data set"):
+        loss(columns_of(model, other), torch.tensor(other["label"]))
 
 
 # Trainings: 36 rows in mini-batches of 4, 9 steps an epoch
@@ -136,8 +256,23 @@ def test_a_resumed_run_is_the_uninterrupted_one(whole, tmp_path):
 def test_a_checkpoint_without_its_order_is_refused(tmp_path):
     train(tmp_path, steps=5)
     (tmp_path / "out/checkpoint-5/grit_0.pth").unlink()
-    with pytest.raises(ValueError, match="grit_0.pth: the order of a resumed run"):
+    with pytest.raises(ValueError, match="no .*grit_0.pth, from which the order of a resumed run"):
         train(tmp_path, resume=True)
+
+
+@pytest.mark.parametrize(
+    "changes, what",
+    [
+        ({"per_device_train_batch_size": 6}, "another mini-batch"),
+        ({"order": 7}, "another seed"),
+        ({"data": pairs().shuffle(seed=1)}, "another set or order of rows"),
+        ({"data": pairs(40)}, "another number of rows, another set"),
+    ],
+)
+def test_an_order_of_another_set_up_is_not_resumed(tmp_path, changes, what):
+    train(tmp_path, steps=5)
+    with pytest.raises(ValueError, match=f"written by a run with {what}"):
+        train(tmp_path, resume=True, **changes)
 
 
 @pytest.mark.parametrize("forgotten", ["callback", "data set"])
@@ -147,12 +282,12 @@ def test_a_trainer_that_does_not_know_of_grouping_is_refused(tmp_path, monkeypat
         monkeypatch.setattr(Grit, "on_train_begin", lambda *args, **rest: None)
     else:
         monkeypatch.setattr(Grit, "__init__", with_other_data(Grit.__init__))
-    with pytest.raises(ValueError, match="grit groups no mini-batches: give the trainer"):
+    with pytest.raises(ValueError, match="Grit groups no mini-batches: give the trainer"):
         train(tmp_path, steps=2)
 
 
 def with_other_data(begin):
-    return lambda self, data, *args, **rest: begin(self, data.select(range(36)), *args, **rest)
+    return lambda self, data, *args, **rest: begin(self, data.select(range(32)), *args, **rest)
 
 
 def test_two_ranks_share_the_rows_of_an_epoch(tmp_path):
@@ -190,3 +325,24 @@ def test_thresholds_of_every_row_are_learned(tmp_path):
     ).train()
     learned = [one for name, one in loss.named_buffers() if name.endswith(("i2t", "t2i"))]
     assert [one.isfinite().sum().item() for one in learned] == [16, 16]  # rows of four mini-batches
+
+
+def test_what_a_loss_learns_is_in_the_checkpoints(tmp_path):
+    """A resumed run ends with the bias of the uninterrupted one."""
+    settings = StepSettings(**ONE_HOT, itc_loss="sigmoid")
+    whole = train(tmp_path / "whole", settings=settings)
+    train(tmp_path / "parts", settings=settings, steps=10)
+    again = train(tmp_path / "parts", settings=settings, resume=True)
+    bias, expected = (one.loss.parts.form.relative_bias for one in (again, whole))
+    assert torch.equal(bias, expected) and bias.item() != 1.0
+    for file in (tmp_path / "parts/out").glob("*/mined_loss.pth"):
+        file.unlink()
+    with pytest.raises(ValueError, match="mined_loss.pth, which has what the loss learned"):
+        train(tmp_path / "parts", settings=settings, resume=True)
+
+
+def test_what_a_loss_learns_is_equal_on_two_ranks(tmp_path):
+    script = Path(__file__).with_name("tiny_sentences.py")
+    finish(spawn(tmp_path, [*launcher(2), script, tmp_path, "sigmoid"]))
+    biases = [json.loads((tmp_path / f"bias_{rank}.json").read_text()) for rank in range(2)]
+    assert biases[0] == biases[1] != 1.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,7 +19,8 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizerFast
 
 from lavis_mafa import GritSettings
-from lavis_mafa.integrations.sentence_transformers import Grit, MinedLoss, numbered
+from lavis_mafa.algorithm.features_step import PLAIN
+from lavis_mafa.integrations.sentence_transformers import Grit, KeepLoss, MinedLoss, numbered
 
 WORDS = "red green blue grey circle square line dot large small left right top bottom".split()
 GROUPED = GritSettings(enabled=True, queue_size=16, search_space=8)
@@ -49,8 +51,8 @@ def cross_encoder(folder):
     return CrossEncoder(path, device="cpu")
 
 
-def pairs(size=36):
-    drawn = torch.Generator().manual_seed(1)
+def pairs(size=36, seed=1):
+    drawn = torch.Generator().manual_seed(seed)
     texts = [
         " ".join(WORDS[k] for k in torch.randint(len(WORDS), (4,), generator=drawn))
         for _ in range(2 * size)
@@ -59,39 +61,49 @@ def pairs(size=36):
 
 
 class Recording(MinedLoss):
-    """Appends the numbers of the rows of every mini-batch and its loss to a file.
+    """Appends the places of the rows of every mini-batch and its loss to a file.
 
     Attributes:
-        collected: their rows, and the features of both sides.
+        collected: their places, and the features of both sides.
     """
 
     def forward(self, sentence_features, labels=None):
         loss = super().forward(sentence_features, labels)
         if self.model.training:
-            self.collected.append((labels, self.output.image_features, self.output.text_features))
+            places = self.grit.rows.places(labels)
+            self.collected.append((places, self.output.image_features, self.output.text_features))
             with self.file.open("a") as file:
-                file.write(json.dumps([labels.tolist(), float(loss.detach())]) + "\n")
+                file.write(json.dumps([places.tolist(), float(loss.detach())]) + "\n")
         return loss
 
 
-def train(folder, resume=False, steps=-1, rank=0, **changes):
+def train(folder, resume=False, steps=-1, rank=0, data=None, order=3, settings=PLAIN, **changes):
     """Train three epochs of mini-batches of 4, saving every 5 steps; return the trainer."""
-    data = pairs()
-    grit = Grit(data, GROUPED, seed=3)
+    data = pairs() if data is None else data
+    grit = Grit(data, GROUPED, seed=order)
     model = encoder(folder)
-    loss = Recording(model, grit=grit)
+    loss = Recording(model, settings, grit=grit)
     loss.collected = []
     loss.file = folder / f"rows_{rank}.jsonl"
     arguments = {
-        **{"output_dir": str(folder / "out"), "num_train_epochs": 3, "max_steps": steps},
-        **{"per_device_train_batch_size": 4, "learning_rate": 1e-2, "seed": 5},
+        "output_dir": str(folder / "out"),
+        "num_train_epochs": 3,
+        "max_steps": steps,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 1e-2,
+        "seed": 5,
         "lr_scheduler_type": "constant",
-        **{"save_strategy": "steps", "save_steps": 5, "logging_steps": 100, "report_to": "none"},
-        **{"batch_sampler": grit.batch_sampler, "use_cpu": True, "disable_tqdm": True},
+        "save_strategy": "steps",
+        "save_steps": 5,
+        "logging_steps": 100,
+        "report_to": "none",
+        "batch_sampler": grit.batch_sampler,
+        "use_cpu": True,
+        "disable_tqdm": True,
     }
     given = SentenceTransformerTrainingArguments(**{**arguments, **changes})
     trainer = SentenceTransformerTrainer(
-        model, given, data, data.select(range(6)), loss=loss, callbacks=[grit]
+        model, given, data, data.select(range(6)), loss=loss, callbacks=[grit, KeepLoss(loss)]
     )
     trainer.train(resume_from_checkpoint=resume or None)
     return trainer
@@ -101,4 +113,9 @@ if __name__ == "__main__":
     import os
 
     rank = int(os.environ["RANK"])
-    train(Path(sys.argv[1]) / str(rank), rank=rank, output_dir=f"{sys.argv[1]}/out")
+    sigmoid = replace(PLAIN, itc_loss="sigmoid") if "sigmoid" in sys.argv else PLAIN
+    folder = Path(sys.argv[1])
+    done = train(folder / str(rank), rank=rank, output_dir=f"{folder}/out", settings=sigmoid)
+    if "sigmoid" in sys.argv:
+        bias = done.loss.parts.form.relative_bias.item()
+        (folder / f"bias_{rank}.json").write_text(json.dumps(bias))

@@ -1,0 +1,140 @@
+"""A trainer of CLIP, SigLIP and the like with the losses of this package.
+
+::
+
+    train = numbered(train)  # columns: the model's inputs
+    MinedTrainer(model, arguments, train_dataset=train, grit=Grit(train)).train()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Sampler
+from transformers import Trainer
+
+from lavis_mafa.algorithm.features_step import PLAIN
+from lavis_mafa.algorithm.settings import StepSettings
+from lavis_mafa.integrations.cross_encoders import can_read
+from lavis_mafa.integrations.grit_callback import Grit, KeepLoss
+from lavis_mafa.integrations.open_clip import ClipLoss, SigLipLoss
+from lavis_mafa.integrations.rows import numbered
+
+__all__ = ["Grit", "MinedTrainer", "numbered"]
+
+
+class MinedTrainer(Trainer):
+    """transformers' Trainer for models that return ``image_embeds`` and ``text_embeds``.
+
+    Without settings and judge the loss is the model's own (``return_loss=True``). It is the mean of
+    a mini-batch, which the Trainer divides by ``gradient_accumulation_steps``. Checkpoints have
+    what the loss learns. In evaluation, pairs are judged where the judge has their rows; otherwise
+    the loss of an evaluation set is that without mining.
+
+    Args:
+        model: a ``CLIPModel``, ``SiglipModel`` or the like; with ``logit_bias`` the loss is a
+            sigmoid of every pair, as SigLIP's.
+        args: arguments of training.
+        settings: see docs/false_negatives.md.
+        judge: a `lavis_mafa.integrations.cross_encoders.PairJudge` or another
+            `lavis_mafa.Discriminator`; rows need the numbers of `numbered`.
+        grit: groups mini-batches of ``train_dataset``.
+        rest: of ``Trainer``.
+
+    Raises:
+        ValueError: if ``grit`` has other rows than ``train_dataset``.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        args: Any = None,
+        *,
+        settings: StepSettings = PLAIN,
+        judge: Any = None,
+        grit: Grit | None = None,
+        **rest: Any,
+    ) -> None:
+        super().__init__(model, args, **rest)
+        self.model_accepts_loss_kwargs = False  # the Trainer divides the loss, not the model
+        self.can_return_loss = True
+        kind = SigLipLoss if hasattr(self.model, "logit_bias") else ClipLoss
+        self.mined_loss = kind(settings, judge).to(self.args.device)
+        self.grit = grit
+        self.add_callback(KeepLoss(self.mined_loss))
+        if grit is not None:
+            self.add_callback(grit)
+            self.mined_loss.parts.allocate(len(grit.rows.numbers))
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        if self.grit is None:
+            return super()._get_train_sampler(train_dataset)
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        batches = self.grit.batch_sampler(dataset, self._train_batch_size, seed=self.args.seed)
+        if not hasattr(batches, "schedule"):
+            raise ValueError("Grit has other rows than train_dataset: give both the same data set")
+        return _OneByOne(batches)
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the optimizer, which also has the parameters of the loss."""
+        optimizer = super().create_optimizer(*args, **kwargs)
+        known = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        learned = [one for one in self.mined_loss.parameters() if id(one) not in known]
+        if learned:
+            optimizer.add_param_group({"params": learned, "weight_decay": 0.0})
+        return optimizer
+
+    def compute_loss(
+        self, model: nn.Module, inputs: Any, return_outputs: bool = False, **_: Any
+    ) -> Any:
+        """Return the loss of a mini-batch, and the model's outputs if they are asked for."""
+        inputs, loss = dict(inputs), self.mined_loss
+        labels, training = inputs.pop("labels", None), model.training
+        numbers = labels if labels is not None and labels.dtype == torch.int64 else None
+        found, own = model(**inputs), self.accelerator.unwrap_model(model)
+        sides = found.image_embeds, found.text_embeds
+        judge = loss.parts.con_d
+        if training and numbers is None and (judge is not None or self.grit is not None):
+            raise ValueError("no numbers of rows: train on numbered(dataset)")
+        samples: dict[str, Any] = {} if numbers is None else {"loaded_index": numbers}
+        if training and self.grit is not None and numbers is not None:
+            self.grit.collect(numbers, *sides)
+            samples |= self.grit.of_epoch()
+            if loss.by_place:
+                samples["loaded_index"] = self.grit.rows.places(numbers)
+        mines = training or (judge is not None and loss.on_all(can_read(judge, numbers)))
+        loss.objects.train(training)
+        bias = getattr(own, "logit_bias", None)
+        value = loss(*sides, own.logit_scale.exp(), bias, mines=mines, **samples)
+        return (value, found) if return_outputs else value
+
+    def prediction_step(
+        self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
+    ) -> tuple[Tensor, Any, None]:
+        """Return the loss of an evaluation mini-batch, and the embeddings of both sides."""
+        with torch.no_grad(), self.compute_loss_context_manager():
+            given = self._prepare_inputs(inputs)
+            loss, found = self.compute_loss(model, given, return_outputs=True)
+        embeds = None if prediction_loss_only else (found.image_embeds, found.text_embeds)
+        return loss.detach(), embeds, None
+
+
+class _OneByOne(Sampler[int]):
+    """The rows of mini-batches one after the other: the Trainer cuts them at the same places."""
+
+    def __init__(self, batches: Any) -> None:
+        self.batches = batches
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration reads."""
+        self.batches.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self.batches) * int(self.batches.batch_size)
+
+    def __iter__(self) -> Iterator[int]:
+        for batch in self.batches:
+            yield from batch
