@@ -302,8 +302,9 @@ def _delimited(path: Path, delimiter: str, columns: Any) -> Iterator[_Raw]:
                 reader = csv.reader(lines(), **options)
             if header and cells and len(cells) != len(header):
                 # A cell in quotation marks may follow a blank.
+                spaced = csv.reader(taken, delimiter=delimiter, strict=True, skipinitialspace=True)
                 with suppress(csv.Error):
-                    cells = next(csv.reader(taken, **{**options, "skipinitialspace": True}))
+                    cells = next(spaced)
             number += len(taken)
             taken.clear()
             if not cells and not why:
