@@ -46,11 +46,6 @@ _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 TEXT_SUFFIXES = (".json", *_JSON_LINES_SUFFIXES, *_DELIMITERS)
 SUFFIXES = (*TEXT_SUFFIXES, *COLUMNAR_SUFFIXES)
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_OTHER_FILES = {  # by their first bytes
-    b"\x1f\x8b": "gzip file",
-    b"PK\3\4": "zip file",
-    b"PAR1": "parquet file",
-}
 _LONGEST_CELL = 2**24  # characters; one with an unclosed quotation mark is read to here at most
 
 
@@ -151,8 +146,12 @@ def raw_records(path: Path, columns: Any) -> Iterator[_Raw]:
             table.
     """
     suffix = path.suffix.lower()
-    why = _no_text(path)
-    if why:
+    with open(path, "rb") as stream:
+        start = stream.read(4)
+    if not start:
+        yield Problem("whole file", "the file is empty", fatal=True)
+    elif b"\0" in start or start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        why = "not text in UTF-8; unpack the file, or convert it: iconv -f UTF-16 -t UTF-8"
         yield Problem("whole file", why, fatal=True)
     elif suffix in _DELIMITERS:
         yield from _delimited(path, _DELIMITERS[suffix], columns)
@@ -160,20 +159,6 @@ def raw_records(path: Path, columns: Any) -> Iterator[_Raw]:
         yield from _json_lines(path)
     else:
         yield from _json(path, columns)
-
-
-def _no_text(path: Path) -> str | None:
-    """Return why a file is no text in UTF-8, as its first bytes say."""
-    with open(path, "rb") as stream:
-        start = stream.read(4)
-    if not start:
-        return "the file is empty"
-    found = next((kind for magic, kind in _OTHER_FILES.items() if start.startswith(magic)), None)
-    if found:
-        return f"this is a {found}; unpack or rename the file"
-    if start.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in start:
-        return "the text is not UTF-8 but UTF-16 or UTF-32; convert it: iconv -f UTF-16 -t UTF-8"
-    return None
 
 
 def _json_lines(path: Path) -> Iterator[_Raw]:
@@ -317,8 +302,9 @@ def _delimited(path: Path, delimiter: str, columns: Any) -> Iterator[_Raw]:
                 reader = csv.reader(lines(), **options)
             if header and cells and len(cells) != len(header):
                 # A cell in quotation marks may follow a blank.
+                spaced = csv.reader(taken, delimiter=delimiter, strict=True, skipinitialspace=True)
                 with suppress(csv.Error):
-                    cells = next(csv.reader(taken, **{**options, "skipinitialspace": True}))
+                    cells = next(spaced)
             number += len(taken)
             taken.clear()
             if not cells and not why:

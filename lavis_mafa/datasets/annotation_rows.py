@@ -6,8 +6,17 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 IMAGE_KEYS = (
-    *("image", "image_path", "filename", "filepath", "file_name", "path"),
-    *("img", "jpg", "jpeg", "png", "webp"),
+    "image",
+    "image_path",
+    "filename",
+    "filepath",
+    "file_name",
+    "path",
+    "img",
+    "jpg",
+    "jpeg",
+    "png",
+    "webp",
 )
 CAPTION_KEYS = ("caption", "text", "title", "captions", "sentence", "sentences", "txt")
 _IMAGE_ID_KEY = "image_id"
@@ -97,7 +106,7 @@ class Refusals:
     @property
     def first(self) -> list[str]:
         left = self.count - len(self._first)
-        return [*self._first, *([f"and {left} more"] if left else [])]
+        return [*self._first, f"and {left} more"] if left else self._first
 
     def end(self, what: str, hint: str = "") -> None:
         """Raise ValueError, "``what`` cannot be used", if there is any problem."""
@@ -185,7 +194,9 @@ class PairColumns:
             return Problem(
                 where, f"expected an object with an image and a caption, got {short(record)}"
             )
-        needed = {self.image_key, self.caption_key, *([self.image_id_key] * self._needs_id)}
+        needed = {self.image_key, self.caption_key}
+        if self._needs_id:
+            needed.add(self.image_id_key)
         if not needed <= record.keys():
             missing = self._choose(record)
             if missing:

@@ -230,9 +230,9 @@ def _images(
     if types.is_struct(column.type):
         fields = (field.name for field in column.type)
         parts = dict(zip(fields, column.flatten(), strict=True))
-    absent = [None] * len(column)
-    paths = parts["path"].to_pylist() if "path" in parts else absent
-    contents = _buffers(parts["bytes"]) if "bytes" in parts else absent
+    absent = pa.nulls(len(column))
+    paths = parts.get("path", absent).to_pylist()
+    contents = _buffers(parts.get("bytes", absent))
     found: list[str | StoredImage | None] = []
     for row, (content, path, place) in enumerate(zip(contents, paths, places, strict=True)):
         if content is None:

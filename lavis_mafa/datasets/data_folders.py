@@ -9,7 +9,7 @@ Folders, told apart by what they contain:
   `train/0000.parquet`;
 - one with pictures and text files of the same names: the folder itself, whatever the split.
 
-Symbolic links to folders are followed.
+Symbolic links to folders are followed; a folder that several links lead to is read once.
 """
 
 from __future__ import annotations

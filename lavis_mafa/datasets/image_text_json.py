@@ -17,14 +17,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from lavis.common.registry import registry
 from PIL import Image
 
 from lavis_mafa.algorithm.options import option
-from lavis_mafa.datasets.annotation_files import TEXT_SUFFIXES, require_files
+from lavis_mafa.datasets.annotation_files import require_files
 from lavis_mafa.datasets.annotation_rows import CAPTION_KEYS, IMAGE_KEYS
 from lavis_mafa.datasets.columnar_files import check_columns
 from lavis_mafa.datasets.data_folders import files_named
@@ -146,8 +145,6 @@ class ImageTextJsonBuilder(ConvertingBuilder):
         """Return whether images of a split are files, so that their folder must be named."""
         if features_of(info):
             return False
-        if any(Path(file).suffix.lower() in TEXT_SUFFIXES for file in storage):
-            return True
         try:
             return not cls.check_files(storage, split, info)
         except (OSError, ValueError):  # reported by the check of the config

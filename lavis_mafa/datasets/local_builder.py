@@ -94,7 +94,8 @@ class ConvertingBuilder(LocalBuilder):
         """Read further constructor arguments of a split's data set from `build_info`."""
         unused = {"truth"} if split == "train" else {"truth", "group_id_key"}
         names = {field.name for field in fields(self.build_options)} - unused
-        return {**{name: info[name] for name in names}, "holdout": _holdout_of(info, split)}
+        options = {name: info[name] for name in names}
+        return options | {"holdout": _holdout_of(info, split)}
 
     def build_datasets(self) -> dict[str, Dataset[Any]]:
         """Return {split: data set}; under torch.distributed rank 0 converts while the others wait.

@@ -62,7 +62,7 @@ def converted(
     max_unusable: float = MAX_UNUSABLE,
     holdout: Holdout = None,
     cache_dir: str | os.PathLike[str] | None = None,
-    **keys: str | None,
+    **keys: Any,
 ) -> PairTable:
     """Return the table of the pairs in `files`; convert them unless their current state is cached.
 
@@ -240,7 +240,8 @@ def write_table(
         "records": found.records,
         "unusable": found.refused.count,
         "listed": found.refused.first,
-        "passed_over": passed_over and [sum(n for n, _ in passed_over), passed_over[0].first],
+        "passed_over": passed_over
+        and PassedOver(sum(one.members for one in passed_over), passed_over[0].first),
         "id_conflicts": len(conflicts),
         "first_conflict": [int(row) for one in conflicts[:1] for row in (one, first[ids[one]])],
         "sources": sources,

@@ -59,12 +59,9 @@ def images_of(form: str, numbers: list[int]) -> pa.Array:
 
 def table_of(rows: list[dict[str, Any]], form: str = "struct") -> pa.Table:
     """Return the same pairs as a table; ``form`` is that of the image column."""
-    columns = {
-        "note": pa.array([[1.5]] * len(rows)),
-        "image": images_of(form, [row["image"] for row in rows]),
-        **{name: pa.array([row[name] for row in rows]) for name in rows[0] if name != "image"},
-    }
-    return pa.table(columns)
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    images = images_of(form, columns["image"])
+    return pa.table({"note": [[1.5] for _ in rows], **columns, "image": images})
 
 
 def write_stream(table: pa.Table, path: Path, rows: int = 3, **options: Any) -> None:

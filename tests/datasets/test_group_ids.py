@@ -207,7 +207,7 @@ def test_groups_of_different_data_sets_never_meet(folder):
     third = train_set(folder, "none.jsonl", key=None)
     joined = TrainingSet(ConcatDataset([first, third, second]))
     none = [NO_GROUP] * 5
-    assert joined.group_ids.tolist() == [*EXPECTED, *none, *[2, NO_GROUP, 3, 2, NO_GROUP]]
+    assert joined.group_ids.tolist() == [*EXPECTED, *none, 2, NO_GROUP, 3, 2, NO_GROUP]
 
 
 @pytest.mark.parametrize("wrong", [[0, 1], [0.0] * 5, [-2] * 5, ["a"] * 5], ids=str)
