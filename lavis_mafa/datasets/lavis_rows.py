@@ -129,7 +129,7 @@ def _splits_of_lavis(
         annotations = config.build_info.get("annotations") if reads_as_lavis(builder) else None
         for split, info in (annotations or {}).items():
             cls = builder.train_dataset_cls if split == "train" else builder.eval_dataset_cls
-            if not info or cls is None or _form_of(cls) is None:
+            if not info or not info.get("storage") or cls is None or _form_of(cls) is None:
                 continue
             if cls.__getitem__.__module__.startswith(("lavis.", "lavis_mafa.")):
                 storage = info.get("storage")

@@ -101,6 +101,17 @@ def test_counts_of_a_mini_batch(captions):
     assert torch.equal(tokens.input_ids, tokens_of(tiny().tokenizer, captions, LONGEST).input_ids)
 
 
+def test_counts_at_the_maximum_length():
+    fits = ["red " * (LONGEST - 2), "red " * (LONGEST - 1)]
+    assert Tokenizer.of(tiny()).counted(fits)[1] == {CUT: 1, UNKNOWN: 0}
+    from transformers import BertTokenizer
+
+    from lavis_mafa.io.checkpoints import find_config
+
+    in_python = BertTokenizer(find_config("tiny_vocab.txt"), do_lower_case=True)
+    assert Tokenizer(in_python, LONGEST).counted(["red", fits[1]])[1] == {CUT: 1, UNKNOWN: 0}
+
+
 # Steps
 
 
