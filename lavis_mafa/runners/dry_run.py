@@ -131,9 +131,10 @@ def _groups_line(runner: RunnerMafa) -> list[str]:
         return []
     # Not by bincount: a data set of a user's own may have any numbers.
     sizes = np.unique(groups[groups >= 0], return_counts=True)[1]
-    use = f"{type(runner._model).__name__} makes no use of them"
     if runner.same_group:
         use = f"model.mafa.same_group: {runner.same_group}"
+    else:
+        use = f"{type(runner._model).__name__} makes no use of them"
     return [
         f"groups: {len(sizes):,} of {sizes.sum():,} pairs ({sizes.sum() / len(groups):.0%}), "
         f"the largest of {sizes.max():,}; {use}"
