@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.backbone import Images, Texts
+from lavis_mafa.algorithm.mining import DIRECTIONS
 from lavis_mafa.config import load_config
 from lavis_mafa.metrics.binary import area_under_roc
 from lavis_mafa.metrics.recall import (
@@ -32,7 +33,6 @@ from research.studies.plan import Job
 
 K_TEST = 32
 _SHORTLIST = 16  # texts for each image in the pairs that ITM's AUC is taken on
-DIRECTIONS = ("i2t", "t2i")
 _ANY_PAIR = ("valid_txt", "valid_img", "detailed_valid_txt", "detailed_valid_img")
 RATES = (
     *("false_negative_rate", "false_negative_rate_in_itm"),
