@@ -102,6 +102,7 @@ class MiniBatch:
         ranks = Ranks(settings.all_ranks)
         images = backbone.encode_images(samples["image"])
         texts = backbone.encode_texts(captions_of(samples))
+        detach = settings.detach_other is not False
         own = ranks.own(len(texts.ids), images.embeds.device)
         return cls(
             backbone,
@@ -112,8 +113,8 @@ class MiniBatch:
             _numbers(samples, ranks, own.device),
             images,
             texts,
-            ranks.images(images, settings.detach_other),
-            ranks.texts(texts, settings.detach_other),
+            ranks.images(images, detach),
+            ranks.texts(texts, detach),
         )
 
     @property

@@ -79,6 +79,8 @@ class FeaturesLoss(nn.Module):
     def __init__(self, settings: StepSettings = PLAIN, con_d: Discriminator | None = None) -> None:
         super().__init__()
         only_itc = {**dict.fromkeys(asdict(LossWeights()), 0.0), "itc": 1.0}
+        # Gradients to both sides of a pair, as in other libraries, unless the settings say else.
+        settings = replace(settings, detach_other=bool(settings.detach_other))
         self.parts = build_parts(replace(settings, loss_weights=only_itc), con_d)
         # Forms, labels and rules that learn or remember.
         modules = {k: one for k, one in self.parts.objects.items() if isinstance(one, nn.Module)}

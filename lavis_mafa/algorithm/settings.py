@@ -63,8 +63,11 @@ class StepSettings:
     posterior: PosteriorRule = option(
         factory=PosteriorRule, doc="settings of negatives: posterior", source="FNE"
     )
-    detach_other: bool = option(
-        True, "image to text trains images only, text to image texts only", source="MAFA 4.2"
+    detach_other: bool | None = option(
+        None,
+        "image to text trains images only, text to image texts only; null: as MAFA in its own "
+        "models, and as the library in other libraries' trainers",
+        source="MAFA 4.2",
     )
     same_image: str = option(
         "positive",

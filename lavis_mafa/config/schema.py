@@ -218,6 +218,8 @@ class LavisDataset:
 class MafaOptions(StepSettings):
     """Keys of ``model.mafa``; those of registered entries are added."""
 
+    detach_other: bool = ours("image to text trains images only, text to image texts only", True,
+        source="MAFA 4.2")
     learn_temperature: bool = ours(
         "False: the temperature stays at model.temp (0.07) and is not saved in checkpoints", True)
     con_d: ConDSettings | None = ours("connection discriminator; null: no mining", None,

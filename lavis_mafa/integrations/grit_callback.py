@@ -52,6 +52,7 @@ class Grit(TrainerCallback):
             )
         self.settings, self.seed, self.image_ids = settings, seed, image_ids
         self._is_callback = False
+        self._collected: tuple[int | None, list[int]] = (None, [])
         self.schedule: GritSchedule = self._schedule(1, seed or 0)
 
     @property
@@ -125,6 +126,10 @@ class Grit(TrainerCallback):
                 "batch_sampler=grit.batch_sampler in its arguments, and callbacks=[grit]"
             )
         places = self.rows.require(numbers, "Grit, which groups one training set")
+        step = (self.schedule.epoch, places.tolist())
+        if step == self._collected:  # a loss such as MatryoshkaLoss calls ours several times
+            return
+        self._collected = step
         self.schedule.collect(places, anchors.detach(), positives.detach())
 
     def of_epoch(self) -> dict[str, Any]:

@@ -172,9 +172,9 @@ class MinedLoss(FeaturesLoss):
                 "a judge of texts got a column without texts: use PairJudge(encoder, "
                 "numbered(dataset)), which reads the rows of the data set"
             )
-        model = getattr(self.model, "_orig_mod", self.model)  # compiled
-        model = getattr(model, "module", model)  # wrapped by DDP
-        found: list[str] = model.tokenizer.batch_decode(rows["input_ids"], skip_special_tokens=True)
+        found: list[str] = _unwrapped(self.model).tokenizer.batch_decode(
+            rows["input_ids"], skip_special_tokens=True
+        )
         return found
 
     def _encode(self, rows: dict[str, Any]) -> Tensor:
@@ -187,6 +187,13 @@ class MinedLoss(FeaturesLoss):
         size, tokens = self.mini_batch_size, self.mini_batch_num_tokens
         if size is None and tokens is None:
             return encode(rows)
+        model = _unwrapped(self.model)
+        wrappers = "sentence_transformers.sentence_transformer.losses"
+        if any(type(one.forward).__module__.startswith(wrappers) for one in (model, model[0])):
+            raise ValueError(
+                "mini_batch_size and mini_batch_num_tokens do not work inside MatryoshkaLoss, "
+                "Matryoshka2dLoss and AdaptiveLayerLoss: leave them out"
+            )
         from sentence_transformers.base.losses.gradcache import _create_minibatch, _minibatch_ranges
 
         # A pooling that leaves out the prompt changes the mask in place: each pass gets a copy.
@@ -195,6 +202,12 @@ class MinedLoss(FeaturesLoss):
         ]
         place = next(self.model.parameters()).detach()
         return torch.cat([recomputed(place, lambda one: encode(dict(one)), one) for one in parts])
+
+
+def _unwrapped(model: Any) -> Any:
+    """Return the SentenceTransformer inside of a compiled model, or of DDP's."""
+    model = getattr(model, "_orig_mod", model)
+    return getattr(model, "module", model)
 
 
 def _reads(judge: Any) -> bool:
