@@ -1,8 +1,8 @@
 """Read weights in safetensors: single files, and folders of Hugging Face transformers.
 
 A folder of transformers has no place for some of what this package's checkpoints hold: it is in
-`RECORD`, and a safetensors file has the same in its header. Other folders of transformers are read
-too: their config tells the family and the image size, and the rest are the defaults of our model.
+`RECORD`. Other folders of transformers are read too: their config gives the family and the image
+size, and the rest are the defaults of our model.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from lavis_mafa.io.files import is_number, require_regular, write_json
 from lavis_mafa.io.hub_names import BLIP, BLIP2, HubNames, State
 
 RECORD = "lavis_mafa.json"
-_HEADER = "lavis_mafa"  # the same in the header of a safetensors file
 VOCABULARY = "vocab.txt"
 _CONFIG = "config.json"
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -38,48 +37,12 @@ def vocabulary_in(origin: str) -> str | None:
 
 
 def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a file written by `write_safetensors`, or any other with the names of LAVIS's weights.
-
-    Returns:
-        A checkpoint's content: ``model``, and ``config``, ``vocabulary`` and ``family`` if known.
+    """Read a file with the names of LAVIS's weights.
 
     Raises:
-        ValueError: if it is damaged or no such file.
-        ImportError: without safetensors.
+        ValueError: if it is damaged or not a safetensors file.
     """
-    with ExitStack() as stack:
-        file = _opened(path, stack)
-        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-        text = (file.metadata() or {}).get(_HEADER, "{}")
-    record = _record(text, str(path))
-    for name, other in (record.pop("shared", None) or {}).items():
-        if isinstance(other, str) and other in state:
-            state[str(name)] = state[other]
-    return {"model": state, **record}
-
-
-def write_safetensors(
-    state: Mapping[str, Tensor], record: Mapping[str, Any], path: str | os.PathLike[str]
-) -> None:
-    """Write weights to a safetensors file, each shared one once.
-
-    Args:
-        record: ``config``, ``vocabulary`` and ``family`` of the checkpoint, as plain values.
-    """
-    from safetensors.torch import save_file
-
-    kept: dict[tuple[Any, ...], str] = {}
-    shared: dict[str, str] = {}
-    written: State = {}
-    for name, value in state.items():
-        place = (value.data_ptr(), value.shape, value.stride(), value.dtype)
-        if value.numel() and place in kept:
-            shared[name] = kept[place]
-            continue
-        kept[place] = name
-        written[name] = value.detach().clone().contiguous()  # views share memory partly
-    header = json.dumps({**record, "shared": shared})
-    save_file(written, str(path), metadata={"format": "pt", _HEADER: header})
+    return {"model": _tensors(path)}
 
 
 def write_record(record: Mapping[str, Any], folder: Path) -> None:
@@ -99,7 +62,6 @@ def read_hub_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         FileNotFoundError: if it has no config.
         ValueError: if it is of another family, damaged, or without safetensors.
-        ImportError: without safetensors.
     """
     folder = Path(folder)
     if not (folder / _CONFIG).is_file():
@@ -168,27 +130,19 @@ def _weights(folder: Path) -> State:
                 f"{folder / _INDEX} names {wrong[0][:80]!r}, expected a file in its folder"
             )
     state: State = {}
-    with ExitStack() as stack:
-        for name in files:
-            file = _opened(folder / name, stack)
-            state.update({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118
+    for name in files:
+        state.update(_tensors(folder / name))
     return state
 
 
-def _opened(path: str | os.PathLike[str], stack: ExitStack) -> Any:
-    from safetensors import SafetensorError, safe_open
-
+def _tensors(path: str | os.PathLike[str]) -> State:
     require_regular(path)
-    with open(path, "rb") as file:
-        header = int.from_bytes(file.read(8), "little")
-    if header > _LARGEST_JSON:
-        raise ValueError(f"{path} cannot be loaded: its header of {header} bytes is no safetensors")
     try:
-        return stack.enter_context(safe_open(str(path), framework="pt", device="cpu"))
+        return load_file(path)
     except (SafetensorError, OSError) as error:
         raise ValueError(
-            f"{path} cannot be loaded: it is cut short, damaged, or no safetensors file ({error}). "
-            "Copy it again"
+            f"{path} cannot be loaded: it is cut short, damaged, or not a safetensors file "
+            f"({error}). Copy it again"
         ) from error
 
 
@@ -215,7 +169,7 @@ def _parsed(text: str, origin: str) -> Any:
 def _record(text: str, origin: str) -> dict[str, Any]:
     """Return the entries that `write_record` writes, if they are of the right kinds."""
     found = _parsed(text, origin)
-    kinds = {"vocabulary": str, "family": str, "temp": float, "shared": dict}
+    kinds = {"vocabulary": str, "family": str, "temp": float}
     found = found if isinstance(found, dict) else {}
     record = {
         name: found[name] for name, kind in kinds.items() if isinstance(found.get(name), kind)

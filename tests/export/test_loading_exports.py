@@ -140,7 +140,7 @@ def test_folder_without_record_loads_with_the_type_that_is_given(exported, tmp_p
         ("config.json", {"model_type": "clip"}, "holds a model of type 'clip'; those of BLIP"),
         ("config.json", [1], "expected a mapping"),
         ("model.safetensors", None, "no model.safetensors; other files of weights .* may run code"),
-        ("model.safetensors", b"x" * 99, "its header of .* bytes is no safetensors"),
+        ("model.safetensors", b"x" * 99, "or not a safetensors file .*header too large"),
         (RECORD, b"{", "not valid JSON"),
     ],
 )
@@ -255,34 +255,3 @@ def test_stage_2_starts_from_a_folder(stage_2):
     cfg = OmegaConf.merge(OmegaConf.load(model.default_config_path("tiny")).model, given)
     assert_equal_stage_2(type(model).from_config(cfg).float().eval(), model)
     assert not [one for one in problems_with(folder, arch, **language) if "pretrained" in one]
-
-
-@pytest.mark.parametrize("arch", ["albef_mafa", "blip_mafa", "blip2_mafa"])
-def test_weights_file_equals_the_checkpoint(tmp_path, arch):
-    torch.manual_seed(0)
-    model = load_model(arch, "tiny", is_eval=True, model={"embed_dim": 48})
-    path = save(model, tmp_path, arch, embed_dim=48, pretrained="/home/me/start.pth")
-    out = tmp_path / "weights.safetensors"
-    assert main(["export", str(path), str(out), "--to", "safetensors"]) == 0
-    assert main(["export", str(path), str(out), "--to", "safetensors"]) == 1  # it exists
-    assert b"/home/me" not in out.read_bytes()
-    loaded = load_model(arch, checkpoint=str(out), is_eval=True)
-    expected = model.state_dict()
-    assert loaded.state_dict().keys() == expected.keys()
-    for name, value in loaded.state_dict().items():
-        assert torch.equal(value, expected[name]), name
-    if arch == "blip_mafa":  # encoder and decoder share weights
-        assert out.stat().st_size < 0.8 * sum(v.numel() * 4 for v in expected.values())
-
-
-def test_damaged_or_pickled_weights_files_are_refused(tmp_path, capsys):
-    out = tmp_path / "weights.safetensors"
-    torch.save({"model": {"a": torch.zeros(2)}}, out)
-    with pytest.raises(ValueError, match="bytes is no safetensors"):
-        read_checkpoint(str(out))
-    torch.save({"model": {"a": torch.zeros(2)}}, tmp_path / "a.pth")
-    arguments = [str(tmp_path / "a.pth"), str(tmp_path / "b.pth"), "--to", "safetensors"]
-    assert main(["export", *arguments]) == 1
-    assert "ends in .safetensors" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["export", *arguments, "--dtype", "float16"])

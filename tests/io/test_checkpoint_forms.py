@@ -171,7 +171,7 @@ def test_a_repeated_number_is_no_weight(tmp_path):
 def test_a_long_header_of_safetensors_is_refused(tmp_path):
     path = tmp_path / "long.safetensors"
     path.write_bytes((2**40).to_bytes(8, "little") + b"{}")
-    with pytest.raises(ValueError, match="header of 1099511627776 bytes"):
+    with pytest.raises(ValueError, match="not a safetensors file .*header too large"):
         read_checkpoint(str(path))
 
 
