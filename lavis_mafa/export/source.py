@@ -96,7 +96,9 @@ def _model_config(
     # Paths that the checkpoint records are followed only if the user trusts its folder.
     trusted = recorded if is_trusted(checkpoint) else None
     cfg = config_of(arch, str(model_type), checkpoint, content, given, trusted)
-    keys = set(map(str, recorded)).union(*(default_yaml(model_cls, one)["model"] for one in known))
+    keys = set(map(str, recorded))
+    for one in known:
+        keys |= set(default_yaml(model_cls, one)["model"])
     unread = [option for option in options if option.partition("=")[0].split(".")[0] not in keys]
     if unread:
         problems = "; ".join(f"{one}: {suggest(one.partition('=')[0], keys)}" for one in unread)

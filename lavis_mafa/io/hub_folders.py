@@ -24,7 +24,6 @@ RECORD = "lavis_mafa.json"
 VOCABULARY = "vocab.txt"
 _CONFIG = "config.json"
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_LARGEST_JSON = 2**24  # bytes; an index of a model with 100,000 weights is smaller
 _LARGE_VIT = 1024  # width of the image encoder of BLIP's model type `large`
 # By the ``model_type`` of transformers.
 _NAMES: dict[str, HubNames] = {"blip": BLIP, "blip-2": BLIP2}
@@ -85,8 +84,7 @@ def read_hub_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:
     with_t5 = spoken and _of(config, "text_config").get("model_type") == "t5"
     if with_t5:  # its projection has the name of OPT's
         state = {name.replace("opt_proj.", "t5_proj.", 1): value for name, value in state.items()}
-    known = folder / RECORD
-    record = _record(_text(known), str(known)) if known.is_file() else {}
+    record = _record(folder / RECORD)
     temperature = record.pop("temp", None)
     if is_number(temperature) and not spoken:
         state["temp"] = torch.tensor(float(temperature))
@@ -146,31 +144,20 @@ def _tensors(path: str | os.PathLike[str]) -> State:
         ) from error
 
 
-def _text(path: Path) -> str:
-    if path.stat().st_size > _LARGEST_JSON:
-        raise ValueError(f"{path} has {path.stat().st_size} bytes, expected a config")
-    return path.read_text("utf-8")
-
-
 def _json(path: Path) -> dict[str, Any]:
-    content = _parsed(_text(path), str(path))
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}, expected a mapping")
     return content
 
 
-def _parsed(text: str, origin: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{origin} is not valid JSON: {error}") from error
-
-
-def _record(text: str, origin: str) -> dict[str, Any]:
+def _record(path: Path) -> dict[str, Any]:
     """Return the entries that `write_record` writes, if they are of the right kinds."""
-    found = _parsed(text, origin)
+    found = _json(path) if path.is_file() else {}
     kinds = {"vocabulary": str, "family": str, "temp": float}
-    found = found if isinstance(found, dict) else {}
     record = {
         name: found[name] for name, kind in kinds.items() if isinstance(found.get(name), kind)
     }
