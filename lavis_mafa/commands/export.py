@@ -12,7 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from lavis_mafa.commands.arguments import add_trust_argument, existing_files
+from lavis_mafa.commands.arguments import existing_files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="settings of the model, such as image_size=364 or opt_model=FOLDER",
     )
     parser.add_argument("--dtype", default="float32", choices=["float32", "float16", "bfloat16"])
-    add_trust_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:

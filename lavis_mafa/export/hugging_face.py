@@ -24,8 +24,8 @@ from lavis_mafa.export.blip_form import BlipCaptioning, BlipRetrieval
 from lavis_mafa.export.hub_form import HubForm
 from lavis_mafa.export.source import build_model
 from lavis_mafa.io.checkpoints import model_config, read_checkpoint, vocabulary_of
-from lavis_mafa.io.files import write_text
-from lavis_mafa.io.hub_folders import VOCABULARY, write_record
+from lavis_mafa.io.files import write_json, write_text
+from lavis_mafa.io.hub_folders import RECORD, VOCABULARY
 from lavis_mafa.models.recorded_sizes import shareable_model
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.models.weight_loading import registered_name
@@ -82,7 +82,7 @@ def export_hugging_face(
     unfinished.mkdir()
     try:
         _write_folder(form, unfinished, getattr(torch, dtype))
-        write_record(_record_of(model, cfg), unfinished)
+        write_json(unfinished / RECORD, _record_of(model, cfg))
         unfinished.rename(out)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

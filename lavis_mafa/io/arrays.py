@@ -35,11 +35,13 @@ def read_npz(path: str | os.PathLike[str], *names: str) -> dict[str, NDArray[Any
         raise FileNotFoundError(f"no file at {path}")
     try:
         with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in names or file.files}
-    except KeyError as error:
-        raise ValueError(f"{path} has no array {error}") from error
+            missing = [name for name in names if name not in file.files]
+            found = {name: file[name] for name in names or file.files if name not in missing}
     except _DAMAGED as error:
         raise ValueError(
             f"{path} is not a file of arrays (.npz), or is damaged: expected plain numbers and "
             "texts as numpy.savez writes them"
         ) from error
+    if missing:
+        raise ValueError(f"{path} has no array {missing[0]!r}")
+    return found

@@ -25,8 +25,9 @@ CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 # Types of weights.
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _FLOAT_NAMES = "float16, bfloat16, float32 or float64"
-# What DDP, torch.compile and Lightning put in front of the names of all weights.
-_WRAPPERS = ("module.", "_orig_mod.", "model.")
+# What DDP and Lightning put in front of all names, and torch.compile into those of compiled parts.
+_WRAPPERS = ("module.", "model.")
+_COMPILED = "_orig_mod."
 # State of a run rather than weights: used by run.resume_ckpt_path only. These are queues, which
 # are buffers of models, and modules of checkpoints that do not list their own (`STATE_OF_RUN`).
 RUN_STATE_KEYS = (
@@ -77,8 +78,8 @@ def read_config(path: str) -> dict[str, Any]:
 def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any]:
     """Load a checkpoint to the CPU, tensors and plain values only.
 
-    The weights may also be under ``state_dict``, and all their names may begin with one of
-    `_WRAPPERS`: they are returned under ``model`` with plain names.
+    The weights may also be under ``state_dict``, and their names may have the prefixes of DDP,
+    Lightning or torch.compile: they are returned under ``model`` with plain names.
 
     Args:
         url_or_filename: a file of ``torch.save`` or safetensors, its URL, or a folder of Hugging
@@ -133,19 +134,24 @@ def local_file(url_or_filename: str) -> str:
 
 
 def _unwrapped(content: dict[str, Any], origin: str) -> dict[str, Any]:
-    """Return a checkpoint with its state dict under ``model`` and without wrappers' prefixes."""
+    """Return a checkpoint with its state dict under ``model`` and the plain names of weights.
+
+    Raises:
+        ValueError: if a weight occurs with and without a wrapper.
+    """
     key = next((one for one in ("model", "state_dict") if isinstance(content.get(one), dict)), None)
     state = content[key] if key else content
-    names = list(map(str, state))
-    removed = ""
+    names = [str(name).replace(_COMPILED, "") for name in state]
     prefix = _common_wrapper(names)
     while prefix:
-        removed += prefix
         names = [name.removeprefix(prefix) for name in names]
         prefix = _common_wrapper(names)
-    if not removed and key != "state_dict":
+    if key != "state_dict" and names == list(map(str, state)):
         return content
-    logging.info("%s: read from key %s, without the prefix %r of names", origin, key, removed)
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{origin} holds {twice!r} twice, with and without {_COMPILED!r}")
+    logging.info("%s: its weights are read from %s, without wrappers' prefixes", origin, key)
     weights = dict(zip(names, state.values(), strict=True))
     return {**content, "model": weights} if key else {"model": weights}
 

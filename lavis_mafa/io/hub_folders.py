@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from lavis_mafa.io.files import is_number, require_regular, write_json
+from lavis_mafa.io.files import is_number, require_regular
 from lavis_mafa.io.hub_names import BLIP, BLIP2, HubNames, State
 
 RECORD = "lavis_mafa.json"
@@ -42,11 +42,6 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
         ValueError: if it is damaged or not a safetensors file.
     """
     return {"model": _tensors(path)}
-
-
-def write_record(record: Mapping[str, Any], folder: Path) -> None:
-    """Write what transformers has no place for into its folder."""
-    write_json(folder / RECORD, dict(record))
 
 
 def read_hub_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -155,7 +150,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _record(path: Path) -> dict[str, Any]:
-    """Return the entries that `write_record` writes, if they are of the right kinds."""
+    """Return the entries that an export writes to `RECORD`, if they are of the right kinds."""
     found = _json(path) if path.is_file() else {}
     kinds = {"vocabulary": str, "family": str, "temp": float}
     record = {

@@ -36,11 +36,13 @@ _SIZES = {
     "vit.depth": (1, 48),
     "vit.heads": (1, 128),
 }
-MOST_PATCHES = 2**14  # each has a position embedding
+_MOST_PATCHES = 2**14  # each has a position embedding
 _MOST = 2**12  # of other numbers
 # Texts that are used although no default YAML has them.
 _CHOICES = {
     "image_encoder": ("vit", "features"),
+    "vit_type": ("base", "large"),
+    "vit_model": ("eva_clip_g", "clip_L"),
     "vit_precision": ("fp16", "fp32"),
     "llm_precision": ("fp16", "bf16", "fp32"),
 }
@@ -176,10 +178,10 @@ def check_patches(model: Mapping[str, Any], origin: str) -> None:
         ValueError: with the image size and the patch size.
     """
     size, patch = model.get("image_size"), (model.get("vit") or {}).get("patch_size") or 14
-    if isinstance(size, int) and (size // patch) ** 2 > MOST_PATCHES:
+    if isinstance(size, int) and (size // patch) ** 2 > _MOST_PATCHES:
         raise ValueError(
             f"{origin} contains a model config that cannot be read: an image of {size} px has "
-            f"{(size // patch) ** 2} patches of {patch} px, expected at most {MOST_PATCHES}"
+            f"{(size // patch) ** 2} patches of {patch} px, expected at most {_MOST_PATCHES}"
         )
 
 

@@ -28,7 +28,7 @@ from lavis_mafa.export.source import build_model
 from lavis_mafa.io.checkpoints import read_checkpoint
 from lavis_mafa.mining.judged_pairs import UNKNOWN, Judged
 from lavis_mafa.models.con_d.build import build_discriminator
-from lavis_mafa.models.recorded_sizes import MOST_PATCHES, recorded_model
+from lavis_mafa.models.recorded_sizes import _MOST_PATCHES, recorded_model
 from lavis_mafa.models.weight_loading import config_of
 
 SECRET = "hunter2"
@@ -215,7 +215,7 @@ def test_position_embeddings_are_limited(content, tmp_path, injected):
     vit = {"patch_size": 1, "width": 2048, "depth": 1, "heads": 1}
     path = saved(content, tmp_path / "c.pth", image_size=2048, vit=vit)
     for read in readers(path).values():
-        with pytest.raises(ValueError, match=f"patches of 1 px, expected at most {MOST_PATCHES}"):
+        with pytest.raises(ValueError, match=f"patches of 1 px, expected at most {_MOST_PATCHES}"):
             read()
         injected("checkpoint of impossible sizes", 1)
 

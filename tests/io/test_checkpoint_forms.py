@@ -30,6 +30,7 @@ FORMS = {
     "DDP": lambda w: {"model": with_prefix(w, "module.")},
     "DDP, plain": lambda w: with_prefix(w, "module."),
     "compiled": lambda w: {"model": with_prefix(w, "_orig_mod.")},
+    "compiled part": lambda w: {k.replace("encoder.", "encoder._orig_mod."): w[k] for k in w},
     "DDP of compiled": lambda w: {"state_dict": with_prefix(w, "module._orig_mod.")},
     "Lightning": lambda w: {"state_dict": with_prefix(w, "model."), "optimizer_states": [{}]},
 }
@@ -62,6 +63,7 @@ def test_safetensors_of_another_tool(tmp_path, weights):
         (lambda w: {"my_network": w}, "holds no state dict, but a OrderedDict as 'my_network'"),
         (lambda w: with_prefix(w, "one."), "its names begin with 'one."),
         (lambda w: {**w, "epoch": 3}, "holds no state dict, but a int as 'epoch'"),
+        (lambda w: {**w, **with_prefix(w, "_orig_mod.")}, "holds '.*' twice"),
         (lambda w: {"state_dict": {}}, "holds no weight of AlbefMafa"),
     ],
 )
