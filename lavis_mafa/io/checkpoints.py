@@ -151,7 +151,7 @@ def _unwrapped(content: dict[str, Any], origin: str) -> dict[str, Any]:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"{origin} holds {twice!r} twice, with and without {_COMPILED!r}")
-    logging.info("%s: its weights are read from %s, without wrappers' prefixes", origin, key)
+    logging.info("%s: the prefixes of wrappers are removed from the names of weights", origin)
     weights = dict(zip(names, state.values(), strict=True))
     return {**content, "model": weights} if key else {"model": weights}
 
