@@ -94,11 +94,11 @@ def altered(data):
 
 
 BROKEN = {
-    "empty": (lambda data: b"", "cannot be loaded: its 0 bytes are cut short"),
+    "empty": (lambda data: b"", "cannot be loaded: its 0 bytes begin with"),
     "text": (lambda data: b"weights\n" * 99, "cannot be loaded"),
     "cut": (lambda data: data[: len(data) // 2], "bytes are cut short"),
     "zeros": (lambda data: data[:-4096] + bytes(4096), "bytes are cut short"),
-    "altered": (altered, "is not as it was saved: Bad CRC-32"),
+    "altered": (altered, "it is not as it was saved: Bad CRC-32"),
 }
 
 

@@ -14,7 +14,6 @@ from omegaconf import OmegaConf
 
 from lavis_mafa import load_model
 from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.export.lavis_forms import export_lavis
 from lavis_mafa.io.checkpoints import CONFIGS
 from lavis_mafa.models.families.albef.albef_mafa import AlbefMafa
 from lavis_mafa.models.parts.vit import _ConvStem, build_vit
@@ -75,12 +74,6 @@ def test_a_checkpoint_of_the_other_stem_is_refused_before_training(tmp_path):
         load_model("albef_mafa", "tiny", checkpoint=path)
     with pytest.raises(ConfigError, match=r"vit\.stem patch in the file, conv here"):
         config_with(checkpoint_with(tmp_path, "patch"), "model.vit.stem=conv")
-
-
-def test_it_cannot_be_exported_to_lavis(tmp_path):
-    path = checkpoint_with(tmp_path, "conv")
-    with pytest.raises(ValueError, match="convolutional stem, which LAVIS's models lack"):
-        export_lavis(path, tmp_path / "out.pth", "albef_vqa")
 
 
 @pytest.mark.parametrize(
