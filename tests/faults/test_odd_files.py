@@ -83,7 +83,7 @@ def test_anchors_of_usual_files_are_read():
 # Names
 
 
-@pytest.mark.parametrize("key", ["run.job_id", "run.output_dir", "model.mafa.con_d.keep_images"])
+@pytest.mark.parametrize("key", ["run.job_id", "run.output_dir"])
 @pytest.mark.parametrize("name", [LONG, "ü" * 140])
 def test_names_that_are_too_long_are_problems_of_a_config(injected, tmp_path, key, name):
     value = name if key == "run.job_id" else tmp_path / name

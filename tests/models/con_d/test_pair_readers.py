@@ -284,7 +284,6 @@ def test_wrong_configs_are_refused_before_a_model_is_built(tmp_path, vlm):
         ("own_view", True, "own_view: is not read by yes_no; remove it"),
         ("yes_no__question", "Match?", "yes_no.question: has no {caption}"),
         ("yes_no__prompt", "<image>", "yes_no.prompt: has no {question}"),
-        ("keep_images", str(tmp_path), "is not a model with an image encoder"),
         ("yes_no__yes", "Yes indeed", "makes 2 tokens of the answer 'Yes indeed'"),
         ("yes_no__yes", "Yes indeed", "yes_no.yes"),
         ("yes_no__no", "Never", "its token of unknown words of the answer 'Never'"),
