@@ -165,8 +165,12 @@ def _devices(cfg: ConfigView) -> Problems:
 def _exclusive(cfg: ConfigView) -> Problems:
     for key, other in _NOT_BOTH:
         if cfg[key] and cfg[other]:
-            why = f"is set, and is not supported together with {other}; switch one off"
+            why = f"is not supported together with {other}; switch one off"
             yield Problem(key, why)
+    unused = {"run.evaluate": "only evaluates", "run.distributed": "is not distributed"}
+    for key, why in unused.items():
+        if cfg["run.fsdp"] and cfg[key] is (key == "run.evaluate"):
+            yield Problem("run.fsdp", f"has no effect: the run {why} ({key})", is_note=True)
     if cfg.training and cfg["run.cached_batch"] and not _by_step(cfg):
         why = "does not train by the step that can recompute; set it to null"
         yield Problem("run.cached_batch", f"{cfg['model.arch']} {why}")

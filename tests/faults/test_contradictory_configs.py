@@ -33,7 +33,7 @@ CONTRADICTIONS = [
     ("blip2_stage1", {"model.freeze_vit": False}, "model.vit_precision", "requires a frozen ViT"),
     ("blip2_stage1", {"run.compile": True, "model.use_grad_checkpoint": True}, "run.compile",
      "switch one off"),
-    ("albef_toy", {"run.compile": True, "model.vit_grad_ckpt": True}, "run.compile", "is set"),
+    ("albef_toy", {"run.compile": True, "model.vit_grad_ckpt": True}, "run.compile", "together"),
     ("albef_toy", {"run.compile": True, "run.cached_batch": 8}, "run.compile", "cached_batch"),
     ("fne_toy", {"run.cached_batch": 8}, "run.cached_batch", "does not train by the step"),
     ("albef_toy", {"model.image_size": 40}, "model.image_size", "multiple of model.vit.patch_size"),

@@ -275,7 +275,7 @@ def test_a_model_without_frozen_blocks_is_refused():
         (["run.fsdp=all"], "run.fsdp: .*all.*frozen"),
         (
             ["run.fsdp=frozen", "run.compile=True"],
-            "run.fsdp: is set, and is not supported together with run.compile",
+            "run.fsdp: is not supported together with run.compile",
         ),
         (["run.fsdp=frozen", "run.cached_batch=2"], "together with run.cached_batch"),
     ],
@@ -290,3 +290,11 @@ def test_one_rank_is_warned(tmp_path, capsys):
     changes = {**dict.fromkeys(UNUSED), "run__fsdp": "frozen"}
     printed = dry_run(tmp_path, capsys, write_config(tmp_path, "blip2_opt_mafa"), **changes)
     assert "run.fsdp: has no effect on one rank" in printed
+
+
+def test_settings_without_effect_are_noted(tmp_path):
+    config = write_config(tmp_path, "blip2_opt_mafa")
+    evaluation = ["run.evaluate=True", "run.test_splits=['test']"]
+    for more, why in ((evaluation, "only evaluates"), (["run.distributed=False"], "run.distribu")):
+        notes = load_config(config, ["run.fsdp=frozen", *more]).notes
+        assert any("run.fsdp: has no effect" in note and why in note for note in notes), notes
