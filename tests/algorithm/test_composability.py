@@ -7,7 +7,6 @@ import itertools
 import pytest
 import torch
 from conftest import mini_batch
-from lavis_mafa.models.step_checks import problems_of_step
 from slow_families import TableConD
 
 from lavis_mafa import load_model
