@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lavis_mafa.config.check import Report, filled
-from lavis_mafa.config.contradictions import frozen_models
+from lavis_mafa.config.contradictions import frozen_models, judges_of_pairs
 from lavis_mafa.config.key import section_of
 from lavis_mafa.config.named_files import frozen_weights
 from lavis_mafa.config.registered import mafa_key
@@ -35,6 +35,7 @@ def check_con_d(
     config["model"] = {**(known or {}), **config["model"]}
     cfg = ConfigView(config, report.bad, "model")
     report.take(frozen_models(cfg))
+    report.take(judges_of_pairs(cfg))
     ask = getattr(DISCRIMINATORS.get(cfg["model.mafa.con_d.arch"] or ""), "problems_of", None)
     report.take(ask(cfg) if ask else ())
     report.take(frozen_weights(cfg))

@@ -8,7 +8,6 @@ class are refused by the class, when it is constructed.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -19,14 +18,14 @@ from lavis.common.registry import registry
 from lavis.models.base_model import SharedQueueMixin
 from lavis.tasks.image_text_pretrain import ImageTextPretrainTask
 
-from lavis_mafa.algorithm.grit import HARDNESS
+from lavis_mafa.algorithm.grit import HARDNESS, GritSettings
 from lavis_mafa.algorithm.itc_forms import ITC_LOSSES
 from lavis_mafa.algorithm.labels import SOFT_LABELS
-from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.algorithm.pickers import PICKERS
 from lavis_mafa.algorithm.registry import LOSSES, Registry
 from lavis_mafa.algorithm.rules import RULES
 from lavis_mafa.algorithm.scores import CON_D, SCORES
+from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.config.check import Report, listed, suggest
 from lavis_mafa.config.defaults import default_or_none
 from lavis_mafa.config.key import is_url
@@ -166,8 +165,12 @@ def _devices(cfg: ConfigView) -> Problems:
 def _exclusive(cfg: ConfigView) -> Problems:
     for key, other in _NOT_BOTH:
         if cfg[key] and cfg[other]:
-            why = f"is set, and is not supported together with {other}; switch one off"
+            why = f"is not supported together with {other}; switch one off"
             yield Problem(key, why)
+    unused = {"run.evaluate": "only evaluates", "run.distributed": "is not distributed"}
+    for key, why in unused.items():
+        if cfg["run.fsdp"] and cfg[key] is (key == "run.evaluate"):
+            yield Problem("run.fsdp", f"has no effect: the run {why} ({key})", is_note=True)
     if cfg.training and cfg["run.cached_batch"] and not _by_step(cfg):
         why = "does not train by the step that can recompute; set it to null"
         yield Problem("run.cached_batch", f"{cfg['model.arch']} {why}")
@@ -261,6 +264,9 @@ def _encoders(cfg: ConfigView) -> Problems:
     if longest and most and longest > most and _traits(cfg).llm_key is None:
         why = f"{longest} is more than the {most} positions of the text encoder in {key}"
         yield Problem("model.max_txt_len", f"{why}; use at most {most}")
+    if cfg["model.vit.stem"] == "conv" and not _traits(cfg).takes_conv_stem:
+        why = f"{cfg['model.arch']} has no convolutional stem; use patch"
+        yield Problem("model.vit.stem", why)
     arch = registry.get_model_class(cfg["model.arch"] or "") or object
     queue, batch = cfg["model.queue_size"], cfg["run.batch_size_train"]
     # LAVIS's models with a momentum queue assert it at the first step.
@@ -322,8 +328,6 @@ def _splits(cfg: ConfigView) -> Problems:
             if isinstance(split, str) and split not in known:
                 why = f"{split!r} is not one of {', '.join(known)}; {suggest(split, known)}"
                 yield Problem(f"run.{key}[{i}]", why)
-            elif split in splits[:i]:
-                yield Problem(f"run.{key}[{i}]", f"{split!r} is named twice; name it once")
             elif available and split in SPLITS and split not in available:
                 have = ", ".join(sorted(available))
                 why = f"no dataset has a split {split!r}; they have {have}"
@@ -420,7 +424,8 @@ def _losses(cfg: ConfigView) -> Problems:
 # 14. The form of ITC, its labels and the temperature
 
 
-def _form_of_itc(cfg: ConfigView) -> Problems:
+def form_of_itc(cfg: ConfigView) -> Problems:
+    """Yield what the chosen form of ITC cannot be combined with."""
     key = f"{MAFA}.itc_loss"
     form, kind = cfg[key], cfg[f"{SOFT}.type"]
     if form not in ITC_LOSSES or cfg[f"{WEIGHTS}.itc"] == 0:
@@ -441,36 +446,20 @@ def _form_of_itc(cfg: ConfigView) -> Problems:
             yield Problem(f"{MAFA}.learn_temperature", why)
 
 
-# 15. The picker of the first epochs
+# 15. Settings that their own class refuses together
 
 
-def _warm_up(cfg: ConfigView) -> Problems:
-    key = f"{MAFA}.warm_up_epochs"
-    name, epochs = cfg[f"{MAFA}.warm_up_negatives"], cfg[key]
-    if name and epochs == 0:
-        why = f"is 0, but warm_up_negatives is {name}; give the number of first epochs that use it"
-        yield Problem(key, f"{why}, or remove it")
-    elif epochs and name is None and f"{MAFA}.warm_up_negatives" not in cfg.wrong:
-        why = f"is {epochs}, but no warm_up_negatives is named; name a picker, such as uniform"
-        yield Problem(key, why)
+def _constructed(cfg: ConfigView) -> Problems:
+    for section, settings in ((MAFA, StepSettings), (GRIT, GritSettings)):
+        given = cfg[section]
+        if isinstance(given, Mapping) and not any(bad.startswith(section) for bad in cfg.wrong):
+            try:
+                settings.from_config(given)
+            except ValueError as error:
+                yield Problem(section, str(error))
 
 
-# 16. The rule of connections, which refuses values that contradict each other
-
-
-def _rule(cfg: ConfigView) -> Problems:
-    wrong = {path.partition("[")[0] for path in cfg.wrong}  # of an item: the whole list
-    given = cfg[RULE] or {}
-    known = {name: value for name, value in given.items() if f"{RULE}.{name}" not in wrong}
-    try:
-        MiningRule(**known)
-    except ValueError as error:
-        # The message begins with the setting in question.
-        name = next((f".{word}" for word in re.findall(r"\w+", str(error)) if word in known), "")
-        yield Problem(f"{RULE}{name}", str(error))
-
-
-# 17. What judges hard negatives, and what uses its verdicts
+# 16. What judges hard negatives, and what uses its verdicts
 
 
 def _verdicts(cfg: ConfigView) -> Problems:
@@ -491,16 +480,13 @@ def _verdicts(cfg: ConfigView) -> Problems:
     if (con_d or by_score) and cfg.training and not used and not excused:
         why = "no loss with a weight uses connections; name one, or set action: keep"
         yield Problem(f"{RULE}.use_in", why)
-    by, picker = cfg[f"{MAFA}.negatives_by"], cfg[f"{MAFA}.negatives"]
-    if by in SCORES and picker == "posterior" and not SCORES.entry(by).traits.compares_own:
-        why = f"{by}: posterior needs similarities of own pairs, which are all 1 by it"
-        yield Problem(f"{MAFA}.negatives_by", f"{why}; use another picker, or similarity")
 
 
-# 18. What a discriminator needs of the task and of the one before it
+# 17. What a discriminator needs of the task and of the one before it
 
 
-def _judges(cfg: ConfigView) -> Problems:
+def judges_of_pairs(cfg: ConfigView) -> Problems:
+    """Yield what Con-D, and the discriminator before it, cannot work without."""
     arch, first = cfg[f"{MAFA}.con_d.arch"], cfg[f"{MAFA}.con_d.first"]
     task = registry.get_task_class(cfg["run.task"] or "")
     for key, name in (("arch", arch), ("first", first)):
@@ -514,7 +500,7 @@ def _judges(cfg: ConfigView) -> Problems:
         yield Problem(f"{MAFA}.con_d.first", f"{first} before {arch}; {why}")
 
 
-# 19. Frozen models: what they can do, and their weights
+# 18. Frozen models: what they can do, and their weights
 
 
 def frozen_models(cfg: ConfigView) -> Problems:
@@ -523,14 +509,17 @@ def frozen_models(cfg: ConfigView) -> Problems:
         yield from _frozen(f"{MAFA}.{name}", judges if name == "con_d" else negatives_encoders, cfg)
 
 
-def _frozen(path: str, usable: Callable[[], list[str]], cfg: ConfigView) -> Problems:
+def _frozen(path: str, usable: Callable[[], Iterator[str]], cfg: ConfigView) -> Problems:
     arch, model_type = cfg[f"{path}.arch"], cfg[f"{path}.model_type"]
     if arch is None or arch in DISCRIMINATORS or f"{path}.model_type" in cfg.wrong:
         return
     traits = traits_of(arch)
     # None: a user's class, which can only be checked once it is built; see `backbone_of`.
     if traits.can_judge is False or (usable is negatives_encoders and not traits.has_temperature):
-        why = "cannot judge pairs" if usable is judges else "has no ITC that we can use"
+        why = "cannot judge pairs"
+        if usable is negatives_encoders:
+            lacks = "features" if traits.can_judge is False else "temperature"
+            why = f"has no {lacks} of ITC"
         yield Problem(f"{path}.arch", f"{arch} {why}; use one of {', '.join(usable())}")
         return
     cls = registry.get_model_class(arch)
@@ -542,11 +531,6 @@ def _frozen(path: str, usable: Callable[[], list[str]], cfg: ConfigView) -> Prob
         if name not in known:
             why = f"{arch} has no such key; {suggest(name, known)}"
             yield Problem(f"{path}.model.{name}", why)
-    size = cfg[f"{path}.image_size"]
-    patch = (model.get("vit") or {}).get("patch_size") or traits.patch_size
-    if size and size % patch:
-        why = f"{size} is not a multiple of its ViT's patch size {patch}"
-        yield Problem(f"{path}.image_size", why)
     weights = [model.get(n) for n in ("finetuned", "pretrained") if model.get(f"load_{n}", True)]
     published = any(is_url(url or "") for url in weights)
     if shipped and not cfg[f"{path}.checkpoint"] and not published:
@@ -569,10 +553,9 @@ _RULES = (
     _samples,
     _processors,
     _losses,
-    _form_of_itc,
-    _warm_up,
-    _rule,
+    form_of_itc,
+    _constructed,
     _verdicts,
-    _judges,
     frozen_models,
+    judges_of_pairs,
 )

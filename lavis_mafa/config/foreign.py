@@ -22,8 +22,8 @@ from lavis_mafa.io.checkpoints import find_config
 from lavis_mafa.plugins import is_imported
 
 # Keys by which weights, tokenizers and language models may be downloaded.
-_FETCHED = ("pretrained", "finetuned", "checkpoint", "vit_weights", "bert_weights", "tokenizer")
-_FETCHED += ("q_former_model", "opt_model", "t5_model", "med_config_path", "q_former_config")
+_FETCHED = {"pretrained", "finetuned", "checkpoint", "vit_weights", "bert_weights", "tokenizer"}
+_FETCHED |= {"q_former_model", "opt_model", "t5_model", "med_config_path", "q_former_config"}
 
 
 def usable(

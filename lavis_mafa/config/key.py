@@ -85,8 +85,9 @@ class Key:
     @functools.cached_property
     def adapter(self) -> TypeAdapter[Any]:
         """Return what checks a value; its context is a `Report`."""
-        made = dict if self.keys is not None else _checked(self.annotation, self.option)
-        made = made | None if self.keys is not None and self.nullable else made
+        made: Any = self.annotation
+        if self.keys is None:
+            made = _checked(self.annotation, self.option)
         return TypeAdapter(made, config=ConfigDict(strict=True))
 
     def having(self, keys: Mapping[str, Key], **about: Any) -> Key:
@@ -144,7 +145,7 @@ def _kind(annotation: Any) -> str:
 def key_of(annotation: Any, option: Option, default: Any = UNSET) -> Key:
     """Return the key of a setting; that of a settings class is a section."""
     members = _members(annotation)
-    nested = option.keys or (members[0] if dataclasses.is_dataclass(members[0]) else None)
+    nested: Any = option.keys or (members[0] if dataclasses.is_dataclass(members[0]) else None)
     if nested is not None:
         keys = keys_of(nested, default if isinstance(default, nested) else None)
         default = default if default is UNSET or default is None else {}

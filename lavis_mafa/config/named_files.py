@@ -13,6 +13,8 @@ from typing import Any
 
 from lavis.common.registry import registry
 from lavis.datasets.builders.base_dataset_builder import BaseDatasetBuilder
+from lavis.processors.alpro_processors import AlproVideoBaseProcessor
+from lavis.processors.blip_processors import BlipImageBaseProcessor
 from omegaconf.errors import OmegaConfBaseException
 
 from lavis_mafa.algorithm.mining import MiningRule
@@ -39,7 +41,10 @@ Problems = Iterator[Problem]
 FROZEN = tuple(f"model.mafa.{name}" for name in FROZEN_MODELS)
 # Keys at any depth below ``model`` that name a weight file.
 _WEIGHT_FILES = ("pretrained", "finetuned", "vit_weights", "q_former_model", "checkpoint")
+# Keys that name a folder in which transformers may look for pickled weights.
+_WEIGHT_FOLDERS = ("bert_weights", "opt_model", "t5_model")
 _FOLDERS = ("images", "videos", "features")
+_OF_PICTURES = (BlipImageBaseProcessor, AlproVideoBaseProcessor)
 _OTHER_FILES = ("detections", "references", "instances")
 
 
@@ -92,7 +97,9 @@ def take_features(config: MutableMapping[str, Any], report: Report) -> None:
             continue  # of other builders the samples are not known
         key = f"datasets.{name}.build_info.features"
         folder = cfg[f"{key}.storage"]
-        if folder is None and reads and cfg[f"datasets.{name}.vis_processor"]:
+        processor = cfg[f"datasets.{name}.vis_processor.train.name"] or ""
+        pictures = issubclass(registry.get_processor_class(processor) or int, _OF_PICTURES)
+        if folder is None and reads and pictures:
             why = "model.image_encoder: features reads them; {storage: FOLDER}"
             report.take([Problem(key, why, is_missing=True)])
         elif folder is not None and not reads:
@@ -293,6 +300,9 @@ def _files(section: Mapping[str, Any], above: str) -> Iterator[tuple[str, str]]:
             yield from _files(value, key)
         elif name in _WEIGHT_FILES and isinstance(value, str) and os.path.exists(value):
             yield key, value
+        elif name in _WEIGHT_FOLDERS and isinstance(value, str) and os.path.isdir(value):
+            for path in sorted(Path(value).glob("pytorch_model*.bin")):
+                yield key, str(path)
 
 
 def _read(path: str) -> tuple[str | None, dict[str, Any] | None]:

@@ -202,7 +202,7 @@ def _dataset_key(name: str, given: Any) -> tuple[dict[str, Any], Key, list[Probl
     which = given.get("type", "default") if isinstance(given, dict) else "default"
     found, problems = default_or_none(f"{path}.type", builder, which)
     # In LAVIS's default YAMLs the dataset's name may differ from the builder's.
-    shipped = next(iter(found.get("datasets", {}).values()), {})
+    shipped: dict[str, Any] = next(iter(found.get("datasets", {}).values()), {})
     options = getattr(builder, "build_options", None)
     info = DATASET["build_info"].having({} if options is None else keys_of(options))
     keys = _extended({**DATASET, "build_info": info}, shipped)

@@ -1,1 +1,1 @@
-"""Export checkpoints to the formats of other programs: LAVIS's own models and Hugging Face's."""
+"""Export checkpoints of BLIP and BLIP-2 to the format of Hugging Face transformers."""

@@ -54,16 +54,16 @@ class _Blip2Form(HubForm):
         query["encoder_hidden_size"] = qformer.encoder_width
         return Blip2Config(
             vision_config=vision,
-            qformer_config={**query, **self.query_settings()},
+            qformer_config={**query, **self._query_settings()},
             num_query_tokens=model.query_tokens.shape[1],
-            **self.settings(),
+            **self._settings(),
         )
 
-    def query_settings(self) -> dict[str, Any]:
+    def _query_settings(self) -> dict[str, Any]:
         """Return what the stage adds to the config of the Q-Former."""
         return {}
 
-    def settings(self) -> dict[str, Any]:
+    def _settings(self) -> dict[str, Any]:
         """Return what the stage adds to the config."""
         raise NotImplementedError
 
@@ -74,11 +74,11 @@ class Blip2Retrieval(_Blip2Form):
     class_name = "Blip2ForImageTextRetrieval"
     needs = ("itm_head", "vision_proj", "text_proj")
 
-    def query_settings(self) -> dict[str, Any]:
+    def _query_settings(self) -> dict[str, Any]:
         words = self.model.Qformer.bert.embeddings.word_embeddings.num_embeddings
         return {"vocab_size": words, "use_qformer_text_input": True}
 
-    def settings(self) -> dict[str, Any]:
+    def _settings(self) -> dict[str, Any]:
         return {"image_text_hidden_size": self.model.vision_proj.out_features}
 
     def processor(self) -> Any:
@@ -107,7 +107,7 @@ class Blip2Generation(_Blip2Form):
         # A decoder continues after the last token, which must not be padding.
         return tokenizer_of(self.model, "left" if hasattr(self.model, "opt_model") else "right")
 
-    def settings(self) -> dict[str, Any]:
+    def _settings(self) -> dict[str, Any]:
         model: Any = self.model
         config: dict[str, Any] = copy.deepcopy(language_model(model).config).to_dict()
         for key in ("_name_or_path", "architectures", "torch_dtype", "transformers_version"):

@@ -33,7 +33,7 @@ class BlipRetrieval(HubForm):
     dropped = ("text_decoder.", "temp", *_MOMENTUM, *RUN_STATE_KEYS)
     needs: ClassVar[tuple[str, ...]] = ("itm_head", "vision_proj", "text_proj", "text_encoder")
 
-    def bert(self) -> Any:
+    def _bert(self) -> Any:
         """Return LAVIS's BERT of the form."""
         return self.model.text_encoder
 
@@ -41,7 +41,7 @@ class BlipRetrieval(HubForm):
         """Return the config of a Hugging Face BLIP with the sizes of the LAVIS model."""
         from transformers import BlipConfig
 
-        tokenizer, bert = self.model.tokenizer, self.bert()
+        tokenizer, bert = self.model.tokenizer, self._bert()
         text = {
             **bert_config(bert.config),
             "vocab_size": bert.embeddings.word_embeddings.num_embeddings,
@@ -78,7 +78,7 @@ class BlipCaptioning(BlipRetrieval):
     # LAVIS's defaults of the generate() of `blip_caption`.
     generation = {"num_beams": 3, "max_length": 30, "min_length": 10, "do_sample": False}
 
-    def bert(self) -> Any:
+    def _bert(self) -> Any:
         return self.model.text_decoder.bert
 
     def note(self) -> str:

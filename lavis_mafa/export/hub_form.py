@@ -131,9 +131,17 @@ def vision_config(model: Any) -> dict[str, Any]:
 def bert_config(config: Any) -> dict[str, Any]:
     """Return what a config of LAVIS's BERT and one of Hugging Face's BLIPs have in common."""
     same = (
-        *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
-        *("hidden_act", "hidden_dropout_prob", "attention_probs_dropout_prob"),
-        *("max_position_embeddings", "initializer_range", "layer_norm_eps", "pad_token_id"),
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "intermediate_size",
+        "hidden_act",
+        "hidden_dropout_prob",
+        "attention_probs_dropout_prob",
+        "max_position_embeddings",
+        "initializer_range",
+        "layer_norm_eps",
+        "pad_token_id",
     )
     return {key: getattr(config, key) for key in same}
 

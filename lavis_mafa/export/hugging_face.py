@@ -1,7 +1,7 @@
 """Models of LAVIS as a folder that Hugging Face transformers loads without this package.
 
-The classes of `FORMS` say which models it takes and what becomes of them. The exported tokenizer
-does not clean captions like LAVIS's ``blip_caption`` (no punctuation, at most 50 words).
+`_FORMS` lists the classes of transformers that can be exported to. The exported tokenizer does not
+clean captions like LAVIS's ``blip_caption`` (no punctuation, at most 50 words).
 """
 
 from __future__ import annotations
@@ -22,23 +22,21 @@ from transformers import GenerationConfig
 from lavis_mafa.export.blip2_form import Blip2Generation, Blip2Retrieval
 from lavis_mafa.export.blip_form import BlipCaptioning, BlipRetrieval
 from lavis_mafa.export.hub_form import HubForm
-from lavis_mafa.export.model_card import CARD, facts_of, model_card
 from lavis_mafa.export.source import build_model
 from lavis_mafa.io.checkpoints import model_config, read_checkpoint, vocabulary_of
-from lavis_mafa.io.files import write_text
-from lavis_mafa.io.hub_folders import VOCABULARY, write_record
+from lavis_mafa.io.files import write_json, write_text
+from lavis_mafa.io.hub_folders import RECORD, VOCABULARY
 from lavis_mafa.models.recorded_sizes import shareable_model
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.models.weight_loading import registered_name
 
 # The first that takes a model applies.
-FORMS: tuple[type[HubForm], ...] = (
+_FORMS: tuple[type[HubForm], ...] = (
     Blip2Generation,
     Blip2Retrieval,
     BlipRetrieval,
     BlipCaptioning,
 )
-TARGETS = tuple(dict.fromkeys(form.to for form in FORMS))
 
 
 def export_hugging_face(
@@ -50,16 +48,14 @@ def export_hugging_face(
     model_type: str | None = None,
     options: Sequence[str] = (),
     dtype: str = "float32",
-    licence: str | None = None,
 ) -> str:
-    """Write the folder ``out``: config, weights, tokenizer, image processor and model card.
+    """Write the folder ``out``: config, weights, tokenizer and image processor.
 
     Args:
         checkpoint: file or URL of a BLIP or BLIP-2 of LAVIS or of this package.
-        to: one of `TARGETS`.
+        to: ``hf``, or ``hf_captioning`` for BLIP's decoder of captions.
         arch, model_type, options: see `lavis_mafa.export.source.build_model`.
         dtype: of the saved weights; a Q-Former's stay float32.
-        licence: for the model card.
 
     Returns:
         A text that says what was written.
@@ -80,16 +76,13 @@ def export_hugging_face(
             f"{len(random)} weights of {type(model).__name__}, such as {random[0]}, are neither in "
             f"{checkpoint} nor loaded from elsewhere: random weights are not exported"
         )
-    facts = facts_of(read_checkpoint(checkpoint, mapped=True), checkpoint)
-    card = model_card(type(form), facts, form.note(), licence)
     _round_weights(model, getattr(torch, dtype), form.in_float32)
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     unfinished.mkdir()
     try:
         _write_folder(form, unfinished, getattr(torch, dtype))
-        write_record(_record_of(model, cfg), unfinished)
-        write_text(unfinished / CARD, card)
+        write_json(unfinished / RECORD, _record_of(model, cfg))
         unfinished.rename(out)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -116,11 +109,11 @@ def _form_of(model: Any, to: str) -> HubForm:
         ValueError: if it has none.
     """
     family = traits_of(model).family
-    for form in FORMS:
+    for form in _FORMS:
         # A family that is not known shows by its parts.
         if form.to == to and family in ("", form.family) and form.takes(model):
             return form(model)
-    others = [one for one in FORMS if one.family == family and one.takes(model)]
+    others = [one for one in _FORMS if one.family == family and one.takes(model)]
     cure = f": use --to {others[0].to}" if others else ""
     raise ValueError(f"{type(model).__name__} has no form --to {to}{cure}")
 
@@ -198,14 +191,13 @@ def _require_form(checkpoint: str, arch: str | None, to: str) -> None:
     arch = arch or model_config(read_checkpoint(checkpoint, mapped=True)).get("arch")
     model_cls = registry.get_model_class(arch) if isinstance(arch, str) else None
     family = traits_of(model_cls).family if model_cls else ""
-    forms = [form for form in FORMS if form.to == to]
+    forms = [form for form in _FORMS if form.to == to]
     taken = [form for form in forms if family in ("", form.family)]
     if not taken:
         titles = " and ".join(dict.fromkeys(form.names.title for form in forms))
-        others = "; --to albef_* takes checkpoints of ALBEF" if family == "albef" else ""
         raise ValueError(
             f"{checkpoint} is of {arch}, of the family {family}: --to {to} takes checkpoints of "
-            f"{titles} only{others}"
+            f"{titles} only"
         )
     for form in taken:
         form.model_cls()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 from collections.abc import Sequence
@@ -14,8 +15,7 @@ import torch
 from lavis.common.utils import get_abs_path, is_url
 from torch import Tensor, nn
 
-from lavis_mafa.io.checkpoint_forms import unwrapped
-from lavis_mafa.io.checksums import can_be_mapped, damage_of, ends_as_zip, unpacks_to
+from lavis_mafa.io.checksums import begins_as_zip, damage_of
 from lavis_mafa.io.downloads import UrlFile
 from lavis_mafa.io.files import require_regular
 from lavis_mafa.io.hub_folders import read_hub_folder, read_safetensors
@@ -25,13 +25,21 @@ CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 # Types of weights.
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _FLOAT_NAMES = "float16, bfloat16, float32 or float64"
-# Bytes in memory per byte of a checkpoint's file, at most: weights hardly compress.
-_MOST_UNPACKED = 20
+# What DDP and Lightning put in front of all names, and torch.compile into those of compiled parts.
+_WRAPPERS = ("module.", "model.")
+_COMPILED = "_orig_mod."
 # State of a run rather than weights: used by run.resume_ckpt_path only. These are queues, which
 # are buffers of models, and modules of checkpoints that do not list their own (`STATE_OF_RUN`).
 RUN_STATE_KEYS = (
-    *("image_queue", "text_queue", "idx_queue", "group_queue", "queue_ptr"),
-    *("posterior.", "memory.", "picker.", "global_threshold."),
+    "image_queue",
+    "text_queue",
+    "idx_queue",
+    "group_queue",
+    "queue_ptr",
+    "posterior.",
+    "memory.",
+    "picker.",
+    "global_threshold.",
 )
 # Class attribute of modules whose whole state is of that kind; and a checkpoint's list of them.
 STATE_OF_RUN = "state_of_run"
@@ -70,7 +78,8 @@ def read_config(path: str) -> dict[str, Any]:
 def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any]:
     """Load a checkpoint to the CPU, tensors and plain values only.
 
-    Files of other training tools are read as well, see `lavis_mafa.io.checkpoint_forms`.
+    The weights may also be under ``state_dict``, and their names may have the prefixes of DDP,
+    Lightning or torch.compile: they are returned under ``model`` with plain names.
 
     Args:
         url_or_filename: a file of ``torch.save`` or safetensors, its URL, or a folder of Hugging
@@ -81,8 +90,8 @@ def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any
     Raises:
         FileNotFoundError: if the file does not exist.
         ValueError: if the file is not a checkpoint, or a pipe or device; is damaged or altered;
-            or holds several models, pickled objects, which could run code when loaded, or weights
-            that are no dense floating-point numbers of 16 to 64 bits.
+            or holds pickled objects, which could run code when loaded, or weights that are not
+            dense floating-point numbers of 16 to 64 bits.
     """
     path = local_file(url_or_filename)
     if not os.path.exists(path):
@@ -94,8 +103,8 @@ def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any
     else:
         require_regular(path)
         checkpoint = _read_torch_file(path, mapped)
-    # Names of our runner are those of its model, whatever they begin with.
-    checkpoint = checkpoint if STATE_OF_RUN in checkpoint else unwrapped(checkpoint, path)
+    # Our runner saves the names of its model, whatever they begin with.
+    checkpoint = checkpoint if STATE_OF_RUN in checkpoint else _unwrapped(checkpoint, path)
     problem = _problem_of_tensors(checkpoint.get("model", checkpoint))
     if problem:
         raise ValueError(f"{path} cannot be loaded: {problem}")
@@ -115,7 +124,7 @@ def local_file(url_or_filename: str) -> str:
         return path
     file = UrlFile("checkpoint", path)
     try:
-        on_main_process(file.fetch_if_missing)
+        on_main_process(file.fetch)
     except OSError as error:
         raise OSError(
             f"{path} is not in the cache and cannot be downloaded ({error}): give a local file "
@@ -124,44 +133,60 @@ def local_file(url_or_filename: str) -> str:
     return str(file.path)
 
 
+def _unwrapped(content: dict[str, Any], origin: str) -> dict[str, Any]:
+    """Return a checkpoint with its state dict under ``model`` and the plain names of weights.
+
+    Raises:
+        ValueError: if a weight occurs with and without a wrapper.
+    """
+    key = next((one for one in ("model", "state_dict") if isinstance(content.get(one), dict)), None)
+    state = content[key] if key else content
+    names = [str(name).replace(_COMPILED, "") for name in state]
+    prefix = _common_wrapper(names)
+    while prefix:
+        names = [name.removeprefix(prefix) for name in names]
+        prefix = _common_wrapper(names)
+    if key != "state_dict" and names == list(map(str, state)):
+        return content
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{origin} holds {twice!r} twice, with and without {_COMPILED!r}")
+    logging.info("%s: the prefixes of wrappers are removed from the names of weights", origin)
+    weights = dict(zip(names, state.values(), strict=True))
+    return {**content, "model": weights} if key else {"model": weights}
+
+
+def _common_wrapper(names: list[str]) -> str:
+    """Return the wrapper's prefix that all names begin with; "" if there is none."""
+    return next((one for one in _WRAPPERS if names and all(n.startswith(one) for n in names)), "")
+
+
 def _read_torch_file(path: str, mapped: bool) -> dict[str, Any]:
-    cut = (
-        f"{path} cannot be loaded: its {os.path.getsize(path)} bytes are cut short, "
-        "damaged, or not a checkpoint. Compare its size with the original and copy it again"
-    )
-    if unpacks_to(path) > _MOST_UNPACKED * os.path.getsize(path):
-        raise ValueError(
-            f"{path} cannot be loaded: its {os.path.getsize(path)} bytes unpack to "
-            f"{unpacks_to(path)}, which no weights do. A checkpoint of torch.save is not compressed"
-        )
     damage = damage_of(path)
     if damage is not None:
-        if not ends_as_zip(path):
-            raise ValueError(cut)
         raise ValueError(
-            f"{path} is not as it was saved: {damage}. Copy it again, or give another checkpoint"
+            f"{path} cannot be loaded: it is not as it was saved: {damage}. Its "
+            f"{os.path.getsize(path)} bytes are cut short, damaged or repacked. Copy it again, or "
+            "give another checkpoint"
         )
-    in_file = mapped and can_be_mapped(path)
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=in_file)
+        checkpoint = torch.load(
+            path, map_location="cpu", weights_only=True, mmap=mapped and begins_as_zip(path)
+        )
     # A damaged file makes torch raise nearly anything.
     except Exception as error:
         with open(path, "rb") as file:
-            head = file.read(60)
-        if len(head) > 3 and not head.startswith(
-            (b"PK", b"\x80")
-        ):  # no zip, and no pickle of older versions
-            raise ValueError(_not_by_torch(path, head)) from error
-        # torch says "unsupported" of objects that it refuses as unsafe, and of nothing else.
-        if "unsupported" not in str(error).lower() and not ends_as_zip(path):
-            raise ValueError(cut) from error
-        called = re.search(r"GLOBAL (\S+)", str(error))
+            head = file.read(20)
+        if not head.startswith((b"PK", b"\x80")):  # neither a zip nor an older version's pickle
+            raise ValueError(
+                f"{path} cannot be loaded: its {os.path.getsize(path)} bytes begin with {head!r}, "
+                "expected a file of torch.save. Fetch or unpack it again"
+            ) from error
         # torch's own message advises to switch off `weights_only`, which would run the code.
-        why = "it holds objects other than tensors and plain values"
+        called = re.search(r"GLOBAL (\S+)", str(error))
+        why = "it is cut short, or holds objects other than tensors and plain values"
         if called:
             why = f"it refers to {called[1]}, which is code"
-        elif "weights_only" not in str(error):
-            why = str(error).strip()
         raise ValueError(
             f"{path} cannot be loaded as tensors and plain values: {why}. If you trust its "
             "origin, load it elsewhere and save only its state dict, as {'model': state_dict}."
@@ -171,40 +196,19 @@ def _read_torch_file(path: str, mapped: bool) -> dict[str, Any]:
     return checkpoint
 
 
-def _not_by_torch(path: str, head: bytes) -> str:
-    """Say what a file is instead of one of ``torch.save``, by its first bytes."""
-    if head.startswith(b"version https://git-lfs"):
-        why = "it is the pointer of a file that Git LFS has not fetched. Run `git lfs pull`"
-    elif head[8:9] == b"{":
-        why = "it is a file of safetensors. Rename it to end in .safetensors"
-    else:
-        why = (
-            f"it begins with {head[:20]!r}, expected a file of torch.save. Fetch or unpack it again"
-        )
-    return f"{path} cannot be loaded: {why}"
-
-
 def _problem_of_tensors(state: Any) -> str | None:
     """Return a message about the first weight in a form that this package never saves.
 
     Such tensors would be converted silently to numbers that mean nothing, or fail deep inside
     torch. Integers are fine for buffers, such as a queue's pointer, but not for weights.
-
-    Returns:
-        None if all weights are plain, or ``state`` is no dictionary.
     """
     for key, value in state.items() if isinstance(state, dict) else ():
         if not isinstance(value, Tensor):
             continue
         name = str(value.dtype).removeprefix("torch.")
-        if value.is_meta:
-            return f"{key} is a meta tensor, which has no numbers. Save the model after loading it"
-        if value.layout is not torch.strided:
-            layout = str(value.layout).removeprefix("torch.")
-            return f"{key} is a tensor of layout {layout}, expected a dense one (Tensor.to_dense())"
-        if value.numel() * value.element_size() > value.untyped_storage().nbytes():
-            # A few bytes could stand for terabytes, which any computation would write out.
-            return f"{key} has numbers in the file once that it repeats. Save Tensor.contiguous()"
+        if value.is_meta or value.layout is not torch.strided:
+            kind = "meta tensor" if value.is_meta else f"tensor of layout {value.layout}"
+            return f"{key} is a {kind}, expected a dense one with numbers"
         whole = not (value.is_floating_point() or value.is_complex() or value.is_quantized)
         weight = str(key).endswith((".weight", ".bias"))
         if value.dtype not in _FLOATS and (weight or not whole):
@@ -278,7 +282,10 @@ def problem_of_state(state: Any, origin: str) -> str | None:
         if other is None:
             return None
         found = f"a {type(state[other]).__name__} as {str(other)[:80]!r}"
-    return f"{origin} holds no state dict, but {found}: expected names of weights with tensors"
+    return (
+        f"{origin} holds no state dict, but {found}: expected names of weights with tensors. Save "
+        "the weights as {'model': state_dict}"
+    )
 
 
 def not_resumable_message(origin: str) -> str:

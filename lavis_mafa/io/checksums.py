@@ -13,27 +13,24 @@ _INTACT: dict[str, tuple[int, ...]] = {}
 
 
 def is_intact(path: str | os.PathLike[str]) -> bool:
-    """Return whether a checkpoint in today's format exists and its checksums are right."""
+    """Return whether a file of ``torch.save`` exists and its checksums are right."""
     try:
-        return os.path.isfile(path) and _begins_as_zip(path) and damage_of(path) is None
+        return os.path.isfile(path) and begins_as_zip(path) and damage_of(path) is None
     except OSError:
         return False
 
 
 def damage_of(path: str | os.PathLike[str]) -> str | None:
-    """Describe what is wrong with a checkpoint's file.
+    """Describe what is wrong with a checkpoint's file; None if nothing is.
 
     ``torch.save`` writes a zip with a CRC32 of every record, which ``torch.load`` does not check:
-    a flipped bit loads as another weight. Files in torch's format before 1.6 have no checksums, nor
-    have those saved after ``torch.serialization.set_crc32_options(False)``.
+    a flipped bit loads as another weight. Files without checksums (torch's format before 1.6, or
+    ``torch.serialization.set_crc32_options(False)``) are accepted.
 
     The file is read once, in chunks, and not again while its size and times stay the same.
-
-    Returns:
-        None if every record has the checksum it was saved with, or the file has no checksums.
     """
-    if not _begins_as_zip(path):
-        return "it does not begin as a checkpoint" if ends_as_zip(path) else None
+    if not begins_as_zip(path):
+        return None
     stat = os.stat(path)
     stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
     name = os.path.abspath(path)
@@ -46,6 +43,9 @@ def damage_of(path: str | os.PathLike[str]) -> str | None:
             # For a folder torch would return uninitialised memory.
             if any(record.external_attr & _ZIP_FOLDER for record in records):
                 return "a record is marked as a folder"
+            # A compressed record could unpack to any size, and cannot be memory-mapped.
+            if any(record.compress_type != zipfile.ZIP_STORED for record in records):
+                return "its records are compressed, which torch.save does not do"
             damaged = file.testzip() if any(record.CRC for record in records) else None
             if damaged:
                 return f"Bad CRC-32 for file {damaged!r}"
@@ -57,37 +57,7 @@ def damage_of(path: str | os.PathLike[str]) -> str | None:
     return None
 
 
-def unpacks_to(path: str | os.PathLike[str]) -> int:
-    """Return the number of bytes of all records of a zip, by its directory; 0 if it has none."""
-    if not _begins_as_zip(path):
-        return 0
-    try:
-        with zipfile.ZipFile(path) as file:
-            return sum(record.file_size for record in file.infolist())
-    except Exception:  # a damaged directory, which `damage_of` describes
-        return 0
-
-
-def _begins_as_zip(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file has the first bytes by which ``torch.load`` knows today's format."""
+def begins_as_zip(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file has the first bytes of ``torch.save``'s format."""
     with open(path, "rb") as file:
         return file.read(4) == b"PK\x03\x04"
-
-
-def ends_as_zip(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file has a zip's directory at its end, intact or not."""
-    try:
-        return zipfile.is_zipfile(path)
-    except zipfile.BadZipFile:
-        return True
-
-
-def can_be_mapped(path: str | os.PathLike[str]) -> bool:
-    """Return whether tensors can stay in the file (``mmap``): today's format, uncompressed.
-
-    ``torch.save`` never compresses, but a checkpoint may have been unpacked and zipped again.
-    """
-    if not _begins_as_zip(path):
-        return False
-    with zipfile.ZipFile(path) as file:
-        return all(record.compress_type == zipfile.ZIP_STORED for record in file.infolist())

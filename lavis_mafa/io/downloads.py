@@ -13,7 +13,6 @@ import huggingface_hub
 import requests
 import torch
 from huggingface_hub import snapshot_download
-from lavis.common.utils import download_url
 from timm.models import hub as timm_hub
 from transformers.utils import cached_file
 
@@ -70,19 +69,12 @@ class UrlFile:
         parts = urlsplit(self.origin)
         return f"{parts.scheme}://{parts.netloc}"
 
-    def fetch_if_missing(self) -> None:
-        """Download it unless it is there."""
-        if not self.is_there:
-            self.fetch()
-
     def fetch(self) -> None:
-        """Download it; a partial file is never left under its name."""
-        path = self.path
-        if self.stored is None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            torch.hub.download_url_to_file(self.origin, str(path), progress=True)
-        else:
-            download_url(self.origin, str(path.parent), path.name)
+        """Download it, unless it is there; a partial file is never left under its name."""
+        if self.is_there:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        torch.hub.download_url_to_file(self.origin, str(self.path), progress=True)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Read weights in safetensors: single files, and folders of Hugging Face transformers.
 
 A folder of transformers has no place for some of what this package's checkpoints hold: it is in
-`RECORD`, and a safetensors file has the same in its header. Other folders of transformers are read
-too: their config tells the family and the image size, and the rest are the defaults of our model.
+`RECORD`. Other folders of transformers are read too: their config gives the family and the image
+size, and the rest are the defaults of our model.
 """
 
 from __future__ import annotations
@@ -10,22 +10,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
-from lavis_mafa.io.files import is_number, require_regular, write_json
+from lavis_mafa.io.files import is_number, require_regular
 from lavis_mafa.io.hub_names import BLIP, BLIP2, HubNames, State
 
 RECORD = "lavis_mafa.json"
-_HEADER = "lavis_mafa"  # the same in the header of a safetensors file
 VOCABULARY = "vocab.txt"
 _CONFIG = "config.json"
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_LARGEST_JSON = 2**24  # bytes; an index of a model with 100,000 weights is smaller
 _LARGE_VIT = 1024  # width of the image encoder of BLIP's model type `large`
 # By the ``model_type`` of transformers.
 _NAMES: dict[str, HubNames] = {"blip": BLIP, "blip-2": BLIP2}
@@ -38,53 +36,12 @@ def vocabulary_in(origin: str) -> str | None:
 
 
 def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a file written by `write_safetensors`, or any other with the names of LAVIS's weights.
-
-    Returns:
-        A checkpoint's content: ``model``, and ``config``, ``vocabulary`` and ``family`` if known.
+    """Read a file with the names of LAVIS's weights.
 
     Raises:
-        ValueError: if it is damaged or no such file.
-        ImportError: without safetensors.
+        ValueError: if it is damaged or not a safetensors file.
     """
-    with ExitStack() as stack:
-        file = _opened(path, stack)
-        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-        text = (file.metadata() or {}).get(_HEADER, "{}")
-    record = _record(text, str(path))
-    for name, other in (record.pop("shared", None) or {}).items():
-        if isinstance(other, str) and other in state:
-            state[str(name)] = state[other]
-    return {"model": state, **record}
-
-
-def write_safetensors(
-    state: Mapping[str, Tensor], record: Mapping[str, Any], path: str | os.PathLike[str]
-) -> None:
-    """Write weights to a safetensors file, each shared one once.
-
-    Args:
-        record: ``config``, ``vocabulary`` and ``family`` of the checkpoint, as plain values.
-    """
-    from safetensors.torch import save_file
-
-    kept: dict[tuple[Any, ...], str] = {}
-    shared: dict[str, str] = {}
-    written: State = {}
-    for name, value in state.items():
-        place = (value.data_ptr(), value.shape, value.stride(), value.dtype)
-        if value.numel() and place in kept:
-            shared[name] = kept[place]
-            continue
-        kept[place] = name
-        written[name] = value.detach().clone().contiguous()  # views share memory partly
-    header = json.dumps({**record, "shared": shared})
-    save_file(written, str(path), metadata={"format": "pt", _HEADER: header})
-
-
-def write_record(record: Mapping[str, Any], folder: Path) -> None:
-    """Write what transformers has no place for into its folder."""
-    write_json(folder / RECORD, dict(record))
+    return {"model": _tensors(path)}
 
 
 def read_hub_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -99,7 +56,6 @@ def read_hub_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         FileNotFoundError: if it has no config.
         ValueError: if it is of another family, damaged, or without safetensors.
-        ImportError: without safetensors.
     """
     folder = Path(folder)
     if not (folder / _CONFIG).is_file():
@@ -123,8 +79,7 @@ def read_hub_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:
     with_t5 = spoken and _of(config, "text_config").get("model_type") == "t5"
     if with_t5:  # its projection has the name of OPT's
         state = {name.replace("opt_proj.", "t5_proj.", 1): value for name, value in state.items()}
-    known = folder / RECORD
-    record = _record(_text(known), str(known)) if known.is_file() else {}
+    record = _record(folder / RECORD)
     temperature = record.pop("temp", None)
     if is_number(temperature) and not spoken:
         state["temp"] = torch.tensor(float(temperature))
@@ -168,55 +123,36 @@ def _weights(folder: Path) -> State:
                 f"{folder / _INDEX} names {wrong[0][:80]!r}, expected a file in its folder"
             )
     state: State = {}
-    with ExitStack() as stack:
-        for name in files:
-            file = _opened(folder / name, stack)
-            state.update({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118
+    for name in files:
+        state.update(_tensors(folder / name))
     return state
 
 
-def _opened(path: str | os.PathLike[str], stack: ExitStack) -> Any:
-    from safetensors import SafetensorError, safe_open
-
+def _tensors(path: str | os.PathLike[str]) -> State:
     require_regular(path)
-    with open(path, "rb") as file:
-        header = int.from_bytes(file.read(8), "little")
-    if header > _LARGEST_JSON:
-        raise ValueError(f"{path} cannot be loaded: its header of {header} bytes is no safetensors")
     try:
-        return stack.enter_context(safe_open(str(path), framework="pt", device="cpu"))
+        return load_file(path)
     except (SafetensorError, OSError) as error:
         raise ValueError(
-            f"{path} cannot be loaded: it is cut short, damaged, or no safetensors file ({error}). "
-            "Copy it again"
+            f"{path} cannot be loaded: it is cut short, damaged, or not a safetensors file "
+            f"({error}). Copy it again"
         ) from error
 
 
-def _text(path: Path) -> str:
-    if path.stat().st_size > _LARGEST_JSON:
-        raise ValueError(f"{path} has {path.stat().st_size} bytes, expected a config")
-    return path.read_text("utf-8")
-
-
 def _json(path: Path) -> dict[str, Any]:
-    content = _parsed(_text(path), str(path))
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}, expected a mapping")
     return content
 
 
-def _parsed(text: str, origin: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{origin} is not valid JSON: {error}") from error
-
-
-def _record(text: str, origin: str) -> dict[str, Any]:
-    """Return the entries that `write_record` writes, if they are of the right kinds."""
-    found = _parsed(text, origin)
-    kinds = {"vocabulary": str, "family": str, "temp": float, "shared": dict}
-    found = found if isinstance(found, dict) else {}
+def _record(path: Path) -> dict[str, Any]:
+    """Return the entries that an export writes to `RECORD`, if they are of the right kinds."""
+    found = _json(path) if path.is_file() else {}
+    kinds = {"vocabulary": str, "family": str, "temp": float}
     record = {
         name: found[name] for name, kind in kinds.items() if isinstance(found.get(name), kind)
     }

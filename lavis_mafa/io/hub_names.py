@@ -53,7 +53,7 @@ class HubNames:
                 return new + name.removeprefix(prefix)
         return None
 
-    def from_hub(self, name: str) -> str | None:
+    def _from_hub(self, name: str) -> str | None:
         """Return LAVIS's name of a weight of Hugging Face's model; None if it has none."""
         for new, prefix in self.prefixes:
             if not name.startswith(prefix):
@@ -105,7 +105,7 @@ class HubNames:
         """
         renamed: State = {}
         for name, value in state.items():
-            new = self.from_hub(name)
+            new = self._from_hub(name)
             if new is None or name.endswith(_POSITION_IDS):
                 continue
             if not (self.splits_bias and new.endswith(_QKV_BIAS)):

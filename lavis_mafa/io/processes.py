@@ -21,8 +21,14 @@ from tqdm import tqdm
 T = TypeVar("T")
 # Parts of the messages by which gloo, NCCL and the store report a peer that has ended or hangs.
 _LOST_PEER_MESSAGES = (
-    *("Connection closed by peer", "Connection reset by peer", "Connection refused"),
-    *("Broken pipe", "Timed out waiting", "timed out", "Socket Timeout", "remote process exited"),
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Broken pipe",
+    "Timed out waiting",
+    "timed out",
+    "Socket Timeout",
+    "remote process exited",
 )
 
 

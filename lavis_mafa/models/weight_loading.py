@@ -37,22 +37,6 @@ MATCHING_PARTS = (
 )
 PROJECTION_PARTS = ("vision_proj.", "text_proj.")
 _LANGUAGE_HEADS = ("text_encoder.cls.", "Qformer.cls.")
-# Config keys that give the sizes of weights with such a part in their names; the first is named.
-_KEYS = (
-    ("word_embeddings", "model.tokenizer: another vocabulary"),
-    ("cls.predictions.bias", "model.tokenizer: another vocabulary"),
-    ("cls.predictions.decoder", "model.tokenizer: another vocabulary"),
-    ("pos_embed", "model.image_size"),
-    ("patch_embed", "model.vit.patch_size and width, or model.vit_type"),
-    ("visual_encoder", "model.vit: width and depth, or model.vit_type, vit_model"),
-    ("vision_proj", "model.embed_dim"),
-    ("text_proj", "model.embed_dim"),
-    ("query_tokens", "model.num_query_token"),
-    ("Qformer", "model.q_former_config"),
-    ("text_encoder", "model.med_config_path"),
-    ("text_decoder", "model.med_config_path"),
-    ("cls_head", "model.num_classes"),
-)
 _LAYER = re.compile(r"(.+\.(?:blocks|layer|resblocks))\.(\d+)\.")
 _TOKEN_TYPES, _POSITIONS = "token_type_embeddings.weight", "position_embeddings.weight"
 
@@ -249,7 +233,8 @@ def fill_momentum(model: torch.nn.Module, missing: Collection[str]) -> None:
         logging.info(
             "%d weights of momentum encoders are not in the checkpoint and start as copies of the "
             "encoders, such as %s",
-            *(len(filled), min(filled)),
+            len(filled),
+            min(filled),
         )
 
 
@@ -285,7 +270,6 @@ def load_state(
             state.update({prefix + key: value for key, value in part.items()})
     wrong = [
         f"{key}: {tuple(value.shape)} in the file, {tuple(own[key].shape)} in the model"
-        f"{_key_of(key)}"
         for key, value in state.items()
         if key in own and value.shape != own[key].shape
     ]
@@ -319,12 +303,6 @@ def load_state(
     return result
 
 
-def _key_of(weight: str) -> str:
-    """Return the config key that gives a weight's size, for a message; "" if none is known."""
-    key = next((key for part, key in _KEYS if part in weight), "")
-    return key and f" ({key})"
-
-
 def _other_depths(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
     """Describe each encoder whose number of layers differs between a file and the model."""
     counts: list[dict[str, int]] = [{}, {}]
@@ -332,7 +310,7 @@ def _other_depths(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> lis
         for match in filter(None, map(_LAYER.match, names)):
             count[match[1]] = max(count.get(match[1], 0), int(match[2]) + 1)
     return [
-        f"{part}: {counts[0][part]} layers in the file, {number} in the model{_key_of(part)}"
+        f"{part}: {counts[0][part]} layers in the file, {number} in the model"
         for part, number in counts[1].items()
         if counts[0].get(part, number) != number
     ]

@@ -7,7 +7,6 @@ import itertools
 import pytest
 import torch
 from conftest import mini_batch
-from lavis_mafa.models.step_checks import problems_of_step
 from slow_families import TableConD
 
 from lavis_mafa import load_model
@@ -22,6 +21,7 @@ from lavis_mafa.algorithm.rules import RULES, Margin
 from lavis_mafa.algorithm.scores import SCORES
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
+from lavis_mafa.config.contradictions import form_of_itc
 from lavis_mafa.models.families import backbone_of
 
 BATCH = 5
@@ -54,8 +54,7 @@ def refusals(form, label, queue):
             "model.queue_size": queue,
         }
     )
-    problems = problems_of_step(type(load_tiny("albef_mafa")), found)
-    return [one for one in problems if one.key == "model.mafa.itc_loss" and not one.is_note]
+    return [one for one in form_of_itc(found) if one.key == "model.mafa.itc_loss"]
 
 
 MODELS = {}

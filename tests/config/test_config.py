@@ -690,10 +690,8 @@ RULE = "model.mafa.connections"
     [
         ({f"{RULE}.score": "similarity", "model.mafa.con_d": {"arch": "oracle"}}, f"{RULE}.score",
          "judges in Con-D's place; remove model.mafa.con_d"),
-        ({f"{RULE}.score": "similarity", f"{RULE}.labels": "probability"}, f"{RULE}.labels",
+        ({f"{RULE}.score": "similarity", f"{RULE}.labels": "probability"}, "model.mafa",
          "needs a score that is a probability"),
-        ({"model.mafa.negatives": "posterior", "model.mafa.negatives_by": "intra_modal"},
-         "model.mafa.negatives_by", "which are all 1 by it"),
         ({f"{RULE}.rule": "global_threshold"}, f"{RULE}.rule", "needs scores of all candidates"),
         ({f"{RULE}.score": "similarty"}, f"{RULE}.score", "similarity"),
         ({f"{RULE}.rule": "margin", "model.mafa.margin": {"kind": "share"}},

@@ -11,7 +11,6 @@ from same_gradients import assert_same_gradients, perturb_copies
 
 from lavis_mafa.downstream import AlbefNlvrMafa, AlbefVeMafa, AlbefVqaMafa
 from lavis_mafa.downstream.albef_downstream import decoder_from_fusion
-from lavis_mafa.export.lavis_forms import with_momentum
 from lavis_mafa.models import AlbefMafa
 
 ALL = (AlbefVeMafa, AlbefVqaMafa)
@@ -185,7 +184,14 @@ def test_decoder_is_initialised_as_in_lavis(tmp_path):
     """Against LAVIS's own loader, which assumes six text and six fusion layers."""
     med = write_lavis_sizes(tmp_path / "med.json", vocab_size=177)
     source = build(AlbefMafa, med_config_path=med)
-    torch.save({"model": with_momentum(source.state_dict())}, "with.pth")
+    state = source.state_dict()
+    copies = {
+        key.replace(f"{part}.", f"{part}_m.", 1): value
+        for key, value in state.items()
+        for part in ("visual_encoder", "text_encoder", "vision_proj", "text_proj")
+        if key.startswith(f"{part}.")
+    }
+    torch.save({"model": {**state, **copies}}, "with.pth")
     parts = build(AlbefVqaMafa, med_config_path=med)
     theirs = AlbefVQA(parts.visual_encoder, parts.text_encoder, parts.text_decoder)
     theirs.load_from_pretrained("with.pth")

@@ -21,7 +21,6 @@ from safetensors.torch import load_file
 
 from lavis_mafa.cli import main
 from lavis_mafa.export import hugging_face
-from lavis_mafa.io import hub_names
 
 PROMPTS = ["", "a red ball"]
 
@@ -197,15 +196,6 @@ def test_random_trained_weights_are_rejected(work_folder, tmp_path, capsys, part
     assert "random weights are not exported" in export_error([path], tmp_path / "out", capsys)
 
 
-def test_random_frozen_weights_are_rejected(work_folder, tmp_path, capsys, monkeypatch):
-    parts_folder = tmp_path / "parts"  # the same vocabulary, without the image encoder's weights
-    parts_folder.mkdir()
-    tiny_blip2.make_vocabulary(parts_folder)
-    monkeypatch.setattr(tiny_blip2.Tiny, "folder", parts_folder)
-    message = export_error([str(work_folder / "stage1.pth")], tmp_path / "out", capsys)
-    assert "visual_encoder" in message and "random weights are not exported" in message
-
-
 def test_unsupported_exports_are_rejected(work_folder, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
     checkpoint = str(work_folder / "stage1.pth")
@@ -220,7 +210,7 @@ def test_unsupported_exports_are_rejected(work_folder, tmp_path, capsys, monkeyp
     assert "KEY=VALUE" in export_error(
         [checkpoint, "--options", "image_size", "--dtype=float32"], out, capsys
     )
-    assert "did you mean num_query_token?" in export_error(
+    assert "did you mean num_query_token" in export_error(
         [checkpoint, "--options", "num_query_tokens=9", "--dtype=float32"], out, capsys
     )
     larger = [checkpoint, "--options", "num_query_token=9", "--dtype=float32"]
@@ -230,9 +220,3 @@ def test_unsupported_exports_are_rejected(work_folder, tmp_path, capsys, monkeyp
     assert "exists" in export_error(arch_arguments, out, capsys)
     monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(__version__="4.26.1"))
     assert "4.46" in export_error(arch_arguments, tmp_path / "other", capsys)
-
-
-def test_unsupported_weights_are_rejected():
-    with pytest.raises(ValueError, match="cannot express 1 weights, such as con_d.weight"):
-        state = {"con_d.weight": torch.zeros(1), "temp": torch.zeros(1)}
-        hub_names.BLIP2.state_to_hub(state, dropped=("temp",))

@@ -140,7 +140,7 @@ def test_folder_without_record_loads_with_the_type_that_is_given(exported, tmp_p
         ("config.json", {"model_type": "clip"}, "holds a model of type 'clip'; those of BLIP"),
         ("config.json", [1], "expected a mapping"),
         ("model.safetensors", None, "no model.safetensors; other files of weights .* may run code"),
-        ("model.safetensors", b"x" * 99, "its header of .* bytes is no safetensors"),
+        ("model.safetensors", b"x" * 99, "or not a safetensors file .*header too large"),
         (RECORD, b"{", "not valid JSON"),
     ],
 )
@@ -168,19 +168,6 @@ def test_index_leads_nowhere_else(exported, tmp_path):
     (tmp_path / "inside" / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ValueError, match="expected a file in its folder"):
         read_checkpoint(str(tmp_path / "inside"))
-
-
-def test_recorded_sizes_and_paths_of_a_folder_are_checked(exported, tmp_path):
-    _, arch, folder = exported
-    for one in folder.iterdir():
-        if one.name not in (RECORD, "vocab.txt"):
-            (tmp_path / one.name).symlink_to(one)
-    record = json.loads((folder / RECORD).read_text())
-    for name, value in (("embed_dim", 10**9), ("tokenizer", "/etc/passwd")):
-        model = {**record["config"]["model"], name: value}
-        (tmp_path / RECORD).write_text(json.dumps({**record, "config": {"model": model}}))
-        with pytest.raises(ValueError, match=f"model.{name} is "):
-            load_model(arch, checkpoint=str(tmp_path))
 
 
 def test_folder_in_several_files_loads(exported, tmp_path):
@@ -231,58 +218,14 @@ def assert_equal_stage_2(loaded, model):
     assert len(set(captions)) > 1, captions
 
 
-def test_stage_2_folder_loads_with_equal_captions(stage_2):
-    model, arch, language, folder = stage_2
-    loaded = load_model(arch, checkpoint=str(folder), is_eval=True, model=language).float()
-    assert_equal_stage_2(loaded, model)
-
-
-def test_stage_2_folder_without_record_is_told_by_its_language_model(stage_2, tmp_path):
-    """As of a folder of the hub; its record is this package's own."""
+@pytest.mark.parametrize("with_record", [True, False])
+def test_stage_2_folder_loads_with_equal_captions(stage_2, tmp_path, with_record):
+    """Without its record it is like a folder of the hub: its language model gives the arch."""
     model, arch, language, folder = stage_2
     for file in folder.iterdir():
-        if file.name != RECORD:
+        if with_record or file.name != RECORD:
             (tmp_path / file.name).symlink_to(file)
     assert read_checkpoint(str(tmp_path))["config"]["model"]["arch"] == arch
     loaded = load_model(arch, "tiny", True, checkpoint=str(tmp_path), model=language).float()
     assert_equal_stage_2(loaded, model)
-
-
-def test_stage_2_starts_from_a_folder(stage_2):
-    """As `model.pretrained` of a run."""
-    model, arch, language, folder = stage_2
-    given = {**language, "load_pretrained": True, "pretrained": str(folder)}
-    cfg = OmegaConf.merge(OmegaConf.load(model.default_config_path("tiny")).model, given)
-    assert_equal_stage_2(type(model).from_config(cfg).float().eval(), model)
-    assert not [one for one in problems_with(folder, arch, **language) if "pretrained" in one]
-
-
-@pytest.mark.parametrize("arch", ["albef_mafa", "blip_mafa", "blip2_mafa"])
-def test_weights_file_equals_the_checkpoint(tmp_path, arch):
-    torch.manual_seed(0)
-    model = load_model(arch, "tiny", is_eval=True, model={"embed_dim": 48})
-    path = save(model, tmp_path, arch, embed_dim=48, pretrained="/home/me/start.pth")
-    out = tmp_path / "weights.safetensors"
-    assert main(["export", str(path), str(out), "--to", "safetensors"]) == 0
-    assert main(["export", str(path), str(out), "--to", "safetensors"]) == 1  # it exists
-    assert b"/home/me" not in out.read_bytes()
-    loaded = load_model(arch, checkpoint=str(out), is_eval=True)
-    expected = model.state_dict()
-    assert loaded.state_dict().keys() == expected.keys()
-    for name, value in loaded.state_dict().items():
-        assert torch.equal(value, expected[name]), name
-    if arch == "blip_mafa":  # encoder and decoder share weights
-        assert out.stat().st_size < 0.8 * sum(v.numel() * 4 for v in expected.values())
-
-
-def test_damaged_or_pickled_weights_files_are_refused(tmp_path, capsys):
-    out = tmp_path / "weights.safetensors"
-    torch.save({"model": {"a": torch.zeros(2)}}, out)
-    with pytest.raises(ValueError, match="bytes is no safetensors"):
-        read_checkpoint(str(out))
-    torch.save({"model": {"a": torch.zeros(2)}}, tmp_path / "a.pth")
-    arguments = [str(tmp_path / "a.pth"), str(tmp_path / "b.pth"), "--to", "safetensors"]
-    assert main(["export", *arguments]) == 1
-    assert "ends in .safetensors" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["export", *arguments, "--dtype", "float16"])
+    assert not [one for one in problems_with(tmp_path, arch, **language) if "pretrained" in one]

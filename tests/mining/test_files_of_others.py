@@ -41,30 +41,20 @@ ESCAPE = "\x1b]0;owned\x07"
 # Sizes
 
 
-def save_member(path, shape, dtype="<f8", content=b"", method=zipfile.ZIP_STORED):
+def save_member(path, shape, dtype="<f8", content=b""):
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         header, {"descr": dtype, "fortran_order": False, "shape": shape}
     )
-    with zipfile.ZipFile(path, "w", method) as file:
+    with zipfile.ZipFile(path, "w") as file:
         file.writestr("image.npy", header.getvalue() + content)
     return path
 
 
-@pytest.mark.parametrize(
-    ("member", "message"),
-    [
-        (((2**40,), "<f8", b"12345678"), "its header names"),
-        (((0, 2**40), "<f8", b"12345678"), "its header names"),
-        (((2**40,), "|V0"), "expected plain numbers"),
-        (((1,), "|O", b"12345678"), "expected plain numbers"),
-        (((2**21,), "<f8", bytes(2**24), zipfile.ZIP_DEFLATED), "larger than the file"),
-        (((1,), "<f8", b"12345678", zipfile.ZIP_DEFLATED), "larger|compressed"),
-    ],
-)
-def test_arrays_that_ask_for_more_than_their_file_are_refused(tmp_path, member, message):
+@pytest.mark.parametrize("member", [((2**40,), "<f8", b"12345678"), ((1,), "|O", b"12345678")])
+def test_arrays_of_objects_or_with_a_wrong_header_are_refused(tmp_path, member):
     path = save_member(tmp_path / "judged.npz", *member)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="is not a file of arrays"):
         read_npz(path)
     with pytest.raises(ValueError, match=r"judged.npz is not a file of judged pairs"):
         Judged.load(path)

@@ -151,10 +151,7 @@ def test_weights_of_other_sizes_are_named(tmp_path, tiny):
     torch.save({"model": other_tiny(embed_dim=48).state_dict()}, path)
     with pytest.raises(ValueError, match="wide.pth was saved by a model of other sizes") as caught:
         tiny.load_checkpoint(str(path))
-    assert (
-        "vision_proj.weight: (48, 64) in the file, (64, 64) in the model (model.embed_dim)"
-        in str(caught.value)
-    )
+    assert "vision_proj.weight: (48, 64) in the file, (64, 64) in the model" in str(caught.value)
     assert "text_proj.bias: (48,) in the file, (64,) in the model" in str(caught.value)
     assert "itm_head" not in str(caught.value)
     # Another width is not taken for another image size.

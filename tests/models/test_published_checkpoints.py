@@ -18,7 +18,6 @@ from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertEmbeddings, BertEncoder
 
 from lavis_mafa import load_model
-from lavis_mafa.export.lavis_forms import export_lavis
 from lavis_mafa.io.checkpoints import CONFIGS
 from lavis_mafa.models import AlbefMafa
 from lavis_mafa.models.con_d.build import build_discriminator
@@ -221,15 +220,6 @@ def test_what_lavis_did_not_find_in_a_file_is_loaded(published, tmp_path):
     model.__class__ = theirs
     with pytest.raises(ValueError, match="other.pth holds no weight of Theirs"):
         complete_lavis_loading(model, str(tmp_path / "other.pth"))
-
-
-def test_exported_checkpoints_contain_the_token_types(published, tmp_path):
-    out = tmp_path / "lavis.pth"
-    export_lavis(published, out, "albef_retrieval", 2)
-    assert not any(TYPES in key for key in torch.load(out, weights_only=True)["model"])
-    model = small_lavis()
-    model.load_from_pretrained(str(out))
-    check(model, Reference(published))
 
 
 def without_types(weights):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.io.checkpoints import find_config
 from lavis_mafa.models import AlbefMafa, Blip2Mafa, BlipMafa
 from lavis_mafa.models.weight_loading import complete_lavis_loading, registered_name
 
@@ -240,23 +238,3 @@ def test_only_missing_momentum_copies_start_from_the_encoders(tmp_path):
             assert torch.equal(value, model.state_dict()[key.replace("_m.", ".", 1)]), key
         elif "_m." in key and "cls." not in key and "position_ids" not in key:
             assert torch.equal(value, state[key]), key
-
-
-@pytest.mark.parametrize(
-    "changes, key",
-    [
-        ({"vit": {"patch_size": 16, "width": 64, "depth": 1, "heads": 4}}, "model.vit: width and"),
-        ({"tokenizer": "larger.txt"}, "model.tokenizer: another vocabulary"),
-    ],
-)
-def test_weights_of_other_sizes_name_the_config_key(tmp_path, tiny, changes, key):
-    words = Path(find_config("tiny_vocab.txt")).read_text() + "\n".join(f"a{n}" for n in range(400))
-    (tmp_path / "larger.txt").write_text(words)
-    changes = {
-        name: str(tmp_path / value) if name == "tokenizer" else value
-        for name, value in changes.items()
-    }
-    torch.save({"model": load_model("albef_mafa", "tiny").state_dict()}, tmp_path / "small.pth")
-    given = {"load_pretrained": True, "pretrained": str(tmp_path / "small.pth"), **changes}
-    with pytest.raises(ValueError, match=f"small.pth was saved by a model of other[^|]*{key}"):
-        AlbefMafa.from_config(tiny_config(AlbefMafa, **given))

@@ -1,4 +1,4 @@
-"""Real photographs end to end: vocabulary, training, evaluation, export to LAVIS."""
+"""Real photographs end to end: vocabulary, training, evaluation, loading into LAVIS."""
 
 from __future__ import annotations
 
@@ -164,47 +164,6 @@ def test_momentum_encoders_are_initialised_from_the_encoders(
     assert not torch.equal(model.state_dict()[key.format("_m")], model.state_dict()[key.format("")])
     complete_lavis_loading(model, str(small_albef / "checkpoint.pth"))
     assert torch.equal(model.state_dict()[key.format("_m")], model.state_dict()[key.format("")])
-    main(["export", "checkpoint.pth", "retrieval.pth", "--to", "albef_retrieval"])
-    exported = build_downstream(
-        "albef_retrieval", small_albef, queue_size=64, pretrained="retrieval.pth"
-    )
-    complete_lavis_loading(exported, "retrieval.pth")
-    state = exported.state_dict()
-    for part in ("visual_encoder{}.norm.weight", "text_proj{}.weight", "vision_proj{}.bias"):
-        assert torch.equal(state[part.format("_m")], state[part.format("")])
-
-
-BERT = "encoder.layer.{}.{}.weight"
-QUERY = "crossattention.self.query"
-# By form: the key by which LAVIS's model loads it, and pairs of layers of its text model and ours.
-EXPORTS = {
-    # The answer decoder is initialised from the six fusion layers.
-    "albef_vqa": ("pretrained", ("text_decoder{}.bert.", 1, 7), ("text_encoder{}.", 9, 9)),
-    # Every fusion layer is doubled, once for each image.
-    "albef_nlvr": ("finetuned", ("text_encoder{}.", 8, 7), ("text_encoder{}.", 9, 7)),
-}
-
-
-@pytest.mark.parametrize("form", EXPORTS)
-def test_exported_checkpoint_loads_into_lavis(small_albef, base_checkpoint, monkeypatch, form):
-    monkeypatch.chdir(small_albef)
-    assert main(["export", "checkpoint.pth", f"{form}.pth", "--to", form]) == 0
-    key, *layers = EXPORTS[form]
-    given = {key: f"{form}.pth", "load_finetuned": key == "finetuned"}
-    model = build_downstream(form, small_albef, **given)
-    state, ours = model.state_dict(), base_checkpoint.state_dict()
-    for tail in ("", "_m"):
-        assert_same(state, f"visual_encoder{tail}.norm.weight", ours, "visual_encoder.norm.weight")
-        dense = BERT.format(5, "output.dense")
-        assert_same(state, f"text_encoder{tail}.{dense}", ours, f"text_encoder.bert.{dense}")
-        for prefix, layer, of_ours in layers:
-            theirs = prefix.format(tail) + BERT.format(layer, QUERY)
-            assert_same(state, theirs, ours, "text_encoder.bert." + BERT.format(of_ours, QUERY))
-    if form == "albef_nlvr":
-        images = torch.randn(2, 3, 32, 32)
-        samples = {"image0": images, "image1": images, "text_input": ["a dog", "two dogs"]}
-        samples.update(label=torch.tensor([0, 1]), epoch=0, iters=0, num_iters_per_epoch=1)
-        assert torch.isfinite(model(samples)["loss"])
 
 
 def test_scores_equal_lavis(small_albef, base_checkpoint, photographs, data_folder, monkeypatch):
