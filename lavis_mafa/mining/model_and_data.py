@@ -6,7 +6,7 @@ import argparse
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -131,38 +131,25 @@ def _note_other_verdicts(connections: Mapping[str, Any]) -> None:
         )
 
 
-def data_of_judged(
-    judged: Judged,
-    path: Path,
-    cfg_path: str | None = None,
-    options: Sequence[str] | None = None,
-) -> TrainingSet:
-    """Build the data that a file of judged pairs is about.
-
-    Args:
-        judged: the pairs, read from ``path``.
-        cfg_path, options: used instead of those that the file records.
+def data_of_judged(judged: Judged, path: Path) -> TrainingSet:
+    """Build the data that a file of judged pairs is about, by the config that it records.
 
     Raises:
         ValueError: if the file records no config, or the data do not have all its samples.
         ConfigError: as in `load_model_and_data`.
     """
-    by_file = not cfg_path
-    cfg_path = cfg_path or judged.about.get("cfg_path")
+    cfg_path = judged.about.get("cfg_path")
     if not cfg_path:
-        raise ValueError(f"{path} does not record its config: give it by --cfg-path")
-    recorded = () if options is not None else map(str, judged.about.get("options") or ())
-    named = Named(path, by_file, tuple(recorded))
+        raise ValueError(f"{path} does not record its config")
+    named = Named(path, True, tuple(map(str, judged.about.get("options") or ())))
     # The page may be written on a machine without the GPU that the config asks for.
-    given = [*(options or ()), *_ONLY_DATA]
-    cfg = load_config(str(cfg_path), given, machine=False, named=named, data_only=True)
-    split = str(judged.about.get("split", "train"))
-    data = _shown_pairs(cfg, split, path if by_file else cfg_path)
+    cfg = load_config(str(cfg_path), _ONLY_DATA, machine=False, named=named, data_only=True)
+    data = _shown_pairs(cfg, str(judged.about.get("split", "train")), path)
     highest = int(max(judged.image.max(initial=-1), judged.text.max(initial=-1)))
     if highest >= len(data):
         raise ValueError(
             f"{path} has a pair with sample {highest}, but the data of {cfg_path} have only "
-            f"{len(data)} samples: give the config that was judged by --cfg-path and --options"
+            f"{len(data)} samples: the data have changed since, judge them again"
         )
     return data
 
