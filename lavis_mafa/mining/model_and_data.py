@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-import math
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +16,6 @@ from lavis.common.registry import registry
 from lavis.common.utils import get_cache_path
 from omegaconf import OmegaConf
 
-from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.config.check import listed
 from lavis_mafa.config.config_of_run import LOG, is_trusted, recorded_config
@@ -95,7 +92,6 @@ def load_model_and_data(args: argparse.Namespace) -> ModelAndData:
     require_sources(cfg)
     task, train = _build_pairs(cfg, args.split)
     mafa = cfg.model_cfg.get("mafa")
-    _note_other_verdicts((mafa or {}).get("connections") or {})
     # The commands that need frozen models build them: here they would take memory for nothing.
     frozen = {name: mafa.get(name) for name in FROZEN_MODELS} if mafa else {}
     if mafa:
@@ -113,22 +109,6 @@ def load_model_and_data(args: argparse.Namespace) -> ModelAndData:
     view = view_of(cfg.model_cfg.arch, cfg.model_cfg.get("model_type"), model)
     data = Corpus(train, view, int(run.num_workers))
     return ModelAndData(cfg, model.to(device).eval(), data, device)
-
-
-def _note_other_verdicts(connections: Mapping[str, Any]) -> None:
-    """Warn that analyses judge by Con-D and two thresholds where the config trains otherwise."""
-    default = MiningRule()
-    other = [
-        f"{name}: {connections[name]}"
-        for name in ("score", "rule")
-        if connections.get(name) not in (None, getattr(default, name))
-    ]
-    if other:
-        logging.warning(
-            "the config trains with connections.%s; this command does not: it judges by Con-D, "
-            "with the thresholds low and high",
-            " and ".join(other),
-        )
 
 
 def data_of_judged(judged: Judged, path: Path) -> TrainingSet:
@@ -222,34 +202,3 @@ def log_on_main(text: str, *values: Any) -> None:
     """Log a message on the main process only."""
     if is_main_process():
         logging.info(text, *values)
-
-
-def require_folder(output: Path) -> None:
-    """Refuse an ``--output`` for a folder of results that is a file.
-
-    Raises:
-        ValueError: if it is one.
-    """
-    if output.exists() and not output.is_dir():
-        raise ValueError(f"--output {output}: is a file, expected a folder for the results")
-
-
-def require_range(args: argparse.Namespace, **bounds: tuple[float, ...]) -> None:
-    """Check that numbers of the command line are in range; None is accepted.
-
-    Args:
-        bounds: by argument, the minimum and optionally an upper bound that is excluded.
-
-    Raises:
-        ValueError: naming all arguments that are out of range.
-    """
-    wrong = []
-    for name, (low, *high) in bounds.items():
-        given = getattr(args, name)
-        for value in given if isinstance(given, list) else [given]:
-            if value is not None and not low <= value < (high[0] if high else math.inf):
-                upper = f" and below {high[0]:g}" if high else ""
-                option = f"--{name.replace('_', '-')}"
-                wrong.append(f"{option} {value}: expected at least {low:g}{upper}")
-    if wrong:
-        raise ValueError("; ".join(wrong))
