@@ -117,15 +117,6 @@ def _did_you_mean(given: str, known: Iterable[str]) -> str:
     return f"; did you mean {alike[0]}?" if alike else ""
 
 
-def _options_of(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Yield the options of a parser and of its own commands."""
-    for action in parser._actions:
-        yield from action.option_strings
-        if isinstance(action, argparse._SubParsersAction):
-            for command in action.choices.values():
-                yield from _options_of(command)
-
-
 def _prepare(
     given: Sequence[str], table: Mapping[str, tuple[str, str]], program: str, description: str
 ) -> Callable[[], int | None]:
@@ -156,7 +147,7 @@ def _prepare(
     assert chosen and run  # argparse exits unless the first argument is a command
     if unknown:
         name = unknown[0].partition("=")[0]
-        hint = _did_you_mean(name, _options_of(chosen))
+        hint = _did_you_mean(name, chosen._option_string_actions)
         chosen.error(f"unrecognized argument {name}{hint}")
     args.error = chosen.error  # for arguments that only `run` can check
     output = logging.StreamHandler()

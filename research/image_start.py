@@ -184,7 +184,6 @@ def _train_processor(cfg: Any) -> Any:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``python -m research image-start``."""
     add_options(parser, run=RUN_CONFIG_HELP)
-    parser.set_defaults(run_gives="config")
     parser.add_argument("--labels", required=True, help="JSON file of image paths and labels")
     parser.add_argument("--images", required=True, help="folder that the paths are relative to")
     parser.add_argument("--output", type=Path, required=True, help="checkpoint to write")

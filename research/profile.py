@@ -26,7 +26,7 @@ from lavis_mafa.algorithm.grit import grouped_plan
 from lavis_mafa.algorithm.mining import MiningRule, find_connections
 from lavis_mafa.algorithm.pickers import hardest
 from lavis_mafa.algorithm.settings import StepSettings
-from lavis_mafa.commands.arguments import add_config_arguments, add_sampling_arguments
+from lavis_mafa.commands.arguments import add_config_arguments, add_sampling_arguments, number
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.io.processes import progress
 from lavis_mafa.mining.features import make_features
@@ -36,7 +36,6 @@ from lavis_mafa.mining.model_and_data import (
     data_source,
     load_model_and_data,
     log_on_main,
-    require_range,
 )
 from lavis_mafa.models.families import backbone_of
 from lavis_mafa.pages.charts import Table
@@ -63,9 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser)
     add_sampling_arguments(parser)
     parser.add_argument(
-        "--mini-batches", type=int, default=50, help="number to measure (default: 50)"
+        "--mini-batches", type=number(1), default=50, help="number to measure (default: 50)"
     )
-    parser.add_argument("--queue-size", type=int, help="of momentum (default: model.queue_size)")
+    parser.add_argument(
+        "--queue-size", type=number(0), help="of momentum (default: model.queue_size)"
+    )
     parser.add_argument("--output", required=True, type=Path, help="folder for the results")
 
 
@@ -76,7 +77,6 @@ def run(args: argparse.Namespace) -> None:
         ValueError: for arguments that are out of range or do not fit together, or a model without
             ITC and ITM.
     """
-    require_range(args, mini_batches=(1,), queue_size=(0,))
     loaded = load_model_and_data(args)
     batch = int(loaded.cfg.run_cfg.batch_size_train)
     if batch <= TOP:

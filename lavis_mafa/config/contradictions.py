@@ -472,9 +472,6 @@ def _verdicts(cfg: ConfigView) -> Problems:
     if traits is not None and traits.needs_all and not by_score:
         why = f"{rule} needs scores of all candidates; use connections.score: similarity"
         yield Problem(f"{RULE}.rule", why)
-    if traits is not None and not traits.uses_thresholds and cfg[f"{RULE}.calibration"]:
-        why = f"calibrates low and high, which rule: {rule} does not use; remove it"
-        yield Problem(f"{RULE}.calibration", why)
     used = [one for one in cfg[f"{RULE}.use_in"] or () if cfg[f"{WEIGHTS}.{one}"] != 0]
     excused = f"{RULE}.use_in" in cfg.wrong or cfg[f"{RULE}.action"] == "keep"
     if (con_d or by_score) and cfg.training and not used and not excused:

@@ -26,7 +26,7 @@ from lavis_mafa.config.contradictions import ask_all
 from lavis_mafa.config.defaults import merge
 from lavis_mafa.config.foreign import usable
 from lavis_mafa.config.key import Key
-from lavis_mafa.config.named_files import check_files, take_features, take_thresholds
+from lavis_mafa.config.named_files import check_files, take_features
 from lavis_mafa.config.registered import FILE, keys_for, names_of
 from lavis_mafa.io.project_files import PROJECTS, config_named
 from lavis_mafa.io.yaml_files import check_yaml, check_yaml_file
@@ -317,7 +317,6 @@ def complete(
     trusted = {name: shipped[name] for name in ("model", "datasets") if name in shipped}
     config = filled(merge(trusted, user), keys, report, shipped=trusted)
     report.take(wrong_names)
-    take_thresholds(config, report)
     take_features(config, report)
     ask_all(config, report)
     check_files(config, report)

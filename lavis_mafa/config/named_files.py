@@ -1,4 +1,4 @@
-"""Check the files that a config names, and take values from two kinds of them.
+"""Check the files that a config names, and take the width of features from them.
 
 A checkpoint is memory-mapped: the checks look at names and plain values, but verifying its
 checksums reads the whole file once.
@@ -17,7 +17,6 @@ from lavis.processors.alpro_processors import AlproVideoBaseProcessor
 from lavis.processors.blip_processors import BlipImageBaseProcessor
 from omegaconf.errors import OmegaConfBaseException
 
-from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.config.check import Report, listed
 from lavis_mafa.config.contradictions import used_splits
 from lavis_mafa.config.key import is_url
@@ -30,7 +29,6 @@ from lavis_mafa.io.checkpoints import (
     read_checkpoint,
     weights_of,
 )
-from lavis_mafa.models.con_d.calibration import CalibratedThresholds
 from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS
 from lavis_mafa.models.con_d.frozen import FROZEN_MODELS
 from lavis_mafa.models.traits import traits_of
@@ -46,44 +44,6 @@ _WEIGHT_FOLDERS = ("bert_weights", "opt_model", "t5_model")
 _FOLDERS = ("images", "videos", "features")
 _OF_PICTURES = (BlipImageBaseProcessor, AlproVideoBaseProcessor)
 _OTHER_FILES = ("detections", "references", "instances")
-
-
-def take_thresholds(config: MutableMapping[str, Any], report: Report) -> None:
-    """Set ``high``, and ``low`` if it is calibrated, to those of ``connections.calibration``.
-
-    A ``low`` above the calibrated ``high`` is lowered to it. The config then records the values
-    that are used. Without the machine that trains, the file may be missing; the thresholds then
-    stay as they are.
-    """
-    key = "model.mafa.connections.calibration"
-    path = ConfigView(config, report.bad)[key]
-    if path is None:
-        return
-    try:
-        found = CalibratedThresholds.load(path)
-    except (OSError, ValueError) as error:
-        if report.machine or not isinstance(error, OSError):
-            report.add(key, f"{path}: {error}")
-        return
-    connections = config["model"]["mafa"]["connections"]
-    given = connections.get("low")
-    low = found.low if found.low is not None else MiningRule.low if given is None else given
-    used = {"high": found.high}
-    if found.low is not None or (isinstance(low, int | float) and low > found.high):
-        used["low"] = min(low, found.high)  # without a low of its own no pair is ambiguous
-    replaced = [
-        f"{name}: {connections[name]}"
-        for name, value in used.items()
-        if connections.get(name) not in (None, value)
-    ]
-    connections.update(used)
-    values = ", ".join(f"{name}: {value:.6g}" for name, value in used.items())
-    more = f"; replaces {', '.join(replaced)}" if replaced else ""
-    why = (
-        f"{values} by {found.name} (precision {100 * found.precision:.1f} % on the "
-        f"{found.pairs_above} of {found.pairs} pairs above high, truth by {found.truth}){more}"
-    )
-    report.take([Problem(key, why, is_note=True)])
 
 
 def take_features(config: MutableMapping[str, Any], report: Report) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from lavis_mafa.algorithm.scores import CON_D
 from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.metrics.binary import TENTHS
 from lavis_mafa.pages.charts import Bars, format_number
@@ -19,17 +20,19 @@ from lavis_mafa.pages.tables import one_line
 T = TypeVar("T")
 
 
+SHOWN = 60  # pairs on a page
+
+
 class SampleViewer:
     """Reads images and captions of samples by number, as far as they can be read.
 
     Args:
         data: the training set; None: only the numbers of the samples are known.
-        images: whether to read images.
+        problem: why there are no data; "" if there are.
     """
 
-    def __init__(self, data: TrainingSet | None, images: bool = True) -> None:
-        self._data, self._images = data, images and data is not None
-        self._missing, self._problem = 0, ""
+    def __init__(self, data: TrainingSet | None, problem: str = "") -> None:
+        self._data, self._problem, self._missing = data, problem, 0
 
     def pair(self, image: int, text: int, verdict: str, truth: bool | None) -> ShownPair:
         """Return the pair of the image of one sample and the caption of another."""
@@ -37,13 +40,19 @@ class SampleViewer:
         return ShownPair(self._image(image), *captions, verdict, truth)
 
     def notes(self) -> list[str]:
-        """Return a note of the images that could not be read so far; [] if there are none."""
+        """Return notes of what could not be read so far; [] if there is nothing."""
+        if self._data is None:
+            return [
+                f"The data could not be loaded ({self._problem}), so pairs are shown without "
+                "images and captions. Relative paths are resolved against the working directory "
+                "of the command."
+            ]
         if not self._missing:
             return []
         return [f"{self._missing} images could not be read; the first: {self._problem}"]
 
     def _image(self, number: int) -> Image.Image | None:
-        if not self._images or self._data is None:
+        if self._data is None:
             return None
         try:
             picture = self._data.show(number)[0]
@@ -63,34 +72,34 @@ class SampleViewer:
             return f"(caption of sample {number})"
 
 
-def view_data(load: Callable[[], TrainingSet], images: bool, notes: list[str]) -> SampleViewer:
-    """Return a viewer of data; if they cannot be loaded, add a note that says so."""
+def view_data(load: Callable[[], TrainingSet]) -> SampleViewer:
+    """Return a viewer of data, or one that only knows numbers if they cannot be loaded."""
     try:
-        return SampleViewer(load(), images)
+        return SampleViewer(load())
     # Missing files or libraries, or another working directory, must not prevent the page.
     except Exception as error:
         kind = type(error).__name__
         logging.warning("the page has no images: %s: %s", kind, one_line(str(error)))
-        notes.append(
-            f"The data could not be loaded ({kind}), so pairs are shown without images and "
-            "captions. Relative paths are resolved against the working directory of the command."
-        )
-        return SampleViewer(None)
+        return SampleViewer(None, kind)
 
 
 def connections_of(
-    records: Iterable[Mapping[str, Any]], show: SampleViewer, score: str = ""
+    records: Iterable[Mapping[str, Any]], show: SampleViewer, config: Mapping[str, Any]
 ) -> Iterator[ShownPair]:
     """Yield the records of ``connections.jsonl`` with images and captions.
 
     Args:
-        score: what judged them in Con-D's place; empty: Con-D.
+        config: of the run, which names what judged them.
     """
+    rule: Any = config
+    for name in ("model", "mafa", "connections"):
+        rule = rule.get(name) or {}
+    score = "P" if rule.get("score", CON_D) == CON_D else rule["score"]
     for one in records:
         image, text = one["anchor_index"], one["mined_index"]
         if one["direction"] == "t2i":
             image, text = text, image
-        verdict = f"{score or 'P'} = {format_number(one['probability'])}, {one['state']}"
+        verdict = f"{score} = {format_number(one['probability'])}, {one['state']}"
         yield show.pair(image, text, f"{verdict}, epoch {one['epoch']}", one["truth"])
 
 

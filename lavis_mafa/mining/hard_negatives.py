@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lavis.common.dist_utils import is_main_process
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -105,10 +104,7 @@ def order_of(
     size, batch = len(texts), sampling.batch_size
     assert batch is not None
     if size < batch:
-        raise ValueError(
-            f"{size} samples do not fill a mini-batch of {batch}: take a larger --sample or a "
-            "smaller --batch-sizes"
-        )
+        raise ValueError(f"{size} samples do not fill a mini-batch of {batch}: take a smaller one")
     # The same permutation for all batch sizes and search spaces: only these should differ.
     order: Indices = np.random.default_rng((seed, 0)).permutation(size)
     if sampling.kind == "grit":
@@ -155,7 +151,6 @@ def hardest_negatives(
     image_ids: NDArray[Any] | None = None,
     top_k: int = 1,
     device: torch.device | str = "cpu",
-    quiet: bool = True,
     group_ids: NDArray[Any] | None = None,
 ) -> HardNegatives:
     """Return the hardest negatives of every anchor in its mini-batch, in both directions (MAFA
@@ -167,7 +162,6 @@ def hardest_negatives(
         image_ids: ``(S,)``; pairs of the same image are positives of each other. None: only the
             anchor's own pair is a positive.
         top_k: number of hardest negatives of each anchor.
-        quiet: whether to hide the progress bar.
         group_ids: ``(S,)``, -1 for none; pairs of one group are no negatives of each other.
     """
     # Filled in place: parts that are joined would need twice the memory.
@@ -175,9 +169,7 @@ def hardest_negatives(
     image, text = np.empty((2, most), np.int64)
     sides, numbers = np.empty(most, bool), np.empty(most, np.int32)
     batches = order.reshape(-1, batch_size)
-    for number, positions in enumerate(
-        batches if quiet else progress(batches, desc="hard negatives")
-    ):
+    for number, positions in enumerate(progress(batches, desc="hard negatives")):
         rows = torch.from_numpy(positions)
         images, texts = features.images[rows].to(device).float(), features.texts[rows].to(device)
         sim = similarity(images, texts)
@@ -245,7 +237,6 @@ def hard_negatives_of(
         ids if positive else None,
         top_k,
         loaded.device,
-        quiet=not is_main_process(),
         group_ids=groups,
     )
     found.image, found.text = features.numbers[found.image], features.numbers[found.text]

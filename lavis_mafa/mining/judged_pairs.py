@@ -19,7 +19,6 @@ from lavis_mafa.metrics.known_truth import UNKNOWN as UNKNOWN
 from lavis_mafa.metrics.known_truth import VALID as VALID
 
 FILE = "judged.npz"
-_AT_ONCE = 2**20  # pairs that `rows_of` looks for at once
 # Of the arrays of a discriminator and of a sampling in the file.
 _PREFIX, _SAMPLING = "probability_", "sampling_"
 
@@ -38,7 +37,7 @@ class Judged:
         truth: ``(P,)`` int8, `VALID`, `INVALID` or `UNKNOWN`.
         about: origin of the pairs, as plain values: ``cfg_path``, ``options``, ``low``, ``high``.
         samplings: ``(P,)`` bool by `hard_negatives.Sampling.name`, whether the pair is a hard
-            negative in its mini-batches; {} in files of `mine` and of earlier versions.
+            negative in its mini-batches; {} in files of `mine`.
     """
 
     image: NDArray[Any]
@@ -93,16 +92,12 @@ class Judged:
         """Return the rows ``(K,)`` of pairs by sample numbers; -1 if a pair was not judged."""
         highest = [array.max(initial=0) for array in (self.image, self.text, image, text)]
         size = int(max(highest)) + 1
-        keys, rows = pair_keys(self.image, self.text, size), np.full(len(image), -1)
-        order = None if (keys[1:] > keys[:-1]).all() else np.argsort(keys, kind="stable")
-        # In parts, whose temporary numbers take little memory.
-        for begin in range(0, len(rows) if len(keys) else 0, _AT_ONCE):
-            part = slice(begin, begin + _AT_ONCE)
-            wanted = pair_keys(image[part], text[part], size)
-            place = np.searchsorted(keys, wanted, sorter=order).clip(max=len(keys) - 1)
-            found = place if order is None else order[place]
-            rows[part] = np.where(keys[found] == wanted, found, -1)
-        return rows
+        keys, wanted = pair_keys(self.image, self.text, size), pair_keys(image, text, size)
+        if not len(keys):
+            return np.full(len(image), -1)
+        order = np.argsort(keys, kind="stable")
+        found = order[np.searchsorted(keys, wanted, sorter=order).clip(max=len(keys) - 1)]
+        return np.where(keys[found] == wanted, found, -1)
 
     def select(self, rows: NDArray[Any]) -> Judged:
         """Return only some pairs, by ``rows``: numbers or a mask ``(P,)``."""
@@ -162,32 +157,21 @@ class Judged:
             raise ValueError(f"{path} is not a file of judged pairs: {error}") from error
 
     def _check(self) -> None:
-        """Check what a file from someone else may have wrong.
-
-        Raises:
-            ValueError: naming the first value of another kind, or out of range.
-        """
+        """Raise ValueError if a file from someone else has values of another kind."""
         low, high = self.thresholds
         if not 0.0 <= low <= high <= 1.0:
             raise ValueError(f"thresholds {low:g} and {high:g}, expected 0 <= low <= high <= 1")
-        flags = {name: getattr(self, name) for name in ("from_image", "from_text")}
-        for kinds, low, high, columns in (
-            # Up to which the number of a pair, see `pair_keys`, fits into 64 bits.
-            ("iu", 0, 2**31, {"image": self.image, "text": self.text}),
-            ("b", 0, 1, flags | self.samplings),
-            ("i", min(_TRUTHS), max(_TRUTHS), {"truth": self.truth}),
-            ("f", 0, 1, self.probability),
-        ):
-            for name, values in columns.items():
-                if not name.isidentifier():
-                    raise ValueError(f"the name {name!r}, expected letters, digits and _")
-                if values.dtype.kind not in kinds:
-                    raise ValueError(f"{name} has the type {values.dtype}")
-                if ((values < low) | (values > high)).any():  # NaN passes
-                    raise ValueError(f"{name} has values outside {low:g} to {high:g}")
+        kinds = {name: "f" for name in self.probability} | {name: "b" for name in self.samplings}
+        kinds |= {"image": "iu", "text": "iu", "truth": "i", "from_image": "b", "from_text": "b"}
+        columns = {name: getattr(self, name) for name in _COLUMNS}
+        for name, values in {**columns, **self.probability, **self.samplings}.items():
+            if values.dtype.kind not in kinds[name]:
+                raise ValueError(f"{name!r} has the type {values.dtype}")
+        for name in ("image", "text"):  # pair_keys of larger numbers would not fit into 64 bits
+            if len(columns[name]) and not 0 <= columns[name].min() <= columns[name].max() < 2**31:
+                raise ValueError(f"{name} has values outside 0 to {2**31}")
 
 
-_TRUTHS = (VALID, INVALID, UNKNOWN)
 _COLUMNS = ("image", "text", "from_image", "from_text", "truth")
 
 

@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.mining import STATE_NAMES, MiningRule
 from lavis_mafa.metrics.binary import TENTHS, bin_of
-from lavis_mafa.mining.gallery import SampleViewer, bars_of, evenly
+from lavis_mafa.mining.gallery import SHOWN, SampleViewer, bars_of, evenly
 from lavis_mafa.mining.judge_check import self_check_tables
 from lavis_mafa.mining.judged_pairs import INVALID, UNKNOWN, VALID, Judged
 from lavis_mafa.pages.charts import Bars, Table, format_number
 from lavis_mafa.pages.report_page import ShownPair, write_report
 
-SHOWN = 60  # pairs on a page
 _TRUTH_VALUES = {VALID: True, INVALID: False, UNKNOWN: None}
 
 
@@ -32,7 +31,6 @@ def report_of_judged(
     tables: Iterable[Table] = (),
     bars: Sequence[Bars] = (),
     notes: Iterable[str] = (),
-    limit: int = SHOWN,
 ) -> Path:
     """Write the page of judged pairs and return its path.
 
@@ -40,9 +38,8 @@ def report_of_judged(
         judged: has the thresholds, see `Judged.thresholds`.
         title: heading of the page.
         tables, bars, notes: further ones, see `write_report`.
-        limit: maximum number of pairs with images, of all discriminators together.
     """
-    each = limit // max(1, len(judged.names))
+    each = SHOWN // max(1, len(judged.names))
     pairs = [one for name in judged.names for one in _pairs(judged, name, show, each)]
     return write_report(
         path,

@@ -11,7 +11,6 @@ import torch
 from lavis.common.dist_utils import get_rank, get_world_size
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
-from torch import Tensor
 
 from lavis_mafa.algorithm.discriminator import LEFT
 from lavis_mafa.config import ConfigError, load_config
@@ -54,18 +53,13 @@ def discriminators_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     found, problems = {}, []
     for name, one in given.items():
         if name == TRUTH or not str(name).isidentifier() or not isinstance(one, dict):
-            problems.append(
-                f"--con-d: {name!r}: write NAME.key=value with a name of letters, digits and _, "
-                f"other than {TRUTH}"
-            )
+            problems.append(f"--con-d {name}: expected NAME.key=value, NAME other than {TRUTH}")
             continue
         found[name], wrong = check_con_d(one, model)
         problems += [f"--con-d {name}: {problem}" for problem in wrong]
         if one.get("arch") == ORACLE:
             problems.append(
-                f"--con-d {name}.arch: {ORACLE} cannot be given here. Where the ground truth is "
-                "known it always judges; to mine by it give --options "
-                f"model.mafa.con_d.arch={ORACLE}"
+                f"--con-d {name}.arch: {ORACLE} is given by --options model.mafa.con_d.arch"
             )
     if problems:
         raise ConfigError(str(args.cfg_path), problems)
@@ -164,7 +158,7 @@ def _judge(
     log_on_main("%d pairs to judge", len(pairs))
     discriminator.model.to(loaded.device)
     own = np.empty(len(images), np.float32)
-    chunks = _chunks_of(images, texts, features)
+    chunks = _chunks_of(images, texts)
     shown = [np.unique(images[rows]) for rows in chunks]
     pictures = loaded.data.batches(shown, discriminator.processor)
     with progress(total=len(images), unit=" pairs", desc="judging") as bar:
@@ -200,21 +194,16 @@ def _first_readable(image_ids: NDArray[Any], readable: NDArray[Any]) -> NDArray[
     return first[image]
 
 
-def _chunks_of(image: NDArray[Any], text: NDArray[Any], features: Features) -> list[NDArray[Any]]:
+def _chunks_of(image: NDArray[Any], text: NDArray[Any]) -> list[NDArray[Any]]:
     """Return the rows of pairs that are judged together.
 
     All pairs of an image are in one chunk, so that it is encoded once; a chunk has up to
-    `CHUNK_IMAGES` images and about `CHUNK_PAIRS` pairs. Similar images are placed near each other:
-    they tend to be paired with the same texts, which are then encoded for fewer chunks.
+    `CHUNK_IMAGES` images and about `CHUNK_PAIRS` pairs.
 
     Args:
         image, text: ``(P,)``, all pairs of this rank.
     """
-    images, own = np.unique(image, return_inverse=True)
-    position = np.empty(len(images), np.int64)
-    similar_order = _similarity_order(features.vectors, features.positions(images))
-    position[similar_order] = np.arange(len(images))
-    order = np.lexsort((text, position[own.reshape(-1)]))
+    order = np.lexsort((text, image))
     begins = np.flatnonzero(np.diff(image[order], prepend=-1)).tolist()
     first, cuts = 0, []
     for number, begin in enumerate(begins):
@@ -222,20 +211,6 @@ def _chunks_of(image: NDArray[Any], text: NDArray[Any], features: Features) -> l
             cuts.append(begin)
             first = number
     return np.split(order, cuts) if len(order) else []
-
-
-def _similarity_order(vectors: Tensor, rows: NDArray[Any]) -> NDArray[Any]:
-    """Return an order ``(N,)`` of N rows of ``vectors`` that places similar ones near each other.
-
-    About sqrt(N) of the vectors are centers; vectors with the same nearest center are adjacent.
-    """
-    if not len(rows):
-        return np.empty(0, np.int64)
-    chosen = torch.from_numpy(rows)
-    centers = vectors[chosen[:: max(1, round(len(rows) ** 0.5))]]
-    # In parts: the vectors may be a mapped file that is larger than the memory.
-    nearest = torch.cat([(vectors[p] @ centers.t()).argmax(dim=1) for p in chosen.split(4096)])
-    return nearest.argsort(stable=True).numpy()
 
 
 def _truth_of(data: Corpus | TrainingSet, image: NDArray[Any], text: NDArray[Any]) -> NDArray[Any]:

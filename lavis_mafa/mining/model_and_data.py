@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-import math
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +16,6 @@ from lavis.common.registry import registry
 from lavis.common.utils import get_cache_path
 from omegaconf import OmegaConf
 
-from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.config.check import listed
 from lavis_mafa.config.config_of_run import LOG, is_trusted, recorded_config
@@ -95,7 +92,6 @@ def load_model_and_data(args: argparse.Namespace) -> ModelAndData:
     require_sources(cfg)
     task, train = _build_pairs(cfg, args.split)
     mafa = cfg.model_cfg.get("mafa")
-    _note_other_verdicts((mafa or {}).get("connections") or {})
     # The commands that need frozen models build them: here they would take memory for nothing.
     frozen = {name: mafa.get(name) for name in FROZEN_MODELS} if mafa else {}
     if mafa:
@@ -115,54 +111,25 @@ def load_model_and_data(args: argparse.Namespace) -> ModelAndData:
     return ModelAndData(cfg, model.to(device).eval(), data, device)
 
 
-def _note_other_verdicts(connections: Mapping[str, Any]) -> None:
-    """Warn that analyses judge by Con-D and two thresholds where the config trains otherwise."""
-    default = MiningRule()
-    other = [
-        f"{name}: {connections[name]}"
-        for name in ("score", "rule")
-        if connections.get(name) not in (None, getattr(default, name))
-    ]
-    if other:
-        logging.warning(
-            "the config trains with connections.%s; this command does not: it judges by Con-D, "
-            "with the thresholds low and high",
-            " and ".join(other),
-        )
-
-
-def data_of_judged(
-    judged: Judged,
-    path: Path,
-    cfg_path: str | None = None,
-    options: Sequence[str] | None = None,
-) -> TrainingSet:
-    """Build the data that a file of judged pairs is about.
-
-    Args:
-        judged: the pairs, read from ``path``.
-        cfg_path, options: used instead of those that the file records.
+def data_of_judged(judged: Judged, path: Path) -> TrainingSet:
+    """Build the data that a file of judged pairs is about, by the config that it records.
 
     Raises:
         ValueError: if the file records no config, or the data do not have all its samples.
         ConfigError: as in `load_model_and_data`.
     """
-    by_file = not cfg_path
-    cfg_path = cfg_path or judged.about.get("cfg_path")
+    cfg_path = judged.about.get("cfg_path")
     if not cfg_path:
-        raise ValueError(f"{path} does not record its config: give it by --cfg-path")
-    recorded = () if options is not None else map(str, judged.about.get("options") or ())
-    named = Named(path, by_file, tuple(recorded))
+        raise ValueError(f"{path} does not record its config")
+    named = Named(path, True, tuple(map(str, judged.about.get("options") or ())))
     # The page may be written on a machine without the GPU that the config asks for.
-    given = [*(options or ()), *_ONLY_DATA]
-    cfg = load_config(str(cfg_path), given, machine=False, named=named, data_only=True)
-    split = str(judged.about.get("split", "train"))
-    data = _shown_pairs(cfg, split, path if by_file else cfg_path)
+    cfg = load_config(str(cfg_path), _ONLY_DATA, machine=False, named=named, data_only=True)
+    data = _shown_pairs(cfg, str(judged.about.get("split", "train")), path)
     highest = int(max(judged.image.max(initial=-1), judged.text.max(initial=-1)))
     if highest >= len(data):
         raise ValueError(
             f"{path} has a pair with sample {highest}, but the data of {cfg_path} have only "
-            f"{len(data)} samples: give the config that was judged by --cfg-path and --options"
+            f"{len(data)} samples: the data have changed since, judge them again"
         )
     return data
 
@@ -235,34 +202,3 @@ def log_on_main(text: str, *values: Any) -> None:
     """Log a message on the main process only."""
     if is_main_process():
         logging.info(text, *values)
-
-
-def require_folder(output: Path) -> None:
-    """Refuse an ``--output`` for a folder of results that is a file.
-
-    Raises:
-        ValueError: if it is one.
-    """
-    if output.exists() and not output.is_dir():
-        raise ValueError(f"--output {output}: is a file, expected a folder for the results")
-
-
-def require_range(args: argparse.Namespace, **bounds: tuple[float, ...]) -> None:
-    """Check that numbers of the command line are in range; None is accepted.
-
-    Args:
-        bounds: by argument, the minimum and optionally an upper bound that is excluded.
-
-    Raises:
-        ValueError: naming all arguments that are out of range.
-    """
-    wrong = []
-    for name, (low, *high) in bounds.items():
-        given = getattr(args, name)
-        for value in given if isinstance(given, list) else [given]:
-            if value is not None and not low <= value < (high[0] if high else math.inf):
-                upper = f" and below {high[0]:g}" if high else ""
-                option = f"--{name.replace('_', '-')}"
-                wrong.append(f"{option} {value}: expected at least {low:g}{upper}")
-    if wrong:
-        raise ValueError("; ".join(wrong))

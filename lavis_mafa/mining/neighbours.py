@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 from collections.abc import Sequence
 from typing import Any
@@ -17,43 +16,14 @@ from lavis_mafa.algorithm.corpus_mining import nearest
 from lavis_mafa.algorithm.mining import DIRECTIONS
 from lavis_mafa.algorithm.pickers import NONE
 from lavis_mafa.io.processes import all_gather_objects, progress
-from lavis_mafa.mining import ALL
 from lavis_mafa.mining.features import Features
-from lavis_mafa.mining.hard_negatives import HardNegatives, Sampling, Similarity, groups_of
-from lavis_mafa.mining.model_and_data import ModelAndData, log_on_main, require_range
+from lavis_mafa.mining.hard_negatives import HardNegatives, Similarity, groups_of
+from lavis_mafa.mining.model_and_data import ModelAndData, log_on_main
 from lavis_mafa.models.families import backbone_of
 
 # Anchors that are compared at once. Neither depends on the number of ranks, because products of
 # equal matrices are equal to the last bit.
 _ANCHORS, _LEAST_CHUNKS = 8192, 16
-
-
-def note_of(k: int) -> str:
-    """Return what the pairs of the whole data set are, for the page of a command."""
-    number = "candidate" if k == 1 else f"{k} candidates"
-    return (
-        f"With all samples as the search space, the hard negatives are the {number} most "
-        "similar to every anchor in the whole data set; they are not the pairs that training "
-        "sees, which come from a mini-batch."
-    )
-
-
-def whole_corpus(args: argparse.Namespace, whole: bool, neighbours: int) -> Sampling | None:
-    """Return the settings of the command line; None unless the whole data set is searched.
-
-    Args:
-        neighbours: default of ``--neighbours``.
-
-    Raises:
-        ValueError: for values out of range, or without effect.
-    """
-    require_range(args, neighbours=(1,))
-    if args.neighbours is not None and not whole:
-        raise ValueError(
-            "--neighbours without the whole data set as a search space: add "
-            f"{ALL} to the search spaces, or leave it out"
-        )
-    return Sampling(ALL, None, neighbours=args.neighbours or neighbours) if whole else None
 
 
 def find_neighbours(

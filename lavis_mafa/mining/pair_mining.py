@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
@@ -23,8 +23,8 @@ from lavis_mafa.mining.hard_negatives import Sampling
 from lavis_mafa.mining.judged_pairs import FILE, UNKNOWN, VALID, Judged
 from lavis_mafa.mining.judged_report import report_of_judged
 from lavis_mafa.mining.judging import discriminators_of
-from lavis_mafa.mining.model_and_data import load_model_and_data, require_folder, require_range
-from lavis_mafa.mining.neighbours import normalized, note_of, whole_corpus
+from lavis_mafa.mining.model_and_data import load_model_and_data
+from lavis_mafa.mining.neighbours import normalized
 from lavis_mafa.mining.pair_records import PairRecords
 from lavis_mafa.models.con_d.build import ORACLE
 from lavis_mafa.pages.charts import Cell, Table
@@ -34,16 +34,8 @@ def mine_connections(args: argparse.Namespace) -> None:
     """Mine connections and write them as training data.
 
     Raises:
-        ValueError: for arguments that are out of range, or without exactly one Con-D.
+        ValueError: without exactly one Con-D.
     """
-    in_all = args.search_space == ALL
-    if in_all:
-        args.search_space = None
-        _refuse_mini_batches(args)
-    bounds = {"batch_size": 2, "search_space": 1, "passes": 1, "top_k": 1, "limit": 0}
-    require_range(args, threshold=(0.0, 1.0), **{name: (low,) for name, low in bounds.items()})
-    whole_corpus(args, in_all, 1)
-    require_folder(args.output)
     con_ds = discriminators_of(args)
     loaded = load_model_and_data(args)
     mafa = loaded.cfg.model_cfg.get("mafa") or {}
@@ -57,27 +49,21 @@ def mine_connections(args: argparse.Namespace) -> None:
         )
     run_cfg = loaded.cfg.run_cfg
     top_k = args.top_k or rule.top_k
-    sampling = whole_corpus(args, in_all, top_k)
-    if sampling is None:
+    if args.search_space == ALL:
+        sampling = Sampling(ALL, None, neighbours=top_k)
+    else:
         space = args.search_space or int(run_cfg.grit.search_space)
         batch = args.batch_size or int(run_cfg.batch_size_train)
         sampling = Sampling(args.sampling, batch, space if args.sampling == "grit" else None)
-    judged = mine(
-        loaded,
-        args,
-        con_ds,
-        (min(rule.low, high), high),
-        np.arange(len(loaded.data)),
-        [(sampling, args.seed + k) for k in range(args.passes)],
-        top_k,
-        new_only=True,
-    ).judged
+    thresholds = min(rule.low, high), high
+    wanted = [(sampling, args.seed)]
+    judged = mine(loaded, args, con_ds, thresholds, wanted, top_k, new_only=True).judged
     if by_truth:
         judged.probability[ORACLE] = (judged.truth == VALID).astype(np.float32)
     if not is_main_process():
         return
     judged.save(args.output / FILE)
-    mined, counts = _select_pairs(judged, loaded.data, high, args.limit)
+    mined, counts = _select_pairs(judged, loaded.data, high)
     if not len(mined):
         logging.warning(
             "no pair is above the threshold of %g (the highest probability is %.3f), so there are "
@@ -89,34 +75,12 @@ def mine_connections(args: argparse.Namespace) -> None:
     _write_summary(args, loaded.data, judged, mined, counts)
 
 
-def _refuse_mini_batches(args: argparse.Namespace) -> None:
-    """Refuse arguments about mini-batches with the whole data set as the search space.
-
-    Raises:
-        ValueError: naming them.
-    """
-    defaults = {"passes": 1, "sampling": "grit", "batch_size": None}
-    given = {name: getattr(args, name) for name in defaults}
-    wrong = [
-        f"--{name.replace('_', '-')} {value}"
-        for name, value in given.items()
-        if value != defaults[name]
-    ]
-    if wrong:
-        raise ValueError(f"--search-space {ALL} has no mini-batches: leave out {', '.join(wrong)}")
-
-
-def _select_pairs(
-    judged: Judged, data: Corpus, threshold: float, limit: int | None = None
-) -> tuple[Judged, dict[str, int]]:
+def _select_pairs(judged: Judged, data: Corpus, threshold: float) -> tuple[Judged, dict[str, int]]:
     """Select the pairs with a probability above ``threshold`` by the first discriminator.
 
     Several samples may have the same image, and several images the same caption. Each pair of an
     image and a normalized caption is selected once, with its highest probability, and only if the
     data do not contain it.
-
-    Args:
-        limit: maximum number of pairs, the most probable ones; None: no limit.
 
     Returns:
         The new pairs, the most probable first, and the numbers of judged pairs, of those that each
@@ -141,17 +105,15 @@ def _select_pairs(
         else:
             seen.add(key)
             kept.append(row)
-    chosen = np.array(kept[: len(kept) if limit is None else limit], np.int64)
     counts = {
         "judged": len(judged),
         "not readable": int((~readable).sum()),
         "not above the threshold": int(readable.sum()) - len(rows),
         "in the data already": already,
         "twice": twice,
-        "beyond the limit": len(kept) - len(chosen),
-        "new": len(chosen),
+        "new": len(kept),
     }
-    return judged.select(chosen), counts
+    return judged.select(np.array(kept, np.int64)), counts
 
 
 def _write_pairs(args: argparse.Namespace, data: Corpus, mined: Judged) -> None:
@@ -188,10 +150,8 @@ def _write_summary(
     """
     summary: dict[str, Any] = {"threshold": judged.about["high"], **counts}
     summary["self-check"] = judged.about["self_check"]
-    notes: Sequence[str] = []
     if "neighbours" in judged.about:
         summary["neighbours"] = judged.about["neighbours"]
-        notes = [note_of(judged.about["neighbours"]["neighbours"])]
     lines = [f"{value:>10}  {name}" for name, value in counts.items()]
     if not (judged.truth == UNKNOWN).any():
         valid, among = int((mined.truth == VALID).sum()), len(mined)
@@ -213,6 +173,5 @@ def _write_summary(
         args.output / "report.html",
         "Mined connections",
         tables=[Table("Judged pairs", ["rule", "pairs"], rows)],
-        notes=notes,
     )
     print(f"written: {args.output / 'mined.json'}, augmented.json, repeated.json, dataset.yaml")

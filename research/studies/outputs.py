@@ -11,11 +11,10 @@ from lavis_mafa._version import __version__
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.mining.gallery import connections_of, view_data
 from lavis_mafa.mining.model_and_data import recorded_data
-from lavis_mafa.mining.run_report import read_run
 from lavis_mafa.pages.charts import Bars
 from lavis_mafa.pages.report_page import ShownPair, write_report
 from lavis_mafa.pages.tables import markdown_section
-from lavis_mafa.runners.run_log import LOG, mean_of, read_log
+from lavis_mafa.runners.run_log import CONNECTIONS, LOG, mean_of, read_json_lines, read_log
 from research.curves import Curve, Series, curves_svg
 from research.studies.results import Results, headline_of
 from research.studies.spread import Spread, Spreads, note_on_spread, spreads_of
@@ -203,6 +202,7 @@ def _gallery(results: Results) -> Iterator[ShownPair]:
     plan, run = results.plan, results.study.file.gallery
     job = plan.jobs.get(f"{run}/{plan.seeds[0]}") if plan else None
     if job is not None and job.done and (job.folder / LOG).is_file():
-        records = read_run(job.folder)
-        show = view_data(lambda: recorded_data(records.folder), True, [])
-        yield from connections_of(records.connections[-_GALLERY:], show, records.score)
+        records = list(read_json_lines(job.folder / CONNECTIONS))
+        show = view_data(lambda: recorded_data(job.folder))
+        config = read_log(job.folder, "config")[-1]["config"]
+        yield from connections_of(records[-_GALLERY:], show, config)

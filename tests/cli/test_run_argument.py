@@ -116,25 +116,3 @@ def test_recorded_config_has_no_keys_of_one_start(tmp_path):
     record = {"kind": "config", "config": {"run": {"seed": 3, **one_start}}}
     (tmp_path / "log.jsonl").write_text(json.dumps(record) + "\n")
     assert recorded_config(tmp_path) == {"run": {"seed": 3}}
-
-
-@pytest.fixture(scope="module")
-def judged(run, tmp_path_factory):
-    """A copy of the run, and a folder of pairs judged by it where its own folder was elsewhere."""
-    folder = tmp_path_factory.mktemp("judged")
-    before, after = folder / "before", folder / "after"
-    shutil.copytree(run, before)
-    command = ["mine", "--batch-size", "8", "--search-space", "16"]
-    assert main([*command, "--run", str(before), "--output", str(folder / "pairs")]) == 0
-    shutil.move(before, after)
-    return after, folder / "pairs"
-
-
-def test_labels_of_a_run_that_was_moved(judged, tmp_path):
-    folder, pairs = judged
-    command = ["label", "page", str(pairs), "--count", "5", "--output"]
-    assert main([*command, str(tmp_path / "a.html")]) == 2, "its own config is not there any more"
-    assert main([*command, str(tmp_path / "b.html"), "--run", str(folder)]) == 0
-    assert "data:image" in (tmp_path / "b.html").read_text()
-    with pytest.raises(SystemExit):
-        main([*command, "c.html", "--run", str(folder), "--cfg-path", "albef_toy"])

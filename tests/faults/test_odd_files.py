@@ -26,7 +26,6 @@ from lavis_mafa.datasets.pair_conversion import converted
 from lavis_mafa.io.cache import _TEMPORARY
 from lavis_mafa.io.yaml_files import MOST_NODES, check_yaml
 from lavis_mafa.mining.judged_pairs import Judged
-from lavis_mafa.models.con_d.calibration import CalibratedThresholds
 
 ROOT = Path(__file__).resolve().parents[2]
 TOY = ROOT / "projects/mafa/train/albef_toy.yaml"
@@ -257,12 +256,4 @@ def test_truncated_judged_pairs_are_refused(tmp_path, injected, part):
     path.write_bytes(content[: int(part * len(content))])
     with pytest.raises(ValueError, match="judged.npz is not a file of judged pairs"):
         Judged.load(path)
-    injected("odd labels", 1)
-
-
-def test_numbers_of_400_digits_are_refused(tmp_path, injected):
-    path = tmp_path / "calibration.json"
-    path.write_text('{"high": 1' + "0" * 400 + "}")
-    with pytest.raises(ValueError, match="high: Input should be"):
-        CalibratedThresholds.load(path)
     injected("odd labels", 1)

@@ -97,6 +97,26 @@ def test_rows_without_enough_negatives_are_counted(tmp_path, caplog):
         assert bool((similarity(name) <= 0.95 * similarity("positive") + 1e-5).all())
 
 
+def test_a_cross_encoder_reads_the_pairs_of_the_data_set(tmp_path):
+    data = pairs(24).remove_columns("label")
+
+    class Encoder(torch.nn.Linear):
+        num_labels = 1
+
+        def predict(self, read, **options):
+            assert options["batch_size"] == 7
+            return torch.tensor([anchor[0] == text[0] for anchor, text in read]).float()
+
+    settings = StepSettings(connections=MiningRule())
+    given = {"negatives": 1, "search": 20, "batch_size": 7}
+    mined, missing = mine_hard_negatives(
+        data, encoder(tmp_path), settings, judge=Encoder(1, 1), **given
+    )
+    assert len(mined) and len(missing)
+    assert all(row["anchor"][0] != row["negative_1"][0] for row in mined)
+    assert all(row["anchor"][0] == row["positive"][0] for row in missing)
+
+
 def test_every_text_is_encoded_once(tmp_path, monkeypatch):
     model, encoded = encoder(tmp_path), []
     real = model.encode_document

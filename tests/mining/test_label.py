@@ -59,9 +59,9 @@ def test_drawn_pairs_are_allowed_and_spread_over_the_tenths(probability, count, 
         return
     rows = _draw(p, count, above, 0)
     assert len(set(rows)) == len(rows) == min(count, allowed.sum()) and allowed[rows].all()
-    edges = [-1.0, *(k / 10 for k in range(1, 11))]
+    edges = np.arange(1, 10).astype(np.float32) / np.float32(10)
     drawn, size = (
-        np.histogram(-one, [-e for e in edges[::-1]])[0] for one in (p[rows], p[allowed])
+        np.bincount(np.searchsorted(edges, one), minlength=10) for one in (p[rows], p[allowed])
     )
     # Only an exhausted tenth has two or more fewer than the largest.
     assert all(d >= drawn.max() - 1 for d, s in zip(drawn, size, strict=True) if d < s)
@@ -123,7 +123,7 @@ def test_command_loads_the_judged_data(tmp_path, caplog):
     assert "no discriminator 'other'" in caplog.text
     judged([0.9], about={"low": 0.5}).save(tmp_path / "judged.npz")
     assert main(command) == 1
-    assert "--cfg-path" in caplog.text
+    assert "does not record its config" in caplog.text
 
 
 @needs_browser
@@ -157,7 +157,7 @@ def test_keys_label_the_pairs_and_the_csv_is_read(tmp_path):
     ]
     answers = ["match", "no match", "no match", "match", "no match"]
     assert [row[4] for row in rows] == answers
-    found, matches, probability, _ = _read_labels(tmp_path / "labels.csv", pairs)
+    found, matches, probability = _read_labels(tmp_path / "labels.csv", pairs)
     assert found.tolist() == list(range(5))
     assert matches.tolist() == [answer == "match" for answer in answers]
     assert probability == pytest.approx(pairs.probability["con_d"][:5])
@@ -223,16 +223,16 @@ GOOD = "0_3,a.jpg,a caption,0.5,match\n"
         (GOOD + "0_4,a.jpg,c,0.5,match\n", "line 3: the pair 0_4 was not judged"),
         (GOOD + "1_4,a.jpg,c,0.5,maybe\n", "line 3: the label is 'maybe', expected one of match"),
         (GOOD + "1_4,a.jpg,c,0.5,\n", "line 3: the label is '', expected"),
-        (GOOD + "2_5,a.jpg,c,0.5,match\n" + GOOD, "line 4: the pair 0_3 has a label in line 2 too"),
-        (GOOD + "00_03,a.jpg,c,0.5,match\n", "line 3: the pair 00_03 has a label in line 2 too"),
+        (GOOD + "2_5,a.jpg,c,0.5,match\n" + GOOD, "line 4: the pair 0_3 has another label above"),
+        (GOOD + "00_03,a.jpg,c,0.5,match\n", "line 3: the pair 0_3 has another label above"),
         (GOOD + "1-Apr,a.jpg,c,0.5,match\n", "line 3: the pair id is '1-Apr', expected"),
         (GOOD + "-1_4,a.jpg,c,0.5,match\n", "line 3: the pair id is '-1_4'"),
         (GOOD + "9999999999_4,a.jpg,c,0.5,match\n", "line 3: the pair id is"),
         (GOOD + "1_4,a.jpg,c,match\n", "line 3: 4 cells, expected 5"),
         (GOOD + "\n", "line 3: 0 cells, expected 5"),
         (GOOD + "1_4,a.jpg,c,half,match\n", "line 3: could not convert string to float"),
-        (GOOD + "1_4,a.jpg,c,nan,match\n", "line 3: the probability is nan, expected 0.5 by con_d"),
-        (GOOD + "1_4,a.jpg,c,0.6,match\n", "line 3: the probability is 0.6, expected 0.5 by con_d"),
+        (GOOD + "1_4,a.jpg,c,nan,match\n", "has other probabilities than the judged pairs"),
+        (GOOD + "1_4,a.jpg,c,0.6,match\n", "has other probabilities than the judged pairs"),
         (GOOD + '1_4,a.jpg,"c,0.5,match\n', "line 3: unexpected end of data"),
         (GOOD + "1_4,\udcff,c,0.5,match\n", "'utf-8' codec"),
         ("", "has no labels"),

@@ -1,4 +1,4 @@
-"""Reports of stopped, resumed and unfinished runs, and the page of judged pairs."""
+"""The pages of unfinished and finished runs, and of judged pairs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ from lavis_mafa.mining.gallery import SampleViewer, evenly
 from lavis_mafa.mining.judged_pairs import INVALID, UNKNOWN, VALID, Judged
 from lavis_mafa.mining.judged_report import _choose, report_of_judged
 from lavis_mafa.mining.judged_report import _outcome as outcome_of_judged
-from lavis_mafa.mining.run_report import _outcome as outcome_of_run
-from lavis_mafa.mining.run_report import read_run, report_of_run
-
-CONFIG = {"run": {"max_epoch": 2}, "model": {"arch": "albef_mafa"}, "datasets": {"toy_scenes": {}}}
+from lavis_mafa.mining.run_report import report
 
 
 def write_log(folder, *lines):
@@ -30,83 +27,64 @@ def write_log(folder, *lines):
     return folder
 
 
-def step(epoch, step_of_epoch, number, loss, **more):
-    kind = {"kind": "step", "epoch": epoch, "step": step_of_epoch, "global_step": number}
-    return {**kind, "loss": loss, **more}
+def page_of(folder):
+    """Write the page of a folder and return its HTML."""
+    return report(folder).read_text(encoding="utf-8")
 
 
-def test_repeated_steps_count_once(tmp_path):
-    run = read_run(
-        write_log(
-            tmp_path,
-            {"kind": "config", "config": {"run": {"seed": 1}}},
-            step(0, 0, 1, 9.0, temperature=0.07),
-            step(0, 1, 2, 8.0),
-            {"kind": "epoch", "epoch": 0, "global_step": 2, "loss": 8.5},
-            {"kind": "eval", "split": "val", "epoch": 0, "txt_r1": 10.0},
-            step(1, 0, 3, 7.0),
-            step(1, 1, 4, 6.0),
-            {"kind": "epoch", "epoch": 1, "global_step": 4, "loss": 6.5},
-            {"kind": "eval", "split": "val", "epoch": 1, "txt_r1": 20.0},
-            {"kind": "eval", "split": "test", "epoch": "best", "txt_r1": 30.0},
-            # Resumed after step 3: epoch 1 is no longer finished.
-            {"kind": "config", "config": CONFIG},
-            {"kind": "resume", "file": "checkpoint_last.pth", "epoch": 1},
-            step(1, 1, 4, 5.0, lr=0.1),
-        )
-    )
-    assert run.steps == 4
-    assert list(run.epochs) == [0] and list(run.evaluations) == [("val", 0)]
-    assert run.config == CONFIG
+def step(number):
+    return {"kind": "step", "epoch": 0, "step": number - 1, "global_step": number, "loss": 2.5}
 
 
 def test_report_of_a_running_training(tmp_path):
-    folder = write_log(
-        tmp_path, {"kind": "config", "config": CONFIG}, step(0, 0, 1, 2.5), '{"kind"'
-    )
-    path = report_of_run(read_run(folder), tmp_path / "report.html")
-    text = path.read_text(encoding="utf-8")
-    assert "0 of 2, incomplete" in text and "none: set run.loggers" in text
-    empty = write_log(tmp_path / "new", "")
-    assert "<h1>Training run: new" in report_of_run(
-        read_run(empty), tmp_path / "new.html"
-    ).read_text(encoding="utf-8")
-    with pytest.raises(FileNotFoundError, match="log.jsonl does not exist"):
-        read_run(tmp_path / "nowhere")
+    config = {"run": {"max_epoch": 2}, "model": {"arch": "albef_mafa"}, "datasets": {"toy": {}}}
+    folder = write_log(tmp_path, {"kind": "config", "config": config}, step(1), '{"kind"')
+    text = page_of(folder)
+    assert ">0 of 2<" in text and ">set run.loggers<" in text and ">toy<" in text
+    assert "No epoch is complete; 1 steps are done." in text
+    assert "<h1>Training run: new" in page_of(write_log(tmp_path / "new", ""))
 
 
-def test_headline_of_a_run_follows_from_its_last_epoch(tmp_path):
+def test_headline_and_figures_are_of_the_last_epoch_and_evaluation(tmp_path):
     rates = {"false_negative_rate_i2t": 0.2, "false_negative_rate_t2i": 0.3}
     left = {"false_negative_rate_in_itm_i2t": 0.1, "false_negative_rate_in_itm_t2i": 0.0}
     folder = write_log(
         tmp_path,
         {"kind": "epoch", "epoch": 0, "global_step": 1, "loss": 8.5},
         {"kind": "epoch", "epoch": 1, "global_step": 2, "loss": 6.5, **rates, **left},
-        {"kind": "eval", "split": "val", "epoch": 1, "agg_metrics": 41.26},
+        {"kind": "eval", "split": "val", "epoch": 0, "agg_metrics": 31.5, "txt_r1": 12.5},
+        {"kind": "eval", "split": "val", "epoch": 1, "agg_metrics": 41.26, "txt_r1": 22.5},
     )
-    assert outcome_of_run(read_run(folder)) == (
+    text = page_of(folder)
+    assert (
         "The loss of epoch 1 is 6.5 (8.5 in epoch 0). 25.0 % of its hard negatives are false, and "
         "5.0 % of those that ITM learned as no match. The last evaluation (val, epoch 1) scored "
         "41.3."
-    )
+    ) in text
+    assert "val, epoch 1: txt_r1" in text and "22.5" in text and "12.5" not in text
     by_con_d = {"kind": "epoch", "epoch": 0, "false_negative_rate_by_con_d_i2t": 0.125}
-    folder = write_log(tmp_path / "con_d", by_con_d)
-    assert outcome_of_run(read_run(folder)) == ("Con-D calls 12.5 % of its hard negatives a match.")
-    folder = write_log(tmp_path / "new", step(0, 0, 1, 2.5))
-    assert outcome_of_run(read_run(folder)) == "No epoch is complete; 1 steps are done."
+    text = page_of(write_log(tmp_path / "con_d", by_con_d))
+    assert "Con-D calls 12.5 % of its hard negatives a match." in text
 
 
-def test_connections_logged_twice_count_once(tmp_path):
-    write_log(tmp_path, step(0, 0, 1, 1.0))
-    first = [(0, 0, 1), (0, 0, 2), (0, 4, 3), (0, 8, 4), (1, 0, 5)]
-    repeated = [(0, 4, 3), (0, 8, 9)]  # resumed before step 4 of epoch 0
-    lines = [
-        {"epoch": e, "step": s, "direction": "i2t", "anchor_index": a, "mined_index": 0}
-        for e, s, a in first + repeated
-    ]
-    (tmp_path / "connections.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lines))
-    steps = [(r["epoch"], r["step"], r["anchor_index"]) for r in read_run(tmp_path).connections]
-    assert steps == [(0, 0, 1), (0, 0, 2), (0, 4, 3), (0, 8, 9)]
+def test_bars_are_tenths_of_the_last_histogram(tmp_path):
+    histogram = {"kind": "con_d_histogram", "epoch": 0, "i2t": {"true": [1, 2]}}
+    page = page_of(write_log(tmp_path, histogram))
+    assert re.findall(r'class="n">(.*?)<', page) == list("0010000200")
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"kind": "step"},
+        {"kind": "step", "global_step": None},
+        {"kind": "eval", "epoch": 0},
+        {"kind": "con_d_histogram", "epoch": 0, "i2t": 3},
+    ],
+)
+def test_records_that_no_run_writes_are_named(tmp_path, record):
+    with pytest.raises(ValueError, match="has a record that no run writes"):
+        report(write_log(tmp_path, record))
 
 
 @given(st.integers(0, 50), st.integers(1, 20))
@@ -138,11 +116,10 @@ def test_caption_without_readable_image():
     )
     assert pairs[3].image is None and pairs[4].image is not None
     assert viewer.notes() == ["1 images could not be read; the first: OSError: no such file"]
-    without_images = SampleViewer(FiveSamples(), images=False)
-    shown = without_images.pair(0, 7, "verdict", None)
+    without_data = SampleViewer(None, "OSError")
+    shown = without_data.pair(0, 7, "verdict", None)
     assert shown.image is None and shown.caption == "(caption of sample 7)"
-    assert without_images.notes() == [] == SampleViewer(None).notes()
-    assert SampleViewer(None).pair(0, 7, "", None).own_caption == "(caption of sample 0)"
+    assert "The data could not be loaded (OSError)" in without_data.notes()[0]
 
 
 # Judged pairs
@@ -193,7 +170,7 @@ def test_page_of_judged_pairs(tmp_path):
         def source(self, number):
             return None, f"caption {number}"
 
-    show = SampleViewer(Data(), images=False)
+    show = SampleViewer(Data())
     path = report_of_judged(judged_pairs(), show, tmp_path / "page.html", "Pairs")
     text = path.read_text()
     # The pair of row 3 was not judged by "one".
@@ -232,18 +209,3 @@ def test_report_command_on_judged_pairs_without_config(tmp_path):
     text = (tmp_path / "judged.html").read_text()
     assert text.count("<small>its own caption: (caption of sample ") == 7 and "<img" not in text
     assert (tmp_path / "report.html").read_text() == "of the count"
-
-
-def test_best_evaluation_is_always_shown(tmp_path):
-    scores = [10.0, 40.0, *range(20, 29)]
-    lines = [
-        {"kind": "eval", "time": e, "split": "val", "epoch": e, "agg_metrics": score}
-        for e, score in enumerate(scores)
-    ]
-    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    call("report", tmp_path)
-    text = (tmp_path / "report.html").read_text()
-    table = text[text.index("Evaluation of val") :]
-    table = table[: table.index("</table>")]
-    assert re.findall("<th.*?>(.*?)</th>", table) == ["figure", "epoch 1, best", "epoch 10"]
-    assert ">40" in table and ">28" in table and ">10<" not in table

@@ -283,19 +283,12 @@ def test_added_components_are_listed(tmp_path):
     assert status == 0, printed
     for line in (
         "Pick the candidate whose similarity is nearest to a target (tests)",
-        "model.mafa.nearest_to.target: a number from -1 to 1, default 0.5; cosine similarity of",
         "Return half the model's own distribution, sharpened (tests)",
-        "model.mafa.spread.modality: one of images, texts, default 'images'; whose features",
-        "model.mafa.con_d.coin.probability: a number from 0 to 1, default 0.5",
         "Change between two hardnesses from epoch to epoch (tests)",
-        "run.grit.swing.low: a number > 0 and <= 1, default 0.5; hardness of every other epoch",
         "mean_rank",
         "Drives models that average pixels and words (tests)",
         "averages_tiny",
-        "model.channels: a whole number >= 1, default 16; width of both encoders",
         "greeting_pretrain",
-        "run.times: a whole number from 1 to 3, default 1; how often",
-        "datasets.squares.build_info.count: a whole number >= 8; number of pairs",
         "mafa/train/albef_toy",
     ):
         assert line in printed, line

@@ -21,6 +21,8 @@ from lavis_mafa.mining.quality.label_quality import ANSWERS, COLUMNS, pair_id
 from lavis_mafa.pages.html import data_uri, write_page
 from lavis_mafa.pages.tables import one_line
 
+_IMAGE_SIZE = 640  # longest side, pixels
+
 
 def label_page(args: argparse.Namespace) -> None:
     """Write the page; the arguments are those of `lavis_mafa.commands.label`.
@@ -28,14 +30,12 @@ def label_page(args: argparse.Namespace) -> None:
     Raises:
         ValueError: for arguments that are out of range or do not fit the data.
     """
-    if args.count < 1 or args.image_size < 16:
-        raise ValueError(
-            f"--count {args.count} --image-size {args.image_size}: expected at least 1 and 16"
-        )
+    if args.count < 1:
+        raise ValueError(f"--count {args.count}: expected at least 1")
     judged = Judged.load(args.judged)
-    data = data_of_judged(judged, args.judged, args.cfg_path, args.options)
+    data = data_of_judged(judged, args.judged)
     rows = _draw(judged.probability_by(args.name), args.count, args.above, args.seed)
-    shown = _write_label_page(args.output, judged, data, rows, args.name, args.image_size)
+    shown = _write_label_page(args.output, judged, data, rows, args.name)
     print(f"written: {args.output}, {shown} pairs; open it in a browser, label and save labels.csv")
 
 
@@ -71,7 +71,6 @@ def _write_label_page(
     data: Any,
     rows: NDArray[Any],
     name: str | None = None,
-    image_size: int = 640,
 ) -> int:
     """Write the page that asks for some of the judged pairs; return their number.
 
@@ -81,7 +80,6 @@ def _write_label_page(
         data: has ``show(number)`` and ``annotated(number)``, see `TrainingSet`.
         rows: of the pairs, in the order in which they are shown.
         name: discriminator whose probabilities the CSV records; None: the first.
-        image_size: longest side of the images, pixels.
 
     Raises:
         ValueError: if none of the pairs can be read.
@@ -95,7 +93,7 @@ def _write_label_page(
         try:
             caption = data.annotated(text)[1]
             if image not in places:
-                images.append(data_uri(data.show(image)[0], image_size))
+                images.append(data_uri(data.show(image)[0], _IMAGE_SIZE))
                 places[image] = len(images) - 1
         except UNREADABLE as error:
             logging.warning("skipped image %d, text %d: %s", image, text, one_line(str(error)))
