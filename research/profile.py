@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lavis_mafa.algorithm.backbone import Backbone
+from lavis_mafa.algorithm.backbone import Backbone, backbone_of
 from lavis_mafa.algorithm.grit import grouped_plan
 from lavis_mafa.algorithm.mining import MiningRule, find_connections
 from lavis_mafa.algorithm.pickers import hardest
@@ -37,7 +37,6 @@ from lavis_mafa.mining.model_and_data import (
     load_model_and_data,
     log_on_main,
 )
-from lavis_mafa.models.families import backbone_of
 from lavis_mafa.pages.charts import Table
 from lavis_mafa.pages.tables import markdown_table
 from research.label_profile import LabelProfile, Stream, labels_of

@@ -25,7 +25,7 @@ from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.io.processes import progress
 from lavis_mafa.metrics.intervals import clustered, ratio
 from lavis_mafa.mining.model_and_data import ModelAndData, data_source, load_model_and_data
-from lavis_mafa.models.families import AlbefBackbone
+from lavis_mafa.models.families.albef.albef_driver import AlbefBackbone
 from lavis_mafa.models.families.family import tokenize
 from lavis_mafa.models.mafa_model import checkpoint_of
 from lavis_mafa.models.weight_loading import random_weights

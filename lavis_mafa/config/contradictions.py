@@ -30,10 +30,10 @@ from lavis_mafa.config.check import Report, listed, suggest
 from lavis_mafa.config.defaults import default_or_none
 from lavis_mafa.config.key import is_url
 from lavis_mafa.config.lavis_classes import declared
+from lavis_mafa.config.loggers import LOGGERS, names_of_loggers
 from lavis_mafa.config.registered import BUILD_KEYS
 from lavis_mafa.config.schema import SPLITS
-from lavis_mafa.io.checkpoints import read_config
-from lavis_mafa.loggers import LOGGERS, names_of_loggers
+from lavis_mafa.io.project_files import read_config
 from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS
 from lavis_mafa.models.con_d.frozen import FROZEN_MODELS
 from lavis_mafa.models.traits import Traits, judges, negatives_encoders, traits_of

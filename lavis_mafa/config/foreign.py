@@ -18,7 +18,7 @@ from lavis.common.utils import get_cache_path
 from lavis_mafa.config.check import listed, value_at
 from lavis_mafa.config.defaults import default_or_none
 from lavis_mafa.config.key import UNSET
-from lavis_mafa.io.checkpoints import find_config
+from lavis_mafa.io.project_files import find_config
 from lavis_mafa.plugins import is_imported
 
 # Keys by which weights, tokenizers and language models may be downloaded.

@@ -21,6 +21,7 @@ from lavis_mafa.config.check import Keys, suggest
 from lavis_mafa.config.defaults import default_or_none, default_yaml, merge
 from lavis_mafa.config.key import UNSET, Key, key_of, keys_of, section_of
 from lavis_mafa.config.lavis_classes import declared
+from lavis_mafa.config.loggers import LOGGERS
 from lavis_mafa.config.schema import (
     BLANK,
     DatasetOptions,
@@ -34,7 +35,6 @@ from lavis_mafa.config.schema import (
     ProcessorArguments,
     RunOptions,
 )
-from lavis_mafa.loggers import LOGGERS
 from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.problems import Problem, Registered

@@ -14,7 +14,7 @@ from typing import Any
 from lavis_mafa.algorithm.grit.grit_settings import GritSettings
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.algorithm.settings import StepSettings
-from lavis_mafa.loggers import LOGGERS
+from lavis_mafa.config.loggers import LOGGERS
 from lavis_mafa.metrics import MetricNames
 from lavis_mafa.models.con_d.con_d_settings import ConDSettings, FrozenSettings
 from lavis_mafa.models.parts.vit import STEMS

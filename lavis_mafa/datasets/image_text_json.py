@@ -36,7 +36,7 @@ from lavis_mafa.datasets.local_builder import (
 )
 from lavis_mafa.datasets.pair_conversion import converted
 from lavis_mafa.datasets.pairs import EvalPairs, Pairs, TrainPairs
-from lavis_mafa.io.checkpoints import dataset_yamls
+from lavis_mafa.io.project_files import dataset_yamls
 
 _LOOKED_FOR = 50  # images, spread over the data
 

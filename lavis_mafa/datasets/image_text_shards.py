@@ -38,9 +38,9 @@ from lavis_mafa.datasets.pair_table import PairTable
 from lavis_mafa.datasets.pairs import EvalPairs, Pairs, TrainPairs
 from lavis_mafa.datasets.shards import Shard, files_named, find_shards, read_samples
 from lavis_mafa.io.cache import cache_root
-from lavis_mafa.io.checkpoints import dataset_yamls
 from lavis_mafa.io.launcher import usable_cores
 from lavis_mafa.io.processes import progress
+from lavis_mafa.io.project_files import dataset_yamls
 
 SHARDS_PER_WORKER = 4  # at least; a shard takes a second, a process a part of one
 

@@ -9,7 +9,8 @@ from lavis.models.med import XBertEncoder
 from torch import Tensor
 from transformers.models.bert.configuration_bert import BertConfig
 
-from lavis_mafa.io.checkpoints import find_config, read_checkpoint, weights_of
+from lavis_mafa.io.checkpoints import read_checkpoint, weights_of
+from lavis_mafa.io.project_files import find_config
 from lavis_mafa.models.families.attention import fuse_attention
 from lavis_mafa.models.mafa_model import checkpoint_of
 from lavis_mafa.models.parts.tokenizers import build_tokenizer

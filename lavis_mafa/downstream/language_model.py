@@ -14,8 +14,8 @@ from lavis.models.blip2_models.blip2 import Blip2Base
 from torch import Tensor, nn
 
 from lavis_mafa.io.checkpoints import read_checkpoint
-from lavis_mafa.models.families import Blip2Backbone
 from lavis_mafa.models.families.attention import fuse_attention
+from lavis_mafa.models.families.blip2.blip2_driver import Blip2Backbone
 from lavis_mafa.models.families.blip2.blip2_parts import SIZES, Blip2Parts, Parts
 from lavis_mafa.models.families.family import all_visible
 from lavis_mafa.models.mafa_model import checkpoint_of

@@ -13,12 +13,12 @@ from lavis.common.registry import registry
 from lavis.tasks.base_task import BaseTask
 from PIL import Image, ImageDraw
 
+from lavis_mafa.algorithm.backbone import backbone_of
 from lavis_mafa.downstream import grounding_metrics as grounding
 from lavis_mafa.downstream import task_records as results
 from lavis_mafa.downstream.gradcam import TOKENS, default_layer, heat_maps
-from lavis_mafa.io.checkpoints import read_config
 from lavis_mafa.io.files import lost_writes
-from lavis_mafa.models.families import backbone_of
+from lavis_mafa.io.project_files import read_config
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.problems import ConfigView, Problem
 from lavis_mafa.tasks.mafa_pretrain import StepFigures

@@ -8,11 +8,10 @@ import logging
 import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from lavis.common.utils import get_abs_path, is_url
+from lavis.common.utils import is_url
 from torch import Tensor, nn
 
 from lavis_mafa.io.checksums import begins_as_zip, damage_of
@@ -21,7 +20,6 @@ from lavis_mafa.io.files import require_regular
 from lavis_mafa.io.hub_folders import read_hub_folder, read_safetensors
 from lavis_mafa.io.processes import on_main_process
 
-CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 # Types of weights.
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _FLOAT_NAMES = "float16, bfloat16, float32 or float64"
@@ -43,36 +41,6 @@ RUN_STATE_KEYS = (
 )
 # Class attribute of modules whose whole state is of that kind; and a checkpoint's list of them.
 STATE_OF_RUN = "state_of_run"
-
-
-def model_yamls(arch: str, *types: str, folder: Path = CONFIGS) -> dict[str, str]:
-    """Return the `PRETRAINED_MODEL_CONFIG_DICT` of a model: one YAML for each model type."""
-    return {name: str(folder / "models" / f"{arch}_{name}.yaml") for name in types}
-
-
-def dataset_yamls(builder: str, folder: Path = CONFIGS) -> dict[str, str]:
-    """Return the `DATASET_CONFIG_DICT` of a builder that has one YAML."""
-    return {"default": str(folder / "datasets" / builder / "default.yaml")}
-
-
-def find_config(path: str) -> str:
-    """Return the path of a model's config file, looked up in this package, as a path, in LAVIS."""
-    for candidate in (CONFIGS / "models" / path, Path(path), Path(get_abs_path(path))):
-        if candidate.is_file():
-            return str(candidate.resolve())
-    raise FileNotFoundError(
-        f"{path} is not a file of lavis_mafa ({CONFIGS / 'models'}), of LAVIS, or relative to "
-        f"{os.getcwd()}"
-    )
-
-
-def read_config(path: str) -> dict[str, Any]:
-    """Return the content of a model's JSON config; {} if it cannot be found or read."""
-    try:
-        content = json.loads(Path(find_config(path)).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from huggingface_hub import snapshot_download
 from timm.models import hub as timm_hub
 from transformers.utils import cached_file
 
+BERT = "bert-base-uncased"  # whose tokenizer LAVIS's models have
+
 _TIMM = "timm/"  # begins the names of timm's models on the Hugging Face hub
 # Published weights keep the names that LAVIS and torch cache them under, to share their cache.
 _PUBLISHED = (

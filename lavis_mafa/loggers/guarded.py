@@ -11,18 +11,11 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from lavis_mafa.algorithm.options import options_of
+from lavis_mafa.config.loggers import KEY, LOGGERS, LoggedRun, Logger, names_of_loggers
 from lavis_mafa.io.files import lost_writes, write_json
 from lavis_mafa.io.random_streams import unchanged_random_streams
-from lavis_mafa.loggers.base import KEY, LOGGERS, LoggedRun, Logger
 
 _MEMORY = "loggers.json"  # what loggers keep in the run's folder, by the logger's name
-_DEFAULT = ("tensorboard",)
-
-
-def names_of_loggers(run_cfg: Mapping[str, Any]) -> list[str]:
-    """Return the names in ``run.loggers``."""
-    given = run_cfg.get("loggers", _DEFAULT) or ()
-    return list(dict.fromkeys(name for name in given if isinstance(name, str)))
 
 
 def loggers_of(run_cfg: Mapping[str, Any]) -> dict[str, Logger]:

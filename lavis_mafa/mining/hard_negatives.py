@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lavis_mafa.algorithm.backbone import backbone_of
 from lavis_mafa.algorithm.context import known_positives
 from lavis_mafa.algorithm.grit import GritCollector, GritSettings
 from lavis_mafa.algorithm.grit.grouping import Indices
@@ -19,7 +20,6 @@ from lavis_mafa.algorithm.pickers import NONE, hardest
 from lavis_mafa.io.processes import progress
 from lavis_mafa.mining.features import Features
 from lavis_mafa.mining.model_and_data import ModelAndData, log_on_main
-from lavis_mafa.models.families import backbone_of
 
 Similarity = Callable[[Tensor, Tensor], Tensor]
 

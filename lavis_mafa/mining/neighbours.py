@@ -12,6 +12,7 @@ from lavis.common.dist_utils import get_rank, get_world_size
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lavis_mafa.algorithm.backbone import backbone_of
 from lavis_mafa.algorithm.corpus_mining import nearest
 from lavis_mafa.algorithm.mining import DIRECTIONS
 from lavis_mafa.algorithm.pickers import NONE
@@ -19,7 +20,6 @@ from lavis_mafa.io.processes import all_gather_objects, progress
 from lavis_mafa.mining.features import Features
 from lavis_mafa.mining.hard_negatives import HardNegatives, Similarity, groups_of
 from lavis_mafa.mining.model_and_data import ModelAndData, log_on_main
-from lavis_mafa.models.families import backbone_of
 
 # Anchors that are compared at once. Neither depends on the number of ranks, because products of
 # equal matrices are equal to the last bit.

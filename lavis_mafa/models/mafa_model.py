@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from omegaconf import OmegaConf
 
-from lavis_mafa.algorithm.backbone import Backbone
+from lavis_mafa.algorithm.backbone import Backbone, backbone_of
 from lavis_mafa.algorithm.cached_batch import in_chunks
 from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.algorithm.momentum import RAMP_EPOCHS, Momentum
@@ -21,15 +21,12 @@ from lavis_mafa.algorithm.parts import StepParts, build_parts
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.io.checkpoints import model_config, read_checkpoint, run_state_of, weights_of
-from lavis_mafa.io.downloads import HubFiles, UrlFile
+from lavis_mafa.io.downloads import BERT, HubFiles, UrlFile
 from lavis_mafa.models.con_d.build import build_discriminator, build_negatives_encoder
 from lavis_mafa.models.con_d.frozen import frozen_models
-from lavis_mafa.models.families import backbone_of
-from lavis_mafa.models.families.family import image_size_of
 from lavis_mafa.models.inference.rerank import MAX_TOKENS, compute_sim_matrix
-from lavis_mafa.models.parts.tokenizers import BERT
 from lavis_mafa.models.parts.vit import DEIT
-from lavis_mafa.models.traits import shipped_config
+from lavis_mafa.models.traits import image_size_of, shipped_config
 from lavis_mafa.models.weight_loading import (
     MATCHING_PARTS,
     PROJECTION_PARTS,

@@ -157,3 +157,14 @@ def same_model(one: Any, other: Any) -> bool:
         return False
     ours = traits_of(a).loads_with_our_loader and traits_of(b).loads_with_our_loader
     return ours and (issubclass(a, b) or issubclass(b, a))
+
+
+def image_size_of(model: Any) -> int | None:
+    """Return the image size of a LAVIS model's image encoder in pixels, None if unknown."""
+    encoder = getattr(model, "visual_encoder", None)
+    # LAVIS's ViTs do not record their image size, their patch embedding does.
+    size = getattr(getattr(encoder, "patch_embed", None), "img_size", None)
+    if size is not None:
+        return int(size[0])
+    size = getattr(encoder, "input_resolution", None)  # CLIP's ViT
+    return None if size is None else int(size)

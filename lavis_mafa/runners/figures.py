@@ -10,7 +10,7 @@ import torch
 from lavis.common.dist_utils import is_main_process
 
 from lavis_mafa.algorithm.mining import DIRECTIONS
-from lavis_mafa.loggers import EPOCH
+from lavis_mafa.config.loggers import EPOCH
 from lavis_mafa.runners.run_log import CONNECTIONS, RunLog
 from lavis_mafa.runners.training_step import TEMPERATURE
 from lavis_mafa.tasks.mafa_pretrain import WITHOUT_NEGATIVE

@@ -17,7 +17,7 @@ from lavis_mafa.config.schema import SPLITS
 from lavis_mafa.datasets.local_files import reads_as_lavis
 from lavis_mafa.io.downloads import OfflineError, UrlFile, answers, go_offline, listing
 from lavis_mafa.io.processes import on_main_process
-from lavis_mafa.models.sources import Source, sources_of_model
+from lavis_mafa.runners.sources import Source, sources_of_model
 
 
 @contextmanager

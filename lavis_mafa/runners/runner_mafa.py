@@ -23,7 +23,7 @@ from lavis_mafa.algorithm.grit.hardness import StepAhead
 from lavis_mafa.algorithm.tokens import captions_of
 from lavis_mafa.io.files import atomic_write, lost_writes
 from lavis_mafa.io.processes import all_gather_objects, any_rank, barrier
-from lavis_mafa.loggers import loggers_of
+from lavis_mafa.loggers.guarded import loggers_of
 from lavis_mafa.models.con_d.frozen import frozen_models, models_beside
 from lavis_mafa.models.con_d.self_check import SelfCheck
 from lavis_mafa.problems import ConfigView, Problem

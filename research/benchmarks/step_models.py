@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from transformers import BertConfig
 
 from lavis_mafa.algorithm import pickers
-from lavis_mafa.io.checkpoints import find_config
+from lavis_mafa.io.project_files import find_config
 from lavis_mafa.models import AlbefMafa, Blip2Mafa
 from lavis_mafa.models.families.blip2.blip2_parts import build_image_encoder
 from lavis_mafa.models.parts.tokenizers import add_dec_token, build_tokenizer

@@ -404,7 +404,7 @@ def test_defaults_are_filled_in():
     assert "k_test" not in run  # LAVIS has no default for it
     assert config["model"]["mafa"]["con_d"] is None
     found = StepSettings.from_config(config["model"]["mafa"])
-    assert replace(found, own={}) == StepSettings()
+    assert replace(found, own={}) == StepSettings(detach_other=True)
     assert all(own == type(own)() for own in found.own.values())
     lavis_own = complete(LAVIS_PRETRAIN, machine=False)[0]
     assert lavis_own["run"]["grit"]["enabled"] is False

@@ -14,6 +14,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from lavis_mafa import load_model
+from lavis_mafa.algorithm.backbone import backbone_of
 from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.momentum import Momentum
 from lavis_mafa.algorithm.settings import StepSettings
@@ -22,7 +23,6 @@ from lavis_mafa.algorithm.tokens import CON_D_TOKENS, CUT, TOKENS, Tokenizer, To
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.datasets.image_text_json import ImageTextTrain
 from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
-from lavis_mafa.models.families import backbone_of
 from lavis_mafa.models.families.family import tokenize
 from lavis_mafa.runners.loaders import add_tokens, to_device
 

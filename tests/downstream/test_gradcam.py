@@ -16,8 +16,9 @@ from torch import nn
 from transformers import BertConfig
 
 from lavis_mafa import load_model
+from lavis_mafa.algorithm.backbone import backbone_of
 from lavis_mafa.downstream.gradcam import _cross_layers, default_layer, heat_maps
-from lavis_mafa.models.families import BlipBackbone, backbone_of
+from lavis_mafa.models.families.blip.blip_driver import BlipBackbone
 from lavis_mafa.models.parts.tokenizers import add_blip_tokens, build_tokenizer
 
 CAPTIONS = ["red circle", "small blue square and green cross on white", "cross"]

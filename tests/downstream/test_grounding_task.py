@@ -19,12 +19,12 @@ from torch.utils.data import DataLoader
 from toy_tasks import PLUGIN, ToyGroundingBuilder
 
 from lavis_mafa import load_model
+from lavis_mafa.algorithm.backbone import backbone_of
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.downstream import MafaGroundingTask, mafa_grounding
 from lavis_mafa.downstream.gradcam import heat_maps
 from lavis_mafa.downstream.grounding_metrics import stretch
 from lavis_mafa.downstream.task_records import collate_ragged
-from lavis_mafa.models.families import backbone_of
 from lavis_mafa.runners.session import run
 
 ROOT = Path(__file__).resolve().parents[2]

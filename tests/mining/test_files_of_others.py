@@ -25,7 +25,7 @@ from lavis_mafa.config import load_config
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.datasets.image_text_json import ImageTextTrain
 from lavis_mafa.io.arrays import read_npz
-from lavis_mafa.io.checkpoints import CONFIGS
+from lavis_mafa.io.project_files import CONFIGS
 from lavis_mafa.mining.corpus import Corpus
 from lavis_mafa.mining.judged_pairs import UNKNOWN, Judged
 from lavis_mafa.mining.judging import build_judges, discriminators_of

@@ -18,7 +18,7 @@ from same_gradients import assert_same_gradients, perturb_copies
 
 from lavis_mafa.algorithm import pickers
 from lavis_mafa.algorithm.backbone import Teacher
-from lavis_mafa.io.checkpoints import CONFIGS
+from lavis_mafa.io.project_files import CONFIGS
 from lavis_mafa.models import AlbefMafa, Blip2Mafa, BlipMafa
 from lavis_mafa.models.families.blip2.blip2_parts import Blip2Parts, Parts
 from lavis_mafa.models.parts.tokenizers import build_tokenizer

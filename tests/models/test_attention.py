@@ -14,9 +14,8 @@ from torch import nn
 from transformers import BertConfig
 
 from lavis_mafa import load_model
-from lavis_mafa.algorithm.backbone import Images, Texts
+from lavis_mafa.algorithm.backbone import Images, Texts, backbone_of
 from lavis_mafa.models import AlbefMafa
-from lavis_mafa.models.families import backbone_of
 from lavis_mafa.models.families.attention import (
     FUSED,
     PairedImages,

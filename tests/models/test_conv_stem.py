@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from lavis_mafa import load_model
 from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.io.checkpoints import CONFIGS
+from lavis_mafa.io.project_files import CONFIGS
 from lavis_mafa.models.families.albef.albef_mafa import AlbefMafa
 from lavis_mafa.models.parts.vit import _ConvStem, build_vit
 

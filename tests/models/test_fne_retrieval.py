@@ -20,7 +20,7 @@ from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.io import downloads
 from lavis_mafa.io.downloads import HubFiles
 from lavis_mafa.models.families.dual.fne_retrieval import FneRetrieval, _FneSettings
-from lavis_mafa.models.sources import sources_of_model
+from lavis_mafa.runners.sources import sources_of_model
 from lavis_mafa.toyworld import ToyScenesBuilder
 
 BATCH = 6

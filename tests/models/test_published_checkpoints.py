@@ -18,7 +18,7 @@ from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertEmbeddings, BertEncoder
 
 from lavis_mafa import load_model
-from lavis_mafa.io.checkpoints import CONFIGS
+from lavis_mafa.io.project_files import CONFIGS
 from lavis_mafa.models import AlbefMafa
 from lavis_mafa.models.con_d.build import build_discriminator
 from lavis_mafa.models.families.albef import albef_mafa

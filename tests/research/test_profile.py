@@ -20,7 +20,7 @@ from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.mining.features import Features
 from lavis_mafa.models.con_d.discriminators import _Oracle
-from lavis_mafa.models.families import AlbefBackbone
+from lavis_mafa.models.families.albef.albef_driver import AlbefBackbone
 from research.__main__ import main
 from research.label_profile import LabelProfile, Stream, labels_of
 

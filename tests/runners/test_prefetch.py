@@ -136,8 +136,8 @@ def test_two_urls_with_one_file_name_are_two_files(server, tmp_path):
     from omegaconf import OmegaConf
 
     from lavis_mafa.io.checkpoints import read_checkpoint
-    from lavis_mafa.models.sources import sources_of_model
     from lavis_mafa.runners.session import build_model
+    from lavis_mafa.runners.sources import sources_of_model
 
     folder, address = server
     for name, value in (("one", 1.0), ("two", 2.0)):

@@ -21,9 +21,7 @@ from lavis_mafa.models.con_d import (  # noqa: F401  registers them
 from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS, ModelDiscriminator
 from lavis_mafa.models.con_d.frozen import FrozenModel
 from lavis_mafa.models.con_d.frozen_encoder import ModelNegativesEncoder
-from lavis_mafa.models.families.family import image_size_of
-from lavis_mafa.models.parts.feature_encoder import Features
-from lavis_mafa.models.traits import shipped_config, traits_of
+from lavis_mafa.models.traits import image_size_of, shipped_config, traits_of
 from lavis_mafa.models.weight_loading import (
     check_origin,
     config_of,
@@ -132,7 +130,7 @@ def _build_frozen(
 
 def view_of(arch: str, model_type: str | None, model: Any) -> Callable[[Any], Tensor] | None:
     """Return the evaluation image processor of a model type's default YAML, None if unknown."""
-    if isinstance(getattr(model, "visual_encoder", None), Features):
+    if getattr(getattr(model, "visual_encoder", None), "takes_features", False):
         return FeatureView()
     shipped = shipped_config(registry.get_model_class(arch), model_type)
     view = OmegaConf.select(shipped, "preprocess.vis_processor.eval")

@@ -10,13 +10,8 @@ from torch import Tensor
 
 from lavis_mafa.algorithm.backbone import Images, Texts
 from lavis_mafa.algorithm.losses.tcl import local_features, pool_patches
-from lavis_mafa.algorithm.registry import Registry
 from lavis_mafa.algorithm.tokens import Captions, Tokens, tokens_of
 from lavis_mafa.models.families.attention import fuse_attention
-
-# Drivers: classes that are constructed with a model, implement `Backbone`, and have a classmethod
-# ``drives(model)`` that says whether they can drive it.
-FAMILIES: Registry[Any] = Registry("family")
 
 
 class ModelDriver:
@@ -111,14 +106,3 @@ def begin_with(ids: Tensor, token: int) -> Tensor:
 def all_visible(embeds: Tensor) -> Tensor:
     """Return the attention mask ``(N, S)`` of embeddings ``(N, S, D)`` without padding."""
     return torch.ones(embeds.shape[:-1], dtype=torch.long, device=embeds.device)
-
-
-def image_size_of(model: Any) -> int | None:
-    """Return the image size of a LAVIS model's image encoder in pixels, None if unknown."""
-    encoder = getattr(model, "visual_encoder", None)
-    # LAVIS's ViTs do not record their image size, their patch embedding does.
-    size = getattr(getattr(encoder, "patch_embed", None), "img_size", None)
-    if size is not None:
-        return int(size[0])
-    size = getattr(encoder, "input_resolution", None)  # CLIP's ViT
-    return None if size is None else int(size)

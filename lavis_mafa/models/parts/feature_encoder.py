@@ -52,6 +52,8 @@ class Features(nn.Module):
         ValueError: in the forward pass, if it is given anything else, such as pictures.
     """
 
+    takes_features = True
+
     def __init__(self, feature_width: int) -> None:
         super().__init__()
         self.num_features = feature_width

@@ -11,10 +11,8 @@ from typing import Any
 from transformers import BertTokenizerFast  # type: ignore[attr-defined]
 
 from lavis_mafa.compat.lavis_tokenizers import with_vocabulary
-from lavis_mafa.io.checkpoints import find_config
-from lavis_mafa.io.downloads import answers, hub
-
-BERT = "bert-base-uncased"
+from lavis_mafa.io.downloads import BERT, answers, hub
+from lavis_mafa.io.project_files import find_config
 
 
 def build_tokenizer(name: str | None) -> BertTokenizerFast:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from lavis.models.vit import VisionTransformerEncoder
 from torch import Tensor, nn
 
-from lavis_mafa.io.checkpoints import read_config
+from lavis_mafa.io.project_files import read_config
 from lavis_mafa.models.parts.feature_encoder import ProjectedFeatures, feature_width_of
 
 # ImageNet's weights of LAVIS's ViT-B/16.

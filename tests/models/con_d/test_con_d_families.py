@@ -11,6 +11,7 @@ from conftest import mini_batch, tiny_config
 from omegaconf import OmegaConf
 from PIL import Image
 
+from lavis_mafa.algorithm.backbone import backbone_of
 from lavis_mafa.algorithm.discriminator import VIEW
 from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.algorithm.settings import StepSettings
@@ -20,7 +21,6 @@ from lavis_mafa.io.checkpoints import vocabulary_of
 from lavis_mafa.models import AlbefMafa, Blip2Mafa, BlipMafa
 from lavis_mafa.models.con_d.build import build_discriminator
 from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
-from lavis_mafa.models.families import backbone_of
 
 FAMILIES = {"albef_mafa": AlbefMafa, "blip_mafa": BlipMafa, "blip2_mafa": Blip2Mafa}
 PAIRS = torch.tensor([0, 3, 3, 1]), torch.tensor([1, 2, 2, 0])

@@ -21,8 +21,8 @@ from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.io.downloads import HubFiles, UrlFile
 from lavis_mafa.models.con_d.build import build_negatives_encoder
 from lavis_mafa.models.con_d.frozen_encoder import ModelNegativesEncoder
-from lavis_mafa.models.sources import sources_of_model
 from lavis_mafa.runners.loaders import add_tokens, add_views
+from lavis_mafa.runners.sources import sources_of_model
 
 # MLM + ITM with hard negatives, without ITC.
 WITHOUT_ITC = {"itc": 0.0, "itm": 1.0, "lm": 1.0}

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lavis_mafa.algorithm.backbone import Images, Teacher, Texts
+from lavis_mafa.algorithm.backbone import FAMILIES, Images, Teacher, Texts
 from lavis_mafa.algorithm.losses.language import IGNORED, mask_tokens
 from lavis_mafa.algorithm.tokens import Tokens
 from lavis_mafa.models.families.attention import PairedImages, first_token_after, take
-from lavis_mafa.models.families.family import FAMILIES, FromFirstTokens
+from lavis_mafa.models.families.family import FromFirstTokens
 
 
 @FAMILIES.register("albef")

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from lavis_mafa.algorithm.backbone import Images, Teacher, Texts
+from lavis_mafa.algorithm.backbone import FAMILIES, Images, Teacher, Texts
 from lavis_mafa.algorithm.losses.language import next_token_losses
 from lavis_mafa.algorithm.tokens import Tokens
 from lavis_mafa.models.families.attention import PairedImages, first_token_after
-from lavis_mafa.models.families.family import FAMILIES, FromFirstTokens, begin_with
+from lavis_mafa.models.families.family import FromFirstTokens, begin_with
 
 
 @FAMILIES.register("blip")

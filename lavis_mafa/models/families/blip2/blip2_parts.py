@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from transformers import BertTokenizerFast  # type: ignore[attr-defined]
 from transformers.models.bert.configuration_bert import BertConfig
 
-from lavis_mafa.io.checkpoints import find_config, problem_of_types, read_checkpoint
+from lavis_mafa.io.checkpoints import problem_of_types, read_checkpoint
 from lavis_mafa.io.downloads import HubFiles, UrlFile, is_timm_name, weights_on_hub
+from lavis_mafa.io.project_files import find_config
 from lavis_mafa.models.families.blip2.blip2_driver import precision_of
 from lavis_mafa.models.parts.beams import OneRowPerBeam
 from lavis_mafa.models.parts.feature_encoder import Features, feature_width_of

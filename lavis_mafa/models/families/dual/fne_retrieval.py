@@ -29,7 +29,7 @@ from lavis_mafa.algorithm.pickers import NONE, hardest
 from lavis_mafa.algorithm.posterior import PosteriorPicker, PosteriorRule, draw
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.tokens import Captions, captions_of
-from lavis_mafa.io.checkpoints import find_config, model_yamls
+from lavis_mafa.io.project_files import find_config, model_yamls
 from lavis_mafa.models.families.attention import fuse_attention
 from lavis_mafa.models.families.blip2.blip2_parts import load_image_encoder, sources_of_parts
 from lavis_mafa.models.families.family import tokenize

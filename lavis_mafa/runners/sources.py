@@ -11,10 +11,9 @@ from lavis.common.utils import is_url
 from omegaconf import OmegaConf
 
 from lavis_mafa.io.checkpoints import read_checkpoint
-from lavis_mafa.io.downloads import HubFiles, UrlFile
+from lavis_mafa.io.downloads import BERT, HubFiles, UrlFile
 from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS
 from lavis_mafa.models.con_d.frozen import FROZEN_MODELS
-from lavis_mafa.models.parts.tokenizers import BERT
 from lavis_mafa.models.traits import shipped_config, traits_of
 from lavis_mafa.models.weight_loading import config_of
 
