@@ -187,9 +187,7 @@ def conduct(plan: Plan, path: Path | None = None) -> tuple[Results, int]:
         left = sum(not job.done for job in jobs.values())
         print(f"{len(jobs)} runs, {left} to do, {at_once} at the same time", flush=True)
         # Measured beside the runs that are left: no core waits, and a stopped study has figures.
-        of_rows = [one.values() for own in plan.of.values() for one in own.values()]
-        measured = {job.name for one in of_rows for job in one} if plan.study.file.measure else ()
-        failed = run_all(jobs, at_once, lambda: measure_all(plan, complete=False), measured)
+        failed = run_all(jobs, at_once, lambda: measure_all(plan, complete=False))
         measure_all(plan)
         results, problems = results_of(plan)
         write(results, path, plan.page)

@@ -19,11 +19,10 @@ from small_study import BASE, SPACE, TOY, plan_for, read_small_study, write_log,
 
 from research import study as command
 from research.studies import plan as plan_module
-from research.studies.outputs import _log_curve, write_all
+from research.studies.outputs import write_all
 from research.studies.plan import make_plan
 from research.studies.results import Results, measure_all, measured, results_of
 from research.studies.spread import frame_of
-from research.studies.study_file import LogCurve
 from research.studies.study_tables import outcome, tables_of, verdict
 
 
@@ -166,24 +165,6 @@ def test_figure_over_rows(tmp_path):
     root = ElementTree.fromstring((plan.page / "figure.svg").read_text())
     texts = {node.text.strip() for node in root.iter() if node.text}
     assert {"plain", "mined", "TR@1"} <= texts and "loss" not in texts, "it has no values"
-
-
-def test_curves_of_the_logs_are_means_over_seeds_and_keys(tmp_path):
-    """Of steps that a resumed run repeats the last counts; a key that a record lacks is not 0."""
-    changes = {"vary": {}, "figure": {}, "paper": None}
-    plan = make_plan(read_small_study(tmp_path, **changes), tmp_path / "out", [3, 5])
-    for seed, steps in ((3, (1, 2, 3, 2, 3)), (5, (1, 2))):
-        records = [
-            {"kind": "step", "global_step": step, "i2t": 10.0 * place + seed, "t2i": 2.0 * seed}
-            for place, step in enumerate(steps)
-        ]
-        write_log(plan.of["plain"][seed]["test"], *records, {"kind": "step", "global_step": 9})
-    results = results_of(plan)[0]
-    curve = LogCurve(title="ITC", key="i2t", kind="step", lines=["plain", "mined"])
-    (series,) = _log_curve(results, curve).series
-    assert (series.name, series.x, series.y) == ("plain", [1, 2, 3], [4.0, 24.0, 43.0])
-    (series,) = _log_curve(results, curve.model_copy(update={"key": ["i2t", "t2i"]})).series
-    assert series.y[0] == pytest.approx(((3 + 6) / 2 + (5 + 10) / 2) / 2)
 
 
 def test_missing_log_key_is_reported(tmp_path):
@@ -331,8 +312,7 @@ def fake_runs(monkeypatch):
     """Replace runs by log writers; return the started titles and the set of failing titles."""
     started, fails = [], set()
 
-    def run_all(jobs, at_once, after, measured):
-        assert not measured or set(measured) <= jobs.keys()
+    def run_all(jobs, at_once, after):
         failed = {}
         for name, job in jobs.items():
             if job.done:
@@ -370,8 +350,8 @@ def test_stopped_study_says_what_is_kept(tmp_path, fake_runs, monkeypatch, capsy
     real = command.run_all
     before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)]
 
-    def killed(jobs, at_once, after, measured):
-        real({name: job for name, job in list(jobs.items())[:3]}, at_once, after, measured)
+    def killed(jobs, at_once, after):
+        real({name: job for name, job in list(jobs.items())[:3]}, at_once, after)
         for job in list(jobs.values())[:3]:
             (job.folder / "done").write_text(job.key)
         os.kill(os.getpid(), number)
@@ -394,7 +374,6 @@ EDITS = {  # by what is edited: the runs that are started again
     "names": ["con_d", "mined, train", "mined, test"],
     "checkpoint": ["mined, train", "mined, test"],
     "module": ["start", "con_d", "mined, train", "mined, test"],
-    "helper": ["start", "con_d", "mined, train", "mined, test"],
     "version": ["start", "con_d", "mined, train", "mined, test"],
     "nothing": [],
 }
@@ -407,8 +386,7 @@ def test_edited_files_are_another_run(tmp_path, fake_runs, edited, monkeypatch, 
         "config": ("own_config.yaml", (ROOT / TOY).read_text()),
         "names": ("names.json", "[1]"),
         "checkpoint": ("given.pth", "weights"),
-        "module": ("own_module.py", "from own_helper import VALUE\n"),
-        "helper": ("own_helper.py", "VALUE = 1\n"),
+        "module": ("own_module.py", "VALUE = 1\n"),
     }
     for name, text in files.values():
         (tmp_path / name).write_text(text)
