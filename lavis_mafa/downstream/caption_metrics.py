@@ -130,26 +130,22 @@ def find_tools(requested: Sequence[str] | None = None) -> Tools:
     """
     known, missing = tuple(MetricNames("caption")), _missing_tools()
     wanted = STANDARD if requested is None else tuple(requested)
-    unknown = [name for name in wanted if name not in known]
-    if unknown or not wanted:
-        given = ", ".join(unknown) or "an empty list"
-        raise ValueError(f"run.metrics: got {given}; expected some of {', '.join(known)}")
-    lost = [name for name in wanted if name in missing]
-    if requested is not None and lost:
-        problems = "; ".join(f"{name}: {missing[name]}" for name in lost)
+    missing |= {name: f"expected one of {', '.join(known)}" for name in wanted if name not in known}
+    lost = [f"{name}: {missing[name]}" for name in wanted if name in missing]
+    if requested is not None and (lost or not wanted):
         raise ValueError(
-            f"run.metrics requests metrics that this machine cannot run. {problems}. Or omit "
-            "run.metrics to use all available metrics"
+            f"run.metrics requests metrics that this machine cannot run. {'; '.join(lost)}. Or "
+            "omit run.metrics to use all available metrics"
         )
-    for name in lost:
-        logger.warning("%s is not computed: %s", name.upper(), missing[name])
+    for problem in lost:
+        logger.warning("caption metric not computed: %s", problem)
     if PTB in missing:
         logger.warning(
             "a Python tokenizer replaces the Penn Treebank tokenizer (metrics differ slightly from "
             "published ones): %s",
             missing[PTB],
         )
-    metrics = tuple(name for name in known if name in wanted and name not in lost)
+    metrics = tuple(name for name in known if name in wanted and name not in missing)
     return Tools(metrics, PYTHON if PTB in missing else PTB)
 
 
@@ -168,11 +164,9 @@ def _missing_tools() -> dict[str, str]:
 def _java_problem() -> str | None:
     if shutil.which("java") is None:
         return f"java is not on PATH; {_INSTALL_JAVA}"
-    try:
-        # Two minutes: a first start on a busy machine with a network disk takes its time.
-        subprocess.run(["java", "-version"], check=True, capture_output=True, timeout=120)
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"java does not run ({error}); {_INSTALL_JAVA}"
+    # Two minutes: a first start on a busy machine with a network disk takes its time.
+    if subprocess.run(["java", "-version"], capture_output=True, timeout=120).returncode:
+        return f"java does not run; {_INSTALL_JAVA}"
     return None
 
 
@@ -202,9 +196,7 @@ def score_captions(
     try:
         tokens, truth_tokens = tokens_of(texts, tokenizer), tokens_of(truths, tokenizer)
     except (OSError, RuntimeError) as error:
-        logger.warning(
-            "the Penn Treebank tokenizer failed (%s): a Python tokenizer replaces it", error
-        )
+        logger.warning("the Penn Treebank tokenizer failed: %s", error)
         tokenizer = PYTHON
         tokens, truth_tokens = tokens_of(texts, tokenizer), tokens_of(truths, tokenizer)
     if tokenizer == PYTHON:
@@ -225,7 +217,8 @@ def score_captions(
     parts = [figures[name] for name in ("CIDEr", "Bleu_4") if name in figures]
     if parts:
         figures["agg_metrics"] = sum(parts)
-    return {**figures, "tokenizer": tokenizer}
+    figures["tokenizer"] = tokenizer
+    return figures
 
 
 def _scored_ids(captions: Mapping[Id, str], references: References) -> list[Id]:
@@ -235,14 +228,18 @@ def _scored_ids(captions: Mapping[Id, str], references: References) -> list[Id]:
         examples = [", ".join(map(repr, list(x)[:3])) for x in (captions, references.captions)]
         raise ValueError(
             f"none of the {total} captioned images is among the {known} of {references.source}: "
-            f"image ids are {examples[0]} here and {examples[1]} there; run.annotation_file must "
-            "be of the split that is evaluated and number its images as the data set does"
+            f"image ids are {examples[0]} here and {examples[1]} there"
         )
     if len(ids) < max(total, known):
         logger.warning(
             "scored on %d images: %d of %d captioned images have no references in %s, and %d of "
             "its %d images have no caption; metrics are of this subset",
-            *(len(ids), total - len(ids), total, references.source, known - len(ids), known),
+            len(ids),
+            total - len(ids),
+            total,
+            references.source,
+            known - len(ids),
+            known,
         )
     return ids
 

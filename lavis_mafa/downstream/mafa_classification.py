@@ -62,9 +62,16 @@ class MafaClassificationTask(results.InBatches, _CountsCorrect, MultimodalClassi
         outputs = model.predict(samples)
         require_finite("predictions of classes", outputs["predictions"].float().cpu().numpy())
         predictions = outputs["predictions"].argmax(dim=1).tolist()
-        names = (self.inst_id_key, "prediction", "target", "statement_type")
-        rows = zip(ids, predictions, outputs["targets"].tolist(), types, strict=True)
-        return [dict(zip(names, row, strict=True)) for row in rows]
+        targets = outputs["targets"].tolist()
+        return [
+            {
+                self.inst_id_key: one,
+                "prediction": predicted,
+                "target": target,
+                "statement_type": kind,
+            }
+            for one, predicted, target, kind in zip(ids, predictions, targets, types, strict=True)
+        ]
 
     def after_evaluation(
         self, val_result: list[results.Record], split_name: str, epoch: Any, **kwargs: Any

@@ -49,7 +49,7 @@ from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, Validatio
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.datasets.image_reading import read_rgb
 from lavis_mafa.datasets.local_builder import LocalBuilder, named_splits
-from lavis_mafa.downstream.row_values import Ids, as_id
+from lavis_mafa.downstream.row_values import as_id
 from lavis_mafa.downstream.yamls import dataset_yamls
 from lavis_mafa.io.files import read_json
 
@@ -159,14 +159,15 @@ class GroundingEval(GroundingTrain):
             "index": index,
             "size": [picture.height, picture.width],
             "box": row["bbox"],
-            **{name: row.get(name) for name in ("boxes", "split")},
-            **({"ref_id": row["ref_id"]} if "ref_id" in row else {}),
+            "boxes": row["boxes"],
+            "split": row["split"],
+            **{name: row[name] for name in ("ref_id",) if name in row},
         }
 
 
 @dataclass(frozen=True)
 class _File:
-    storage: str | tuple[str, ...] | None = option()  # the YAML says what is in it
+    storage: str | None = option()  # the YAML says what is in it
 
 
 @dataclass(frozen=True)
@@ -200,14 +201,13 @@ class RefCocoPlusBuilder(LocalBuilder):
         """
         info: Any = OmegaConf.to_container(self.config.build_info, resolve=True)
         annotations = named_splits(_NAME, info.get("annotations"))
-        root = _file(info, "images")
-        if not root or not os.path.isdir(root):
-            found = f"no such folder: {root}" if root else "expected a file or folder, got nothing"
-            kind = FileNotFoundError if root else ValueError
-            raise kind(f"{_NAME}: build_info.images.storage: {found}{_from_here()}")
+        root = _file(info, "images") or ""
+        if not os.path.isdir(root):
+            raise FileNotFoundError(f"{_NAME}: build_info.images.storage: no such folder: {root!r}")
         content: dict[str, Any] = {}
         if set(annotations) != {"train"}:
-            content = {name: _read(_file(info, name), name) for name in _BOXES}
+            paths = {name: _file(info, name) for name in _BOXES}
+            content = {name: read_json(path) for name, path in paths.items() if path}
         truth = _truth(content.get("references"), content.get("instances"))
         proposals = _proposals(content.get("detections"))
         self.build_processors()
@@ -217,39 +217,16 @@ class RefCocoPlusBuilder(LocalBuilder):
             rows = _rows(split, files)
             if mode == "eval":
                 rows = _with_boxes(split, rows, truth, proposals)
-            build = getattr(self, f"{mode}_dataset_cls")
-            processors = (self.vis_processors[mode], self.text_processors[mode])
-            datasets[split] = build(*processors, root, rows)
+            build = self.train_dataset_cls if mode == "train" else self.eval_dataset_cls
+            image, text = self.vis_processors[mode], self.text_processors[mode]
+            datasets[split] = build(image, text, root, rows)
         return datasets
-
-
-def _from_here() -> str:
-    return f" (relative paths start at {os.getcwd()})"
 
 
 def _file(info: Mapping[str, Any], name: str) -> str | None:
     """Return the path ``build_info.<name>.storage``, None if it is not given."""
     storage = (info.get(name) or {}).get("storage")
-    if isinstance(storage, (list, tuple)):
-        if len(storage) != 1:
-            raise ValueError(
-                f"{_NAME}: build_info.{name}.storage: expected one path, got {storage}"
-            )
-        (storage,) = storage
     return os.path.expanduser(storage) if storage else None
-
-
-def _read(path: str | None, name: str) -> Any:
-    """Return the content of a JSON file, None if there is no path."""
-    if path is None:
-        return None
-    try:
-        return read_json(path)
-    except FileNotFoundError:
-        why = f"build_info.{name}: no such file: {path}{_from_here()}"
-        raise FileNotFoundError(f"{_NAME}: {why}") from None
-    except ValueError as error:
-        raise ValueError(f"{_NAME}: build_info.{name}: {error}") from error
 
 
 def _refuse(what: str, problems: Sequence[str]) -> None:
@@ -277,14 +254,15 @@ def _checked(kind: Any, content: Any, what: str) -> Any:
 
 def _rows(split: str, files: Any) -> list[_Row]:
     """Read the rows of a split's files, each with ``image`` and ``text``."""
-    name = f"annotations.{split}"
     storage = files.get("storage") if isinstance(files, Mapping) else None
     paths = [storage] if isinstance(storage, str) else list(storage or [])
     if not paths:
-        raise ValueError(f"{_NAME}: build_info.{name}.storage: expected a file or a list of them")
+        raise ValueError(
+            f"{_NAME}: build_info.annotations.{split}.storage: expected a file or a list"
+        )
     rows: list[_Row] = []
     for path in paths:
-        found = _checked(_Expressions, _read(os.path.expanduser(path), name), path)
+        found = _checked(_Expressions, read_json(os.path.expanduser(path)), path)
         rows += [row.model_dump(exclude_unset=True) for row in found]
     return rows
 
@@ -294,21 +272,13 @@ def _truth(references: Any, instances: Any) -> dict[Any, _Row] | None:
     if references is None and instances is None:
         return None
     if references is None or instances is None:
-        raise ValueError(
-            f"{_NAME}: build_info: references and instances need each other; give both, or "
-            "neither and a bbox in every row"
-        )
+        raise ValueError(f"{_NAME}: build_info: references and instances need each other")
     found = _checked(_Instances, instances, "build_info.instances")
-    ids = Ids()
-    twice = [wrong for one in found.annotations if (wrong := ids.add(one.id, one.bbox))]
-    _refuse("build_info.instances", twice)
     boxes = {as_id(one.id): one.bbox for one in found.annotations}
     refs = _checked(list[_Reference], references, "build_info.references")
-    ids = Ids()
-    twice = [wrong for r in refs if (wrong := ids.add(r.ref_id, r.ann_id))]
     lost = [r.ann_id for r in refs if as_id(r.ann_id) not in boxes]
     no_box = [f"instances have no annotation {one!r}" for one in lost]
-    _refuse("build_info.references", [*twice, *no_box])
+    _refuse("build_info.references", no_box)
     return {as_id(r.ref_id): {"bbox": boxes[as_id(r.ann_id)], "split": r.split} for r in refs}
 
 

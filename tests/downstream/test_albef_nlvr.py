@@ -13,7 +13,7 @@ from same_gradients import assert_same_gradients, perturb_copies
 
 import lavis_mafa
 from lavis_mafa.downstream import AlbefNlvrMafa, AlbefNlvrPretrainMafa
-from lavis_mafa.downstream.text_assignment import assign_texts
+from lavis_mafa.downstream.albef_nlvr_mafa import assign_texts
 from lavis_mafa.models import AlbefMafa
 
 INNER = "encoder.layer.{}.output.dense.weight"
@@ -300,7 +300,7 @@ def test_incomplete_fine_tuned_checkpoint_is_rejected(tmp_path, tiny, cls):
 def test_other_numbers_of_layers_are_rejected(tmp_path, tiny):
     state = {k: v for k, v in tiny.state_dict().items() if ".layer.3." not in k}
     torch.save({"model": state}, tmp_path / "c.pth")
-    with pytest.raises(ValueError, match="has 3 layers .* expected 4.* or 6, of one for two"):
+    with pytest.raises(ValueError, match="3 layers in the file, 6 in the model"):
         build(AlbefNlvrMafa, load_pretrained=True, pretrained=str(tmp_path / "c.pth"))
 
 

@@ -249,7 +249,7 @@ def test_failing_java_neither_hangs_nor_affects_the_rest(tmp_path, monkeypatch, 
     scores = score_captions(CAPTIONS, References(REFERENCES), Tools(("meteor", "cider"), PTB))
     assert scores["CIDEr"] > 0 and "METEOR" not in scores
     assert scores["tokenizer"] == "python"
-    assert "METEOR failed" in caplog.text and "a Python tokenizer replaces it" in caplog.text
+    assert "METEOR failed" in caplog.text and "Treebank tokenizer failed" in caplog.text
 
 
 # Availability of metrics
@@ -262,7 +262,7 @@ def test_metric_names_equal_those_of_the_config():
 def test_without_java_the_rest_is_scored_with_one_warning(monkeypatch, caplog):
     monkeypatch.setenv("PATH", "")
     assert find_tools() == Tools(("bleu", "rouge", "cider"), PYTHON)
-    for text in ("METEOR", "SPICE", "tokenizer", "java is not on PATH", "install a Java runtime"):
+    for text in ("meteor", "spice", "tokenizer", "java is not on PATH", "install a Java runtime"):
         assert text in caplog.text
     scores = score_captions(CAPTIONS, References(REFERENCES), find_tools(["cider"]))
     assert scores["CIDEr"] > 0 and scores["tokenizer"] == "python"
@@ -272,21 +272,24 @@ def test_requested_but_unavailable_metric_is_an_error(monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ValueError, match=r"run\.metrics .*spice: java is not on PATH; inst"):
         find_tools(["cider", "spice"])
-    with pytest.raises(ValueError, match="got blue; expected some of bleu, meteor"):
+    with pytest.raises(ValueError, match="blue: expected one of bleu, meteor"):
         find_tools(["blue"])
-    with pytest.raises(ValueError, match="got an empty list"):
+    with pytest.raises(ValueError, match=r"run\.metrics requests"):
         find_tools([])
 
 
 def test_unusable_java_or_spice_is_explained(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("PATH", fake_java(tmp_path, "exit 3"))
     assert find_tools().tokenizer == PYTHON
-    assert "java does not run" in caplog.text and "exit status 3" in caplog.text
+    assert "java does not run" in caplog.text
     (tmp_path / "spice/lib").mkdir(parents=True)
     monkeypatch.setattr(scoring.spice, "__file__", str(tmp_path / "spice/spice.py"))
     monkeypatch.setattr(scoring, "_java_problem", lambda: None)
     assert find_tools() == Tools(("bleu", "meteor", "rouge", "cider"), PTB)
-    assert "SPICE" in caplog.text and "pycocoevalcap.spice.get_stanford_models" in caplog.text
+    assert (
+        "computed: spice" in caplog.text
+        and "pycocoevalcap.spice.get_stanford_models" in caplog.text
+    )
     for name in scoring.SPICE_JARS:
         (tmp_path / "spice/lib" / name).touch()
     caplog.clear()
@@ -402,7 +405,7 @@ def test_images_without_references(caplog):
         )
     message = str(error.value)
     assert "none of the 2 captioned images is among the 6 of gt.json" in message
-    assert "9, 10 here and 1, 2, 3 there" in message and "run.annotation_file" in message
+    assert "9, 10 here and 1, 2, 3 there" in message
 
     part = {i: CAPTIONS[i] for i in (1, 2, 3)}
     scores = score_captions({**part, 99: "a cat"}, References(REFERENCES), IN_PYTHON)

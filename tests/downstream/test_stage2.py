@@ -178,12 +178,3 @@ def test_every_published_type_makes_a_config(world, arch):
         cfg = load_config(world["configs"][arch], changes, machine=False)
         assert cfg.model_cfg.image_size == size
         assert "mafa" not in cfg.model_cfg and not cfg.run_cfg.grit.enabled
-
-
-def test_unscaled_fp16_is_reported(world):
-    noted = load_config(world["configs"]["blip2_opt_mafa"], ["run.device=cuda"], machine=False)
-    assert any("llm_precision" in note for note in noted.notes)
-    for better in ("model.llm_precision=bf16", "run.amp=True"):
-        given = ["run.device=cuda", better]
-        cfg = load_config(world["configs"]["blip2_opt_mafa"], given, machine=False)
-        assert not any("llm_precision" in note for note in cfg.notes)

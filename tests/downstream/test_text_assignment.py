@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lavis_mafa.downstream.text_assignment import FIRST, NEITHER, SECOND, assign_texts
+from lavis_mafa.downstream.albef_nlvr_mafa import FIRST, NEITHER, SECOND, assign_texts
 
 # Upper 99.9 % points of the chi-square distribution, by degrees of freedom.
 CHI_SQUARE = {2: 13.8, 3: 16.3, 11: 31.3}
