@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -272,3 +273,6 @@ def _load_language_part(load: Callable[..., Any], key: str, name: str | None) ->
     except (OSError, ValueError) as error:
         why = str(error) if folder else "it is neither cached nor can it be downloaded"
         raise OSError(f"model.{key}: {name!r} cannot be loaded: {why}; {expected}") from error
+    except UnpicklingError:
+        why = "its weights are not only tensors; convert it to safetensors"
+        raise OSError(f"model.{key}: {name!r} cannot be loaded: {why}") from None
