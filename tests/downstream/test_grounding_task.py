@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from lavis.common.registry import registry
 from lavis.datasets.builders.base_dataset_builder import load_dataset_config
-from omegaconf import OmegaConf
 from runs import finish, launcher, records, spawn
 from torch import nn
 from torch.utils.data import DataLoader
 from toy_tasks import PLUGIN, ToyGroundingBuilder
 
 from lavis_mafa import load_model
-from lavis_mafa.config import ConfigError, load_config
+from lavis_mafa.config import load_config
 from lavis_mafa.downstream import MafaGroundingTask, mafa_grounding
 from lavis_mafa.downstream.gradcam import heat_maps
 from lavis_mafa.downstream.grounding_metrics import stretch
@@ -162,16 +160,6 @@ def test_models_without_maps_are_rejected(toy, model):
         task.before_evaluation(model=model, dataset=toy["train"])
     with pytest.raises(ValueError, match="layer 9 of AlbefMafa .* layers that do: 2, 3"):
         evaluate(MafaGroundingTask(layer=9), toy["val"], model)
-
-
-def test_settings_are_read_from_the_run_config():
-    keys = {"block_num": 2, "gradcam_tokens": "words"}
-    task = MafaGroundingTask.setup_task(SimpleNamespace(run_cfg=OmegaConf.create(keys)))
-    assert (task.layer, task.tokens) == (2, "words")
-    task = MafaGroundingTask.setup_task(SimpleNamespace(run_cfg=OmegaConf.create({})))
-    assert (task.layer, task.tokens) == (None, "all")
-    with pytest.raises(ConfigError, match="'some' is not one of all, words"):
-        load_config(TRAIN, ["run.gradcam_tokens=some"], machine=False)
 
 
 def test_config_has_the_hyperparameters_of_albef():

@@ -58,20 +58,6 @@ def test_labels_are_uniform():
     assert chi_square(pairs, 1000 / 9) < 26.1  # 8 degrees of freedom
 
 
-def test_other_images_are_drawn_uniformly():
-    drawn = draws(range(5), 3000)
-    own_first = drawn["labels"][:, 0] == FIRST
-    others = torch.bincount(drawn["second"][own_first, 0], minlength=5).double()
-    assert others[0] == 0
-    assert chi_square(others[1:], others.sum() / 4) < CHI_SQUARE[3]
-    # If the text belongs to neither image: all 12 ordered pairs of other images.
-    neither = drawn["labels"][:, 0] == NEITHER
-    pairs = 5 * drawn["first"][neither, 0] + drawn["second"][neither, 0]
-    counts = torch.bincount(pairs, minlength=25).double()
-    assert (counts > 0).sum() == 12
-    assert chi_square(counts[counts > 0], counts.sum() / 12) < CHI_SQUARE[11]
-
-
 def test_preferred_images_are_drawn_with_their_softmax_probability():
     shares = torch.tensor([0.4, 0.3, 0.2, 0.1])
     preference = torch.zeros(5, 5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import toy_tasks  # noqa: F401
 from shipped import TOY_TASKS
 from small_language_models import tiny_opt
 from test_contradictory_configs import TOY, config_of, problems_at

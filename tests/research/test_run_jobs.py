@@ -93,37 +93,6 @@ def test_killed_study_is_resumed_by_the_same_command(tmp_path, capsys):
     assert "2/3 runs   c: epoch 0, step " in output
 
 
-def test_completed_runs_are_handled_while_the_next_ones_run(tmp_path):
-    jobs = counting_jobs(tmp_path, steps=5, pause=0.3)
-    done = []
-
-    def note():
-        begun = [name for name, job in jobs.items() if job.folder.is_dir()]
-        done.append((begun, [name for name, job in jobs.items() if job.done]))
-
-    run_all(jobs, 1, after=note)
-    assert done == [(["a", "b"], ["a"]), (["a", "b", "c"], ["a", "b"])]
-
-
-def test_failure_to_handle_a_completed_run_stops_the_others(tmp_path):
-    jobs = counting_jobs(tmp_path, steps=50, pause=0.3)
-    (tmp_path / "short").mkdir()
-    short = counting_jobs(tmp_path / "short")["a"]
-    log = tmp_path / "a" / "log.jsonl"
-
-    def fail():
-        while not log.is_file():
-            time.sleep(0.02)
-        raise RuntimeError("no figures")
-
-    with pytest.raises(RuntimeError, match="no figures"):
-        run_all({"short": short, **jobs}, 2, after=fail)
-    steps = log.read_text()
-    time.sleep(0.7)
-    assert log.read_text() == steps, "stopped"
-    assert not jobs["a"].done and not (tmp_path / "b").exists()
-
-
 def test_other_runs_continue_if_one_fails(tmp_path):
     jobs = counting_jobs(tmp_path, fails=True)
     (tmp_path / "lone").mkdir()
