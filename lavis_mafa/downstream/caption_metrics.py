@@ -13,11 +13,12 @@ import re
 import shutil
 import subprocess
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from pycocoevalcap.bleu.bleu import Bleu
@@ -373,20 +374,8 @@ def _cider(truths: Tokens, texts: Tokens) -> dict[str, float]:
 @METRICS.register("spice", kind="caption", source="pycocoevalcap")
 def _spice(truths: Tokens, texts: Tokens) -> dict[str, list[float]]:
     """SPICE of captions; needs Java."""
-    with _opened_java():
+    opened = [f"--add-opens=java.base/java.{name}=ALL-UNNAMED" for name in _OPENED]
+    options = " ".join([os.environ.get("JDK_JAVA_OPTIONS", ""), *opened]).strip()
+    with patch.dict(os.environ, {"JDK_JAVA_OPTIONS": options}):
         _, scores = spice.Spice().compute_score(truths, texts)
     return {"SPICE": [score["All"]["f"] for score in scores]}  # in the order of sorted numbers
-
-
-@contextmanager
-def _opened_java() -> Iterator[None]:
-    before = os.environ.get("JDK_JAVA_OPTIONS")
-    opened = [f"--add-opens=java.base/java.{name}=ALL-UNNAMED" for name in _OPENED]
-    os.environ["JDK_JAVA_OPTIONS"] = " ".join([before or "", *opened]).strip()
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["JDK_JAVA_OPTIONS"]
-        else:
-            os.environ["JDK_JAVA_OPTIONS"] = before

@@ -114,7 +114,7 @@ class MafaCaptionTask(results.InBatches, CaptionTask):
         ids = results.required_column(samples, "image_id", "index")
         if wrong := next(filter(None, map(self._ids.add, ids)), None):
             raise ValueError(f"image id {wrong}")
-        places = results.column(samples, "instance_id", "index") or [None] * len(ids)
+        places = results.optional_column(samples, len(ids), "instance_id", "index")
         captions = model.generate(
             {**samples, "prompt": self.prompt} if self.prompt else samples,
             use_nucleus_sampling="top_p" in self.options,

@@ -58,7 +58,7 @@ class MafaClassificationTask(results.InBatches, _CountsCorrect, MultimodalClassi
             ValueError: if samples have no ``instance_id``, or a prediction is not finite.
         """
         ids = results.required_column(samples, self.inst_id_key)
-        types = results.column(samples, "statement_type") or [None] * len(ids)
+        types = results.optional_column(samples, len(ids), "statement_type")
         outputs = model.predict(samples)
         require_finite("predictions of classes", outputs["predictions"].float().cpu().numpy())
         predictions = outputs["predictions"].argmax(dim=1).tolist()

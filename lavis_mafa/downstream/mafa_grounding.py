@@ -80,7 +80,7 @@ class MafaGroundingTask(results.InBatches, StepFigures, BaseTask):
         texts = list(samples["text_input"])
         maps = heat_maps(backbone_of(model), samples["image"], texts, self.layer, self.tokens)
         columns = {
-            name: results.column(samples, name) or [None] * len(texts)
+            name: results.optional_column(samples, len(texts), name)
             for name in ("index", "size", "box", "boxes", "instance_id", "ref_id", "split")
         }
         records = []

@@ -88,7 +88,7 @@ class MafaVQATask(results.InBatches, VQATask):
             ValueError: if samples have neither ``question_id`` nor ``instance_id``.
         """
         ids = results.required_column(samples, "question_id", "instance_id")
-        places = results.column(samples, "instance_id", "index") or [None] * len(ids)
+        places = results.optional_column(samples, len(ids), "instance_id", "index")
         options = {} if self.length_penalty is None else {"length_penalty": self.length_penalty}
         answers = model.predict_answers(
             samples=samples,

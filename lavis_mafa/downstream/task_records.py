@@ -109,6 +109,11 @@ def column(samples: Mapping[str, Any], *names: str) -> list[Any] | None:
     return None
 
 
+def optional_column(samples: Mapping[str, Any], size: int, *names: str) -> list[Any]:
+    """Return the same as `column`; a None for each of ``size`` samples if none has the keys."""
+    return column(samples, *names) or [None for _ in range(size)]
+
+
 def required_column(samples: Mapping[str, Any], *names: str) -> list[Any]:
     """Return the same as `column`.
 

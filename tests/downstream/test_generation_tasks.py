@@ -25,7 +25,6 @@ from runs import finish, launcher, records, spawn
 from test_caption_metrics import coco_file
 from torch.utils.data import DataLoader
 
-from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.downstream import MafaCaptionTask, MafaGQATask, MafaVQATask
 from lavis_mafa.downstream import answer_metrics as answering
 from lavis_mafa.downstream.answer_metrics import one_accuracy
@@ -638,26 +637,3 @@ def test_two_ranks_write_and_score_the_same_as_one(tmp_path, pictures):
     assert (first["value"], second["value"]) == ("made on 0", None)
     assert first["error"] == "ValueError: wrong on 0"
     assert second["error"] == "MainProcessError: on rank 0: ValueError: wrong on 0"
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"metrics": ["blue"]}, "run.metrics[0]: 'blue' is not one of bleu, meteor"),
-        ({"annotation_file": "none.json"}, "run.annotation_file: no such file: 'none.json'"),
-        (
-            {"annotation_file": {"val": "none.json"}},
-            "run.annotation_file: no such file: 'none.json'",
-        ),
-        ({"num_beams": None}, "run.num_beams"),
-        ({"gt_file": "x.json"}, "run.gt_file: unknown key; did you mean run.annotation_file?"),
-    ],
-)
-def test_config_of_generation_is_checked(tmp_path, pictures, changes, message):
-    files = {"test": [caption_rows(pictures)]}
-    arguments = (tmp_path, "mafa_captioning", "coco_caption", files)
-    assert load_config(write_config(*arguments, output_dir="out")).run_cfg.metrics == ["cider"]
-    path = write_config(*arguments, **{"output_dir": "out", **changes})
-    with pytest.raises(ConfigError) as error:
-        load_config(path)
-    assert message in str(error.value)

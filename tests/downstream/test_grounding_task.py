@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader
 from toy_tasks import PLUGIN, ToyGroundingBuilder
 
 from lavis_mafa import load_model
-from lavis_mafa.config import load_config
 from lavis_mafa.downstream import MafaGroundingTask, mafa_grounding
 from lavis_mafa.downstream.gradcam import heat_maps
 from lavis_mafa.downstream.grounding_metrics import stretch
@@ -160,27 +159,6 @@ def test_models_without_maps_are_rejected(toy, model):
         task.before_evaluation(model=model, dataset=toy["train"])
     with pytest.raises(ValueError, match="layer 9 of AlbefMafa .* layers that do: 2, 3"):
         evaluate(MafaGroundingTask(layer=9), toy["val"], model)
-
-
-def test_config_has_the_hyperparameters_of_albef():
-    """ALBEF's settings for grounding; evaluation loads the checkpoint of training."""
-    cfg = load_config(PROJECTS / "train/grounding_ft.yaml", machine=False)
-    run_cfg, model_cfg = cfg.run_cfg, cfg.model_cfg
-    assert (run_cfg.batch_size_train, run_cfg.max_epoch) == (32, 5)
-    assert (run_cfg.init_lr, run_cfg.min_lr, run_cfg.weight_decay) == (1e-5, 1e-6, 0.02)
-    assert (run_cfg.block_num, run_cfg.gradcam_tokens, run_cfg.grit.enabled) == (8, "all", False)
-    assert (model_cfg.image_size, model_cfg.max_txt_len) == (384, 30)
-    assert (model_cfg.queue_size, model_cfg.momentum, model_cfg.alpha) == (65536, 0.995, 0.4)
-    weights = {name: weight for name, weight in model_cfg.mafa.loss_weights.items() if weight}
-    assert weights == {"itc": 1, "itm": 1}
-    assert model_cfg.mafa.soft_labels.type == "momentum"
-    evaluated = load_config(PROJECTS / "eval/grounding_refcoco.yaml", machine=False)
-    written = f"{run_cfg.output_dir}/{run_cfg.job_id}/checkpoint_best.pth"
-    assert evaluated.model_cfg.finetuned == written
-    assert (evaluated.model_cfg.image_size, evaluated.run_cfg.block_num) == (384, 8)
-    toy = load_config(TRAIN, machine=False)
-    written = f"{toy.run_cfg.output_dir}/{toy.run_cfg.job_id}/checkpoint_best.pth"
-    assert load_config(EVALUATE, machine=False).model_cfg.finetuned == written
 
 
 @pytest.fixture(scope="module")

@@ -59,8 +59,7 @@ def test_a_trained_start_tells_the_labels_apart_and_is_taken_as_pretrained(pictu
 @pytest.mark.parametrize(
     "content, message",
     [
-        ({"a.png": "x", "b.png": "x"}, "1 different labels, expected 2 or more"),
-        ({"a.png": "x", "b.png": ["y"]}, r"the label of b.png is \['y'\]; expected a JSON object"),
+        ({"a.png": "x", "b.png": "x"}, "at least two different labels"),
         ([["a.png", "x"]], "expected a JSON object"),
     ],
 )

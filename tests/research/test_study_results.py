@@ -298,9 +298,7 @@ def test_edited_files_are_another_run(tmp_path, fake_runs, edited, monkeypatch, 
         assert run_small_study(tmp_path, *given, **changes) == 0 and len(started) == before
 
 
-def test_list_and_dry_run_start_nothing(tmp_path, fake_runs, capsys):
-    assert run_small_study(tmp_path, "--list") == 0
-    assert "  mined, M=256\n    model.mafa.con_d.arch=albef_mafa" in capsys.readouterr().out
+def test_dry_run_starts_nothing(tmp_path, fake_runs, capsys):
     assert run_small_study(tmp_path, "--dry-run", "--rows", "plain, M=128") == 0
     output = capsys.readouterr().out
     assert "plain, M=128, train, seed 3 (to do)\n  python " in output
