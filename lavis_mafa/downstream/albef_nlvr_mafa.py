@@ -116,7 +116,7 @@ class _Assignment:
     labels: Tensor
 
 
-def assign_texts(image_ids: Tensor, preference: Tensor | None = None) -> _Assignment:
+def _assign_texts(image_ids: Tensor, preference: Tensor | None = None) -> _Assignment:
     """Draw the two images of each text: `FIRST`, `SECOND` and `NEITHER` with probability 1/3 each.
 
     The other images are never the text's own. Where neither is the text's they differ from
@@ -231,7 +231,7 @@ class AlbefNlvrPretrainMafa(_TwoImages, AlbefBase):
         ids = samples.get("image_id")
         if ids is None:
             ids = torch.arange(len(images), device=images.device)
-        drawn = assign_texts(
+        drawn = _assign_texts(
             ids, self._likeness(images) if self.ta_negatives == "similar" else None
         )
         state = self.fuse(samples["text_input"], images[drawn.first], images[drawn.second])

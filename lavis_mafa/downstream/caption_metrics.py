@@ -2,7 +2,7 @@
 
 METEOR, SPICE and the Penn Treebank tokenizer, which all metrics need, are Java programs.
 `find_tools` checks before generation what this machine can run. Without Java the other metrics are
-computed on `python_tokens`, and the result records the tokenizer.
+computed on `_python_tokens`, and the result records the tokenizer.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ def tokens_of(texts: Mapping[int, Sequence[str]], tokenizer: str) -> Tokens:
     # A line separator inside a caption would shift all following captions by one.
     clean = {i: [_separated(text) for text in several] for i, several in texts.items()}
     if tokenizer == PYTHON:
-        return {i: [python_tokens(text) for text in several] for i, several in clean.items()}
+        return {i: [_python_tokens(text) for text in several] for i, several in clean.items()}
     found: Tokens = PTBTokenizer().tokenize(
         {i: [{"caption": text} for text in several] for i, several in clean.items()}
     )
@@ -300,7 +300,7 @@ def _separated(text: str) -> str:
     return single_spaced(_UNSPACED_OR_THEIR_MARKS.sub(r" \1 ", unicodedata.normalize("NFC", text)))
 
 
-def python_tokens(text: str) -> str:
+def _python_tokens(text: str) -> str:
     """Tokenize a text like the Penn Treebank tokenizer, without Java.
 
     Lower case; ``n't``, ``'s`` and the like are separate tokens; pycocoevalcap's list of

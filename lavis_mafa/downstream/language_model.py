@@ -93,7 +93,7 @@ class Blip2Llm(Blip2Parts, Blip2Base):
             parts: sources of image encoder, Q-Former and its tokenizer.
             prompt, max_txt_len: see the class.
             options: `llm_key`, the language model (a folder, or a name on the hub); `llm_options`;
-                and arguments of `build_vision`.
+                and arguments of `_build_vision`.
 
         Raises:
             OSError: if a part cannot be loaded.
@@ -106,14 +106,14 @@ class Blip2Llm(Blip2Parts, Blip2Base):
         own = {key: options.pop(key) for key in self.llm_options if key in options}
         load_tokenizer, load_llm = self.language_loaders(**own)
         setattr(self, self.llm_tokenizer, _load_language_part(load_tokenizer, self.llm_key, name))
-        self.build_vision(**options)
+        self._build_vision(**options)
         llm = _load_language_part(load_llm, self.llm_key, name).requires_grad_(False)
         setattr(self, self.llm_key, llm)
         width = self.Qformer.config.hidden_size
         setattr(self, self.llm_proj, nn.Linear(width, llm.config.hidden_size))
         self.train(self.training)
 
-    def build_vision(
+    def _build_vision(
         self,
         vit_model: str = "eva_clip_g",
         img_size: int = 224,

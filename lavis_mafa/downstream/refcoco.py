@@ -59,7 +59,7 @@ _Processor = Callable[[Any], Any]
 _Row = dict[str, Any]
 
 
-class GroundingTrain(BaseDataset):
+class _GroundingTrain(BaseDataset):
     """Expressions as image-text pairs, without boxes: rows (see the module) and their images.
 
     Items: ``image``, ``text_input``, ``image_id`` (int, equal for expressions of one image) and
@@ -109,7 +109,7 @@ class GroundingTrain(BaseDataset):
         return {"image_id": int(self.image_ids[index])}
 
 
-class GroundingEval(GroundingTrain):
+class _GroundingEval(_GroundingTrain):
     """One sample per expression, for task `mafa_grounding`, which documents the keys.
 
     Items: ``image``, ``text_input``, ``index``, ``instance_id``, ``size``, ``box``, ``boxes`` (None
@@ -148,13 +148,13 @@ class _BoxFiles:
 
 @registry.register_builder("refcoco_plus")
 class RefCocoPlusBuilder(LocalBuilder):
-    """Build the splits that ``build_info.annotations`` names: `GroundingTrain` for train,
-    `GroundingEval` for val and test. Nothing is downloaded."""
+    """Build the splits that ``build_info.annotations`` names: `_GroundingTrain` for train,
+    `_GroundingEval` for val and test. Nothing is downloaded."""
 
     holds = "boxes"
     build_options = _BoxFiles
-    train_dataset_cls = GroundingTrain
-    eval_dataset_cls = GroundingEval
+    train_dataset_cls = _GroundingTrain
+    eval_dataset_cls = _GroundingEval
     DATASET_CONFIG_DICT = dataset_yamls("refcoco_plus")
 
     def build_datasets(self) -> dict[str, BaseDataset]:

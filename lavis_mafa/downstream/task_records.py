@@ -44,7 +44,7 @@ class InBatches:
         for splits in datasets.values():
             for split, dataset in splits.items():
                 if split != "train" and getattr(type(dataset), "collater", None) is _LAVIS_COLLATER:
-                    dataset.collater = collate_ragged
+                    dataset.collater = _collate_ragged
         return datasets
 
     @torch.no_grad()
@@ -168,7 +168,7 @@ def require_argument(model: Any, method: str, argument: str, key: str) -> None:
         )
 
 
-def collate_ragged(samples: list[dict[str, Any]]) -> dict[str, Any]:
+def _collate_ragged(samples: list[dict[str, Any]]) -> dict[str, Any]:
     """Collate as torch does, but keep lists, mappings and None: a list of one a sample."""
     batch: dict[str, Any] = {}
     for key in dict.fromkeys(key for sample in samples for key in sample):

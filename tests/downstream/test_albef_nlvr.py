@@ -11,7 +11,7 @@ from lavis.models.albef_models.albef_nlvr import AlbefNLVR
 from same_gradients import assert_same_gradients, perturb_copies
 
 from lavis_mafa.downstream import AlbefNlvrMafa, AlbefNlvrPretrainMafa
-from lavis_mafa.downstream.albef_nlvr_mafa import assign_texts
+from lavis_mafa.downstream.albef_nlvr_mafa import _assign_texts
 from lavis_mafa.models import AlbefMafa
 
 INNER = "encoder.layer.{}.output.dense.weight"
@@ -71,7 +71,7 @@ def test_text_assignment_loss_equals_slow_loop(toy_train, negatives):
         ]
         preference = torch.tensor([[float(a @ b) / 0.07 for b in features] for a in features])
     torch.manual_seed(5)
-    drawn = assign_texts(samples["image_id"], preference)
+    drawn = _assign_texts(samples["image_id"], preference)
     assert set(drawn.labels.tolist()) == {0, 1, 2}
     losses = []
     for b, caption in enumerate(samples["text_input"]):

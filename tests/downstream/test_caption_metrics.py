@@ -24,9 +24,9 @@ from lavis_mafa.downstream.caption_metrics import (
     STANDARD,
     References,
     Tools,
+    _python_tokens,
     as_id,
     find_tools,
-    python_tokens,
     read_references,
     score_captions,
     tokens_of,
@@ -94,7 +94,7 @@ def fake_java(folder, script):
     ],
 )
 def test_python_tokens(text, tokens):
-    assert python_tokens(text) == tokens
+    assert _python_tokens(text) == tokens
 
 
 @needs_java
@@ -115,10 +115,10 @@ def test_python_tokens_equal_those_of_the_penn_treebank():
 
 @given(st.text())
 def test_python_tokens_are_lower_case_without_punctuation(text):
-    tokens = python_tokens(text).split(" ")
+    tokens = _python_tokens(text).split(" ")
     assert not set(tokens) & (scoring._REMOVED | {"(", ")"})
     assert all(token == token.lower() for token in tokens)
-    assert python_tokens(text) == python_tokens(f"  {text}\n")
+    assert _python_tokens(text) == _python_tokens(f"  {text}\n")
 
 
 # Scores

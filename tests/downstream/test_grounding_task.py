@@ -19,7 +19,7 @@ from lavis_mafa import load_model
 from lavis_mafa.downstream import MafaGroundingTask, mafa_grounding
 from lavis_mafa.downstream.gradcam import heat_maps
 from lavis_mafa.downstream.grounding_metrics import stretch
-from lavis_mafa.downstream.task_records import collate_ragged
+from lavis_mafa.downstream.task_records import _collate_ragged
 from lavis_mafa.models.families import backbone_of
 from lavis_mafa.runners.session import run
 
@@ -63,7 +63,7 @@ def model(tiny):
 def evaluate(task, dataset, model, batch_size=4, split="test"):
     """Evaluate as the runner does."""
     task.before_evaluation(model=model, dataset=dataset)
-    loader = DataLoader(dataset, batch_size=batch_size, collate_fn=collate_ragged)
+    loader = DataLoader(dataset, batch_size=batch_size, collate_fn=_collate_ragged)
     records = task.evaluation(model, loader, cuda_enabled=False)
     return task.after_evaluation(val_result=records, split_name=split, epoch=0)
 
@@ -127,7 +127,7 @@ def test_records_follow_from_the_maps(toy, model):
     """The chosen box has the most heat per root of its area, in any mini-batch."""
     task = MafaGroundingTask(layer=2, tokens="words")
     task.before_evaluation(model=model, dataset=toy["test"])
-    samples = collate_ragged([toy["test"][i] for i in range(5)])
+    samples = _collate_ragged([toy["test"][i] for i in range(5)])
     with torch.no_grad():
         records = task.valid_step(model, samples)
     maps = heat_maps(backbone_of(model), samples["image"], samples["text_input"], 2, "words")

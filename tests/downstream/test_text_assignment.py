@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lavis_mafa.downstream.albef_nlvr_mafa import FIRST, NEITHER, SECOND, assign_texts
+from lavis_mafa.downstream.albef_nlvr_mafa import FIRST, NEITHER, SECOND, _assign_texts
 
 # Upper 99.9 % points of the chi-square distribution, by degrees of freedom.
 CHI_SQUARE = {2: 13.8, 3: 16.3, 11: 31.3}
@@ -19,7 +19,7 @@ def chi_square(counts, expected):
 
 def draws(ids, number, preference=None, seed=0):
     torch.manual_seed(seed)
-    drawn = [assign_texts(torch.tensor(ids), preference) for _ in range(number)]
+    drawn = [_assign_texts(torch.tensor(ids), preference) for _ in range(number)]
     names = ("first", "second", "labels")
     return {
         name: torch.stack([getattr(assignment, name) for assignment in drawn]) for name in names
@@ -34,7 +34,7 @@ def test_invariants_of_every_assignment(ids, seed, prefers):
     torch.manual_seed(seed)
     size = len(ids)
     preference = 9 * torch.randn(size, size) if prefers else None
-    drawn = assign_texts(torch.tensor(ids), preference)
+    drawn = _assign_texts(torch.tensor(ids), preference)
     shown = len(set(ids))
     for own in range(size):
         label = int(drawn.labels[own])
@@ -93,4 +93,4 @@ def test_with_two_images_neither_shows_the_other_image_twice():
 @pytest.mark.parametrize("ids", [[3], [3, 3, 3]])
 def test_a_single_image_is_rejected(ids):
     with pytest.raises(ValueError, match=f"two different images .* got {len(ids)} sample.*batch"):
-        assign_texts(torch.tensor(ids))
+        _assign_texts(torch.tensor(ids))
