@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import json
 import logging
 import re
-import sys
 from xml.etree import ElementTree
 
 import pytest
@@ -169,34 +167,6 @@ def test_runs_are_measured_once_unless_their_judges_change(tmp_path, monkeypatch
     assert [sorted(names) for names in calls[2:]] == [["base/3", "grit/3"]]
     logging.info("measured")
     assert set(caplog.messages) == {"a checkpoint lacks weights", "measured"}
-
-
-def test_runs_are_measured_anew_when_the_measuring_code_or_the_run_changed(tmp_path, monkeypatch):
-    code = "def measure(runs, judges):\n    for run in runs:\n        yield run, {'found': 1.0}\n"
-    (tmp_path / "own_measures.py").write_text(code)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    changes = {
-        **{"measure": {"function": "own_measures:measure"}, "vary": {}, "figure": {}},
-        **{"columns": {"found": {"kind": "measured"}}, "shows": ["found"], "paper": None},
-    }
-
-    def figures():
-        plan = make_plan(read_small_study(tmp_path, **changes), tmp_path / "out", [3])
-        for job in plan.jobs.values():
-            write_log(job)
-        results = results_of(plan)[0].figures
-        measure_all(plan)
-        return results, results_of(plan)[0].figures["found"].tolist()
-
-    assert figures()[1] == [1.0, 1.0]
-    (tmp_path / "own_measures.py").write_text(code.replace("1.0", "2.0"))
-    sys.modules.pop("own_measures")
-    importlib.invalidate_caches()
-    old, new = figures()
-    assert old.empty and new == [2.0, 2.0], "no old figure is shown"
-    changes["options"] = {"run.max_epoch": 9}
-    old, new = figures()
-    assert old.empty
 
 
 # The command
