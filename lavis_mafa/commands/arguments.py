@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -205,41 +205,27 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def number(least: int) -> Callable[[str], int]:
-    """Return a parser of whole numbers that are not smaller than ``least``."""
-
-    def parse(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text}: expected a number of at least {least}")
-        return int(text)
-
-    return parse
-
-
-def share(text: str) -> float:
-    """Parse a number from 0 to 1."""
-    value = float(text)
-    if not 0.0 <= value <= 1.0:
-        raise argparse.ArgumentTypeError(f"{text}: expected 0 to 1")
-    return value
-
-
 def search_space(text: str) -> int | str:
     """Parse a search space: a number of pairs, or `ALL`."""
-    return text if text == ALL else number(1)(text)
+    try:
+        return text if text == ALL else int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected a number or {ALL}, got {text!r}") from error
 
 
-def add_output_argument(parser: argparse.ArgumentParser) -> None:
-    """Add ``--output``, a folder that need not exist."""
+def add_neighbours_argument(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add ``--neighbours``, for `ALL` as a search space.
 
-    def folder(text: str) -> Path:
-        path = Path(text)
-        if path.exists() and not path.is_dir():
-            raise argparse.ArgumentTypeError(f"{text} is a file, expected a folder")
-        return path
-
-    text = "folder for the results"
-    parser.add_argument("--output", type=folder, required=True, help=text)
+    Args:
+        default: of ``--neighbours``, in words.
+    """
+    parser.add_argument(
+        "--neighbours",
+        type=int,
+        metavar="K",
+        help=f"with search space {ALL}: most similar candidates of an anchor to judge (default: "
+        f"{default})",
+    )
 
 
 def add_pair_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from lavis.common.dist_utils import is_main_process
 from numpy.typing import NDArray
 
 from lavis_mafa.datasets.caption_truth import CaptionTruth
-from lavis_mafa.io.files import write_json
+from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.metrics.intervals import clustered
 from lavis_mafa.mining import ALL
 from lavis_mafa.mining.count_advice import NOTE, TRUTH, advice_of
@@ -22,7 +22,14 @@ from lavis_mafa.mining.hard_negatives import HardNegatives, Sampling
 from lavis_mafa.mining.judged_pairs import FILE, INVALID, UNKNOWN, Judged
 from lavis_mafa.mining.judged_report import report_of_judged
 from lavis_mafa.mining.judging import discriminators_of
-from lavis_mafa.mining.model_and_data import ModelAndData, data_source, load_model_and_data
+from lavis_mafa.mining.model_and_data import (
+    ModelAndData,
+    data_source,
+    load_model_and_data,
+    require_folder,
+    require_range,
+)
+from lavis_mafa.mining.neighbours import note_of, whole_corpus
 from lavis_mafa.pages.charts import Bars, Table
 from lavis_mafa.pages.tables import markdown_table
 
@@ -60,11 +67,17 @@ class Count:
 
 
 def count_false_negatives(args: argparse.Namespace) -> None:
-    """Count and write ``counts.json``, ``report.html`` and ``judged.npz``.
+    """Count and write ``counts.json``, ``counts.md``, ``report.html`` and ``judged.npz``.
 
     Raises:
-        ValueError: if nothing can judge the pairs, or the data do not fill a mini-batch.
+        ValueError: for arguments that are out of range or do not fit together.
     """
+    in_all = ALL in (args.search_spaces or ())
+    whole = whole_corpus(args, in_all, 1)
+    if in_all:
+        args.search_spaces = [space for space in args.search_spaces if space != ALL]
+    require_folder(args.output)
+    require_range(args, threshold=(0.0, 1.0), batch_sizes=(2,), search_spaces=(1,), sample=(2,))
     con_ds = discriminators_of(args)
     loaded = load_model_and_data(args)
     if not con_ds and loaded.data.truth is None:
@@ -76,18 +89,25 @@ def count_false_negatives(args: argparse.Namespace) -> None:
         )
     run_cfg = loaded.cfg.run_cfg
     sizes = args.batch_sizes or [int(run_cfg.batch_size_train)]
-    spaces = args.search_spaces or [int(run_cfg.grit.search_space)]
+    spaces = args.search_spaces
+    if spaces is None:
+        spaces = [int(run_cfg.grit.search_space)]
     wanted = [
         Sampling(kind, size, space)
         for size in dict.fromkeys(sizes)
         for kind in dict.fromkeys(args.sampling)
         for space in (dict.fromkeys(spaces) if kind == "grit" else [None])
-        if space != ALL
     ]
-    if ALL in spaces:
-        wanted.append(Sampling(ALL, None, neighbours=args.neighbours))
-    samplings = [(one, args.seed) for one in wanted]
-    found = mine(loaded, args, con_ds, (args.threshold,), samplings)
+    if whole is not None:
+        wanted.append(whole)
+    found = mine(
+        loaded,
+        args,
+        con_ds,
+        (args.threshold,),
+        _sample_of(len(loaded.data), args.sample, wanted, args.seed),
+        [(one, args.seed) for one in wanted],
+    )
     judged = found.judged
     judged.about["con_d"] = con_ds
     counts = []
@@ -99,6 +119,33 @@ def count_false_negatives(args: argparse.Namespace) -> None:
     if is_main_process():
         judged.save(args.output / FILE)
         _write_results(args, counts, loaded, found)
+
+
+def _sample_of(
+    size: int, requested: int | None, wanted: Sequence[Sampling], seed: int
+) -> NDArray[Any]:
+    """Draw the samples to analyze, ``(S,)`` ascending numbers.
+
+    A search space consists of M random samples, so its content does not depend on the size of the
+    data: a random sample with at least M samples estimates the share without bias.
+
+    Args:
+        size: number of samples in the data.
+        requested: number of samples to draw; None: all.
+
+    Raises:
+        ValueError: if the sample is smaller than a search space or mini-batch.
+    """
+    if requested is None or requested >= size:
+        return np.arange(size)
+    # The neighbours in a sample are less similar than those in the whole data set.
+    largest = max((one.search_space or one.batch_size or size) for one in wanted)
+    if requested < largest:
+        raise ValueError(
+            f"--sample {requested} is smaller than the search space (or mini-batch) of {largest}: "
+            f"give at least {largest}"
+        )
+    return np.sort(np.random.default_rng((seed, 3)).choice(size, requested, replace=False))
 
 
 def _count_one(
@@ -175,21 +222,9 @@ def _write_results(
     write_json(args.output / "counts.json", content)
     table = _count_table(counts)
     checks = [f"{check.line}. {check.warning}".strip() for check in found.checks.values()]
-    notes = [
-        *advice,
-        NOTE,
-        f"{len(loaded.data):,} samples. One epoch of hardest negatives: one text for every image "
-        "and one image for every text. Intervals treat mini-batches as independent. A pair with a "
-        f"probability above {args.threshold:g} is classified as a match.",
-        *checks,
-    ]
-    known = int((judged.truth != UNKNOWN).sum())
-    if 0 < known < len(judged):
-        notes.append(
-            f"The truth of {known:,} of the {len(judged):,} pairs is known, "
-            f"{int((judged.truth > INVALID).sum()):,} of them valid. Its shares refer to these "
-            "pairs, which are no random sample of the hard negatives."
-        )
+    notes = [*advice, NOTE, *_notes(args, loaded, found, counts), *checks]
+    text = "\n\n".join([f"# {table.title}", *notes, markdown_table(table)])
+    write_text(args.output / "counts.md", text + "\n")
     page = report_of_judged(
         judged,
         SampleViewer(loaded.data.pairs),
@@ -200,7 +235,7 @@ def _write_results(
         notes=notes,
     )
     print("\n".join([markdown_table(table), *checks, "", *advice, NOTE]))
-    print(f"written: {args.output / 'counts.json'}, {FILE}, {page.name}")
+    print(f"written: {args.output / 'counts.json'}, counts.md, {FILE}, {page.name}")
 
 
 def _count_table(counts: Sequence[Count]) -> Table:
@@ -232,3 +267,34 @@ def _bars_of(counts: Sequence[Count]) -> list[Bars]:
         )
         for judge, by_sampling in shares.items()
     ]
+
+
+def _notes(
+    args: argparse.Namespace, loaded: ModelAndData, found: Mined, counts: Sequence[Count]
+) -> list[str]:
+    size, seen, judged = len(loaded.data), len(found.features), found.judged
+    part = "all analyzed"
+    if seen != size:
+        part = f"{seen:,} of them analyzed, drawn at random; counts are extrapolated to all samples"
+    notes = [
+        f"{size:,} samples, {part}. One epoch of hardest negatives: one text for every image and "
+        "one image for every text. Intervals treat mini-batches as independent.",
+        f"A pair with a probability above {args.threshold:g} is classified as a match.",
+    ]
+    for space in sorted({c.search_space or 0 for c in counts if (c.search_space or 0) > seen}):
+        notes.append(f"M = {space:,} exceeds the number of samples; {seen:,} was used.")
+    if found.features.unreadable:
+        notes.append(
+            f"{len(found.features.unreadable)} samples could not be read and were skipped."
+        )
+    neighbours = judged.about.get("neighbours")
+    if neighbours is not None:
+        notes.append(note_of(neighbours["neighbours"]))
+    known = int((judged.truth != UNKNOWN).sum())
+    if 0 < known < len(judged):
+        notes.append(
+            f"The truth of {known:,} of the {len(judged):,} pairs is known, "
+            f"{int((judged.truth > INVALID).sum()):,} of them valid. Its shares refer to these "
+            "pairs, which are no random sample of the hard negatives."
+        )
+    return notes

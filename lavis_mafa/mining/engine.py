@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+from numpy.typing import NDArray
 
 from lavis_mafa.mining.features import Features, make_features
 from lavis_mafa.mining.hard_negatives import HardNegatives, Sampling, hard_negatives_of
@@ -43,6 +43,7 @@ def mine(
     args: argparse.Namespace,
     con_ds: Mapping[str, Mapping[str, Any]],
     thresholds: tuple[float, ...],
+    numbers: NDArray[Any],
     wanted: Sequence[tuple[Sampling, int]],
     top_k: int = 1,
     new_only: bool = False,
@@ -55,6 +56,7 @@ def mine(
     Args:
         con_ds: configs of the discriminators by name.
         thresholds: ascending, the lowest and highest are recorded.
+        numbers: ``(S,)`` ascending sample numbers.
         wanted: samplings with their seeds.
         top_k: hard negatives of an anchor in a mini-batch.
         new_only: pick no pair that the data have, whatever the config says.
@@ -62,7 +64,7 @@ def mine(
     # Built first: a missing checkpoint is reported before hours are spent on features.
     judges = build_judges(loaded, con_ds)
     checks = check_judges(loaded, judges, con_ds, thresholds, args)
-    features = make_features(loaded, np.arange(len(loaded.data)), args.output / "features")
+    features = make_features(loaded, numbers, args.output / "features")
     about = data_source(
         args,
         low=thresholds[0],
