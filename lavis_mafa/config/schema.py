@@ -98,7 +98,6 @@ class RunOptions:
         choices=MetricNames("caption"))
     gradcam_tokens: str = ours("mafa_grounding: tokens over which a heat map is averaged",
         source="ALBEF 6.4", choices=("all", "words"))
-    save_maps: int = ours("mafa_grounding: number of heat maps to write as images", low=0)
     save_scores: bool = ours("retrieval: write scores_<split>.npz into the result folder")
     truth_file: str | None = ours("retrieval: JSON list of further valid [image, caption] pairs",
         path="file")

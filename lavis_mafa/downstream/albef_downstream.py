@@ -128,7 +128,7 @@ class AlbefDownstream:
             ValueError: if it does not fit, or lacks weights.
         """
         cure = "Name a fine-tuned checkpoint, or give this one as model.pretrained to fine-tune it"
-        return self._load(url_or_filename, False, (*_ENCODERS, *self.heads), cure)
+        return self._load(str(url_or_filename), False, (*_ENCODERS, *self.heads), cure)
 
     def load_from_pretrained(self, url_or_filename: str) -> Any:
         """Load a pre-trained model, of this package or of LAVIS, to fine-tune it.
@@ -138,12 +138,10 @@ class AlbefDownstream:
             ValueError: if it does not fit, or lacks an encoder.
         """
         needed = (*_ENCODERS, *self.random_parts)
-        return self._load(url_or_filename, True, needed, "Name a checkpoint of the whole model")
+        cure = "Name a checkpoint of the whole model"
+        return self._load(str(url_or_filename), True, needed, cure)
 
-    def _load(
-        self, url_or_filename: str, pretrained: bool, needed: tuple[str, ...], cure: str
-    ) -> Any:
-        origin = str(url_or_filename)
+    def _load(self, origin: str, pretrained: bool, needed: tuple[str, ...], cure: str) -> Any:
         content = read_checkpoint(origin)
         model: Any = self
         check_origin(content, registered_name(type(self)), model.tokenizer, origin)

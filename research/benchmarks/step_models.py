@@ -201,8 +201,15 @@ class LavisBlip2(Blip2Qformer):
     def __init__(self, cfg: Any) -> None:
         self.cfg = cfg
         names = (
-            *("vit_model", "drop_path_rate", "use_grad_checkpoint", "vit_precision", "freeze_vit"),
-            *("num_query_token", "cross_attention_freq", "embed_dim", "max_txt_len"),
+            "vit_model",
+            "drop_path_rate",
+            "use_grad_checkpoint",
+            "vit_precision",
+            "freeze_vit",
+            "num_query_token",
+            "cross_attention_freq",
+            "embed_dim",
+            "max_txt_len",
         )
         super().__init__(img_size=cfg.image_size, **{name: cfg[name] for name in names})
 
