@@ -21,9 +21,7 @@ import csv
 import json
 import os
 import re
-from collections import deque
 from collections.abc import Collection, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +45,10 @@ TEXT_SUFFIXES = (".json", *_JSON_LINES_SUFFIXES, *_DELIMITERS)
 SUFFIXES = (*TEXT_SUFFIXES, *COLUMNAR_SUFFIXES)
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LONGEST_CELL = 2**24  # characters; one with an unclosed quotation mark is read to here at most
+_QUOTING = (
+    'put a text with separators, line breaks or quotation marks in "quotes", and double those '
+    "inside, or write JSON lines"
+)
 
 
 # A format's reader yields the place of a record and its unchecked content.
@@ -55,14 +57,12 @@ _Raw = tuple[str, Any] | Problem
 
 def require_files(
     files: Collection[str | os.PathLike[str]],
-    split: str | None = None,
     suffixes: tuple[str, ...] = SUFFIXES,
 ) -> list[Path]:
     """Return the absolute paths of existing files in a known format, and of folders of pictures.
 
     Args:
         files: files, globs and folders; see `data_folders`.
-        split: train, val or test: of folders, only the files of this split; None: all.
         suffixes: of the formats that are accepted.
 
     Raises:
@@ -71,7 +71,7 @@ def require_files(
     """
     if not files:
         raise ValueError(f"no annotation file given: give at least one of {', '.join(suffixes)}")
-    paths = [path for file in files for path in files_of(file, split)]
+    paths = [path for file in files for path in files_of(file)]
     for path in paths:
         if path.is_dir() and suffixes is SUFFIXES:
             continue
@@ -260,20 +260,13 @@ def _coco(images: list[Any], annotations: list[Any], columns: Any) -> Iterator[_
 def _delimited(path: Path, delimiter: str, columns: Any) -> Iterator[_Raw]:
     """Read a CSV or TSV file.
 
-    A stray quotation mark would join all rows up to the next one: a quoted cell of several lines
-    is taken for one only if these are not rows themselves. Otherwise its first line is a row, with
-    its quotation marks, and reading goes on behind it.
+    A stray quotation mark joins all rows up to the next one. So a quoted cell of several lines is
+    accepted only if none of these looks like a row; otherwise the file is refused.
     """
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))
-    header: list[str] = []
-    again: deque[str] = deque()  # lines to read once more
     taken: list[str] = []  # lines of the record that is being read
-    options: dict[str, Any] = {"delimiter": delimiter, "strict": True}
 
     def lines() -> Iterator[str]:
-        while again:
-            taken.append(again.popleft())
-            yield taken[-1]
         for line in stream:
             taken.append(line)
             yield line
@@ -281,35 +274,22 @@ def _delimited(path: Path, delimiter: str, columns: Any) -> Iterator[_Raw]:
     # Invalid UTF-8 becomes lone surrogates, so that the check of the row reports it with its line
     # number; a strict decoder would fail anywhere in the block that is read ahead.
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as stream:
-        reader, number, image = csv.reader(lines(), **options), 1, 0
+        reader, number = csv.reader(lines(), delimiter=delimiter, strict=True), 1
+        header: list[str] = []
+        image = 0
         while True:
-            where, why = f"line {number}", ""
+            where = f"line {number}"
             try:
                 cells = next(reader)
             except StopIteration:
                 return
             except csv.Error as error:
-                cells, why = [], f"expected a row of quoted or plain cells: {error}"
-            if why and len(taken) == 1 and not taken[0].endswith(("\r", "\n")):
-                pass  # the file is cut short in this cell
-            elif why or (
-                len(taken) > 1
-                and (len(cells) != len(header) or _are_rows(taken, delimiter, image, len(header)))
-            ):
-                again.extendleft(reversed(taken[1:]))
-                del taken[1:]
-                cells = _split(taken[0], delimiter)
-                reader = csv.reader(lines(), **options)
-            if header and cells and len(cells) != len(header):
-                # A cell in quotation marks may follow a blank.
-                spaced = csv.reader(taken, delimiter=delimiter, strict=True, skipinitialspace=True)
-                with suppress(csv.Error):
-                    cells = next(spaced)
+                yield Problem(where, f"{error}; {_QUOTING}", fatal=True)
+                return
             number += len(taken)
-            taken.clear()
-            if not cells and not why:
-                continue
-            if not header:
+            if not cells:
+                pass  # a blank line
+            elif not header:
                 header = [name.strip() for name in cells]
                 problem = columns.choose(header)
                 if problem:
@@ -317,35 +297,30 @@ def _delimited(path: Path, delimiter: str, columns: Any) -> Iterator[_Raw]:
                     return
                 image = header.index(columns.image_key or "image")
                 if any(name[:1] == " " for name in cells[1:]):
-                    options["skipinitialspace"] = True
-                    reader = csv.reader(lines(), **options)
+                    reader = csv.reader(
+                        lines(), delimiter=delimiter, strict=True, skipinitialspace=True
+                    )
+            elif len(taken) > 1 and (
+                len(cells) != len(header) or _are_rows(taken, delimiter, image, len(header))
+            ):
+                why = f"a quotation mark joins {len(taken)} lines; {_QUOTING}"
+                yield Problem(where, why, fatal=True)
             elif len(cells) == len(header):
                 yield where, dict(zip(header, cells, strict=True))
             else:
-                yield Problem(
-                    where,
-                    why
-                    or f"expected {len(header)} cells as in the header, got {len(cells)}; put a "
-                    'text with separators or line breaks in "quotes"',
-                )
-
-
-def _split(line: str, delimiter: str) -> list[str]:
-    """Return the cells of a line whose quotation marks mean nothing."""
-    line = line.rstrip("\r\n")
-    return line.split(delimiter) if line else []
+                why = f"expected {len(header)} cells as in the header, got {len(cells)}; {_QUOTING}"
+                yield Problem(where, why)
+            taken.clear()
 
 
 def _are_rows(lines: list[str], delimiter: str, image: int, width: int) -> bool:
     """Return whether the lines of a quoted cell look like rows: as many cells, and names of images
     of one kind."""
-    first, *others = (_split(line, delimiter) for line in lines)
+    first, *others = (line.rstrip("\r\n").split(delimiter) for line in lines)
     if len(first) != width:
         return False
     kind = _kind_of_name(first[image])
-    return kind != "" and any(
-        len(other) == width and _kind_of_name(other[image]) == kind for other in others
-    )
+    return any(len(row) == width and _kind_of_name(row[image]) == kind for row in others)
 
 
 def _kind_of_name(name: str) -> str:

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from lavis.processors.blip_processors import BlipCaptionProcessor
 
 from lavis_mafa.datasets.annotation_files import read_rows, require_files
@@ -28,8 +26,6 @@ from lavis_mafa.datasets.image_reading import read_file, read_rgb
 from lavis_mafa.datasets.shards import find_shards, names_shards, read_samples
 from lavis_mafa.io.processes import progress
 
-_MIN_SIDE = 32  # pixels; smaller images are reported as tiny
-_MAX_ASPECT = 5.0  # longer to shorter side; more is reported as extreme
 _BLOCK = 256  # images handed to the worker threads at a time
 _PRINTED = 10  # examples of each problem in the printed summary
 
@@ -45,16 +41,13 @@ PROBLEMS = {
     "unreadable_images": "unreadable images",
     "duplicate_images": "images with the content of another file",
     "duplicate_pairs": "pairs listed more than once",
-    "tiny_images": "tiny images",
-    "extreme_images": "images of extreme aspect",
     "shared_image_ids": "image_ids that stand for several files",
-    "split_image_ids": "files with several image_ids",
     "groups": "groups that are of no use",
 }
 
 
-# Digest and (width, height) of an image file, or why it cannot be read.
-_Facts = tuple[bytes, tuple[int, int]] | Exception
+# Digest of an image file, or why it cannot be read.
+_Facts = bytes | Exception
 
 
 def _check_groups(groups: dict[str, Counter[str]], pairs: int) -> tuple[dict[str, Any], list[str]]:
@@ -95,22 +88,18 @@ class _Findings:
     """Counts and problems of pairs and images, added one by one.
 
     Attributes:
-        captions_of: number of captions by image.
+        images: their names.
         groups: the images of the pairs of each group.
-        sizes: width and height of the readable images.
     """
 
     def __init__(self) -> None:
         self.problems: dict[str, list[str]] = {key: [] for key in PROBLEMS}
         self.pairs = self.records = self.fatal = self.passed_over = 0
-        self.words: array[int] = array("q")
-        self.captions_of: Counter[str] = Counter()
+        self.images: set[str] = set()
         self.groups: dict[str, Counter[str]] = defaultdict(Counter)
-        self.sizes: list[tuple[int, int]] = []
         self._pairs: set[bytes] = set()
-        self._links: set[tuple[str, str]] = set()
-        self._id_of: dict[str, str] = {}
         self._image_of: dict[str, str] = {}
+        self._shared: set[tuple[str, str]] = set()
         self._first_place: dict[bytes, str] = {}
         self._first_image: dict[bytes, str] = {}
 
@@ -144,8 +133,7 @@ class _Findings:
         self.pairs += 1
         if row.group_id is not None:
             self.groups[row.group_id][image] += 1
-        self.captions_of[image] += 1
-        self.words.append(len(caption.split()))
+        self.images.add(image)
         read = _processed(caption)
         if was_cut(_processed, lambda: caption, read):
             self.problems["cut_captions"].append(
@@ -164,15 +152,10 @@ class _Findings:
 
     def add_id(self, image: str, image_id: str) -> None:
         """Add the id that a row gives its image."""
-        if (image, image_id) in self._links:
-            return
-        self._links.add((image, image_id))
         first = self._image_of.setdefault(image_id, image)
-        if first != image:
+        if first != image and (image, image_id) not in self._shared:
+            self._shared.add((image, image_id))
             self.problems["shared_image_ids"].append(f"{image_id!r}: {first!r}, {image!r}")
-        first = self._id_of.setdefault(image, image_id)
-        if first != image_id:
-            self.problems["split_image_ids"].append(f"{image!r}: {first!r}, {image_id!r}")
 
     def add_image(self, image: str, fact: _Facts) -> None:
         """Add what was read of an image."""
@@ -181,21 +164,13 @@ class _Findings:
         elif isinstance(fact, Exception):
             self.problems["unreadable_images"].append(f"{image!r}: {type(fact).__name__}: {fact}")
         else:
-            digest, size = fact
-            first = self._first_image.setdefault(digest, image)
+            first = self._first_image.setdefault(fact, image)
             if first != image:
                 self.problems["duplicate_images"].append(f"{image!r} has the content of {first!r}")
-            self.sizes.append(size)
-            finding = f"{image!r}: {size[0]} x {size[1]} pixels"
-            if min(size) < _MIN_SIDE:
-                self.problems["tiny_images"].append(f"{finding}, shorter side below {_MIN_SIDE}")
-            if max(size) > _MAX_ASPECT * min(size):
-                self.problems["extreme_images"].append(f"{finding}, aspect above {_MAX_ASPECT:g}")
 
 
 def readable(
     files: Collection[str | os.PathLike[str]],
-    split: str | None,
     images: bool,
     group_id_key: str | None = None,
     **keys: str | None,
@@ -203,7 +178,7 @@ def readable(
     """Return the annotation files or shards that are named, and what reads the rows of one of them.
 
     Args:
-        files, split, group_id_key, keys: as of `check`.
+        files, group_id_key, keys: as of `check`.
         images: as of `read_rows`.
 
     Raises:
@@ -212,7 +187,7 @@ def readable(
     if any(map(names_shards, files)):
         paths = [Path(shard.path) for shard in find_shards(list(files))]
         return paths, partial(read_samples, group_id_key=group_id_key)
-    paths, keys = require_files(files, split), {**keys, "group_id_key": group_id_key}
+    paths, keys = require_files(files), {**keys, "group_id_key": group_id_key}
     check_columns(paths, **keys)
     return paths, lambda path: read_rows(path, images=images, **keys)
 
@@ -222,7 +197,6 @@ def check(
     image_root: str | os.PathLike[str] | None = None,
     *,
     group_id_key: str | None = None,
-    split: str | None = None,
     workers: int = 4,
     limit: int | None = None,
     **keys: str | None,
@@ -234,27 +208,23 @@ def check(
             shards, as `datasets.shards.find_shards` takes them.
         image_root: folder that the image paths are relative to; None if there are no paths.
         group_id_key: name of the column of groups; None: no groups.
-        split: train, val or test: of folders, only the files of this split; None: all.
         workers: threads that read images, at least 1.
         limit: stop after this many pairs.
         keys: names of the other columns, as of `PairColumns`.
 
     Returns:
         `pairs`, `images`, `records` of the files, `fatal` malformed rows (such as damaged files),
-        `passed_over` files of a folder, or members of tar files, that belong to no sample,
-        `images_with_several_captions` (counts), `caption_words`, `width` and `height` (min, median,
-        95 %, max; None where there is nothing to measure), `looked_in` (the folder of the images;
-        None if all are in the files), `groups` (only with ``group_id_key``: numbers of `groups`, of
-        `groups_with_several_images`, of `pairs` in groups and their `share`, 0 to 1, and the
-        `largest_group` with its size, `largest`), and `problems`: by key of `PROBLEMS` the
-        findings.
+        `passed_over` files of a folder, or members of tar files, that belong to no sample, `groups`
+        (only with ``group_id_key``: numbers of `groups`, of `groups_with_several_images`, of
+        `pairs` in groups and their `share`, 0 to 1, and the `largest_group` with its size,
+        `largest`), and `problems`: by key of `PROBLEMS` the findings.
 
     Raises:
         FileNotFoundError: a file or the root is missing.
         ValueError: an argument is out of range, a file has an unknown suffix, parquet or Arrow
             files have other columns than expected, or the image root is not given.
     """
-    paths, read = readable(files, split, images=True, group_id_key=group_id_key, **keys)
+    paths, read = readable(files, images=True, group_id_key=group_id_key, **keys)
     if image_root is not None and not os.path.isdir(image_root):
         raise FileNotFoundError(
             f"image root {os.path.abspath(image_root)} is not a folder (--images)"
@@ -262,7 +232,7 @@ def check(
     if workers < 1 or (limit is not None and limit < 1):
         raise ValueError(f"expected workers and limit of at least 1, got {workers} and {limit}")
     root = None if image_root is None else os.path.abspath(image_root)
-    found, has_paths = _Findings(), False
+    found = _Findings()
     waiting: dict[str, bytes | None] = {}  # images to read, by name, with their content
     with ThreadPool(workers) as pool, progress(desc="pairs", unit=" pairs") as bar:
 
@@ -279,9 +249,8 @@ def check(
                     f"{place} has the path of an image, {short(row.image)}: give the folder that "
                     "paths are relative to (--images)"
                 )
-            has_paths |= content is None
             name = found.name_of(place, row, content)
-            if name not in found.captions_of:
+            if name not in found.images:
                 waiting[name] = content
             for caption in row.captions:
                 found.add_pair(place, name, caption, row)
@@ -293,15 +262,10 @@ def check(
         read_images()
     report: dict[str, Any] = {
         "pairs": found.pairs,
-        "images": len(found.captions_of),
+        "images": len(found.images),
         "records": found.records,
         "fatal": found.fatal,
         "passed_over": found.passed_over,
-        "images_with_several_captions": sum(n > 1 for n in found.captions_of.values()),
-        "caption_words": _distribution(found.words),
-        "width": _distribution([width for width, _ in found.sizes]),
-        "height": _distribution([height for _, height in found.sizes]),
-        "looked_in": root if has_paths else None,
         "problems": found.problems,
     }
     if group_id_key is not None:
@@ -311,11 +275,7 @@ def check(
 
 def render(report: dict[str, Any]) -> str:
     """Format the report for a terminal; paths and captions are quoted and escaped."""
-    several = report["images_with_several_captions"]
-    lines = [
-        f"pairs   {report['pairs']}",
-        f"images  {report['images']}, {several} of them with several captions",
-    ]
+    lines = [f"pairs   {report['pairs']}", f"images  {report['images']}"]
     if "groups" in report:
         found = report["groups"]
         several = found["groups_with_several_images"]
@@ -326,22 +286,12 @@ def render(report: dict[str, Any]) -> str:
         if found["pairs"]:
             line += f", the largest, {found['largest_group']!r}, of {found['largest']}"
         lines.append(line)
-    if report["looked_in"]:
-        lines.append(f"images were looked for in {report['looked_in']}")
     missing = report["problems"]["missing_files"]
     if missing and len(missing) == report["images"]:
         lines.append(
             "not one of them is there: --images must be the folder to which the paths in the "
             f"annotation files are relative, such as {missing[0]}"
         )
-    for key, name in (
-        ("caption_words", "words in a caption"),
-        ("width", "image width in pixels"),
-        ("height", "image height in pixels"),
-    ):
-        if report[key] is not None:
-            values = ", ".join(f"{label} {value:g}" for label, value in report[key].items())
-            lines.append(f"{name}: {values}")
     found = {key: list_ for key, list_ in report["problems"].items() if list_}
     if report["passed_over"]:
         lines.append(f"files that belong to no sample: {report['passed_over']}")
@@ -380,17 +330,10 @@ def _facts(name: str, data: bytes | None, root: str) -> _Facts:
     try:
         if data is None:
             data = read_file(path, root)
-        return _digest(data), read_rgb(path, data).size
+        read_rgb(path, data)
+        return _digest(data)
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         return error
-
-
-def _distribution(values: Sequence[int] | array[int]) -> dict[str, float] | None:
-    """Return min, median, 95 % quantile and max; None if there are no values."""
-    if not len(values):
-        return None
-    quantiles = np.percentile(np.asarray(values), [0, 50, 95, 100])
-    return dict(zip(("min", "median", "95 %", "max"), map(float, quantiles), strict=True))
 
 
 def _digest(content: bytes) -> bytes:

@@ -48,7 +48,7 @@ class _Files(Pairs):
         vis_root: folder that the image paths are relative to; None if there are no paths.
         ann_paths: annotation files, globs and folders, read as one.
         table_options: `image_key`, `caption_key`, `image_id_key`, `group_id_key`, `drop_empty`,
-            `cache_dir` and `split` of `converted`.
+            `cache_dir` of `converted`.
 
     Raises:
         FileNotFoundError: if the image root or an annotation file does not exist.
@@ -138,7 +138,7 @@ class ImageTextJsonBuilder(ConvertingBuilder):
         """
         names = ("image_key", "caption_key", "image_id_key", *of_training(split))
         keys = {key: info.get(key) for key in names}
-        return check_columns(require_files(storage, split), **keys)
+        return check_columns(require_files(storage), **keys)
 
     @classmethod
     def needs_folder(cls, storage: Collection[str], split: str, info: Any) -> bool:
@@ -152,4 +152,4 @@ class ImageTextJsonBuilder(ConvertingBuilder):
 
     def dataset_options(self, info: Any, split: str) -> dict[str, Any]:
         root = info.get(self.data_type).storage or None
-        return {"vis_root": root, "split": split, **super().dataset_options(info, split)}
+        return {"vis_root": root, **super().dataset_options(info, split)}

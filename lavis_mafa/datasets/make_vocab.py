@@ -21,7 +21,6 @@ def make_vocab(
     out: str | os.PathLike[str],
     *,
     size: int = 8000,
-    split: str | None = None,
     **keys: str | None,
 ) -> list[str]:
     """Train on all captions of `files`, write the vocabulary to `out` and return its tokens.
@@ -29,7 +28,6 @@ def make_vocab(
     Args:
         size: number of tokens wanted, including special ones. Few captions give fewer; captions
             with more different characters than that give more.
-        split: of folders, only the files of this split; None: all.
         keys: names of the columns, as of `PairColumns`.
 
     Raises:
@@ -42,7 +40,7 @@ def make_vocab(
         raise ValueError(
             f"expected a size above {len(SPECIAL_TOKENS)} (the special tokens), got {size}"
         )
-    paths, read = readable(files, split, images=False, **keys)
+    paths, read = readable(files, images=False, **keys)
 
     def train(first_tokens: list[str], size: int) -> list[str]:
         tokenizer = BertWordPieceTokenizer(lowercase=True)

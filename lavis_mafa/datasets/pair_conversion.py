@@ -57,7 +57,6 @@ Holdout = tuple[float, bool] | None
 def converted(
     files: Collection[str | os.PathLike[str]],
     *,
-    split: str | None = None,
     drop_empty: bool = True,
     max_unusable: float = MAX_UNUSABLE,
     holdout: Holdout = None,
@@ -72,7 +71,6 @@ def converted(
 
     Args:
         files: annotation files (formats: `annotation_files`), globs and folders, read as one.
-        split: see `require_files`.
         drop_empty: drop empty captions (counted and logged) instead of refusing them.
         max_unusable: share of the records that may be unusable: these are left out and logged.
         holdout: images to keep; which belong to the share depends on the image alone.
@@ -85,7 +83,7 @@ def converted(
             a damaged file, an unknown suffix, or columns of another type.
         RuntimeError: if a file changed while it was read.
     """
-    paths = require_files(files, split)
+    paths = require_files(files)
 
     def state() -> list[Any]:
         found = [(path, path) for path in paths if not path.is_dir()]

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-import yaml
 from PIL import Image
 from shard_files import write_shards
 
@@ -94,20 +93,6 @@ def test_train_evaluate_and_count_need_files_and_folders_only(tmp_path, monkeypa
     # The config that was written is the whole of the command.
     written = str(tmp_path / "output/pairs/config.yaml")
     assert main(["train", "--cfg-path", written, "--dry-run"]) == 0
-
-
-def test_own_split_is_kept(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "mine/data"
-    folder.mkdir(parents=True)
-    for split, numbers in (("train", range(40)), ("validation", range(40, 60))):
-        columns = {"image": [picture(n) for n in numbers]}
-        columns["caption"] = [captions(n)[0] for n in numbers]
-        pq.write_table(pa.table(columns), folder / f"{split}-00000-of-00001.parquet")
-    file, chosen = write_config([str(tmp_path / "mine")], None)
-    assert "40 pairs of 40 images; the data's own val split is used" in chosen
-    info = yaml.safe_load(file.read_text())["datasets"]["image_text_json"]["build_info"]
-    assert info["holdout"] == 0
 
 
 def test_pictures_without_text_are_counted(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from lavis_mafa.datasets.annotation_files import require_files
-from lavis_mafa.datasets.data_folders import files_of
+from lavis_mafa.datasets.data_folders import captioned_in, files_of
 from lavis_mafa.datasets.image_text_json import ImageTextTrain
 
 
@@ -30,76 +30,38 @@ def make(folder: Path, *names: str) -> Path:
     return folder
 
 
-def names_of(folder: Path, split: str | None, given: str = "") -> list[str]:
-    return [str(path.relative_to(folder)) for path in files_of(folder / given, split)]
+def names_of(folder: Path, given: str) -> list[str]:
+    return [str(path.relative_to(folder)) for path in files_of(folder / given)]
 
 
-HUB = [
-    "README.md",
-    "data/train-00000-of-00002.parquet",
-    "data/train-00001-of-00002.parquet",
-    "data/validation-00000-of-00001-0a1b2c.parquet",
-    "data/.cache/test-00000-of-00001.parquet",
-]
-
-
-def test_splits_of_a_hub_folder(tmp_path):
-    make(tmp_path, *HUB)
-    assert names_of(tmp_path, "train") == HUB[1:3]
-    assert names_of(tmp_path, "val") == names_of(tmp_path, "val", "data") == HUB[3:4]
-    assert names_of(tmp_path, None) == HUB[1:4]
-    with pytest.raises(ValueError, match=r"files of train, val, by their names, and none of test"):
-        files_of(tmp_path, "test")
-
-
-@pytest.mark.parametrize(
-    "names, split, expected",
-    [
-        (["train/0.parquet", "test/0.parquet", "dev/0.parquet"], "val", ["dev/0.parquet"]),
-        (["test/train_2.parquet", "train/test_2.parquet"], "train", ["test/train_2.parquet"]),
-        (["b.parquet", "a.PARQUET", "c.json"], "val", ["a.PARQUET", "b.parquet"]),
-        (
-            ["constrained.parquet", "latest.parquet"],
-            "test",
-            ["constrained.parquet", "latest.parquet"],
-        ),
-    ],
-)
-def test_names_that_tell_a_split(tmp_path, names, split, expected):
-    assert names_of(make(tmp_path, *names), split) == expected
-
-
-def test_file_whose_name_tells_no_split_is_not_dropped(tmp_path):
-    make(tmp_path, "training_1.parquet", "notes.parquet")
-    with pytest.raises(ValueError, match="files of train, by their names, and notes.parquet"):
-        files_of(tmp_path, "train")
-    assert len(files_of(tmp_path)) == 2
+def test_folders_of_parquet_files_are_refused(tmp_path):
+    make(tmp_path, "README.md", "data/train-0.parquet", "data/test-0.parquet")
+    make(tmp_path / "dict", "train/data-0.arrow", "dataset_dict.json")
+    with pytest.raises(ValueError, match=r"such as data/test-0.parquet: name .* by a glob"):
+        files_of(tmp_path)
+    with pytest.raises(ValueError, match=r"such as train/data-0.arrow: .* the folder of one split"):
+        files_of(tmp_path / "dict")
 
 
 def test_links_to_folders_are_followed_once(tmp_path):
-    make(tmp_path / "elsewhere", "b.parquet", "deep/c.parquet")
-    make(tmp_path / "data", "a.parquet")
+    make(tmp_path / "elsewhere", "b.png", "b.txt", "deep/c.jpg", "deep/c.txt")
+    make(tmp_path / "data", "a.png", "a.txt")
     (tmp_path / "data/link").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere/deep/up").symlink_to(tmp_path / "elsewhere")
-    expected = ["data/a.parquet", "data/link/b.parquet", "data/link/deep/c.parquet"]
-    assert names_of(tmp_path, None, "data") == expected
-
-
-def test_part_that_is_missing_is_noticed(tmp_path):
-    make(tmp_path, *(f"train-{k:05d}-of-00003-{k}f.parquet" for k in (0, 2)))
-    with pytest.raises(FileNotFoundError, match="2 of the 3 files .*train-.*train-00001-of-00003"):
-        files_of(tmp_path, "train")
-    make(tmp_path, "train-00001-of-00003-1f.parquet", "test-00000-of-00002.parquet")
-    assert len(files_of(tmp_path, "train")) == 3  # parts of another split may be missing
-    with pytest.raises(FileNotFoundError, match="test-00001-of-00002"):
-        files_of(tmp_path)
+    found, others = captioned_in(tmp_path / "data")
+    assert [str(path.relative_to(tmp_path / "data")) for path in found] == [
+        "a.png",
+        "link/b.png",
+        "link/deep/c.jpg",
+    ]
+    assert not others
 
 
 def test_globs(tmp_path, monkeypatch):
     make(tmp_path, "b.parquet", "a.parquet", "x/c.parquet", "d[1].parquet", "folder.parquet/e.csv")
-    assert names_of(tmp_path, None, "?.parquet") == ["a.parquet", "b.parquet"]
-    assert names_of(tmp_path, None, "**/c.parquet") == ["x/c.parquet"]
-    assert names_of(tmp_path, None, "d[1].parquet") == ["d[1].parquet"]  # it exists
+    assert names_of(tmp_path, "?.parquet") == ["a.parquet", "b.parquet"]
+    assert names_of(tmp_path, "**/c.parquet") == ["x/c.parquet"]
+    assert names_of(tmp_path, "d[1].parquet") == ["d[1].parquet"]  # it exists
     monkeypatch.chdir(tmp_path)
     assert require_files(["x/*"]) == [tmp_path / "x/c.parquet"]
     with pytest.raises(FileNotFoundError, match=r"no file matches .*gone\*\.parquet"):
@@ -137,30 +99,9 @@ def test_damaged_saved_folders_are_refused(tmp_path, state, error, message):
 
 @pytest.mark.parametrize("text", ["[1]", "{", "[" * 100_000, "\xff"])
 def test_damaged_json_of_saved_folders_is_refused(tmp_path, text):
-    saved(tmp_path)
-    for name in ("state.json", "dataset_dict.json"):
-        (tmp_path / name).write_text(text, "latin-1")
-        with pytest.raises(ValueError, match=rf"{name}: expected"):
-            files_of(tmp_path, "train")
-
-
-def test_saved_dictionaries_of_splits(tmp_path):
-    for name in ("train", "validation", "extra"):
-        saved(tmp_path / name)
-    listed = tmp_path / "dataset_dict.json"
-    listed.write_text(json.dumps({"splits": ["train", "validation", "extra"]}))
-    assert names_of(tmp_path, "train") == ["train/data.arrow"]
-    assert names_of(tmp_path, "val") == ["validation/data.arrow"]
-    assert len(files_of(tmp_path)) == 3
-    with pytest.raises(ValueError, match="splits train, validation, extra, and none of test"):
-        files_of(tmp_path, "test")
-    for wrong in (["../train"], ["/"], [3], "train"):
-        listed.write_text(json.dumps({"splits": wrong}))
-        with pytest.raises(ValueError, match="expected 'splits', a list of names"):
-            files_of(tmp_path, "train")
-    listed.write_text(json.dumps({"splits": ["train", "test"]}))
-    with pytest.raises(FileNotFoundError, match=r"test/state\.json does not exist"):
-        files_of(tmp_path, "test")
+    (saved(tmp_path) / "state.json").write_text(text, "latin-1")
+    with pytest.raises(ValueError, match=r"state.json: expected"):
+        files_of(tmp_path)
 
 
 # Folders and files that the package writes itself
@@ -215,12 +156,12 @@ def test_folders_written_by_the_package(tmp_path, hugging_face):
     ).cast_column("image", hugging_face.Image())
     named.save_to_disk(tmp_path / "named")
 
-    def read(folder: str, split: str = "train") -> ImageTextTrain:
+    def read(folder: str) -> ImageTextTrain:
         return ImageTextTrain(
-            np.asarray, str, None, [tmp_path / folder], split=split, cache_dir=tmp_path / "cache"
+            np.asarray, str, None, [tmp_path / folder], cache_dir=tmp_path / "cache"
         )
 
-    expected = {"one": range(11), "hub": range(11), "dict": range(8), "dict/train": range(8)}
+    expected = {"one": range(11), "hub/data/train-*.parquet": range(11), "dict/train": range(8)}
     for folder, numbers in expected.items():
         data = read(folder)
         texts = [text for k in numbers for text in (f"first {k}", f"second {k}")]
@@ -229,7 +170,7 @@ def test_folders_written_by_the_package(tmp_path, hugging_face):
             str(100 + k) for k in numbers
         ]
         assert red_of(data) == list(numbers)
-    val = read("dict", "val")
+    val = read("dict/validation")
     assert red_of(val) == [10, 8, 9] and val.caption(5) == "second 9"
     assert red_of(read("named")) == [0, 2]
     assert not list((tmp_path / "cache/image_text").glob("*/images.bin"))[1:]  # only of the hub's

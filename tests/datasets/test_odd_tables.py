@@ -40,19 +40,27 @@ def table(captions: list[str], separator: str, header: str = "image{}caption") -
 
 @pytest.mark.parametrize("suffix, separator", [("tsv", "\t"), ("csv", ",")])
 @pytest.mark.parametrize(
-    "changed",
+    "changed, line",
     [
-        {1: '"hello', 4: 'the end"'},  # one cell of four lines
-        {1: '"hello', 4: 'says "bye"'},
-        {1: '"hello'},  # never closed
-        {1: '"hello', 2: '"there', 3: '"you'},
-        {2: '12" nail', 4: '5" nail'},
-        {1: '"a" and b'},
+        ({1: '"hello', 4: 'the end"'}, 3),  # one cell of four lines
+        ({1: '"hello', 4: 'says "bye"'}, 3),
+        ({1: '"hello'}, 3),  # never closed
+        ({1: '"hello', 2: '"there', 3: '"you'}, 3),
+        ({1: '"a" and b'}, 3),
     ],
 )
-def test_stray_quotation_marks_join_no_rows(changed, suffix, separator, tmp_path):
+def test_stray_quotation_marks_join_no_rows(changed, line, suffix, separator, tmp_path):
     captions = [changed.get(k, caption) for k, caption in enumerate(CAPTIONS)]
-    assert captions_in(tmp_path / f"a.{suffix}", table(captions, separator)) == captions
+    path = tmp_path / f"a.{suffix}"
+    problems = problems_in(path, table(captions, separator))
+    assert problems[0].fatal and problems[0].where == f"line {line}"
+    with pytest.raises(ValueError, match=rf"{path}, line {line}: .*double those inside"):
+        converted([path], cache_dir=tmp_path, max_unusable=1)
+
+
+def test_quotation_marks_inside_of_cells_are_text(tmp_path):
+    captions = ['12" nail', *CAPTIONS, '5" nail']
+    assert captions_in(tmp_path / "a.csv", table(captions, ",")) == captions
 
 
 def test_quoted_cells_of_several_lines_stay_cells(tmp_path):
@@ -67,7 +75,6 @@ def test_quoted_cells_of_several_lines_stay_cells(tmp_path):
     "content, captions",
     [
         (table(['"a, b"', '"c"'], ", "), ["a, b", "c"]),
-        ('image,caption\n0.jpg, "a, b"\n1.jpg,c\n', ["a, b", "c"]),
         ("caption, image\na, 0.jpg\nb, 1.jpg\n", ["a", "b"]),
         (table(["a", "b"], ",").replace("\n", "\r"), ["a", "b"]),
         (b"\xef\xbb\xbf" + table(["a\0b"], ",").encode(), ["a\0b"]),
