@@ -320,7 +320,9 @@ def _are_rows(lines: list[str], delimiter: str, image: int, width: int) -> bool:
     if len(first) != width:
         return False
     kind = _kind_of_name(first[image])
-    return any(len(row) == width and _kind_of_name(row[image]) == kind for row in others)
+    return kind != "" and any(
+        len(row) == width and _kind_of_name(row[image]) == kind for row in others
+    )
 
 
 def _kind_of_name(name: str) -> str:
