@@ -5,7 +5,7 @@ Formats, distinguished by suffix and content:
 - `.json`: an array of records (LAVIS, ALBEF), or a COCO caption object with the lists `images`
   (`id`, `file_name`) and `annotations` (`image_id`, `caption`), or JSON-lines with that suffix.
   An array and a COCO object are loaded whole, so their memory grows with the file.
-- `.jsonl`, `.ndjson`, `.jsonlines`: one record per line, streamed.
+- `.jsonl`, `.ndjson`, `.jsonlines`: one record per line, streamed, or an array of records.
 - `.csv`, `.tsv`: a header and one row per pair, quoted as by Python's csv module, streamed.
 - `.parquet`, `.arrow`: see `columnar_files`; images may be in the file.
 - a folder of pictures: the lines of the text file of the same name are an image's captions.
@@ -22,6 +22,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,7 @@ def raw_records(path: Path, columns: Any) -> Iterator[_Raw]:
         yield Problem("whole file", why, fatal=True)
     elif suffix in _DELIMITERS:
         yield from _delimited(path, _DELIMITERS[suffix], columns)
-    elif _has_json_lines(path):
+    elif suffix in _JSON_LINES_SUFFIXES and not _begins_with_array(path):
         yield from _json_lines(path)
     else:
         yield from _json(path, columns)
@@ -178,10 +179,15 @@ def _json_lines(path: Path) -> Iterator[_Raw]:
 
 
 def _json(path: Path, columns: Any) -> Iterator[_Raw]:
-    """Read a whole JSON document."""
+    """Read a whole JSON document, or JSON lines."""
+    content = path.read_bytes().removeprefix(BYTE_ORDER_MARK)
     try:
-        document = json.loads(path.read_bytes().removeprefix(BYTE_ORDER_MARK).decode("utf-8"))
+        document = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
+        with suppress(ValueError, RecursionError):
+            if isinstance(json.loads(content.lstrip().split(b"\n", 1)[0]), dict):
+                yield from _json_lines(path)
+                return
         why = "text is not UTF-8" if isinstance(error, UnicodeDecodeError) else "no JSON document"
         yield Problem("whole file", f"{why}: {error}", fatal=True)
         return
@@ -198,23 +204,10 @@ def _json(path: Path, columns: Any) -> Iterator[_Raw]:
         yield Problem("whole file", KARPATHY if _is_karpathy(document) else why, fatal=True)
 
 
-def _has_json_lines(path: Path) -> bool:
-    """Return whether a JSON file has a record per line.
-
-    A file called .jsonl has, unless it begins with an array; another one if its first line that is
-    not blank is a whole object, and no document of several records.
-    """
-    named = path.suffix.lower() in _JSON_LINES_SUFFIXES
+def _begins_with_array(path: Path) -> bool:
     with open(path, "rb") as stream:
-        first = next((line for line in stream if line.removeprefix(BYTE_ORDER_MARK).strip()), b"")
-    first = first.removeprefix(BYTE_ORDER_MARK).strip()
-    if not first.startswith(b"{"):
-        return named and not first.startswith(b"[")
-    try:
-        record = json.loads(first)
-    except (ValueError, RecursionError):
-        return named
-    return not (_is_coco(record) or _is_karpathy(record))
+        lines = (line.removeprefix(BYTE_ORDER_MARK).strip() for line in stream)
+        return next(filter(None, lines), b"").startswith(b"[")
 
 
 def _is_karpathy(document: Any) -> bool:
@@ -320,7 +313,9 @@ def _are_rows(lines: list[str], delimiter: str, image: int, width: int) -> bool:
     if len(first) != width:
         return False
     kind = _kind_of_name(first[image])
-    return any(len(row) == width and _kind_of_name(row[image]) == kind for row in others)
+    return kind != "" and any(
+        len(row) == width and _kind_of_name(row[image]) == kind for row in others
+    )
 
 
 def _kind_of_name(name: str) -> str:

@@ -11,7 +11,6 @@ import logging
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,19 +27,11 @@ _Mask = npt.NDArray[np.bool_]
 _Numbers = npt.NDArray[np.int64]
 
 
-class PairTruth(Protocol):
-    """What is known of the pairs of a table: the ``truth`` of its data set.
-
-    An object that does not know every pair has a method ``known``, which takes the same arguments
-    and returns which pairs it knows.
-    """
-
-    def __call__(self, image_of: npt.ArrayLike, text_of: npt.ArrayLike) -> _Mask:
-        """Return whether the captions of pairs ``text_of`` fit the images of pairs ``image_of``.
-
-        Both are row numbers in the table; their shapes broadcast to the shape of the result.
-        """
-        ...
+# What is known of the pairs of a table, the ``truth`` of its data set: returns whether the captions
+# of the pairs of the second rows fit the images of the pairs of the first rows, whose shapes
+# broadcast. An object that does not know every pair has a method ``known``, which takes the same
+# arguments and returns which pairs it knows.
+PairTruth = Callable[[npt.ArrayLike, npt.ArrayLike], _Mask]
 
 
 class _WithoutPunctuation(dict[int, str | int]):

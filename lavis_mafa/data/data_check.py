@@ -42,7 +42,6 @@ PROBLEMS = {
     "duplicate_images": "images with the content of another file",
     "duplicate_pairs": "pairs listed more than once",
     "shared_image_ids": "image_ids that stand for several files",
-    "groups": "groups that are of no use",
 }
 
 
@@ -50,38 +49,18 @@ PROBLEMS = {
 _Facts = bytes | Exception
 
 
-def _check_groups(groups: dict[str, Counter[str]], pairs: int) -> tuple[dict[str, Any], list[str]]:
-    """Return counts of the groups and what makes them useless.
-
-    Args:
-        groups: the images of the pairs of each group.
-        pairs: number of all pairs.
-    """
+def _counts_of(groups: dict[str, Counter[str]], pairs: int) -> dict[str, Any]:
+    """Count groups, of which the images of the pairs of each are given, among all pairs."""
     sizes = {group: images.total() for group, images in groups.items()}
     largest = max(sizes, key=sizes.__getitem__, default=None)
-    several = sum(len(images) > 1 for images in groups.values())
-    of_largest = 0 if largest is None else sizes[largest]
-    counts = {
+    return {
         "groups": len(sizes),
-        "groups_with_several_images": several,
+        "groups_with_several_images": sum(len(images) > 1 for images in groups.values()),
         "pairs": sum(sizes.values()),
         "share": sum(sizes.values()) / pairs if pairs else 0.0,
-        "largest": of_largest,
+        "largest": 0 if largest is None else sizes[largest],
         "largest_group": largest,
     }
-    wrong = []
-    if pairs and not several:
-        wrong.append(
-            "no group has two images, so that groups change nothing: give the column whose "
-            "values are equal for samples that belong together (--group-id-key)"
-        )
-    if of_largest > pairs / 2:
-        wrong.append(
-            f"group {largest!r} has {of_largest} of {pairs} pairs, which are no negatives of each "
-            "other, so that most pairs have few: leave its value empty if it means none, or give "
-            "another column (--group-id-key)"
-        )
-    return counts, wrong
 
 
 class _Findings:
@@ -269,7 +248,7 @@ def check(
         "problems": found.problems,
     }
     if group_id_key is not None:
-        report["groups"], found.problems["groups"] = _check_groups(found.groups, found.pairs)
+        report["groups"] = _counts_of(found.groups, found.pairs)
     return report
 
 

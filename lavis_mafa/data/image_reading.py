@@ -36,7 +36,6 @@ _SUFFIXES = {
 _JPEG_FACTORS = (1, 2, 4, 8)  # by which a JPEG's decoder can reduce it
 _LARGEST_FILE = 2**30  # bytes; uncompressed pixels of the most that Pillow reads take 0.7 GB
 
-_STRIP = 2**22  # pixels to convert at a time
 _WHITE = (255, 255, 255, 255)
 
 # Pillow warns of conditions that this module handles: broken metadata are ignored, decompression
@@ -56,8 +55,7 @@ def read_rgb(path: str | os.PathLike[str], data: bytes | None = None) -> Image.I
     """Return the picture as a viewer shows it, in mode RGB.
 
     The EXIF orientation is applied; transparent parts become white; an animation is read as its
-    first frame; 16-bit grey values 0..65535 are scaled to 0..255. Reading takes 8 bytes per pixel,
-    so less than a gigabyte (in addition to the decoder's memory for WebP and AVIF).
+    first frame; 16-bit grey values 0..65535 are scaled to 0..255.
 
     Args:
         path: the file.
@@ -210,20 +208,10 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F":
         raise ValueError("32-bit float pixels have no defined range; store the image with 8 bits")
     if image.mode == "I" or image.mode.startswith("I;16"):
-        return _in_strips(image, _scaled_16_bit)
+        return _scaled_16_bit(image)
     if "transparency" in image.info or image.getbands()[-1] in ("A", "a"):
-        return _in_strips(image, _over_white)
+        return _over_white(image)
     return image if image.mode == "RGB" else image.convert("RGB")
-
-
-def _in_strips(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """Convert an image to RGB strip by strip, to limit the memory that ``convert`` needs."""
-    made = Image.new("RGB", image.size)
-    rows = max(1, _STRIP // image.width)
-    for top in range(0, image.height, rows):
-        bottom = min(top + rows, image.height)
-        made.paste(convert(image.crop((0, top, image.width, bottom))), (0, top))
-    return made
 
 
 def _over_white(image: Image.Image) -> Image.Image:
@@ -238,5 +226,5 @@ def _scaled_16_bit(image: Image.Image) -> Image.Image:
     values = np.asarray(image)
     if values.min() < 0 or values.max() > 65535:
         raise ValueError("32-bit integer pixels have no defined range; store it with 8 or 16 bits")
-    scaled = (values.astype(np.int64) * 255 + 32767) // 65535
+    scaled = (values.astype(np.uint32) * 255 + 32767) // 65535
     return Image.fromarray(scaled.astype(np.uint8)).convert("RGB")

@@ -19,8 +19,9 @@ into a `pair_table` in the cache folder ``image_text_shards``.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ import pyarrow.compute as pc
 import torch
 from lavis.common.registry import registry
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from lavis_mafa.data.annotation_rows import MAX_UNUSABLE, PassedOver, Problem, Row
 from lavis_mafa.data.local_builder import ConvertedFiles, ConvertingBuilder, group_id_option
@@ -117,10 +118,10 @@ def _rows_of(
 ) -> Iterator[list[Row | Problem | PassedOver]]:
     """Yield the samples of each shard, in order; several processes list many shards."""
     workers = min(usable_cores(), len(shards) // SHARDS_PER_WORKER)
-    loader = DataLoader(
-        _Listing(shards, group_id_key),
+    loader: Iterable[list[Row | Problem | PassedOver]] = DataLoader(
+        [shard.path for shard in shards],  # type: ignore[arg-type]  # a list has what it needs
         batch_size=None,
-        collate_fn=list,  # the default would look for arrays in every sample
+        collate_fn=partial(_samples_in, group_id_key),
         num_workers=workers if workers > 1 else 0,
         generator=torch.Generator(),  # else it draws from the one that gives models their weights
     )
@@ -136,18 +137,8 @@ def _rows_of(
         yield rows
 
 
-class _Listing(Dataset[list[Row | Problem | PassedOver]]):
-    """The samples of each shard."""
-
-    def __init__(self, shards: list[Shard], group_id_key: str | None) -> None:
-        self.paths = [shard.path for shard in shards]
-        self.group_id_key = group_id_key
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, number: int) -> list[Row | Problem | PassedOver]:
-        return list(read_samples(self.paths[number], self.group_id_key))
+def _samples_in(group_id_key: str | None, path: str) -> list[Row | Problem | PassedOver]:
+    return list(read_samples(path, group_id_key))
 
 
 class _Shards(Pairs):

@@ -269,13 +269,6 @@ class TrainingSet(Dataset[dict[str, Any]]):
             return read_file(path, getattr(dataset, "vis_root", "/")), image_suffix(path)
         return as_png(self.show(index)[0])
 
-    def by_content(self, index: int) -> bool:
-        """Return whether a sample's image is identified by its bytes, where it has no `image_id`.
-
-        A data set that does so has a true attribute ``images_by_content``.
-        """
-        return bool(getattr(self._part_of(index)[0], "images_by_content", False))
-
     def _part_of(self, index: int) -> tuple[Any, int]:
         """Return the part of the data that contains a sample, and the sample's index in it."""
         which = int(np.searchsorted(self._ends, index, side="right"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,8 +179,8 @@ def make_features(
         the number of unreadable pictures; each is logged.
 
     Raises:
-        ValueError: if the folder has features of other images or by another encoder, if two images
-            have one name, or if the disk has too little space.
+        ValueError: if the folder has features of other images or by another encoder, or if two
+            images have one name.
     """
     out = Path(out)
     names, rows = _images_of(pairs)
@@ -192,19 +191,14 @@ def make_features(
     files = {first: out / f"features_{first}.npy" for first in range(0, len(names), step)}
     waiting = [first for first in list(files)[part[0] :: part[1]] if not files[first].exists()]
     own = sum(min(step, len(names) - first) for first in waiting)
-    existing = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
-    free = shutil.disk_usage(existing).free
     logging.info(
-        "%s: %s images of %s float16, %.3f GB; %s of them are to be made here, %.1f GB are free",
+        "%s: %s images of %s float16, %.3f GB; %s of them are to be made here",
         out,
         f"{len(names):,}",
         " x ".join(map(str, shape)),
         len(names) * row_bytes / _GB,
         f"{own:,}",
-        free / _GB,
     )
-    if own * row_bytes > free:
-        raise ValueError(f"{out}: the disk has too little space for the features")
     identity = {
         "encoder": f"{encoder.identity}, {encoder.size} px, {encoder.mean}, {encoder.std}",
         "rows": f"{', '.join(views)}: {' x '.join(map(str, shape))}",

@@ -139,7 +139,7 @@ DEFECTS = {
     "object.json": ('{\n"images": []}', "whole file", "COCO"),
     "cells.csv": ("image,caption\na,x\nb,x,y\n", "line 3", "expected 2 cells"),
     "multi_line.csv": ('image,caption\na,"x\ny"\nb\n', "line 4", "expected 2 cells"),
-    "quote.csv": ('image,caption\na,"x', "line 2", "quoted"),
+    "quote.csv": ('image,caption\na,"x', "line 2", "unexpected end of data; put"),
     "coco.json": (
         '{"images": [{"id": 1, "file_name": "a"}], "annotations": [{"image_id": 2}]}',
         "annotation 1",
