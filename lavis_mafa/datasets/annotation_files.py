@@ -191,6 +191,8 @@ def _json(path: Path, columns: PairColumns) -> Iterator[_Raw]:
             yield f"record {number}", record
     elif _is_coco(document):
         yield from _coco(document["images"], document["annotations"], columns)
+    elif not _is_karpathy(document) and b"\n" not in content.strip():
+        yield from _json_lines(path)  # of one line
     else:
         why = (
             "expected an array of records, or a COCO caption object with the lists 'images' and "
