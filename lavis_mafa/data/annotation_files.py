@@ -42,9 +42,8 @@ from lavis_mafa.io.files import require_regular
 
 _JSON_LINES_SUFFIXES = (".jsonl", ".ndjson", ".jsonlines")
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
-TEXT_SUFFIXES = (".json", *_JSON_LINES_SUFFIXES, *_DELIMITERS)
-SUFFIXES = (*TEXT_SUFFIXES, *COLUMNAR_SUFFIXES)
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_SUFFIXES = (".json", *_JSON_LINES_SUFFIXES, *_DELIMITERS, *COLUMNAR_SUFFIXES)
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LONGEST_CELL = 2**24  # characters; one with an unclosed quotation mark is read to here at most
 _QUOTING = (
     'put a text with separators, line breaks or quotation marks in "quotes", and double those '
@@ -58,29 +57,27 @@ _Raw = tuple[str, Any] | Problem
 
 def require_files(
     files: Collection[str | os.PathLike[str]],
-    suffixes: tuple[str, ...] = SUFFIXES,
 ) -> list[Path]:
     """Return the absolute paths of existing files in a known format, and of folders of pictures.
 
     Args:
         files: files, globs and folders; see `data_folders`.
-        suffixes: of the formats that are accepted.
 
     Raises:
         ValueError: if no file is given, or one has an unknown suffix; see also `files_of`.
         FileNotFoundError: if one does not exist.
     """
     if not files:
-        raise ValueError(f"no annotation file given: give at least one of {', '.join(suffixes)}")
+        raise ValueError(f"no annotation file given: give at least one of {', '.join(_SUFFIXES)}")
     paths = [path for file in files for path in files_of(file)]
     for path in paths:
-        if path.is_dir() and suffixes is SUFFIXES:
+        if path.is_dir():
             continue
-        if path.suffix.lower() not in suffixes:
+        if path.suffix.lower() not in _SUFFIXES:
             packed = path.suffix.lower() in (".gz", ".bz2", ".xz", ".zst", ".zip")
             raise ValueError(
                 f"annotation file {path}: unknown suffix {path.suffix!r}, expected one of "
-                f"{', '.join(suffixes)}; "
+                f"{', '.join(_SUFFIXES)}; "
                 f"{'unpack the file' if packed else 'rename the file by its format'}"
             )
         require_regular(path)
@@ -99,7 +96,7 @@ def read_rows(
     """Read every record of one annotation file, or of a folder of pictures, in order.
 
     Args:
-        path: the file, whose suffix must be one of `SUFFIXES`, or the folder.
+        path: the file, whose suffix must be one of `_SUFFIXES`, or the folder.
         images: False: leave out the images in parquet and Arrow files; `Row.image` names them.
         keys: names of the columns, as of `PairColumns`; others are found in the file's first record
             (CSV: in the header, parquet and Arrow: in the schema).
@@ -116,7 +113,7 @@ def read_rows(
     elif path.suffix.lower() in COLUMNAR_SUFFIXES:
         found = raw_rows(path, columns, images)
     else:
-        found = raw_records(path, columns)
+        found = _raw_records(path, columns)
     for raw in found:
         yield raw if isinstance(raw, (Problem, PassedOver)) else columns.row(*raw)
     missing = columns.missing_at_end()
@@ -138,13 +135,11 @@ def _captioned(folder: Path) -> Iterator[_Raw | PassedOver]:
         yield PassedOver(len(others), os.fspath(others[0].relative_to(folder)))
 
 
-def raw_records(path: Path, columns: Any) -> Iterator[_Raw]:
+def _raw_records(path: Path, columns: PairColumns) -> Iterator[_Raw]:
     """Yield the place and the unchecked content of every record, or a `Problem`.
 
     Args:
-        columns: `PairColumns` or its like: its ``choose`` is called with the header of a CSV or TSV
-            file and returns what is wrong with it; ``image_key`` is that of COCO's images, and of a
-            table.
+        columns: told the header of a CSV or TSV file; its ``image_key`` is that of COCO's images.
     """
     suffix = path.suffix.lower()
     with open(path, "rb") as stream:
@@ -166,7 +161,7 @@ def _json_lines(path: Path) -> Iterator[_Raw]:
     with open(path, "rb") as stream:
         for number, line in enumerate(stream, 1):
             if number == 1:
-                line = line.removeprefix(BYTE_ORDER_MARK)
+                line = line.removeprefix(_BYTE_ORDER_MARK)
             if not line.strip():
                 continue
             try:
@@ -178,9 +173,9 @@ def _json_lines(path: Path) -> Iterator[_Raw]:
                 yield f"line {number}", record
 
 
-def _json(path: Path, columns: Any) -> Iterator[_Raw]:
+def _json(path: Path, columns: PairColumns) -> Iterator[_Raw]:
     """Read a whole JSON document, or JSON lines."""
-    content = path.read_bytes().removeprefix(BYTE_ORDER_MARK)
+    content = path.read_bytes().removeprefix(_BYTE_ORDER_MARK)
     try:
         document = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -196,6 +191,8 @@ def _json(path: Path, columns: Any) -> Iterator[_Raw]:
             yield f"record {number}", record
     elif _is_coco(document):
         yield from _coco(document["images"], document["annotations"], columns)
+    elif not _is_karpathy(document) and b"\n" not in content.strip():
+        yield from _json_lines(path)  # of one line
     else:
         why = (
             "expected an array of records, or a COCO caption object with the lists 'images' and "
@@ -206,7 +203,7 @@ def _json(path: Path, columns: Any) -> Iterator[_Raw]:
 
 def _begins_with_array(path: Path) -> bool:
     with open(path, "rb") as stream:
-        lines = (line.removeprefix(BYTE_ORDER_MARK).strip() for line in stream)
+        lines = (line.removeprefix(_BYTE_ORDER_MARK).strip() for line in stream)
         return next(filter(None, lines), b"").startswith(b"[")
 
 
@@ -221,7 +218,7 @@ def _is_coco(document: Any) -> bool:
     )
 
 
-def _coco(images: list[Any], annotations: list[Any], columns: Any) -> Iterator[_Raw]:
+def _coco(images: list[Any], annotations: list[Any], columns: PairColumns) -> Iterator[_Raw]:
     """Read COCO annotations as flat records with the file name of their image."""
     image_key = columns.image_key
     if image_key is None:
@@ -250,7 +247,7 @@ def _coco(images: list[Any], annotations: list[Any], columns: Any) -> Iterator[_
             yield Problem(where, f"'image_id' {short(image_id)} is not the 'id' of any image")
 
 
-def _delimited(path: Path, delimiter: str, columns: Any) -> Iterator[_Raw]:
+def _delimited(path: Path, delimiter: str, columns: PairColumns) -> Iterator[_Raw]:
     """Read a CSV or TSV file.
 
     A stray quotation mark joins all rows up to the next one. So a quoted cell of several lines is

@@ -20,7 +20,7 @@ IMAGE_KEYS = (
 )
 CAPTION_KEYS = ("caption", "text", "title", "captions", "sentence", "sentences", "txt")
 _IMAGE_ID_KEY = "image_id"
-LISTED_PROBLEMS = 20
+_LISTED_PROBLEMS = 20
 MAX_UNUSABLE = 0.01  # default of the share of records that may be left out
 # Beginnings of JPEG, PNG, WebP and GIF files in base64; the shortest that are an image's are longer
 # than this.
@@ -100,7 +100,7 @@ class Refusals:
         """Add a problem; `fatal` as in `Problem`."""
         self.count += 1
         self._fatal |= fatal
-        if len(self._first) < LISTED_PROBLEMS:
+        if len(self._first) < _LISTED_PROBLEMS:
             self._first.append(problem)
 
     @property

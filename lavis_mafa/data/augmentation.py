@@ -25,7 +25,7 @@ from torchvision import transforms
 FAST_RESIZE = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 # The steps of training processors, except for those of `_OPTIONAL` in the middle.
-STEPS = [
+_STEPS = [
     transforms.RandomResizedCrop,
     transforms.RandomHorizontalFlip,
     transforms.ToTensor,
@@ -126,7 +126,7 @@ class AlbefImageTrainProcessor(BlipImageTrainProcessor):  # type: ignore[misc]
 
 registry.register_processor("albef_image_eval")(BlipImageEvalProcessor)
 
-QUICK = (
+_QUICK = (
     BlipImageTrainProcessor,
     Blip2ImageTrainProcessor,
     AlbefImageTrainProcessor,
@@ -159,7 +159,7 @@ class ImageBytes(NamedTuple):
 
 
 class QuickAugmentation:
-    """Apply a processor of `STEPS` to a picture in mode RGB, in less time.
+    """Apply a processor of `_STEPS` to a picture in mode RGB, in less time.
 
     It draws the same random numbers. About 0.4 % of a crop's values differ from Pillow's by 1 of
     255, and a few in a million by 2; all other steps are equal bit for bit. RandAugment can amplify
@@ -222,11 +222,11 @@ class QuickAugmentation:
 
 
 def quick(processor: Any) -> Any:
-    """Return a faster processor in place of one of `QUICK`; other processors unchanged."""
-    if type(processor) not in QUICK:
+    """Return a faster processor in place of one of `_QUICK`; other processors unchanged."""
+    if type(processor) not in _QUICK:
         return processor
     steps = processor.transform.transforms
     kinds = [type(step) for step in steps if not isinstance(step, _OPTIONAL)]
-    if kinds != STEPS or steps[0].interpolation != transforms.InterpolationMode.BICUBIC:
+    if kinds != _STEPS or steps[0].interpolation != transforms.InterpolationMode.BICUBIC:
         return processor
     return QuickAugmentation(processor)

@@ -31,8 +31,8 @@ from lavis_mafa.data.annotation_rows import (
     short,
 )
 
-PARQUET, _ARROW = ".parquet", ".arrow"
-COLUMNAR_SUFFIXES = (PARQUET, _ARROW)
+_PARQUET, _ARROW = ".parquet", ".arrow"
+COLUMNAR_SUFFIXES = (_PARQUET, _ARROW)
 _BATCH_ROWS = 4096  # that are read at a time
 _BATCH_IMAGES = 64
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
@@ -135,7 +135,7 @@ _Batches = Callable[[int, list[str]], Iterator[pa.RecordBatch]]
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[pa.Schema, int | None, pa.Buffer | None, _Batches]]:
     """Open a file: its schema, the number of rows that it states, and its memory map, if any."""
-    if path.suffix.lower() == PARQUET:
+    if path.suffix.lower() == _PARQUET:
         with pq.ParquetFile(path) as file:
             yield (
                 file.schema_arrow,

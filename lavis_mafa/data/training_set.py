@@ -51,8 +51,8 @@ UNREADABLE = (
 )
 Processor = Callable[[Any], Any]
 ATTEMPTS = 20
-NUMBERS = ("index", "loaded_index", "image_id", "group_id")
-_OWN_KEYS = (*NUMBERS, "load_error", "was_cut")
+_NUMBERS = ("index", "loaded_index", "image_id", "group_id")
+_OWN_KEYS = (*_NUMBERS, "load_error", "was_cut")
 
 
 class TrainingSet(Dataset[dict[str, Any]]):
@@ -283,7 +283,7 @@ class TrainingSet(Dataset[dict[str, Any]]):
         for name, processor in self._sent_as_bytes.items():
             batch[name] = ImageBytes(batch[name], processor.mean, processor.std)
         # A data set's own `group_id`, which may be text, is not that of a sample.
-        for key in NUMBERS if self.group_ids is not None else NUMBERS[:-1]:
+        for key in _NUMBERS if self.group_ids is not None else _NUMBERS[:-1]:
             batch[key] = torch.tensor([s[key] for s in samples], dtype=torch.int64)
         batch["load_error"] = [s["load_error"] for s in samples]
         made: dict[int, Tokens] = {}  # shared by models with the same tokenizer
