@@ -7,7 +7,6 @@ import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,10 +15,9 @@ from lavis.common.registry import registry
 from lavis.common.utils import get_cache_path
 from omegaconf import OmegaConf
 
-from lavis_mafa.config import ConfigError, load_config
+from lavis_mafa.config import load_config
 from lavis_mafa.config.check import listed
-from lavis_mafa.config.config_of_run import LOG, is_trusted, recorded_config
-from lavis_mafa.config.foreign import usable
+from lavis_mafa.config.config_of_run import LOG, is_trusted
 from lavis_mafa.config.key import is_url
 from lavis_mafa.config.load import Named
 from lavis_mafa.datasets.local_files import reads_as_lavis
@@ -30,7 +28,6 @@ from lavis_mafa.mining.judged_pairs import Judged
 from lavis_mafa.models.con_d.build import view_of
 from lavis_mafa.models.con_d.frozen import FROZEN_MODELS
 from lavis_mafa.models.mafa_model import checkpoint_of
-from lavis_mafa.plugins import load_plugins
 from lavis_mafa.runners.launch import amp_dtype_of
 from lavis_mafa.runners.loaders import evaluation_sets, training_set
 from lavis_mafa.runners.prefetch import require_sources
@@ -137,27 +134,15 @@ def data_of_judged(judged: Judged, path: Path) -> TrainingSet:
 def recorded_data(folder: Path) -> TrainingSet:
     """Build the training pairs of the config that a run recorded, to show them to people.
 
-    The rest of the config need not be valid; its plugins are imported only if the user trusts the
-    folder.
+    Its plugins are imported only if the user trusts the folder.
 
     Raises:
-        ConfigError: if the config names places of data that are not used.
-        ValueError: if there is no config, or it names no training data; and whatever the builders
-            raise.
+        ConfigError: if the config is wrong, or names places of data that are not used.
+        ValueError: if there is no config; and whatever the builders raise.
     """
-    config, log = recorded_config(folder), folder / LOG
-    if is_trusted(log):
-        load_plugins(listed(config["run"].get("plugins")))
-    else:
-        problems, notes = usable(config, log, data_only=True)
-        for note in notes:
-            logging.warning("%s", note)
-        if problems := [one for one in problems if not one.startswith("run.plugins")]:
-            raise ConfigError(str(log), problems)
-    config["run"]["world_size"] = 1
-    parts = {f"{name}_cfg": OmegaConf.create(config[name]) for name in ("run", "model", "datasets")}
-    recorded = SimpleNamespace(**parts, args=SimpleNamespace(cfg_path=log))
-    return _shown_pairs(recorded, "train", log)
+    plugins = [] if is_trusted(folder / LOG) else ["run.plugins=[]"]
+    cfg = load_config(folder, [*_ONLY_DATA, *plugins], machine=False, data_only=True)
+    return _shown_pairs(cfg, "train", folder / LOG)
 
 
 def _shown_pairs(cfg: Any, split: str, origin: Any) -> TrainingSet:
