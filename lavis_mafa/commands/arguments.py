@@ -127,13 +127,8 @@ def take_run(args: argparse.Namespace) -> None:
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--cfg-path``, ``--run``, ``--options``, ``--split`` and ``--checkpoint``."""
+    """Add ``--cfg-path``, ``--run``, ``--options`` and ``--checkpoint``."""
     add_options(parser, run=RUN_HELP)
-    parser.add_argument(
-        "--split",
-        default="train",
-        help="split to read (default: train); of an evaluation split, every caption with its image",
-    )
     add_checkpoint_argument(parser)
 
 

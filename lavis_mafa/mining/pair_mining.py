@@ -14,7 +14,6 @@ from lavis.common.dist_utils import is_main_process
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.metrics.binary import lift
-from lavis_mafa.metrics.intervals import wilson
 from lavis_mafa.mining import ALL
 from lavis_mafa.mining.corpus import Corpus
 from lavis_mafa.mining.engine import mine
@@ -150,20 +149,16 @@ def _write_summary(
     """
     summary: dict[str, Any] = {"threshold": judged.about["high"], **counts}
     summary["self-check"] = judged.about["self_check"]
-    if "neighbours" in judged.about:
-        summary["neighbours"] = judged.about["neighbours"]
+    summary["neighbours"] = judged.about.get("neighbours")
     lines = [f"{value:>10}  {name}" for name, value in counts.items()]
-    if not (judged.truth == UNKNOWN).any():
+    if len(judged) and not (judged.truth == UNKNOWN).any():
         valid, among = int((mined.truth == VALID).sum()), len(mined)
-        base_rate = float((judged.truth == VALID).mean()) if len(judged) else None
-        summary["valid by truth"] = valid
-        summary["precision"] = valid / among if among else None
-        summary["precision, 95 %"] = wilson(valid, among) if among else None
-        summary["base rate"] = base_rate
-        summary["lift"] = lift(summary["precision"], base_rate)
-        if among and base_rate is not None:
-            lines.append(f"{valid / among:>10.1%}  of the new pairs are valid by the ground truth")
-            lines.append(f"{base_rate:>10.1%}  of all judged pairs are (base rate)")
+        base_rate = float((judged.truth == VALID).mean())
+        precision = valid / among if among else None
+        summary |= {"valid by truth": valid, "precision": precision, "base rate": base_rate}
+        summary["lift"] = lift(precision, base_rate)
+        lines.append(f"{valid:>10}  of the new pairs are valid by the ground truth")
+        lines.append(f"{base_rate:>10.1%}  of all judged pairs are (base rate)")
     write_json(args.output / "mine.json", summary)
     print("\n".join(lines))
     rows: list[list[Cell]] = [[name, value] for name, value in counts.items()]
