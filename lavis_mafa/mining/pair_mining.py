@@ -55,8 +55,7 @@ def mine_connections(args: argparse.Namespace) -> None:
         batch = args.batch_size or int(run_cfg.batch_size_train)
         sampling = Sampling(args.sampling, batch, space if args.sampling == "grit" else None)
     thresholds = min(rule.low, high), high
-    wanted = [(sampling, args.seed)]
-    judged = mine(loaded, args, con_ds, thresholds, wanted, top_k, new_only=True).judged
+    judged = mine(loaded, args, con_ds, thresholds, [sampling], top_k, new_only=True).judged
     if by_truth:
         judged.probability[ORACLE] = (judged.truth == VALID).astype(np.float32)
     if not is_main_process():

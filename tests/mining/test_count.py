@@ -242,10 +242,6 @@ def test_judged_pairs_are_saved_for_other_commands(counted):
     assert len(pairs) == len(judged) and all(i != t for i, t in pairs)
     assert (judged.from_image | judged.from_text).all() and set(judged.truth) == {0, 1}
     assert judged.about["cfg_path"] == CONFIG
-    assert judged.samplings.keys() == {
-        *("random_B8", "grit_B8_M16", "grit_B8_M48"),
-        *("random_B16", "grit_B16_M16", "grit_B16_M48"),
-    }
     page = (counted / "report.html").read_text()
     assert "False negatives by truth (%" in page and "<span>grit_B8_M16</span>" in page
 

@@ -80,7 +80,7 @@ def judged_pairs(**changes):
     whole, flags = np.arange(4), np.ones(4, bool)
     columns = {
         **{"image": whole, "text": whole + 1, "from_image": flags, "from_text": flags},
-        **{"truth": np.full(4, UNKNOWN, np.int8), "about": {}, "samplings": {}},
+        **{"truth": np.full(4, UNKNOWN, np.int8), "about": {}},
         "probability": {"con_d": np.array([0.1, 0.9, np.nan, 1.0], np.float32)},
     }
     return Judged(**{**columns, **changes})
