@@ -60,6 +60,9 @@ def main(
         except UnsupportedVersionError as error:
             print(f"lavis-mafa: {error}", file=sys.stderr)
             return 1
+        except KeyboardInterrupt:  # during the imports; `exit_status` handles it later
+            print("interrupted", file=sys.stderr)
+            return 128 + signal.SIGINT
         return exit_status(action)
 
 
