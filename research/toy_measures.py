@@ -35,8 +35,12 @@ K_TEST = 32
 _SHORTLIST = 16  # texts for each image in the pairs that ITM's AUC is taken on
 _ANY_PAIR = ("valid_txt", "valid_img", "detailed_valid_txt", "detailed_valid_img")
 RATES = (
-    *("false_negative_rate", "false_negative_rate_in_itm"),
-    *("con_d_precision", "con_d_base_rate", "con_d_lift", "con_d_recall"),
+    "false_negative_rate",
+    "false_negative_rate_in_itm",
+    "con_d_precision",
+    "con_d_base_rate",
+    "con_d_lift",
+    "con_d_recall",
 )
 
 

@@ -18,9 +18,9 @@ from lavis_mafa.algorithm.grit import HARDNESS
 from lavis_mafa.algorithm.registry import MAFA, Registry
 from lavis_mafa.config.check import Keys
 from lavis_mafa.config.key import PATHS, UNSET, Key, keys_of
+from lavis_mafa.config.loggers import LOGGERS
 from lavis_mafa.config.registered import DATASET, LISTED, MODEL, OURS, PARTS, RUN, own_keys
 from lavis_mafa.io.files import ROOT, write_text
-from lavis_mafa.loggers import LOGGERS
 from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS
 from lavis_mafa.problems import Registered
 

@@ -216,13 +216,13 @@ def add_output_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the annotation files, the columns of pairs, ``--images`` and ``--split``."""
+    """Add the annotation files, the columns of pairs, and ``--images``."""
     parser.add_argument(
         "files",
         nargs="+",
         type=existing_files,
         metavar="FILES",
-        help=".json, .jsonl, .csv, .tsv, .parquet, .arrow, .tar, or a folder of parquet files, of "
+        help=".json, .jsonl, .csv, .tsv, .parquet, .arrow, .tar, or a folder of save_to_disk of "
         "Hugging Face's datasets, or of pictures, each with a .txt of the same name",
     )
     parser.add_argument("--image-key", help="column of the image path; default: detected")
@@ -235,9 +235,4 @@ def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder that the paths of images are relative to (default: the folder that is given, "
         "or that of the first file)",
-    )
-    parser.add_argument(
-        "--split",
-        choices=["train", "val", "test"],
-        help="of folders, read only the files of this split (default: all)",
     )

@@ -12,9 +12,9 @@ _REGISTRIES = {
     "losses": ("lavis_mafa.algorithm.losses", "LOSSES"),
     "discriminators": ("lavis_mafa.models.con_d.discriminators", "DISCRIMINATORS"),
     "metrics": ("lavis_mafa.metrics", "METRICS"),
-    "loggers": ("lavis_mafa.loggers", "LOGGERS"),
+    "loggers": ("lavis_mafa.config.loggers", "LOGGERS"),
     "hardness-schedules": ("lavis_mafa.algorithm.grit", "HARDNESS"),
-    "families": ("lavis_mafa.models.families.family", "FAMILIES"),
+    "families": ("lavis_mafa.algorithm.backbone", "FAMILIES"),
 }
 _TABLES = {
     "models": "model_name_mapping",

@@ -24,9 +24,9 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from lavis_mafa.algorithm.options import option
-from lavis_mafa.io.checkpoints import CONFIGS
 from lavis_mafa.io.files import atomic_write
 from lavis_mafa.io.processes import on_main_process
+from lavis_mafa.io.project_files import CONFIGS
 from lavis_mafa.problems import ConfigView, Problem
 from lavis_mafa.toyworld.render import render
 from lavis_mafa.toyworld.world import (

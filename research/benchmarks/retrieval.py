@@ -25,7 +25,7 @@ from lavis.models.med import XBertEncoder
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from lavis_mafa.io.checkpoints import find_config
+from lavis_mafa.io.project_files import find_config
 from lavis_mafa.models import AlbefMafa
 from lavis_mafa.models.inference.rerank import UNRANKED, encode_split, itm_scores, rerank
 from research.benchmarks.harness import Row, Sizes, in_turn

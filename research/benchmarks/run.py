@@ -27,9 +27,7 @@ PARTS = {
     "steps": "training steps: MAFA against GRIT-VLP, the authors' order of work, and LAVIS",
     "memory": "peak memory of a step",
     "grouping": "grouping of mini-batches by similarity",
-    "growth": "how memory grows with the data",
     "retrieval": "retrieval with re-ranking, against LAVIS",
-    "data": "images decoded and augmented, against LAVIS",
 }
 HEAD = ["what", "ours", "reference", "ratio", "range", "note"]
 

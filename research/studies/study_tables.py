@@ -160,7 +160,7 @@ def _paper(study: Study) -> Table:
     for cells, numbers in study.paper:
         shown = [
             f"{value:.{n}f}" if isinstance(value, int | float) else value
-            for value, n in zip(numbers or [None] * len(digits), digits, strict=True)
+            for value, n in zip(numbers or [None for _ in digits], digits, strict=True)
         ]
         table.rows.append([*(cells.get(title, "") for title in titles), *shown])
     return table

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from two_ranks import on_two_ranks
 
 from lavis_mafa import load_model
+from lavis_mafa.algorithm.backbone import backbone_of
 from lavis_mafa.algorithm.context import NO_GROUP
 from lavis_mafa.algorithm.global_threshold import _GlobalThreshold
 from lavis_mafa.algorithm.labels import SoftLabels
@@ -27,7 +28,6 @@ from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.models.con_d.caption_judge import _CaptionJudge
 from lavis_mafa.models.con_d.discriminators import ModelDiscriminator, _Oracle
 from lavis_mafa.models.con_d.frozen_encoder import ModelNegativesEncoder
-from lavis_mafa.models.families import backbone_of
 from lavis_mafa.toyworld import ToyScenesBuilder
 
 BATCH = 5

@@ -10,6 +10,7 @@ from conftest import mini_batch
 from slow_families import TableConD
 
 from lavis_mafa import load_model
+from lavis_mafa.algorithm.backbone import backbone_of
 from lavis_mafa.algorithm.cached_batch import CachedBatch
 from lavis_mafa.algorithm.global_threshold import _GlobalThreshold
 from lavis_mafa.algorithm.itc_forms import ITC_LOSSES
@@ -22,7 +23,6 @@ from lavis_mafa.algorithm.scores import SCORES
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.config.contradictions import form_of_itc
-from lavis_mafa.models.families import backbone_of
 
 BATCH = 5
 ITC_ONLY = {"itc": 1.0, "itm": 0.0, "lm": 0.0}

@@ -128,7 +128,7 @@ def test_no_reader_resolves_a_url_or_interpolation(content, server, tmp_path, in
 def test_no_path_of_a_checkpoint_is_opened_unless_the_user_names_it(
     content, tmp_path, injected, key, monkeypatch
 ):
-    shipped = Path(lavis_mafa.io.checkpoints.CONFIGS) / "models" / content["config"]["model"][key]
+    shipped = Path(lavis_mafa.io.project_files.CONFIGS) / "models" / content["config"]["model"][key]
     own = tmp_path / f"mine{shipped.suffix}"
     own.write_bytes(shipped.read_bytes())
     monkeypatch.chdir(tmp_path)
@@ -394,7 +394,7 @@ def test_places_elsewhere_that_a_run_names_are_refused(foreign, key):
 
 def test_own_files_that_a_run_names_are_read(foreign, tmp_path):
     """Local files are read; places to write are those that the user gives."""
-    words = Path(lavis_mafa.io.checkpoints.CONFIGS) / "models/tiny_vocab.txt"
+    words = Path(lavis_mafa.io.project_files.CONFIGS) / "models/tiny_vocab.txt"
     (tmp_path / "words.txt").write_bytes(words.read_bytes())
     folder = foreign.run(
         model__tokenizer=str(tmp_path / "words.txt"),
