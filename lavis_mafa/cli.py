@@ -56,7 +56,7 @@ def main(
         try:
             given = list(sys.argv[1:] if argv is None else argv)
             action = _prepare(given, table, program, description)
-            from lavis_mafa.runners.session import exit_status
+            from lavis_mafa.training.session import exit_status
         except UnsupportedVersionError as error:
             print(f"lavis-mafa: {error}", file=sys.stderr)
             return 1
@@ -134,8 +134,8 @@ def _prepare(
     # LAVIS's dependencies warn about each other at every start.
     warnings.filterwarnings("ignore", category=FutureWarning)
     from lavis_mafa.commands.arguments import take_run
-    from lavis_mafa.config.config_of_run import trusting
-    from lavis_mafa.plugins import load_plugins
+    from lavis_mafa.io.plugins import load_plugins
+    from lavis_mafa.settings.config_of_run import trusting
 
     def action() -> int | None:
         with trusting(getattr(args, "trust", ())), _ended_by_closed_output():

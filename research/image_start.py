@@ -27,12 +27,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from lavis_mafa.commands.arguments import RUN_CONFIG_HELP, add_options
-from lavis_mafa.config import load_config
-from lavis_mafa.datasets.image_reading import read_rgb
+from lavis_mafa.data.augmentation import quick
+from lavis_mafa.data.image_reading import read_rgb
 from lavis_mafa.io.files import read_json
 from lavis_mafa.io.processes import progress
-from lavis_mafa.processors.augmentation import quick
-from lavis_mafa.runners.checkpoint import save_atomically
+from lavis_mafa.settings import load_config
+from lavis_mafa.training.checkpoint import save_atomically
 
 PREFIX = "visual_encoder."
 _WEIGHT_DECAY = 0.02

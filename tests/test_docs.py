@@ -24,8 +24,8 @@ from omegaconf import OmegaConf
 from typed_commands import refusal
 
 from lavis_mafa.cli import COMMANDS
-from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.io.project_files import project_file
+from lavis_mafa.settings import ConfigError, load_config
 
 sys.path.append(str(Path(__file__).resolve().parent / "config"))
 from shipped import required_options  # noqa: E402

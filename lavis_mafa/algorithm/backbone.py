@@ -24,7 +24,7 @@ class Images:
         seen: ``(B, S, V)`` output of the image encoder, for a Con-D that shares it.
         cache: data of a family about this rank's B images, for `Backbone.language_losses`.
         first: number of this rank's first image among the N.
-        memory: keys and values of cross-attention, see `lavis_mafa.models.families.attention`.
+        memory: keys and values of cross-attention, see `lavis_mafa.families.attention`.
     """
 
     embeds: Tensor

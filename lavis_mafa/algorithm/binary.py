@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lavis_mafa.metrics.finite import require_finite
-from lavis_mafa.metrics.intervals import wilson
+from lavis_mafa.algorithm.finite import require_finite
+from lavis_mafa.algorithm.intervals import wilson
 
 TENTHS = 10
 

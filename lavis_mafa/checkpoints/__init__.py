@@ -1,1 +1,1 @@
-"""Export checkpoints of BLIP and BLIP-2 to the format of Hugging Face transformers."""
+"""Checkpoints: read, rename and resize; to and from Hugging Face."""

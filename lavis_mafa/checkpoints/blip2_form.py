@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from lavis.models.eva_vit import VisionTransformer
 
-from lavis_mafa.export.hub_form import (
+from lavis_mafa.checkpoints.hub_form import (
     HubForm,
     bert_config,
     image_processor,
     tokenizer_of,
     vision_config,
 )
-from lavis_mafa.export.source import language_model
-from lavis_mafa.io.hub_names import BLIP2, State
+from lavis_mafa.checkpoints.hub_names import BLIP2, State
+from lavis_mafa.checkpoints.source import language_model
 
 
 class _Blip2Form(HubForm):

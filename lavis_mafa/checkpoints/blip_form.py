@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from lavis_mafa.export.hub_form import (
+from lavis_mafa.checkpoints.checkpoints import RUN_STATE_KEYS
+from lavis_mafa.checkpoints.hub_form import (
     HubForm,
     bert_config,
     image_processor,
     tokenizer_of,
     vision_config,
 )
-from lavis_mafa.io.checkpoints import RUN_STATE_KEYS
-from lavis_mafa.io.hub_names import BLIP
+from lavis_mafa.checkpoints.hub_names import BLIP
 
 _MOMENTUM = tuple(
     f"{part}_m." for part in ("visual_encoder", "text_encoder", "vision_proj", "text_proj")

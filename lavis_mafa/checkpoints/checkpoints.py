@@ -14,10 +14,10 @@ import torch
 from lavis.common.utils import is_url
 from torch import Tensor, nn
 
-from lavis_mafa.io.checksums import begins_as_zip, damage_of
-from lavis_mafa.io.downloads import UrlFile
+from lavis_mafa.checkpoints.checksums import begins_as_zip, damage_of
+from lavis_mafa.checkpoints.downloads import UrlFile
+from lavis_mafa.checkpoints.hub_folders import read_hub_folder, read_safetensors
 from lavis_mafa.io.files import require_regular
-from lavis_mafa.io.hub_folders import read_hub_folder, read_safetensors
 from lavis_mafa.io.processes import on_main_process
 
 # Types of weights.
@@ -51,7 +51,7 @@ def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any
 
     Args:
         url_or_filename: a file of ``torch.save`` or safetensors, its URL, or a folder of Hugging
-            Face transformers, see `lavis_mafa.io.hub_folders`.
+            Face transformers, see `lavis_mafa.checkpoints.hub_folders`.
         mapped: map tensors from the file and read them only when used; fast where only names,
             shapes and plain values are needed. The file must not be written to meanwhile.
 

@@ -17,8 +17,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from lavis_mafa.checkpoints.hub_names import BLIP, BLIP2, HubNames, State
 from lavis_mafa.io.files import is_number, require_regular
-from lavis_mafa.io.hub_names import BLIP, BLIP2, HubNames, State
 
 RECORD = "lavis_mafa.json"
 VOCABULARY = "vocab.txt"
@@ -51,7 +51,7 @@ def read_hub_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
     Returns:
         ``model``; ``config`` with the sizes of the model, of which only those in the allow-list of
-        `lavis_mafa.models.recorded_sizes` are used; ``family``; ``vocabulary`` if known.
+        `lavis_mafa.checkpoints.recorded_sizes` are used; ``family``; ``vocabulary`` if known.
 
     Raises:
         FileNotFoundError: if it has no config.

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import torch
 from lavis.processors.blip_processors import BlipImageBaseProcessor
 
-from lavis_mafa.io.hub_names import HubNames, State
-from lavis_mafa.models.traits import image_size_of
+from lavis_mafa.checkpoints.hub_names import HubNames, State
+from lavis_mafa.compat.traits import image_size_of
 
 # The class that transformers had last of those needed here.
 _NEWEST = "Blip2ForImageTextRetrieval"

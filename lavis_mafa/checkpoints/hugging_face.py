@@ -19,16 +19,16 @@ from omegaconf import OmegaConf
 from torch import nn
 from transformers import GenerationConfig
 
-from lavis_mafa.export.blip2_form import Blip2Generation, Blip2Retrieval
-from lavis_mafa.export.blip_form import BlipCaptioning, BlipRetrieval
-from lavis_mafa.export.hub_form import HubForm
-from lavis_mafa.export.source import build_model
-from lavis_mafa.io.checkpoints import model_config, read_checkpoint, vocabulary_of
+from lavis_mafa.checkpoints.blip2_form import Blip2Generation, Blip2Retrieval
+from lavis_mafa.checkpoints.blip_form import BlipCaptioning, BlipRetrieval
+from lavis_mafa.checkpoints.checkpoints import model_config, read_checkpoint, vocabulary_of
+from lavis_mafa.checkpoints.hub_folders import RECORD, VOCABULARY
+from lavis_mafa.checkpoints.hub_form import HubForm
+from lavis_mafa.checkpoints.recorded_sizes import shareable_model
+from lavis_mafa.checkpoints.source import build_model
+from lavis_mafa.checkpoints.weight_loading import registered_name
+from lavis_mafa.compat.traits import traits_of
 from lavis_mafa.io.files import write_json, write_text
-from lavis_mafa.io.hub_folders import RECORD, VOCABULARY
-from lavis_mafa.models.recorded_sizes import shareable_model
-from lavis_mafa.models.traits import traits_of
-from lavis_mafa.models.weight_loading import registered_name
 
 # The first that takes a model applies.
 _FORMS: tuple[type[HubForm], ...] = (
@@ -54,7 +54,7 @@ def export_hugging_face(
     Args:
         checkpoint: file or URL of a BLIP or BLIP-2 of LAVIS or of this package.
         to: ``hf``, or ``hf_captioning`` for BLIP's decoder of captions.
-        arch, model_type, options: see `lavis_mafa.export.source.build_model`.
+        arch, model_type, options: see `lavis_mafa.checkpoints.source.build_model`.
         dtype: of the saved weights; a Q-Former's stay float32.
 
     Returns:

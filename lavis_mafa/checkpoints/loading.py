@@ -9,10 +9,10 @@ import lavis.models
 from lavis.common.registry import registry
 from omegaconf import OmegaConf
 
-from lavis_mafa.io.checkpoints import local_file, read_checkpoint
-from lavis_mafa.models.recorded_sizes import recorded_type_of
-from lavis_mafa.models.traits import shipped_config
-from lavis_mafa.models.weight_loading import complete_lavis_loading, config_of
+from lavis_mafa.checkpoints.checkpoints import local_file, read_checkpoint
+from lavis_mafa.checkpoints.recorded_sizes import recorded_type_of
+from lavis_mafa.checkpoints.weight_loading import complete_lavis_loading, config_of
+from lavis_mafa.compat.traits import shipped_config
 
 
 def load_model(

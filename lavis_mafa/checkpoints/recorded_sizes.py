@@ -13,11 +13,11 @@ from typing import Any
 
 from lavis.common.registry import registry
 
-from lavis_mafa.io.checkpoints import model_config, weights_of
+from lavis_mafa.checkpoints.checkpoints import model_config, weights_of
+from lavis_mafa.checkpoints.hub_folders import vocabulary_in
+from lavis_mafa.compat.traits import same_model, shipped_config
 from lavis_mafa.io.files import is_number
-from lavis_mafa.io.hub_folders import vocabulary_in
 from lavis_mafa.io.project_files import CONFIGS
-from lavis_mafa.models.traits import same_model, shipped_config
 
 # Smallest and largest sizes that are used: beyond those of all published models, and a model of all
 # the highest ones still fits into 20 GB.

@@ -10,9 +10,9 @@ from lavis.common.registry import registry
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from lavis_mafa.io.checkpoints import model_config, problem_of_types, read_checkpoint
-from lavis_mafa.models.traits import shipped_config
-from lavis_mafa.models.weight_loading import config_of, random_weights
+from lavis_mafa.checkpoints.checkpoints import model_config, problem_of_types, read_checkpoint
+from lavis_mafa.checkpoints.weight_loading import config_of, random_weights
+from lavis_mafa.compat.traits import shipped_config
 
 
 def build_model(

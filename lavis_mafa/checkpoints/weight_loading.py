@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from lavis_mafa.algorithm.momentum import NO_IMAGE
-from lavis_mafa.io.checkpoints import (
+from lavis_mafa.checkpoints.checkpoints import (
     model_config,
     problem_of_state,
     problem_of_types,
@@ -23,8 +23,8 @@ from lavis_mafa.io.checkpoints import (
     vocabulary_of,
     weights_of,
 )
-from lavis_mafa.models.recorded_sizes import check_patches, recorded_model
-from lavis_mafa.models.traits import shipped_config, traits_of
+from lavis_mafa.checkpoints.recorded_sizes import check_patches, recorded_model
+from lavis_mafa.compat.traits import shipped_config, traits_of
 
 # Parts that image-text matching needs; momentum encoders and language heads are not among them.
 MATCHING_PARTS = (

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lavis_mafa.config.config_of_run import LOG, is_run
 from lavis_mafa.io.project_files import config_named
-from lavis_mafa.mining import ALL
+from lavis_mafa.settings.config_of_run import LOG, is_run
+from lavis_mafa.tools import ALL
 
 
 # Types of arguments: what does not exist is refused at once, not after seconds of imports.
@@ -107,7 +107,7 @@ def take_run(args: argparse.Namespace) -> None:
     folder: Path | None = getattr(args, "run", None)
     if folder is None:
         return
-    from lavis_mafa.runners.checkpoint import BEST, LAST
+    from lavis_mafa.training.checkpoint import BEST, LAST
 
     args.cfg_path = str(folder)
     named = any(option.startswith("model.finetuned=") for option in args.options)

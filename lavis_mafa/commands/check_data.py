@@ -45,8 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check the pairs and print the report."""
     args.images = folder_of_images(args.images, args.files)
-    from lavis_mafa.datasets.data_check import check, render
-    from lavis_mafa.datasets.make_vocab import make_vocab
+    from lavis_mafa.data.data_check import check, render
+    from lavis_mafa.data.make_vocab import make_vocab
     from lavis_mafa.io.files import write_json
 
     out: Path | None = args.json

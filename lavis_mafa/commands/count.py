@@ -22,7 +22,7 @@ from lavis_mafa.commands.arguments import (
     search_space,
     share,
 )
-from lavis_mafa.mining import ALL
+from lavis_mafa.tools import ALL
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +63,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Count and write ``counts.json``, ``report.html`` and ``judged.npz``."""
-    from lavis_mafa.mining.counting import count_false_negatives
+    from lavis_mafa.tools.counting import count_false_negatives
 
     count_false_negatives(args)

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Export and return the exit status: 1 if it failed, after printing why."""
     try:
-        from lavis_mafa.export.hugging_face import export_hugging_face
+        from lavis_mafa.checkpoints.hugging_face import export_hugging_face
 
         message = export_hugging_face(
             args.checkpoint,

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Make the features."""
-    from lavis_mafa.datasets.feature_making import (
+    from lavis_mafa.tools.feature_making import (
         load_encoder,
         make_features,
         part_of,

@@ -40,10 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Write the page of pairs, or print the table of quality."""
     if args.part == "quality":
-        from lavis_mafa.mining.quality.label_quality import report_quality
+        from lavis_mafa.tools.label_quality import report_quality
 
         report_quality(args)
     else:
-        from lavis_mafa.mining.quality.label_page import label_page
+        from lavis_mafa.tools.label_page import label_page
 
         label_page(args)

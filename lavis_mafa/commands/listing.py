@@ -10,9 +10,9 @@ _REGISTRIES = {
     "pickers": ("lavis_mafa.algorithm.pickers", "PICKERS"),
     "soft-labels": ("lavis_mafa.algorithm.labels", "SOFT_LABELS"),
     "losses": ("lavis_mafa.algorithm.losses", "LOSSES"),
-    "discriminators": ("lavis_mafa.models.con_d.discriminators", "DISCRIMINATORS"),
-    "metrics": ("lavis_mafa.metrics", "METRICS"),
-    "loggers": ("lavis_mafa.config.loggers", "LOGGERS"),
+    "discriminators": ("lavis_mafa.judges.discriminators", "DISCRIMINATORS"),
+    "metrics": ("lavis_mafa.tasks.metrics", "METRICS"),
+    "loggers": ("lavis_mafa.settings.loggers", "LOGGERS"),
     "hardness-schedules": ("lavis_mafa.algorithm.grit", "HARDNESS"),
     "families": ("lavis_mafa.algorithm.backbone", "FAMILIES"),
 }
@@ -41,7 +41,7 @@ def print_names(kinds: Sequence[str]) -> None:
     import lavis_mafa
 
     lavis_mafa.register()
-    lavis_mafa.registration.register_on_demand()
+    lavis_mafa.compat.registration.register_on_demand()
     for kind in kinds or _KINDS:
         print(f"{kind}:")
         for name, text in sorted(_entries(kind)):

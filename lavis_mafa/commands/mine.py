@@ -67,6 +67,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Mine connections and write them as training data."""
-    from lavis_mafa.mining.pair_mining import mine_connections
+    from lavis_mafa.tools.pair_mining import mine_connections
 
     mine_connections(args)

@@ -37,8 +37,8 @@ def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
     from omegaconf import OmegaConf
 
     from lavis_mafa.commands.arguments import folder_of_images
-    from lavis_mafa.datasets.make_vocab import make_vocab
-    from lavis_mafa.datasets.shards import names_shards
+    from lavis_mafa.data.make_vocab import make_vocab
+    from lavis_mafa.data.shards import names_shards
     from lavis_mafa.io.files import write_text
     from lavis_mafa.io.project_files import project_file
 
@@ -98,8 +98,8 @@ def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
 
 def _count(files: Sequence[str]) -> tuple[int, int, int]:
     """Return the numbers of pairs, of images, and of files that belong to no sample."""
-    from lavis_mafa.datasets.annotation_rows import PassedOver, Row
-    from lavis_mafa.datasets.data_check import readable
+    from lavis_mafa.data.annotation_rows import PassedOver, Row
+    from lavis_mafa.data.data_check import readable
 
     paths, read = readable(files, images=False)
 

@@ -2,7 +2,7 @@
 
 Registration imports nearly every module of this package, and those import LAVIS. It must therefore
 not start in the middle of an import of either, or it would meet modules that are half executed:
-``import lavis_mafa.models``, for example, imports LAVIS while ``lavis_mafa.models`` is still empty.
+``import lavis_mafa.families``, for example, imports LAVIS while that package is still empty.
 A finder at the head of ``sys.meta_path`` notes when the import of LAVIS ends and when the outermost
 import of a module of this package ends, and registers when both have ended.
 """
@@ -24,7 +24,7 @@ from lavis_mafa.compat.versions import check_versions
 
 PACKAGE = "lavis_mafa"
 # Importing these registers what they define, in this order.
-_ROOMS = ("datasets", "models", "processors", "runners", "tasks", "toyworld.builder")
+_ROOMS = ("data", "families", "training", "tasks", "toyworld.builder")
 # Imported when LAVIS's registry is asked for a name that is not registered; may be absent.
 ON_DEMAND = f"{PACKAGE}.downstream"
 
@@ -32,7 +32,7 @@ ON_DEMAND = f"{PACKAGE}.downstream"
 def register() -> None:
     """Register models, tasks, runners, processors and data sets with LAVIS; import LAVIS if needed.
 
-    Installed plugins (see `lavis_mafa.plugins`) are imported too. A second call does nothing.
+    Installed plugins (see `lavis_mafa.io.plugins`) are imported too. A second call does nothing.
     """
     if _finder.registered:
         return
@@ -45,7 +45,7 @@ def register() -> None:
         for room in _ROOMS:
             importlib.import_module(f"{PACKAGE}.{room}")
         _extend_registry()
-        importlib.import_module(f"{PACKAGE}.plugins").load_plugins()  # the installed ones
+        importlib.import_module(f"{PACKAGE}.io.plugins").load_plugins()  # the installed ones
         # LAVIS listed its models when it was imported.
         lavis.models.model_zoo.model_zoo = _ModelTypes()
     except BaseException:

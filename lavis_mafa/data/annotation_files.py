@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from lavis_mafa.datasets.annotation_rows import (
+from lavis_mafa.data.annotation_rows import (
     IMAGE_KEYS,
     KARPATHY,
     PairColumns,
@@ -35,8 +35,8 @@ from lavis_mafa.datasets.annotation_rows import (
     is_karpathy,
     short,
 )
-from lavis_mafa.datasets.columnar_files import COLUMNAR_SUFFIXES, raw_rows
-from lavis_mafa.datasets.data_folders import captioned_in, files_of
+from lavis_mafa.data.columnar_files import COLUMNAR_SUFFIXES, raw_rows
+from lavis_mafa.data.data_folders import captioned_in, files_of
 from lavis_mafa.io.files import require_regular
 
 _JSON_LINES_SUFFIXES = (".jsonl", ".ndjson", ".jsonlines")

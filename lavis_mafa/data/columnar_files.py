@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types
 
-from lavis_mafa.datasets.annotation_rows import (
+from lavis_mafa.data.annotation_rows import (
     IMAGE_KEYS,
     PairColumns,
     Problem,

@@ -18,12 +18,12 @@ from typing import Any
 
 from lavis.processors.blip_processors import BlipCaptionProcessor
 
-from lavis_mafa.datasets.annotation_files import read_rows, require_files
-from lavis_mafa.datasets.annotation_rows import MAX_UNUSABLE, PassedOver, Problem, Row, short
-from lavis_mafa.datasets.caption_reading import require_readable, was_cut
-from lavis_mafa.datasets.columnar_files import check_columns
-from lavis_mafa.datasets.image_reading import read_file, read_rgb
-from lavis_mafa.datasets.shards import find_shards, names_shards, read_samples
+from lavis_mafa.data.annotation_files import read_rows, require_files
+from lavis_mafa.data.annotation_rows import MAX_UNUSABLE, PassedOver, Problem, Row, short
+from lavis_mafa.data.caption_reading import require_readable, was_cut
+from lavis_mafa.data.columnar_files import check_columns
+from lavis_mafa.data.image_reading import read_file, read_rgb
+from lavis_mafa.data.shards import find_shards, names_shards, read_samples
 from lavis_mafa.io.processes import progress
 
 _BLOCK = 256  # images handed to the worker threads at a time

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from lavis_mafa.datasets.pair_table import PairTable
-from lavis_mafa.datasets.training_set import TrainingSet
+from lavis_mafa.data.pair_table import PairTable
+from lavis_mafa.data.training_set import TrainingSet
 
 SAMPLED = 64  # samples whose content is read where a data set lists neither files nor captions
 

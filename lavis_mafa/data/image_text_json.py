@@ -23,19 +23,19 @@ from lavis.common.registry import registry
 from PIL import Image
 
 from lavis_mafa.algorithm.options import option
-from lavis_mafa.datasets.annotation_files import require_files
-from lavis_mafa.datasets.annotation_rows import CAPTION_KEYS, IMAGE_KEYS
-from lavis_mafa.datasets.columnar_files import check_columns
-from lavis_mafa.datasets.data_folders import files_named
-from lavis_mafa.datasets.local_builder import (
+from lavis_mafa.data.annotation_files import require_files
+from lavis_mafa.data.annotation_rows import CAPTION_KEYS, IMAGE_KEYS
+from lavis_mafa.data.columnar_files import check_columns
+from lavis_mafa.data.data_folders import files_named
+from lavis_mafa.data.local_builder import (
     ConvertedFiles,
     ConvertingBuilder,
     features_of,
     group_id_option,
     of_training,
 )
-from lavis_mafa.datasets.pair_conversion import converted
-from lavis_mafa.datasets.pairs import EvalPairs, Pairs, TrainPairs
+from lavis_mafa.data.pair_conversion import converted
+from lavis_mafa.data.pairs import EvalPairs, Pairs, TrainPairs
 from lavis_mafa.io.project_files import dataset_yamls
 
 _LOOKED_FOR = 50  # images, spread over the data

@@ -31,12 +31,12 @@ from lavis.common.registry import registry
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from lavis_mafa.datasets.annotation_rows import MAX_UNUSABLE, PassedOver, Problem, Row
-from lavis_mafa.datasets.local_builder import ConvertedFiles, ConvertingBuilder, group_id_option
-from lavis_mafa.datasets.pair_conversion import Holdout, cached_table, write_table
-from lavis_mafa.datasets.pair_table import PairTable
-from lavis_mafa.datasets.pairs import EvalPairs, Pairs, TrainPairs
-from lavis_mafa.datasets.shards import Shard, files_named, find_shards, read_samples
+from lavis_mafa.data.annotation_rows import MAX_UNUSABLE, PassedOver, Problem, Row
+from lavis_mafa.data.local_builder import ConvertedFiles, ConvertingBuilder, group_id_option
+from lavis_mafa.data.pair_conversion import Holdout, cached_table, write_table
+from lavis_mafa.data.pair_table import PairTable
+from lavis_mafa.data.pairs import EvalPairs, Pairs, TrainPairs
+from lavis_mafa.data.shards import Shard, files_named, find_shards, read_samples
 from lavis_mafa.io.cache import cache_root
 from lavis_mafa.io.launcher import usable_cores
 from lavis_mafa.io.processes import progress

@@ -9,7 +9,7 @@ from lavis.datasets.datasets.caption_datasets import CaptionDataset
 from lavis.datasets.datasets.image_text_pair_datasets import ImageTextPairDataset
 from lavis.datasets.datasets.retrieval_datasets import RetrievalDataset
 
-from lavis_mafa.datasets.image_reading import read_rgb
+from lavis_mafa.data.image_reading import read_rgb
 
 # coco_caption; vg_caption, sbu_caption, conceptual_caption_*; coco_retrieval, flickr30k.
 _REPLACED = (

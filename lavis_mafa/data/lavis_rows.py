@@ -26,8 +26,8 @@ from lavis.datasets.datasets.retrieval_datasets import RetrievalDataset, Retriev
 from lavis.datasets.datasets.vg_vqa_datasets import VGVQADataset
 from lavis.datasets.datasets.vqa_datasets import VQAEvalDataset
 
-from lavis_mafa.datasets.annotation_rows import Refusals, short
-from lavis_mafa.datasets.local_files import reads_as_lavis
+from lavis_mafa.data.annotation_rows import Refusals, short
+from lavis_mafa.data.local_files import reads_as_lavis
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from omegaconf import OmegaConf
 from torch.utils.data import Dataset
 
 from lavis_mafa.algorithm.options import option
-from lavis_mafa.datasets.caption_truth import SAME_CAPTION, truth_reader
-from lavis_mafa.datasets.feature_folder import FeatureFolder
-from lavis_mafa.datasets.pair_conversion import Holdout
+from lavis_mafa.data.caption_truth import SAME_CAPTION, truth_reader
+from lavis_mafa.data.feature_folder import FeatureFolder
+from lavis_mafa.data.pair_conversion import Holdout
 from lavis_mafa.io.processes import on_main_process
 
 SPLITS = ("train", "val", "test")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from lavis_mafa.datasets.annotation_rows import MAX_UNUSABLE, PassedOver, Problem, Refusals, Row
-from lavis_mafa.datasets.data_check import readable
+from lavis_mafa.data.annotation_rows import MAX_UNUSABLE, PassedOver, Problem, Refusals, Row
+from lavis_mafa.data.data_check import readable
 from lavis_mafa.io.files import write_text
 from lavis_mafa.io.processes import progress
 

@@ -21,8 +21,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lavis_mafa.algorithm.context import NO_GROUP
-from lavis_mafa.datasets.annotation_files import read_rows, require_files
-from lavis_mafa.datasets.annotation_rows import (
+from lavis_mafa.data.annotation_files import read_rows, require_files
+from lavis_mafa.data.annotation_rows import (
     MAX_UNUSABLE,
     PassedOver,
     Problem,
@@ -30,9 +30,9 @@ from lavis_mafa.datasets.annotation_rows import (
     Row,
     StoredImage,
 )
-from lavis_mafa.datasets.columnar_files import check_columns
-from lavis_mafa.datasets.data_folders import captioned_in
-from lavis_mafa.datasets.pair_table import (
+from lavis_mafa.data.columnar_files import check_columns
+from lavis_mafa.data.data_folders import captioned_in
+from lavis_mafa.data.pair_table import (
     FORMAT_VERSION,
     GROUP_IDS,
     IMAGE_IDS,

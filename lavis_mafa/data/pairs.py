@@ -15,16 +15,16 @@ from PIL import Image
 from torch.utils.data import Dataset
 from torch.utils.data.dataloader import default_collate
 
-from lavis_mafa.datasets.caption_truth import CaptionTruth, PairTruth
-from lavis_mafa.datasets.feature_folder import FeatureFolder, FeatureView, KeptImage, processed
-from lavis_mafa.datasets.image_reading import (
+from lavis_mafa.data.caption_truth import CaptionTruth, PairTruth
+from lavis_mafa.data.feature_folder import FeatureFolder, FeatureView, KeptImage, processed
+from lavis_mafa.data.image_reading import (
     image_suffix,
     read_file,
     read_rgb,
     require_below,
     suffix_of,
 )
-from lavis_mafa.datasets.pair_table import PairTable, describe_conflict
+from lavis_mafa.data.pair_table import PairTable, describe_conflict
 
 
 class Pairs(Dataset[dict[str, Any]]):

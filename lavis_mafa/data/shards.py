@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from braceexpand import braceexpand
 from webdataset.tariterators import base_plus_ext
 
-from lavis_mafa.datasets.annotation_rows import (
+from lavis_mafa.data.annotation_rows import (
     PassedOver,
     Problem,
     Row,
@@ -28,7 +28,7 @@ from lavis_mafa.datasets.annotation_rows import (
     is_id,
     short,
 )
-from lavis_mafa.datasets.data_folders import IMAGE_SUFFIXES
+from lavis_mafa.data.data_folders import IMAGE_SUFFIXES
 from lavis_mafa.io.files import require_regular
 
 _CAPTION_SUFFIXES = ("txt", "caption")

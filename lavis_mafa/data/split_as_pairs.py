@@ -10,7 +10,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 from torch.utils.data.dataloader import default_collate
 
-from lavis_mafa.datasets.image_reading import read_rgb
+from lavis_mafa.data.image_reading import read_rgb
 
 
 class SplitAsPairs(Dataset[dict[str, Any]]):

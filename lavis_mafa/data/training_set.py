@@ -26,9 +26,10 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from lavis_mafa.algorithm.context import NO_GROUP
 from lavis_mafa.algorithm.tokens import TOKENS, Tokenizer, Tokens
-from lavis_mafa.datasets.caption_reading import require_readable, was_cut
-from lavis_mafa.datasets.feature_folder import processed
-from lavis_mafa.datasets.image_reading import (
+from lavis_mafa.data.augmentation import ImageBytes, QuickAugmentation, quick
+from lavis_mafa.data.caption_reading import require_readable, was_cut
+from lavis_mafa.data.feature_folder import processed
+from lavis_mafa.data.image_reading import (
     as_png,
     image_suffix,
     read_file,
@@ -36,9 +37,8 @@ from lavis_mafa.datasets.image_reading import (
     reduced_jpegs,
     require_below,
 )
-from lavis_mafa.datasets.lavis_pairs import read_here, read_sample
-from lavis_mafa.datasets.pairs import TrainPairs
-from lavis_mafa.processors.augmentation import ImageBytes, QuickAugmentation, quick
+from lavis_mafa.data.lavis_pairs import read_here, read_sample
+from lavis_mafa.data.pairs import TrainPairs
 
 UNREADABLE = (
     OSError,

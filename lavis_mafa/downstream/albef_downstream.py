@@ -9,19 +9,19 @@ from lavis.models.med import XBertEncoder
 from torch import Tensor
 from transformers.models.bert.configuration_bert import BertConfig
 
-from lavis_mafa.io.checkpoints import read_checkpoint, weights_of
-from lavis_mafa.io.project_files import find_config
-from lavis_mafa.models.families.attention import fuse_attention
-from lavis_mafa.models.mafa_model import checkpoint_of
-from lavis_mafa.models.parts.tokenizers import build_tokenizer
-from lavis_mafa.models.parts.vit import build_vit
-from lavis_mafa.models.weight_loading import (
+from lavis_mafa.checkpoints.checkpoints import read_checkpoint, weights_of
+from lavis_mafa.checkpoints.weight_loading import (
     check_origin,
     fill_momentum,
     load_state,
     registered_name,
     require_weights,
 )
+from lavis_mafa.families.attention import fuse_attention
+from lavis_mafa.families.mafa_model import checkpoint_of
+from lavis_mafa.families.tokenizers import build_tokenizer
+from lavis_mafa.families.vit import build_vit
+from lavis_mafa.io.project_files import find_config
 
 _ENCODERS = ("visual_encoder.", "text_encoder.")
 _LAYER = re.compile(r"encoder\.layer\.(\d+)\.(.*)")

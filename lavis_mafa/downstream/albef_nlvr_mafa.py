@@ -23,8 +23,8 @@ from transformers.utils.generic import ModelOutput
 from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.downstream.albef_downstream import AlbefDownstream
 from lavis_mafa.downstream.yamls import model_yamls
-from lavis_mafa.models.families.albef.fusion_layers import LAYER, State, double_fusion_layers
-from lavis_mafa.models.families.family import all_visible, tokenize
+from lavis_mafa.families.family import all_visible, tokenize
+from lavis_mafa.families.fusion_layers import LAYER, State, double_fusion_layers
 
 FIRST, SECOND, NEITHER = 0, 1, 2  # labels of text assignment
 

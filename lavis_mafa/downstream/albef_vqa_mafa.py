@@ -19,7 +19,7 @@ from lavis_mafa.algorithm.losses.language import IGNORED, LM_SMOOTHING
 from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.downstream.albef_downstream import AlbefDownstream, decoder_from_fusion
 from lavis_mafa.downstream.yamls import model_yamls
-from lavis_mafa.models.families.family import tokenize
+from lavis_mafa.families.family import tokenize
 
 # Pairs of a question and an answer at once; their logits over the vocabulary are large.
 PAIRS_PER_PASS = 512

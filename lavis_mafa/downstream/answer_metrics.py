@@ -11,7 +11,7 @@ from typing import Any
 
 from lavis.common.vqa_tools.vqa_eval import VQAEval
 
-from lavis_mafa.datasets.annotation_rows import Refusals
+from lavis_mafa.data.annotation_rows import Refusals
 from lavis_mafa.downstream.row_values import (
     Id,
     Ids,

@@ -16,8 +16,8 @@ from transformers.models.auto.tokenization_auto import AutoTokenizer
 from lavis_mafa.algorithm.losses.language import IGNORED
 from lavis_mafa.downstream.language_model import Blip2Llm, check_prompt
 from lavis_mafa.downstream.yamls import model_yamls
-from lavis_mafa.models.families.blip2.blip2_parts import Parts
-from lavis_mafa.models.parts.beams import OneRowPerBeam
+from lavis_mafa.families.beams import OneRowPerBeam
+from lavis_mafa.families.blip2_parts import Parts
 
 _PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 

@@ -28,11 +28,11 @@ from pycocoevalcap.rouge.rouge import Rouge
 from pycocoevalcap.spice import spice
 from pycocoevalcap.tokenizer.ptbtokenizer import PUNCTUATIONS, PTBTokenizer
 
-from lavis_mafa.datasets.annotation_rows import Refusals
+from lavis_mafa.data.annotation_rows import Refusals
+from lavis_mafa.data.known_truth import single_spaced
 from lavis_mafa.downstream.row_values import Id, Ids, as_id, id_of, references_of
 from lavis_mafa.io.files import read_json
-from lavis_mafa.metrics import METRICS, CaptionMetric, MetricNames
-from lavis_mafa.metrics.known_truth import single_spaced
+from lavis_mafa.tasks.metrics import METRICS, CaptionMetric, MetricNames
 
 logger = logging.getLogger(__name__)
 

@@ -14,19 +14,19 @@ import torch
 from lavis.models.blip2_models.blip2 import Blip2Base
 from torch import Tensor, nn
 
-from lavis_mafa.io.checkpoints import read_checkpoint
-from lavis_mafa.models.families.attention import fuse_attention
-from lavis_mafa.models.families.blip2.blip2_driver import Blip2Backbone
-from lavis_mafa.models.families.blip2.blip2_parts import SIZES, Blip2Parts, Parts
-from lavis_mafa.models.families.family import all_visible
-from lavis_mafa.models.mafa_model import checkpoint_of
-from lavis_mafa.models.parts.tokenizers import from_hub
-from lavis_mafa.models.weight_loading import (
+from lavis_mafa.checkpoints.checkpoints import read_checkpoint
+from lavis_mafa.checkpoints.weight_loading import (
     check_origin,
     load_state,
     registered_name,
     require_weights,
 )
+from lavis_mafa.families.attention import fuse_attention
+from lavis_mafa.families.blip2_driver import Blip2Backbone
+from lavis_mafa.families.blip2_parts import SIZES, Blip2Parts, Parts
+from lavis_mafa.families.family import all_visible
+from lavis_mafa.families.mafa_model import checkpoint_of
+from lavis_mafa.families.tokenizers import from_hub
 
 
 class Blip2Llm(Blip2Parts, Blip2Base):

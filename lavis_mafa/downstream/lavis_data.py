@@ -14,7 +14,7 @@ from lavis.datasets.datasets.nlvr_datasets import NLVRDataset
 from lavis.datasets.datasets.vg_vqa_datasets import VGVQADataset
 
 from lavis_mafa.algorithm.options import option
-from lavis_mafa.datasets.local_files import SetsOptions, UseLocalFiles
+from lavis_mafa.data.local_files import SetsOptions, UseLocalFiles
 from lavis_mafa.downstream.yamls import dataset_yamls
 
 # At the beginning of a word only: in "leftmost", but not in "bright".

@@ -46,9 +46,9 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from lavis_mafa.algorithm.options import option
-from lavis_mafa.datasets.annotation_rows import Refusals, short
-from lavis_mafa.datasets.image_reading import read_rgb
-from lavis_mafa.datasets.local_builder import LocalBuilder, named_splits
+from lavis_mafa.data.annotation_rows import Refusals, short
+from lavis_mafa.data.image_reading import read_rgb
+from lavis_mafa.data.local_builder import LocalBuilder, named_splits
 from lavis_mafa.downstream.row_values import as_id, text_of
 from lavis_mafa.downstream.yamls import dataset_yamls
 from lavis_mafa.io.files import is_number, read_json

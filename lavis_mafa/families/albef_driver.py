@@ -11,8 +11,8 @@ from torch import Tensor
 from lavis_mafa.algorithm.backbone import FAMILIES, Images, Teacher, Texts
 from lavis_mafa.algorithm.losses.language import IGNORED, mask_tokens
 from lavis_mafa.algorithm.tokens import Tokens
-from lavis_mafa.models.families.attention import PairedImages, first_token_after, take
-from lavis_mafa.models.families.family import FromFirstTokens
+from lavis_mafa.families.attention import PairedImages, first_token_after, take
+from lavis_mafa.families.family import FromFirstTokens
 
 
 @FAMILIES.register("albef")

@@ -13,13 +13,13 @@ from lavis.models.med import BertForMaskedLM
 from torch import nn
 from transformers.models.bert.configuration_bert import BertConfig
 
-from lavis_mafa.io.downloads import BERT
+from lavis_mafa.checkpoints.downloads import BERT
+from lavis_mafa.families.albef_driver import AlbefBackbone
+from lavis_mafa.families.feature_encoder import FeatureOptions
+from lavis_mafa.families.mafa_model import MafaModel, checkpoint_of, step_parts
+from lavis_mafa.families.tokenizers import build_tokenizer, from_hub
+from lavis_mafa.families.vit import build_vit
 from lavis_mafa.io.project_files import find_config, model_yamls
-from lavis_mafa.models.families.albef.albef_driver import AlbefBackbone
-from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of, step_parts
-from lavis_mafa.models.parts.feature_encoder import FeatureOptions
-from lavis_mafa.models.parts.tokenizers import build_tokenizer, from_hub
-from lavis_mafa.models.parts.vit import build_vit
 
 
 @registry.register_model("albef_mafa")

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from lavis_mafa.algorithm.backbone import FAMILIES, Images, Teacher, Texts
 from lavis_mafa.algorithm.losses.language import next_token_losses
 from lavis_mafa.algorithm.tokens import Tokens
-from lavis_mafa.models.families.attention import PairedImages, take
-from lavis_mafa.models.families.family import ModelDriver, all_visible, begin_with
+from lavis_mafa.families.attention import PairedImages, take
+from lavis_mafa.families.family import ModelDriver, all_visible, begin_with
 
 # Maximum number of elements of a similarity tensor; more images are processed in chunks.
 MAX_SIMILARITIES = 2**26

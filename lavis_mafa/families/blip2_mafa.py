@@ -12,12 +12,12 @@ from lavis.models.blip2_models.blip2_qformer import Blip2Qformer
 from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.algorithm.negatives_encoder import NegativesEncoder
 from lavis_mafa.algorithm.settings import StepSettings
-from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.checkpoints.checkpoints import read_checkpoint
+from lavis_mafa.families.blip2_driver import Blip2Backbone, precision_of
+from lavis_mafa.families.blip2_parts import PREFIX, SIZES, Blip2Parts, Parts
+from lavis_mafa.families.feature_encoder import FeatureOptions
+from lavis_mafa.families.mafa_model import MafaModel, checkpoint_of, step_parts
 from lavis_mafa.io.project_files import model_yamls
-from lavis_mafa.models.families.blip2.blip2_driver import Blip2Backbone, precision_of
-from lavis_mafa.models.families.blip2.blip2_parts import PREFIX, SIZES, Blip2Parts, Parts
-from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of, step_parts
-from lavis_mafa.models.parts.feature_encoder import FeatureOptions
 
 
 @registry.register_model("blip2_mafa")

@@ -19,16 +19,16 @@ from torch import Tensor, nn
 from transformers import BertTokenizerFast  # type: ignore[attr-defined]
 from transformers.models.bert.configuration_bert import BertConfig
 
-from lavis_mafa.io.checkpoints import problem_of_types, read_checkpoint
-from lavis_mafa.io.downloads import HubFiles, UrlFile, is_timm_name, weights_on_hub
+from lavis_mafa.checkpoints.checkpoints import problem_of_types, read_checkpoint
+from lavis_mafa.checkpoints.downloads import HubFiles, UrlFile, is_timm_name, weights_on_hub
+from lavis_mafa.checkpoints.weight_loading import resize_positions
+from lavis_mafa.compat.traits import shipped_config, traits_of
+from lavis_mafa.families.beams import OneRowPerBeam
+from lavis_mafa.families.blip2_driver import precision_of
+from lavis_mafa.families.feature_encoder import Features, feature_width_of
+from lavis_mafa.families.tokenizers import add_dec_token, build_tokenizer, from_hub
+from lavis_mafa.families.vit import begin_narrow
 from lavis_mafa.io.project_files import find_config
-from lavis_mafa.models.families.blip2.blip2_driver import precision_of
-from lavis_mafa.models.parts.beams import OneRowPerBeam
-from lavis_mafa.models.parts.feature_encoder import Features, feature_width_of
-from lavis_mafa.models.parts.tokenizers import add_dec_token, build_tokenizer, from_hub
-from lavis_mafa.models.parts.vit import begin_narrow
-from lavis_mafa.models.traits import shipped_config, traits_of
-from lavis_mafa.models.weight_loading import resize_positions
 
 _PUBLISHED = "https://storage.googleapis.com/sfr-vision-language-research/LAVIS/models/BLIP2/"
 _VIT_WEIGHTS = {

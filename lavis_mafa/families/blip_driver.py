@@ -9,8 +9,8 @@ from torch import Tensor
 from lavis_mafa.algorithm.backbone import FAMILIES, Images, Teacher, Texts
 from lavis_mafa.algorithm.losses.language import next_token_losses
 from lavis_mafa.algorithm.tokens import Tokens
-from lavis_mafa.models.families.attention import PairedImages, first_token_after
-from lavis_mafa.models.families.family import FromFirstTokens, begin_with
+from lavis_mafa.families.attention import PairedImages, first_token_after
+from lavis_mafa.families.family import FromFirstTokens, begin_with
 
 
 @FAMILIES.register("blip")

@@ -11,7 +11,7 @@ from torch import Tensor
 from lavis_mafa.algorithm.backbone import Images, Texts
 from lavis_mafa.algorithm.losses.tcl import local_features, pool_patches
 from lavis_mafa.algorithm.tokens import Captions, Tokens, tokens_of
-from lavis_mafa.models.families.attention import fuse_attention
+from lavis_mafa.families.attention import fuse_attention
 
 
 class ModelDriver:

@@ -29,14 +29,14 @@ from lavis_mafa.algorithm.pickers import NONE, hardest
 from lavis_mafa.algorithm.posterior import PosteriorPicker, PosteriorRule, draw
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.tokens import Captions, captions_of
+from lavis_mafa.families.attention import fuse_attention
+from lavis_mafa.families.blip2_parts import load_image_encoder, sources_of_parts
+from lavis_mafa.families.family import tokenize
+from lavis_mafa.families.mafa_model import MafaModel, checkpoint_of
+from lavis_mafa.families.rerank import MAX_TOKENS, compute_sim_matrix
+from lavis_mafa.families.tokenizers import build_tokenizer, from_hub
+from lavis_mafa.families.vit import DEIT, build_vit
 from lavis_mafa.io.project_files import find_config, model_yamls
-from lavis_mafa.models.families.attention import fuse_attention
-from lavis_mafa.models.families.blip2.blip2_parts import load_image_encoder, sources_of_parts
-from lavis_mafa.models.families.family import tokenize
-from lavis_mafa.models.inference.rerank import MAX_TOKENS, compute_sim_matrix
-from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of
-from lavis_mafa.models.parts.tokenizers import build_tokenizer, from_hub
-from lavis_mafa.models.parts.vit import DEIT, build_vit
 
 _PARTS = ("visual_encoder", "text_encoder")
 _NEGATIVES = ("posterior", "hardest")

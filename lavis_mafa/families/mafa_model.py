@@ -20,14 +20,14 @@ from lavis_mafa.algorithm.output import StepOutput
 from lavis_mafa.algorithm.parts import StepParts, build_parts
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
-from lavis_mafa.io.checkpoints import model_config, read_checkpoint, run_state_of, weights_of
-from lavis_mafa.io.downloads import BERT, HubFiles, UrlFile
-from lavis_mafa.models.con_d.build import build_discriminator, build_negatives_encoder
-from lavis_mafa.models.con_d.frozen import frozen_models
-from lavis_mafa.models.inference.rerank import MAX_TOKENS, compute_sim_matrix
-from lavis_mafa.models.parts.vit import DEIT
-from lavis_mafa.models.traits import image_size_of, shipped_config
-from lavis_mafa.models.weight_loading import (
+from lavis_mafa.checkpoints.checkpoints import (
+    model_config,
+    read_checkpoint,
+    run_state_of,
+    weights_of,
+)
+from lavis_mafa.checkpoints.downloads import BERT, HubFiles, UrlFile
+from lavis_mafa.checkpoints.weight_loading import (
     MATCHING_PARTS,
     PROJECTION_PARTS,
     check_origin,
@@ -36,6 +36,11 @@ from lavis_mafa.models.weight_loading import (
     registered_name,
     require_weights,
 )
+from lavis_mafa.compat.traits import image_size_of, shipped_config
+from lavis_mafa.families.rerank import MAX_TOKENS, compute_sim_matrix
+from lavis_mafa.families.vit import DEIT
+from lavis_mafa.judges.build import build_discriminator, build_negatives_encoder
+from lavis_mafa.judges.frozen import frozen_models
 
 
 def _of_step(name: str) -> Any:
@@ -54,7 +59,7 @@ class MafaModel:
     of its constructor.
     """
 
-    # Traits, see `lavis_mafa.models.traits.Traits`; a family adds its own.
+    # Traits, see `lavis_mafa.compat.traits.Traits`; a family adds its own.
     loads_with_our_loader = True
     starts_from_parts = True
     trains_by_step = True

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lavis_mafa.algorithm.backbone import Images, Texts
 from lavis_mafa.algorithm.tokens import Captions, Tokens
-from lavis_mafa.models.families.family import tokenize
+from lavis_mafa.families.family import tokenize
 
 # Batch sizes. Larger ones are slower on a CPU; those of a GPU are estimates.
 _PAIRS = {"cpu": 64, "cuda": 512}

@@ -13,8 +13,8 @@ from lavis.common.dist_utils import get_rank, get_world_size
 from torch import Tensor
 
 from lavis_mafa.algorithm.backbone import Backbone, Images, Texts
+from lavis_mafa.families.many_pairs import ManyPairs
 from lavis_mafa.io.processes import progress
-from lavis_mafa.models.inference.many_pairs import ManyPairs
 
 MAX_TOKENS = 35  # LAVIS's length for retrieval captions
 # What orders the best candidates: similarity plus ITM logit (LAVIS, BLIP), the ITM logit alone

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from lavis.models.vit import VisionTransformerEncoder
 from torch import Tensor, nn
 
+from lavis_mafa.families.feature_encoder import ProjectedFeatures, feature_width_of
 from lavis_mafa.io.project_files import read_config
-from lavis_mafa.models.parts.feature_encoder import ProjectedFeatures, feature_width_of
 
 # ImageNet's weights of LAVIS's ViT-B/16.
 DEIT = "https://dl.fbaipublicfiles.com/deit/deit_base_patch16_224-b5f2ef4d.pth"

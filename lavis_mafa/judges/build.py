@@ -11,23 +11,23 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from lavis_mafa.algorithm.discriminator import Discriminator
-from lavis_mafa.datasets.feature_folder import FeatureView
-from lavis_mafa.io.checkpoints import local_file, read_checkpoint, weights_of
-from lavis_mafa.models.con_d import (  # noqa: F401  registers them
-    caption_judge,
-    cross_encoder,
-    yes_no,
-)
-from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS, ModelDiscriminator
-from lavis_mafa.models.con_d.frozen import FrozenModel
-from lavis_mafa.models.con_d.frozen_encoder import ModelNegativesEncoder
-from lavis_mafa.models.traits import image_size_of, shipped_config, traits_of
-from lavis_mafa.models.weight_loading import (
+from lavis_mafa.checkpoints.checkpoints import local_file, read_checkpoint, weights_of
+from lavis_mafa.checkpoints.weight_loading import (
     check_origin,
     config_of,
     load_state,
     require_weights,
 )
+from lavis_mafa.compat.traits import image_size_of, shipped_config, traits_of
+from lavis_mafa.data.feature_folder import FeatureView
+from lavis_mafa.judges import (  # noqa: F401  registers them
+    caption_judge,
+    cross_encoder,
+    yes_no,
+)
+from lavis_mafa.judges.discriminators import DISCRIMINATORS, ModelDiscriminator
+from lavis_mafa.judges.frozen import FrozenModel
+from lavis_mafa.judges.frozen_encoder import ModelNegativesEncoder
 
 ORACLE = "oracle"
 T = TypeVar("T", bound=FrozenModel)

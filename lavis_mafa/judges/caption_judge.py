@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from lavis_mafa.algorithm.options import option
-from lavis_mafa.datasets.caption_truth import normalised
-from lavis_mafa.models.con_d.cross_encoder import NOT_LOADED, problem_of_package
-from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS, SampleJudge
-from lavis_mafa.models.con_d.pair_reader import PLACE, first_line, problems_of_unread
-from lavis_mafa.problems import ConfigView, Problem
+from lavis_mafa.data.caption_truth import normalised
+from lavis_mafa.io.problems import ConfigView, Problem
+from lavis_mafa.judges.cross_encoder import NOT_LOADED, problem_of_package
+from lavis_mafa.judges.discriminators import DISCRIMINATORS, SampleJudge
+from lavis_mafa.judges.pair_reader import PLACE, first_line, problems_of_unread
 
 _NAME = "captions"
 _WORDS = 10_000  # the most frequent ones have vectors: their PPMI needs at most about 1 GB

@@ -11,7 +11,7 @@ from lavis_mafa.algorithm.options import option
 
 @dataclass(frozen=True)
 class FrozenSettings:
-    """How a frozen model is built; see `lavis_mafa.models.con_d.build.build_frozen`."""
+    """How a frozen model is built; see `lavis_mafa.judges.build.build_frozen`."""
 
     arch: str = option(
         doc="registered name of a model of ITC and ITM: ALBEF, BLIP or BLIP-2",
@@ -41,7 +41,7 @@ class FrozenSettings:
 
 @dataclass(frozen=True)
 class ConDSettings(FrozenSettings):
-    """How Con-D is built; see `lavis_mafa.models.con_d.build.build_discriminator`."""
+    """How Con-D is built; see `lavis_mafa.judges.build.build_discriminator`."""
 
     arch: str = option(
         doc="model that judges; oracle: the truth that the data set knows; captions: whether a "

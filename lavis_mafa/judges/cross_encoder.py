@@ -12,16 +12,16 @@ from torch import Tensor
 
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.integrations.cross_encoders import match_probabilities, require_one_verdict
-from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS
-from lavis_mafa.models.con_d.pair_reader import (
+from lavis_mafa.io.problems import ConfigView, Problem
+from lavis_mafa.judges.discriminators import DISCRIMINATORS
+from lavis_mafa.judges.pair_reader import (
     PLACE,
     Pair,
     PairReader,
     first_line,
     problems_of_reader,
 )
-from lavis_mafa.models.con_d.yes_no import NOT_LOADED
-from lavis_mafa.problems import ConfigView, Problem
+from lavis_mafa.judges.yes_no import NOT_LOADED
 
 # Older versions read images from 5.4 on, but import a module that lies in the model's folder in
 # spite of ``trust_remote_code=False``.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lavis_mafa.algorithm.backbone import Backbone, backbone_of
 from lavis_mafa.algorithm.cached_batch import in_chunks
-from lavis_mafa.models.traits import image_size_of
+from lavis_mafa.compat.traits import image_size_of
 
 FROZEN_MODELS = ("con_d", "negatives_encoder")  # keys of ``model.mafa``, attributes of a model
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from lavis_mafa.algorithm.discriminator import VIEW
 from lavis_mafa.algorithm.ranks import Ranks
+from lavis_mafa.io.problems import ConfigView, Problem
 from lavis_mafa.io.processes import all_gather_objects
-from lavis_mafa.models.con_d.frozen import ModelBeside, keep_in_bf16
-from lavis_mafa.problems import ConfigView, Problem
+from lavis_mafa.judges.frozen import ModelBeside, keep_in_bf16
 
 PLACE = "model.mafa.con_d"
 _LONGEST = 512  # pixels of a picture's longer side, unless the config says otherwise

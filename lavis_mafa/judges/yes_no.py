@@ -13,15 +13,15 @@ from torch import Tensor
 
 from lavis_mafa.algorithm.options import option, options_of
 from lavis_mafa.compat.old_timm import without_old_timm
-from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS
-from lavis_mafa.models.con_d.pair_reader import (
+from lavis_mafa.io.problems import ConfigView, Problem
+from lavis_mafa.judges.discriminators import DISCRIMINATORS
+from lavis_mafa.judges.pair_reader import (
     PLACE,
     Pair,
     PairReader,
     first_line,
     problems_of_reader,
 )
-from lavis_mafa.problems import ConfigView, Problem
 
 _NAME = "yes_no"
 _CAPTION, _QUESTION = "{caption}", "{question}"

@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from lavis_mafa.config.key import UNSET, Key, known_keys
-from lavis_mafa.problems import Problem, Registered
+from lavis_mafa.io.problems import Problem, Registered
+from lavis_mafa.settings.key import UNSET, Key, known_keys
 
 Keys = Mapping[str, Key]
 # What is missing, of kinds of paths whose name does not say it.

@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from lavis_mafa.config.check import Report, filled
-from lavis_mafa.config.contradictions import frozen_models, judges_of_pairs
-from lavis_mafa.config.key import section_of
-from lavis_mafa.config.named_files import frozen_weights
-from lavis_mafa.config.registered import mafa_key
-from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS
-from lavis_mafa.problems import ConfigView
+from lavis_mafa.io.problems import ConfigView
+from lavis_mafa.judges.discriminators import DISCRIMINATORS
+from lavis_mafa.settings.check import Report, filled
+from lavis_mafa.settings.contradictions import frozen_models, judges_of_pairs
+from lavis_mafa.settings.key import section_of
+from lavis_mafa.settings.named_files import frozen_weights
+from lavis_mafa.settings.registered import mafa_key
 
 
 def check_con_d(

@@ -22,7 +22,7 @@ _trusted: ContextVar[tuple[Path, ...]] = ContextVar("folders of --trust", defaul
 
 @contextmanager
 def trusting(folders: Sequence[str | Path]) -> Iterator[None]:
-    """Use what files in these folders name as if the user gave it; see `lavis_mafa.config.foreign`.
+    """Use what files in these folders name as if the user gave it; see `settings.foreign`.
 
     Raises:
         ValueError: if one is not a folder.

@@ -2,7 +2,7 @@
 
 Each rule is a mistake that someone made, and that would otherwise end a run after its start, or
 train something else than the config says. What a class alone knows, it checks itself by
-`problems_of`, see `lavis_mafa.problems`. Settings that contradict each other inside one settings
+`problems_of`, see `lavis_mafa.io.problems`. Settings that contradict each other inside one settings
 class are refused by the class, when it is constructed.
 """
 
@@ -26,18 +26,18 @@ from lavis_mafa.algorithm.registry import LOSSES, Registry
 from lavis_mafa.algorithm.rules import RULES
 from lavis_mafa.algorithm.scores import CON_D, SCORES
 from lavis_mafa.algorithm.settings import StepSettings
-from lavis_mafa.config.check import Report, listed, suggest
-from lavis_mafa.config.defaults import default_or_none
-from lavis_mafa.config.key import is_url
-from lavis_mafa.config.lavis_classes import declared
-from lavis_mafa.config.loggers import LOGGERS, names_of_loggers
-from lavis_mafa.config.registered import BUILD_KEYS
-from lavis_mafa.config.schema import SPLITS
+from lavis_mafa.compat.traits import Traits, judges, negatives_encoders, traits_of
+from lavis_mafa.io.problems import ConfigView, Problem
 from lavis_mafa.io.project_files import read_config
-from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS
-from lavis_mafa.models.con_d.frozen import FROZEN_MODELS
-from lavis_mafa.models.traits import Traits, judges, negatives_encoders, traits_of
-from lavis_mafa.problems import ConfigView, Problem
+from lavis_mafa.judges.discriminators import DISCRIMINATORS
+from lavis_mafa.judges.frozen import FROZEN_MODELS
+from lavis_mafa.settings.check import Report, listed, suggest
+from lavis_mafa.settings.defaults import default_or_none
+from lavis_mafa.settings.key import is_url
+from lavis_mafa.settings.lavis_classes import declared
+from lavis_mafa.settings.loggers import LOGGERS, names_of_loggers
+from lavis_mafa.settings.registered import BUILD_KEYS
+from lavis_mafa.settings.schema import SPLITS
 
 Problems = Iterator[Problem]
 MAFA, GRIT, RULE = "model.mafa", "run.grit", "model.mafa.connections"

@@ -10,8 +10,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from lavis_mafa.config.check import suggest
-from lavis_mafa.problems import Problem
+from lavis_mafa.io.problems import Problem
+from lavis_mafa.settings.check import suggest
 
 
 def default_yaml(cls: Any, which: str | None) -> dict[str, Any]:

@@ -15,11 +15,11 @@ from typing import Any
 from lavis.common.registry import registry
 from lavis.common.utils import get_cache_path
 
-from lavis_mafa.config.check import listed, value_at
-from lavis_mafa.config.defaults import default_or_none
-from lavis_mafa.config.key import UNSET
+from lavis_mafa.io.plugins import is_imported
 from lavis_mafa.io.project_files import find_config
-from lavis_mafa.plugins import is_imported
+from lavis_mafa.settings.check import listed, value_at
+from lavis_mafa.settings.defaults import default_or_none
+from lavis_mafa.settings.key import UNSET
 
 # Keys by which weights, tokenizers and language models may be downloaded.
 _FETCHED = {"pretrained", "finetuned", "checkpoint", "vit_weights", "bert_weights", "tokenizer"}
@@ -36,7 +36,7 @@ def usable(
        default YAML of the same model or data set. So are files that are not there.
     3. It chooses no place to write and no logger: the defaults are used.
     4. A checkpoint that it names gives weights, sizes and names of ours, see
-       `lavis_mafa.models.recorded_sizes`.
+       `lavis_mafa.checkpoints.recorded_sizes`.
 
     Args:
         config: plain data without defaults; changed in place.

@@ -18,9 +18,9 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAda
 from pydantic_core import PydanticCustomError
 
 from lavis_mafa.algorithm.options import METADATA, Option
-from lavis_mafa.io.downloads import is_timm_name
+from lavis_mafa.checkpoints.downloads import is_timm_name
+from lavis_mafa.io.problems import Registered
 from lavis_mafa.io.project_files import find_config
-from lavis_mafa.problems import Registered
 
 LARGEST = {int: 2**63 - 1, float: 3e38}  # limits of int64 and float32 tensors
 KINDS = {

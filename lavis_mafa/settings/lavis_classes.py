@@ -11,7 +11,7 @@ Attributes of builders:
         ``boxes``.
     num_classes: number of classes of the labels.
     images_per_sample: 2 if a sample has two images.
-Models have traits, see `lavis_mafa.models.traits`.
+Models have traits, see `lavis_mafa.compat.traits`.
 """
 
 from __future__ import annotations

@@ -20,19 +20,19 @@ from lavis.common.registry import registry
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lavis_mafa.config.check import Keys, Report, filled, key_at
-from lavis_mafa.config.config_of_run import LOG, is_run, is_trusted, recorded_config
-from lavis_mafa.config.contradictions import ask_all
-from lavis_mafa.config.defaults import merge
-from lavis_mafa.config.foreign import usable
-from lavis_mafa.config.key import Key
-from lavis_mafa.config.named_files import check_files, take_features
-from lavis_mafa.config.registered import FILE, keys_for, names_of
+from lavis_mafa.io.plugins import PluginError, load_plugins
+from lavis_mafa.io.problems import ConfigError
 from lavis_mafa.io.project_files import PROJECTS, config_named
 from lavis_mafa.io.yaml_files import check_yaml, check_yaml_file
-from lavis_mafa.models.con_d.frozen import FROZEN_MODELS
-from lavis_mafa.plugins import PluginError, load_plugins
-from lavis_mafa.problems import ConfigError
+from lavis_mafa.judges.frozen import FROZEN_MODELS
+from lavis_mafa.settings.check import Keys, Report, filled, key_at
+from lavis_mafa.settings.config_of_run import LOG, is_run, is_trusted, recorded_config
+from lavis_mafa.settings.contradictions import ask_all
+from lavis_mafa.settings.defaults import merge
+from lavis_mafa.settings.foreign import usable
+from lavis_mafa.settings.key import Key
+from lavis_mafa.settings.named_files import check_files, take_features
+from lavis_mafa.settings.registered import FILE, keys_for, names_of
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ def load_config(
 
     Args:
         cfg_path: YAML file with ``run``, ``model`` and ``datasets``, the name of a shipped one, or
-            the folder of a run, which has recorded its config, see `lavis_mafa.config.foreign`.
+            the folder of a run, which has recorded its config, see `lavis_mafa.settings.foreign`.
         options: ``["run.seed=7", ...]``, or LAVIS's older ``["run.seed", "7", ...]``.
         machine, named, data_only: see `MafaConfig`.
 

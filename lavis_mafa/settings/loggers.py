@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lavis_mafa.algorithm.registry import Registry, Section
-from lavis_mafa.problems import ConfigView, Problem
+from lavis_mafa.io.problems import ConfigView, Problem
 
 KEY, OPTIONS = "run.loggers", "run.logger_options"
 STEP, EPOCH = "global_step", "epoch"  # what the number of a point counts
@@ -56,7 +56,7 @@ class Logger:
 
     @classmethod
     def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
-        """Yield what is wrong with a config that names it; see `lavis_mafa.problems`."""
+        """Yield what is wrong with a config that names it; see `lavis_mafa.io.problems`."""
         if cls.package and cfg.machine and not _is_installed(cls.package):
             cure = f'pip install "{cls.install or cls.package}", or remove it from the list'
             yield Problem(KEY, f"the package {cls.package} is not installed; {cure}")

@@ -17,23 +17,23 @@ from lavis.processors.alpro_processors import AlproVideoBaseProcessor
 from lavis.processors.blip_processors import BlipImageBaseProcessor
 from omegaconf.errors import OmegaConfBaseException
 
-from lavis_mafa.config.check import Report, listed
-from lavis_mafa.config.contradictions import used_splits
-from lavis_mafa.config.key import is_url
-from lavis_mafa.config.schema import SPLITS
-from lavis_mafa.datasets.feature_folder import FeatureFolder
-from lavis_mafa.datasets.local_builder import ConvertingBuilder
-from lavis_mafa.io.checkpoints import (
+from lavis_mafa.checkpoints.checkpoints import (
     not_resumable_message,
     problem_of_state,
     read_checkpoint,
     weights_of,
 )
-from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS
-from lavis_mafa.models.con_d.frozen import FROZEN_MODELS
-from lavis_mafa.models.traits import traits_of
-from lavis_mafa.models.weight_loading import config_of, problem_of_origin
-from lavis_mafa.problems import ConfigView, Problem
+from lavis_mafa.checkpoints.weight_loading import config_of, problem_of_origin
+from lavis_mafa.compat.traits import traits_of
+from lavis_mafa.data.feature_folder import FeatureFolder
+from lavis_mafa.data.local_builder import ConvertingBuilder
+from lavis_mafa.io.problems import ConfigView, Problem
+from lavis_mafa.judges.discriminators import DISCRIMINATORS
+from lavis_mafa.judges.frozen import FROZEN_MODELS
+from lavis_mafa.settings.check import Report, listed
+from lavis_mafa.settings.contradictions import used_splits
+from lavis_mafa.settings.key import is_url
+from lavis_mafa.settings.schema import SPLITS
 
 Problems = Iterator[Problem]
 FROZEN = tuple(f"model.mafa.{name}" for name in FROZEN_MODELS)

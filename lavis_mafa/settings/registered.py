@@ -17,12 +17,15 @@ from lavis_mafa.algorithm.losses import LOSSES
 from lavis_mafa.algorithm.options import Option
 from lavis_mafa.algorithm.registry import MAFA, Registry
 from lavis_mafa.algorithm.settings import StepSettings
-from lavis_mafa.config.check import Keys, suggest
-from lavis_mafa.config.defaults import default_or_none, default_yaml, merge
-from lavis_mafa.config.key import UNSET, Key, key_of, keys_of, section_of
-from lavis_mafa.config.lavis_classes import declared
-from lavis_mafa.config.loggers import LOGGERS
-from lavis_mafa.config.schema import (
+from lavis_mafa.compat.traits import traits_of
+from lavis_mafa.io.problems import Problem, Registered
+from lavis_mafa.judges.discriminators import DISCRIMINATORS
+from lavis_mafa.settings.check import Keys, suggest
+from lavis_mafa.settings.defaults import default_or_none, default_yaml, merge
+from lavis_mafa.settings.key import UNSET, Key, key_of, keys_of, section_of
+from lavis_mafa.settings.lavis_classes import declared
+from lavis_mafa.settings.loggers import LOGGERS
+from lavis_mafa.settings.schema import (
     BLANK,
     DatasetOptions,
     FileOptions,
@@ -35,9 +38,6 @@ from lavis_mafa.config.schema import (
     ProcessorArguments,
     RunOptions,
 )
-from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS
-from lavis_mafa.models.traits import traits_of
-from lavis_mafa.problems import Problem, Registered
 
 
 def _lavis_keys(listed: type) -> dict[str, Key]:

@@ -14,11 +14,11 @@ from typing import Any
 from lavis_mafa.algorithm.grit.grit_settings import GritSettings
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.algorithm.settings import StepSettings
-from lavis_mafa.config.loggers import LOGGERS
-from lavis_mafa.metrics import MetricNames
-from lavis_mafa.models.con_d.con_d_settings import ConDSettings, FrozenSettings
-from lavis_mafa.models.parts.vit import STEMS
-from lavis_mafa.problems import Registered
+from lavis_mafa.families.vit import STEMS
+from lavis_mafa.io.problems import Registered
+from lavis_mafa.judges.con_d_settings import ConDSettings, FrozenSettings
+from lavis_mafa.settings.loggers import LOGGERS
+from lavis_mafa.tasks.metrics import MetricNames
 
 SPLITS = ("train", "val", "test")
 ALWAYS, TRAINING = ("always",), ("training",)
@@ -267,7 +267,7 @@ class ModelOptions:
 
 @dataclass(kw_only=True)
 class OurModelOptions:
-    """Keys of ``model`` of models with our loader, see `lavis_mafa.models.traits`."""
+    """Keys of ``model`` of models with our loader, see `lavis_mafa.compat.traits`."""
 
     tokenizer: str | None = ours("vocab.txt, folder or name on the hub; null: the arch's default",
         path="path or name")

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
-from lavis_mafa.datasets.data_identity import DataIdentity
-from lavis_mafa.datasets.pair_table import PairTable
-from lavis_mafa.datasets.training_set import TrainingSet
+from lavis_mafa.data.data_identity import DataIdentity
+from lavis_mafa.data.pair_table import PairTable
+from lavis_mafa.data.training_set import TrainingSet
 
 _Processor = Callable[[Any], Any]
 

@@ -22,10 +22,10 @@ from lavis_mafa.io.arrays import read_npz
 from lavis_mafa.io.files import atomic_write, read_json, remove_partial_files, write_json
 from lavis_mafa.io.identity import claim_folder, digest, fingerprint
 from lavis_mafa.io.processes import barrier, on_main_process, progress
-from lavis_mafa.mining.model_and_data import ModelAndData, log_on_main
-from lavis_mafa.models.con_d.self_check import random_partners
-from lavis_mafa.pages.tables import one_line
-from lavis_mafa.runners.loaders import to_device
+from lavis_mafa.judges.self_check import random_partners
+from lavis_mafa.tools.model_and_data import ModelAndData, log_on_main
+from lavis_mafa.tools.tables import one_line
+from lavis_mafa.training.loaders import to_device
 
 _COMPARED = 1000  # samples of which own and other images are compared
 _BLOCK = 2048  # samples in a file: an interruption loses at most this many

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lavis_mafa.algorithm.binary import figures_at, weighted_share
+from lavis_mafa.algorithm.intervals import share_ratio
 from lavis_mafa.algorithm.mining import MiningRule
-from lavis_mafa.metrics.binary import figures_at, weighted_share
-from lavis_mafa.metrics.intervals import share_ratio
-from lavis_mafa.mining.judged_pairs import UNKNOWN, VALID, Judged
-from lavis_mafa.models.con_d.self_check import LEAST_AUC, SelfCheck
+from lavis_mafa.judges.self_check import LEAST_AUC, SelfCheck
+from lavis_mafa.tools.judged_pairs import UNKNOWN, VALID, Judged
 
 TRUTH = "truth"  # name of the ground truth among the judges
 # Bounds and their sources; docs/results.md and docs/real_pictures.md have the experiments. Shares
@@ -53,7 +53,7 @@ def advice_of(
     """Return three lines: the shares of false negatives, whether to group, and whether to mine.
 
     Args:
-        counts: each a `lavis_mafa.mining.counting.Count`.
+        counts: each a `lavis_mafa.tools.counting.Count`.
         judged: the pairs of the counts.
         rows_of: numbers of the judged pairs that are hard negatives, by name of the sampling.
         checks: self-checks by name of the discriminator.

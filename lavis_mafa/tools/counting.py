@@ -11,20 +11,20 @@ import numpy as np
 from lavis.common.dist_utils import is_main_process
 from numpy.typing import NDArray
 
-from lavis_mafa.datasets.caption_truth import CaptionTruth
+from lavis_mafa.algorithm.intervals import clustered
+from lavis_mafa.data.caption_truth import CaptionTruth
 from lavis_mafa.io.files import write_json
-from lavis_mafa.metrics.intervals import clustered
-from lavis_mafa.mining import ALL
-from lavis_mafa.mining.count_advice import NOTE, TRUTH, advice_of
-from lavis_mafa.mining.engine import Mined, mine
-from lavis_mafa.mining.gallery import SampleViewer
-from lavis_mafa.mining.hard_negatives import HardNegatives, Sampling
-from lavis_mafa.mining.judged_pairs import FILE, INVALID, UNKNOWN, Judged
-from lavis_mafa.mining.judged_report import report_of_judged
-from lavis_mafa.mining.judging import discriminators_of
-from lavis_mafa.mining.model_and_data import ModelAndData, data_source, load_model_and_data
-from lavis_mafa.pages.charts import Bars, Table
-from lavis_mafa.pages.tables import markdown_table
+from lavis_mafa.tools import ALL
+from lavis_mafa.tools.charts import Bars, Table
+from lavis_mafa.tools.count_advice import NOTE, TRUTH, advice_of
+from lavis_mafa.tools.engine import Mined, mine
+from lavis_mafa.tools.gallery import SampleViewer
+from lavis_mafa.tools.hard_negatives import HardNegatives, Sampling
+from lavis_mafa.tools.judged_pairs import FILE, INVALID, UNKNOWN, Judged
+from lavis_mafa.tools.judged_report import report_of_judged
+from lavis_mafa.tools.judging import discriminators_of
+from lavis_mafa.tools.model_and_data import ModelAndData, data_source, load_model_and_data
+from lavis_mafa.tools.tables import markdown_table
 
 _ANCHORS = {"image": True, "text": False}  # modality of the anchor: whether it is an image
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from lavis_mafa.mining.features import Features, make_features
-from lavis_mafa.mining.hard_negatives import HardNegatives, Sampling, hard_negatives_of
-from lavis_mafa.mining.judge_check import check_judges
-from lavis_mafa.mining.judged_pairs import Judged
-from lavis_mafa.mining.judging import build_judges, judge_all
-from lavis_mafa.mining.model_and_data import ModelAndData, data_source
-from lavis_mafa.mining.neighbours import find_neighbours
-from lavis_mafa.models.con_d.self_check import SelfCheck
+from lavis_mafa.judges.self_check import SelfCheck
+from lavis_mafa.tools.corpus_features import Features, make_features
+from lavis_mafa.tools.hard_negatives import HardNegatives, Sampling, hard_negatives_of
+from lavis_mafa.tools.judge_check import check_judges
+from lavis_mafa.tools.judged_pairs import Judged
+from lavis_mafa.tools.judging import build_judges, judge_all
+from lavis_mafa.tools.model_and_data import ModelAndData, data_source
+from lavis_mafa.tools.neighbours import find_neighbours
 
 
 @dataclass

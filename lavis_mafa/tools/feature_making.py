@@ -18,12 +18,12 @@ from lavis.processors.blip_processors import BlipImageEvalProcessor
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from lavis_mafa.datasets.feature_folder import NAMES
-from lavis_mafa.datasets.image_text_json import ImageTextTrain
-from lavis_mafa.datasets.image_text_shards import ImageTextShardsTrain
-from lavis_mafa.datasets.pairs import TrainPairs
-from lavis_mafa.datasets.shards import names_shards
-from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.checkpoints.checkpoints import read_checkpoint
+from lavis_mafa.data.feature_folder import NAMES
+from lavis_mafa.data.image_text_json import ImageTextTrain
+from lavis_mafa.data.image_text_shards import ImageTextShardsTrain
+from lavis_mafa.data.pairs import TrainPairs
+from lavis_mafa.data.shards import names_shards
 from lavis_mafa.io.files import atomic_write, write_json
 from lavis_mafa.io.identity import (
     IDENTITY_FILE,

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from lavis_mafa.algorithm.binary import TENTHS
 from lavis_mafa.algorithm.scores import CON_D
-from lavis_mafa.datasets.training_set import TrainingSet
-from lavis_mafa.metrics.binary import TENTHS
-from lavis_mafa.pages.charts import Bars, format_number
-from lavis_mafa.pages.report_page import THUMBNAIL, ShownPair
-from lavis_mafa.pages.tables import one_line
+from lavis_mafa.data.training_set import TrainingSet
+from lavis_mafa.tools.charts import Bars, format_number
+from lavis_mafa.tools.report_page import THUMBNAIL, ShownPair
+from lavis_mafa.tools.tables import one_line
 
 T = TypeVar("T")
 

@@ -18,8 +18,8 @@ from lavis_mafa.algorithm.grit.grouping import Indices
 from lavis_mafa.algorithm.mining import pick
 from lavis_mafa.algorithm.pickers import NONE, hardest
 from lavis_mafa.io.processes import progress
-from lavis_mafa.mining.features import Features
-from lavis_mafa.mining.model_and_data import ModelAndData, log_on_main
+from lavis_mafa.tools.corpus_features import Features
+from lavis_mafa.tools.model_and_data import ModelAndData, log_on_main
 
 Similarity = Callable[[Tensor, Tensor], Tensor]
 

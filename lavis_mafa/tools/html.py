@@ -12,7 +12,7 @@ from typing import Any
 from PIL import Image
 
 from lavis_mafa.io.files import atomic_write
-from lavis_mafa.pages.charts import as_number, format_number
+from lavis_mafa.tools.charts import as_number, format_number
 
 _TINY = 64  # longest side, pixels
 

@@ -6,9 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lavis_mafa.mining.judging import AnyJudge
-from lavis_mafa.mining.model_and_data import ModelAndData
-from lavis_mafa.models.con_d.self_check import (
+from lavis_mafa.judges.self_check import (
     LEAST_AUC,
     LEAST_FOUND,
     SKIP,
@@ -18,7 +16,9 @@ from lavis_mafa.models.con_d.self_check import (
     on_all_ranks,
     self_check,
 )
-from lavis_mafa.pages.charts import Cell, Table
+from lavis_mafa.tools.charts import Cell, Table
+from lavis_mafa.tools.judging import AnyJudge
+from lavis_mafa.tools.model_and_data import ModelAndData
 
 _OPTION = "--self-check"
 TITLE = "Con-D self-check"

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.mining import MiningRule
+from lavis_mafa.data.known_truth import INVALID as INVALID
+from lavis_mafa.data.known_truth import UNKNOWN as UNKNOWN
+from lavis_mafa.data.known_truth import VALID as VALID
 from lavis_mafa.io.arrays import read_npz
 from lavis_mafa.io.files import atomic_write
-from lavis_mafa.metrics.known_truth import INVALID as INVALID
-from lavis_mafa.metrics.known_truth import UNKNOWN as UNKNOWN
-from lavis_mafa.metrics.known_truth import VALID as VALID
 
 FILE = "judged.npz"
 _PREFIX = "probability_"  # of the arrays of a discriminator

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lavis_mafa.algorithm.binary import TENTHS, bin_of
 from lavis_mafa.algorithm.mining import STATE_NAMES, MiningRule
-from lavis_mafa.metrics.binary import TENTHS, bin_of
-from lavis_mafa.mining.gallery import SHOWN, SampleViewer, bars_of, evenly
-from lavis_mafa.mining.judge_check import self_check_tables
-from lavis_mafa.mining.judged_pairs import INVALID, UNKNOWN, VALID, Judged
-from lavis_mafa.pages.charts import Bars, Table, format_number
-from lavis_mafa.pages.report_page import ShownPair, write_report
+from lavis_mafa.tools.charts import Bars, Table, format_number
+from lavis_mafa.tools.gallery import SHOWN, SampleViewer, bars_of, evenly
+from lavis_mafa.tools.judge_check import self_check_tables
+from lavis_mafa.tools.judged_pairs import INVALID, UNKNOWN, VALID, Judged
+from lavis_mafa.tools.report_page import ShownPair, write_report
 
 _TRUTH_VALUES = {VALID: True, INVALID: False, UNKNOWN: None}
 

@@ -13,23 +13,23 @@ from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
 from lavis_mafa.algorithm.discriminator import LEFT
-from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.config.con_d import check_con_d
-from lavis_mafa.config.load import plain_options
-from lavis_mafa.config.registered import mafa_key
-from lavis_mafa.datasets.training_set import TrainingSet
+from lavis_mafa.data.known_truth import known_pairs
+from lavis_mafa.data.training_set import TrainingSet
+from lavis_mafa.families.many_pairs import ManyPairs
 from lavis_mafa.io.processes import all_gather_objects, progress
-from lavis_mafa.metrics.known_truth import known_pairs
-from lavis_mafa.mining.corpus import Corpus
-from lavis_mafa.mining.count_advice import TRUTH
-from lavis_mafa.mining.features import Features
-from lavis_mafa.mining.hard_negatives import HardNegatives
-from lavis_mafa.mining.judged_pairs import UNKNOWN, Judged, pair_keys
-from lavis_mafa.mining.model_and_data import ModelAndData, log_on_main, options_of
-from lavis_mafa.models.con_d.build import ORACLE, build_discriminator
-from lavis_mafa.models.con_d.discriminators import ModelDiscriminator, SampleJudge
-from lavis_mafa.models.con_d.pair_reader import PairReader
-from lavis_mafa.models.inference.many_pairs import ManyPairs
+from lavis_mafa.judges.build import ORACLE, build_discriminator
+from lavis_mafa.judges.discriminators import ModelDiscriminator, SampleJudge
+from lavis_mafa.judges.pair_reader import PairReader
+from lavis_mafa.settings import ConfigError, load_config
+from lavis_mafa.settings.con_d import check_con_d
+from lavis_mafa.settings.load import plain_options
+from lavis_mafa.settings.registered import mafa_key
+from lavis_mafa.tools.corpus import Corpus
+from lavis_mafa.tools.corpus_features import Features
+from lavis_mafa.tools.count_advice import TRUTH
+from lavis_mafa.tools.hard_negatives import HardNegatives
+from lavis_mafa.tools.judged_pairs import UNKNOWN, Judged, pair_keys
+from lavis_mafa.tools.model_and_data import ModelAndData, log_on_main, options_of
 
 _ModelJudge = ModelDiscriminator | PairReader
 AnyJudge = _ModelJudge | SampleJudge

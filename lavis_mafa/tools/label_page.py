@@ -13,13 +13,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from lavis_mafa.datasets.training_set import UNREADABLE
-from lavis_mafa.metrics.binary import TENTHS, bin_of
-from lavis_mafa.mining.judged_pairs import Judged
-from lavis_mafa.mining.model_and_data import data_of_judged
-from lavis_mafa.mining.quality.label_quality import ANSWERS, COLUMNS, pair_id
-from lavis_mafa.pages.html import data_uri, write_page
-from lavis_mafa.pages.tables import one_line
+from lavis_mafa.algorithm.binary import TENTHS, bin_of
+from lavis_mafa.data.training_set import UNREADABLE
+from lavis_mafa.tools.html import data_uri, write_page
+from lavis_mafa.tools.judged_pairs import Judged
+from lavis_mafa.tools.label_quality import ANSWERS, COLUMNS, pair_id
+from lavis_mafa.tools.model_and_data import data_of_judged
+from lavis_mafa.tools.tables import one_line
 
 _IMAGE_SIZE = 640  # longest side, pixels
 

@@ -15,22 +15,22 @@ from lavis.common.registry import registry
 from lavis.common.utils import get_cache_path
 from omegaconf import OmegaConf
 
-from lavis_mafa.config import load_config
-from lavis_mafa.config.check import listed
-from lavis_mafa.config.config_of_run import LOG, is_trusted
-from lavis_mafa.config.key import is_url
-from lavis_mafa.config.load import Named
-from lavis_mafa.datasets.local_files import reads_as_lavis
-from lavis_mafa.datasets.training_set import TrainingSet
-from lavis_mafa.mining.corpus import Corpus
-from lavis_mafa.mining.judged_pairs import Judged
-from lavis_mafa.models.con_d.build import view_of
-from lavis_mafa.models.con_d.frozen import FROZEN_MODELS
-from lavis_mafa.models.mafa_model import checkpoint_of
-from lavis_mafa.runners.launch import amp_dtype_of
-from lavis_mafa.runners.loaders import training_set
-from lavis_mafa.runners.prefetch import require_sources
-from lavis_mafa.runners.session import begin, build_data, build_model
+from lavis_mafa.data.local_files import reads_as_lavis
+from lavis_mafa.data.training_set import TrainingSet
+from lavis_mafa.families.mafa_model import checkpoint_of
+from lavis_mafa.judges.build import view_of
+from lavis_mafa.judges.frozen import FROZEN_MODELS
+from lavis_mafa.settings import load_config
+from lavis_mafa.settings.check import listed
+from lavis_mafa.settings.config_of_run import LOG, is_trusted
+from lavis_mafa.settings.key import is_url
+from lavis_mafa.settings.load import Named
+from lavis_mafa.tools.corpus import Corpus
+from lavis_mafa.tools.judged_pairs import Judged
+from lavis_mafa.training.launch import amp_dtype_of
+from lavis_mafa.training.loaders import training_set
+from lavis_mafa.training.prefetch import require_sources
+from lavis_mafa.training.session import begin, build_data, build_model
 
 CPU = torch.device("cpu")
 # An analysis evaluates no split, and has no logger.

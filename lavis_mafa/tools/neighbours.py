@@ -17,9 +17,9 @@ from lavis_mafa.algorithm.corpus_mining import nearest
 from lavis_mafa.algorithm.mining import DIRECTIONS
 from lavis_mafa.algorithm.pickers import NONE
 from lavis_mafa.io.processes import all_gather_objects, progress
-from lavis_mafa.mining.features import Features
-from lavis_mafa.mining.hard_negatives import HardNegatives, Similarity, groups_of
-from lavis_mafa.mining.model_and_data import ModelAndData, log_on_main
+from lavis_mafa.tools.corpus_features import Features
+from lavis_mafa.tools.hard_negatives import HardNegatives, Similarity, groups_of
+from lavis_mafa.tools.model_and_data import ModelAndData, log_on_main
 
 # Anchors that are compared at once. Neither depends on the number of ranks, because products of
 # equal matrices are equal to the last bit.

@@ -11,22 +11,22 @@ from typing import Any
 import numpy as np
 from lavis.common.dist_utils import is_main_process
 
+from lavis_mafa.algorithm.binary import lift
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.io.files import write_json, write_text
-from lavis_mafa.metrics.binary import lift
-from lavis_mafa.mining import ALL
-from lavis_mafa.mining.corpus import Corpus
-from lavis_mafa.mining.engine import mine
-from lavis_mafa.mining.gallery import SampleViewer
-from lavis_mafa.mining.hard_negatives import Sampling
-from lavis_mafa.mining.judged_pairs import FILE, UNKNOWN, VALID, Judged
-from lavis_mafa.mining.judged_report import report_of_judged
-from lavis_mafa.mining.judging import discriminators_of
-from lavis_mafa.mining.model_and_data import load_model_and_data
-from lavis_mafa.mining.neighbours import normalized
-from lavis_mafa.mining.pair_records import PairRecords
-from lavis_mafa.models.con_d.build import ORACLE
-from lavis_mafa.pages.charts import Cell, Table
+from lavis_mafa.judges.build import ORACLE
+from lavis_mafa.tools import ALL
+from lavis_mafa.tools.charts import Cell, Table
+from lavis_mafa.tools.corpus import Corpus
+from lavis_mafa.tools.engine import mine
+from lavis_mafa.tools.gallery import SampleViewer
+from lavis_mafa.tools.hard_negatives import Sampling
+from lavis_mafa.tools.judged_pairs import FILE, UNKNOWN, VALID, Judged
+from lavis_mafa.tools.judged_report import report_of_judged
+from lavis_mafa.tools.judging import discriminators_of
+from lavis_mafa.tools.model_and_data import load_model_and_data
+from lavis_mafa.tools.neighbours import normalized
+from lavis_mafa.tools.pair_records import PairRecords
 
 
 def mine_connections(args: argparse.Namespace) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lavis_mafa.io.files import atomic_write
-from lavis_mafa.mining.corpus import Corpus
+from lavis_mafa.tools.corpus import Corpus
 
 _GROUP_ID = "group_id"  # column of the group, if the data have groups
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from lavis_mafa.pages.charts import Bars, Table
-from lavis_mafa.pages.html import data_uri, write_page
+from lavis_mafa.tools.charts import Bars, Table
+from lavis_mafa.tools.html import data_uri, write_page
 
 THUMBNAIL = 192  # longest side of an embedded image, pixels
 

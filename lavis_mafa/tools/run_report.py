@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from lavis_mafa.algorithm.binary import TENTHS
 from lavis_mafa.algorithm.mining import DIRECTIONS
-from lavis_mafa.io.downloads import go_offline
-from lavis_mafa.metrics.binary import TENTHS
-from lavis_mafa.mining.gallery import SHOWN, bars_of, connections_of, evenly, view_data
-from lavis_mafa.mining.judge_check import self_check_tables
-from lavis_mafa.mining.judged_pairs import FILE, Judged
-from lavis_mafa.mining.judged_report import report_of_judged
-from lavis_mafa.mining.model_and_data import data_of_judged, recorded_data
-from lavis_mafa.pages.charts import Bars, Cell, Table, as_number
-from lavis_mafa.pages.report_page import write_report
-from lavis_mafa.runners.con_d_check import RECORD
-from lavis_mafa.runners.run_log import CONNECTIONS, LOG, mean_of, read_json_lines
+from lavis_mafa.checkpoints.downloads import go_offline
+from lavis_mafa.tools.charts import Bars, Cell, Table, as_number
+from lavis_mafa.tools.gallery import SHOWN, bars_of, connections_of, evenly, view_data
+from lavis_mafa.tools.judge_check import self_check_tables
+from lavis_mafa.tools.judged_pairs import FILE, Judged
+from lavis_mafa.tools.judged_report import report_of_judged
+from lavis_mafa.tools.model_and_data import data_of_judged, recorded_data
+from lavis_mafa.tools.report_page import write_report
+from lavis_mafa.training.con_d_check import RECORD
+from lavis_mafa.training.run_log import CONNECTIONS, LOG, mean_of, read_json_lines
 
 # Not the same name: `count` and `mine` write a report.html themselves.
 _RUN_PAGE, _JUDGED_PAGE = "report.html", "judged.html"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lavis_mafa.io.terminal import printable
-from lavis_mafa.pages.charts import Cell, Table
+from lavis_mafa.tools.charts import Cell, Table
 
 
 def markdown_section(table: Table) -> str:

@@ -18,13 +18,13 @@ import torch
 from lavis.common.dist_utils import get_world_size
 from torch import nn
 
-import lavis_mafa
-from lavis_mafa.datasets.data_identity import digest_of_rows
-from lavis_mafa.io.checkpoints import vocabulary_of
+from lavis_mafa._version import __version__
+from lavis_mafa.checkpoints.checkpoints import vocabulary_of
+from lavis_mafa.data.data_identity import digest_of_rows
 from lavis_mafa.io.identity import fingerprint, weights_digest
 from lavis_mafa.io.processes import all_gather_objects
-from lavis_mafa.models.con_d.frozen import FROZEN_MODELS
-from lavis_mafa.runners.checkpoint import trained_state
+from lavis_mafa.judges.frozen import FROZEN_MODELS
+from lavis_mafa.training.checkpoint import trained_state
 
 _PACKAGES = ("torch", "salesforce-lavis", "transformers", "timm")
 # Keys of a config that may differ: they describe a process or its machine.
@@ -86,7 +86,7 @@ def of_config(cfg: Any) -> Iterator[tuple[str, str]]:
             yield key, _shown(key, resolved.get(key), recorded)
     for name in _PACKAGES:
         yield f"package {name}", version(name)
-    yield "package lavis_mafa", lavis_mafa.__version__
+    yield "package lavis_mafa", __version__
 
 
 def of_data(datasets: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:

@@ -12,7 +12,7 @@ from torch import nn
 
 from lavis_mafa.algorithm.grit import HARDNESS
 from lavis_mafa.algorithm.momentum import GROUP_QUEUE
-from lavis_mafa.io.checkpoints import problem_of_types
+from lavis_mafa.checkpoints.checkpoints import problem_of_types
 from lavis_mafa.io.files import atomic_write, flat
 
 FORMAT = 3

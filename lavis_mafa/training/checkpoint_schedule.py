@@ -13,11 +13,11 @@ from typing import Any
 
 from lavis.common.dist_utils import is_main_process
 
-from lavis_mafa.io.checkpoints import local_file, read_checkpoint
+from lavis_mafa.checkpoints.checkpoints import local_file, read_checkpoint
 from lavis_mafa.io.files import atomic_write, lost_writes, remove_partial_files
 from lavis_mafa.io.processes import any_rank, barrier, from_main_process, on_main_process
-from lavis_mafa.runners import checkpoint as ckpt
-from lavis_mafa.runners.state import BestFigure, RunState
+from lavis_mafa.training import checkpoint as ckpt
+from lavis_mafa.training.state import BestFigure, RunState
 
 _LAST_TRIES = 5  # of a checkpoint that no later one follows
 _RETRY_SECONDS = 1.0

@@ -9,9 +9,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from lavis_mafa.algorithm.settings import StepSettings
-from lavis_mafa.datasets.training_set import TrainingSet
+from lavis_mafa.data.training_set import TrainingSet
 from lavis_mafa.io.random_streams import unchanged_random_streams
-from lavis_mafa.models.con_d.self_check import (
+from lavis_mafa.judges.self_check import (
     SKIP,
     SelfCheck,
     drawn_samples,
@@ -19,9 +19,9 @@ from lavis_mafa.models.con_d.self_check import (
     on_all_ranks,
     self_check,
 )
-from lavis_mafa.runners.loaders import to_device
-from lavis_mafa.runners.run_log import RunLog
-from lavis_mafa.runners.termination import ignore_signals_to_job
+from lavis_mafa.training.loaders import to_device
+from lavis_mafa.training.run_log import RunLog
+from lavis_mafa.training.termination import ignore_signals_to_job
 
 RECORD = "con_d_self_check"  # kind of its line in the run's log, and its prefix in loggers
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from lavis_mafa.algorithm.tokens import CUT, UNKNOWN
-from lavis_mafa.models.con_d.frozen import models_beside
-from lavis_mafa.runners.training_step import loss_terms
+from lavis_mafa.judges.frozen import models_beside
+from lavis_mafa.training.training_step import loss_terms
 
 if TYPE_CHECKING:
-    from lavis_mafa.runners.runner_mafa import RunnerMafa
+    from lavis_mafa.training.runner_mafa import RunnerMafa
 
 _MIB = 2**20
 

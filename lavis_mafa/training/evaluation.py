@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.checkpoints.checkpoints import read_checkpoint
 from lavis_mafa.io.files import STORAGE_ERRORS, lost_writes
 from lavis_mafa.io.processes import from_main_process, share_tensors
-from lavis_mafa.runners.checkpoint import BEST, load_trained_state, trained_state
-from lavis_mafa.runners.lavis_runner import AnyDeviceRunner
-from lavis_mafa.runners.loaders import Loaders, evaluation_sets
-from lavis_mafa.runners.run_log import RunLog
-from lavis_mafa.runners.sharding import whole_weights
-from lavis_mafa.runners.state import BestFigure, Progress
+from lavis_mafa.training.checkpoint import BEST, load_trained_state, trained_state
+from lavis_mafa.training.lavis_runner import AnyDeviceRunner
+from lavis_mafa.training.loaders import Loaders, evaluation_sets
+from lavis_mafa.training.run_log import RunLog
+from lavis_mafa.training.sharding import whole_weights
+from lavis_mafa.training.state import BestFigure, Progress
 
 
 class EvaluatingRunner(AnyDeviceRunner):

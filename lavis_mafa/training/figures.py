@@ -10,11 +10,11 @@ import torch
 from lavis.common.dist_utils import is_main_process
 
 from lavis_mafa.algorithm.mining import DIRECTIONS
-from lavis_mafa.config.loggers import EPOCH
-from lavis_mafa.runners.run_log import CONNECTIONS, RunLog
-from lavis_mafa.runners.training_step import TEMPERATURE
+from lavis_mafa.settings.loggers import EPOCH
 from lavis_mafa.tasks.mafa_pretrain import WITHOUT_NEGATIVE
 from lavis_mafa.tasks.tally import Tally
+from lavis_mafa.training.run_log import CONNECTIONS, RunLog
+from lavis_mafa.training.training_step import TEMPERATURE
 
 # Shares of the hard negatives of both directions.
 _SHARES = {

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from lavis_mafa.config import ConfigError
-from lavis_mafa.io.checksums import is_intact
+from lavis_mafa.checkpoints.checksums import is_intact
 from lavis_mafa.io.files import atomic_write
 from lavis_mafa.io.folder_lock import FolderInUseError, lock_folder, release_folders
 from lavis_mafa.io.processes import any_rank, from_main_process
-from lavis_mafa.runners.checkpoint import EVERY, LAST
+from lavis_mafa.settings import ConfigError
+from lavis_mafa.training.checkpoint import EVERY, LAST
 
 _LAUNCH = "launch.txt"  # which launch started or resumed the run in a folder
 # Keys of `run` that differ between the processes, or the starts, of one launch.

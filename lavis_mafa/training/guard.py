@@ -11,7 +11,7 @@ from lavis.common.dist_utils import get_rank
 from torch import Tensor, nn
 
 from lavis_mafa.io.processes import all_gather_objects
-from lavis_mafa.runners.checkpoint import trained_state
+from lavis_mafa.training.checkpoint import trained_state
 
 _NAMES_SHOWN = 8  # names of weights in a message
 

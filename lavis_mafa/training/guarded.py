@@ -11,9 +11,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from lavis_mafa.algorithm.options import options_of
-from lavis_mafa.config.loggers import KEY, LOGGERS, LoggedRun, Logger, names_of_loggers
 from lavis_mafa.io.files import lost_writes, write_json
 from lavis_mafa.io.random_streams import unchanged_random_streams
+from lavis_mafa.settings.loggers import KEY, LOGGERS, LoggedRun, Logger, names_of_loggers
 
 _MEMORY = "loggers.json"  # what loggers keep in the run's folder, by the logger's name
 

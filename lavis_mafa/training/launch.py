@@ -16,7 +16,7 @@ from lavis.common.dist_utils import get_rank, setup_for_distributed
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from lavis_mafa.models.con_d.frozen import frozen_models
+from lavis_mafa.judges.frozen import frozen_models
 
 
 def init_distributed(run_cfg: Any) -> None:

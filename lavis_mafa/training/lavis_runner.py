@@ -15,9 +15,9 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from lavis_mafa.io.processes import share_tensors
-from lavis_mafa.models.con_d.frozen import frozen_models
-from lavis_mafa.runners.launch import amp_dtype_of, compile_image_encoders
-from lavis_mafa.runners.sharding import shard_frozen
+from lavis_mafa.judges.frozen import frozen_models
+from lavis_mafa.training.launch import amp_dtype_of, compile_image_encoders
+from lavis_mafa.training.sharding import shard_frozen
 
 # Shares of the epochs after which FNE's rate drops: after 5 and 15 of its 25.
 _DROPS = (1, 5), (3, 5)

@@ -17,11 +17,11 @@ from torch.utils.data import DataLoader, DistributedSampler
 from lavis_mafa.algorithm.grit import EpochBatches, EpochPlan
 from lavis_mafa.algorithm.momentum import SECOND_VIEW
 from lavis_mafa.algorithm.tokens import TOKENS, Tokenizer, Tokens
-from lavis_mafa.datasets.training_set import TrainingSet
-from lavis_mafa.models.con_d.frozen import FrozenModel, ModelBeside
-from lavis_mafa.models.con_d.pair_reader import no_pictures
-from lavis_mafa.processors.augmentation import ImageBytes
-from lavis_mafa.runners.termination import ignore_signals_to_job
+from lavis_mafa.data.augmentation import ImageBytes
+from lavis_mafa.data.training_set import TrainingSet
+from lavis_mafa.judges.frozen import FrozenModel, ModelBeside
+from lavis_mafa.judges.pair_reader import no_pictures
+from lavis_mafa.training.termination import ignore_signals_to_job
 
 
 class LostWorkerError(RuntimeError):

@@ -12,12 +12,12 @@ from typing import Any
 from lavis.common.registry import registry
 from lavis.common.utils import get_cache_path, is_url
 
-from lavis_mafa.config.contradictions import used_splits
-from lavis_mafa.config.schema import SPLITS
-from lavis_mafa.datasets.local_files import reads_as_lavis
-from lavis_mafa.io.downloads import OfflineError, UrlFile, answers, go_offline, listing
+from lavis_mafa.checkpoints.downloads import OfflineError, UrlFile, answers, go_offline, listing
+from lavis_mafa.data.local_files import reads_as_lavis
 from lavis_mafa.io.processes import on_main_process
-from lavis_mafa.runners.sources import Source, sources_of_model
+from lavis_mafa.settings.contradictions import used_splits
+from lavis_mafa.settings.schema import SPLITS
+from lavis_mafa.training.sources import Source, sources_of_model
 
 
 @contextmanager

@@ -14,11 +14,11 @@ from typing import Any
 
 from lavis.common.dist_utils import get_world_size
 
-from lavis_mafa.config.config_of_run import LOG
-from lavis_mafa.config.loggers import STEP, Logger
 from lavis_mafa.io.files import append_line, lost_writes
 from lavis_mafa.io.processes import progress
-from lavis_mafa.loggers.guarded import GuardedLoggers
+from lavis_mafa.settings.config_of_run import LOG
+from lavis_mafa.settings.loggers import STEP, Logger
+from lavis_mafa.training.guarded import GuardedLoggers
 
 CONNECTIONS = "connections.jsonl"
 _JSON_LINES_FILES = (LOG, CONNECTIONS, "unreadable.jsonl", "unreadable_rank*.jsonl")

@@ -22,25 +22,25 @@ from lavis_mafa.algorithm.grit import EpochPlan, GritSchedule, GritSettings
 from lavis_mafa.algorithm.grit.hardness import StepAhead
 from lavis_mafa.algorithm.tokens import captions_of
 from lavis_mafa.io.files import atomic_write, lost_writes
+from lavis_mafa.io.problems import ConfigView, Problem
 from lavis_mafa.io.processes import all_gather_objects, any_rank, barrier
-from lavis_mafa.loggers.guarded import loggers_of
-from lavis_mafa.models.con_d.frozen import frozen_models, models_beside
-from lavis_mafa.models.con_d.self_check import SelfCheck
-from lavis_mafa.problems import ConfigView, Problem
-from lavis_mafa.runners import loaders
-from lavis_mafa.runners.agreement import judges_of, of_state, require_agreement
-from lavis_mafa.runners.checkpoint import BEST, LAST
-from lavis_mafa.runners.checkpoint_schedule import CheckpointSchedule, NotSavedError
-from lavis_mafa.runners.con_d_check import check_con_d, log_check
-from lavis_mafa.runners.evaluation import EvaluatingRunner, matching_splits
-from lavis_mafa.runners.figures import Figures
-from lavis_mafa.runners.guard import NonFiniteGuard, UnreadableSamples
-from lavis_mafa.runners.loaders import LostWorkerError
-from lavis_mafa.runners.run_log import RunLog, TimeLeft, duration
-from lavis_mafa.runners.sharding import problem_of_torch
-from lavis_mafa.runners.state import RunState
-from lavis_mafa.runners.termination import Terminated, Termination
-from lavis_mafa.runners.training_step import CON_D, optimizer_step, read_values
+from lavis_mafa.judges.frozen import frozen_models, models_beside
+from lavis_mafa.judges.self_check import SelfCheck
+from lavis_mafa.training import loaders
+from lavis_mafa.training.agreement import judges_of, of_state, require_agreement
+from lavis_mafa.training.checkpoint import BEST, LAST
+from lavis_mafa.training.checkpoint_schedule import CheckpointSchedule, NotSavedError
+from lavis_mafa.training.con_d_check import check_con_d, log_check
+from lavis_mafa.training.evaluation import EvaluatingRunner, matching_splits
+from lavis_mafa.training.figures import Figures
+from lavis_mafa.training.guard import NonFiniteGuard, UnreadableSamples
+from lavis_mafa.training.guarded import loggers_of
+from lavis_mafa.training.loaders import LostWorkerError
+from lavis_mafa.training.run_log import RunLog, TimeLeft, duration
+from lavis_mafa.training.sharding import problem_of_torch
+from lavis_mafa.training.state import RunState
+from lavis_mafa.training.termination import Terminated, Termination
+from lavis_mafa.training.training_step import CON_D, optimizer_step, read_values
 
 _SCHEDULED = "scheduled_lr"  # key of a parameter group: its rate without `run.grit.lr_factor`
 _SECONDS_BETWEEN_LINES = 60.0  # about the progress of training, where no bar is shown

@@ -20,34 +20,34 @@ from lavis.common.dist_utils import is_main_process
 from lavis.common.registry import registry
 from lavis.models.base_model import SharedQueueMixin
 
-from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.config.contradictions import used_splits
-from lavis_mafa.datasets.lavis_rows import build_checked
-from lavis_mafa.datasets.local_files import read_in_place, reads_as_lavis
-from lavis_mafa.io.checkpoints import local_file
-from lavis_mafa.io.downloads import OfflineError
+from lavis_mafa.checkpoints.checkpoints import local_file
+from lavis_mafa.checkpoints.downloads import OfflineError
+from lavis_mafa.checkpoints.weight_loading import complete_lavis_loading
+from lavis_mafa.compat.traits import traits_of
+from lavis_mafa.data.lavis_rows import build_checked
+from lavis_mafa.data.local_files import read_in_place, reads_as_lavis
 from lavis_mafa.io.folder_lock import release_folders
 from lavis_mafa.io.launcher import end_with_launcher, rank_in_environment, report_to_launcher
+from lavis_mafa.io.plugins import PluginError
 from lavis_mafa.io.processes import LostContactError, MainProcessError, explain_lost_rank
-from lavis_mafa.models.con_d.self_check import PoorDiscriminatorError
-from lavis_mafa.models.traits import traits_of
-from lavis_mafa.models.weight_loading import complete_lavis_loading
-from lavis_mafa.plugins import PluginError
-from lavis_mafa.runners.agreement import (
+from lavis_mafa.judges.self_check import PoorDiscriminatorError
+from lavis_mafa.settings import ConfigError, load_config
+from lavis_mafa.settings.contradictions import used_splits
+from lavis_mafa.training.agreement import (
     DisagreementError,
     of_config,
     of_data,
     of_models,
     require_agreement,
 )
-from lavis_mafa.runners.checkpoint_schedule import NotSavedError, check_resumption
-from lavis_mafa.runners.dry_run import dry_run
-from lavis_mafa.runners.folder import choose_folder
-from lavis_mafa.runners.guard import NonFiniteError, UnreadableError
-from lavis_mafa.runners.launch import init_distributed, seed_everything
-from lavis_mafa.runners.loaders import LostWorkerError, explain_lost_worker
-from lavis_mafa.runners.prefetch import only_splits, prefetch, require_sources
-from lavis_mafa.runners.termination import REQUEUE, Terminated, ignore_signals
+from lavis_mafa.training.checkpoint_schedule import NotSavedError, check_resumption
+from lavis_mafa.training.dry_run import dry_run
+from lavis_mafa.training.folder import choose_folder
+from lavis_mafa.training.guard import NonFiniteError, UnreadableError
+from lavis_mafa.training.launch import init_distributed, seed_everything
+from lavis_mafa.training.loaders import LostWorkerError, explain_lost_worker
+from lavis_mafa.training.prefetch import only_splits, prefetch, require_sources
+from lavis_mafa.training.termination import REQUEUE, Terminated, ignore_signals
 
 # Their messages say what to do: a traceback above them would only hide it.
 _CLEAR_ERRORS = (

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lavis_mafa.runners.checkpoint import trained_state
+from lavis_mafa.training.checkpoint import trained_state
 
 
 def problem_of_torch() -> str | None:

@@ -10,12 +10,12 @@ from lavis.common.registry import registry
 from lavis.common.utils import is_url
 from omegaconf import OmegaConf
 
-from lavis_mafa.io.checkpoints import read_checkpoint
-from lavis_mafa.io.downloads import BERT, HubFiles, UrlFile
-from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS
-from lavis_mafa.models.con_d.frozen import FROZEN_MODELS
-from lavis_mafa.models.traits import shipped_config, traits_of
-from lavis_mafa.models.weight_loading import config_of
+from lavis_mafa.checkpoints.checkpoints import read_checkpoint
+from lavis_mafa.checkpoints.downloads import BERT, HubFiles, UrlFile
+from lavis_mafa.checkpoints.weight_loading import config_of
+from lavis_mafa.compat.traits import shipped_config, traits_of
+from lavis_mafa.judges.discriminators import DISCRIMINATORS
+from lavis_mafa.judges.frozen import FROZEN_MODELS
 
 Source: TypeAlias = UrlFile | HubFiles
 # LAVIS's models of these families have BERT's tokenizer, by name.
@@ -58,7 +58,7 @@ def sources_of_model(cfg: Any, key: str = "model") -> Iterator[Source]:
 def _sources_of_frozen(cfg: Mapping[str, Any], key: str, known: Any) -> Iterator[Source]:
     """Yield what building Con-D or the encoder of hard negatives fetches.
 
-    `lavis_mafa.models.con_d.build` builds them.
+    `lavis_mafa.judges.build` builds them.
 
     Args:
         known: the ``model`` config that it belongs to.

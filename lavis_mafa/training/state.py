@@ -14,28 +14,28 @@ from torch.amp.grad_scaler import GradScaler
 
 from lavis_mafa.algorithm.grit import GritSchedule
 from lavis_mafa.algorithm.grit.collector import share_out
-from lavis_mafa.datasets.data_identity import DataIdentity
-from lavis_mafa.datasets.training_set import TrainingSet
-from lavis_mafa.io.checkpoints import (
+from lavis_mafa.checkpoints.checkpoints import (
     STATE_OF_RUN,
     not_resumable_message,
     run_state_of,
     vocabulary_of,
 )
+from lavis_mafa.compat.traits import traits_of
+from lavis_mafa.data.data_identity import DataIdentity
+from lavis_mafa.data.training_set import TrainingSet
 from lavis_mafa.io.processes import gather_objects, on_main_process
 from lavis_mafa.io.random_streams import random_states, set_random_states
-from lavis_mafa.models.traits import traits_of
-from lavis_mafa.runners.checkpoint import (
+from lavis_mafa.tasks.tally import Tally
+from lavis_mafa.training.checkpoint import (
     FORMAT,
     check_same_data,
     check_same_settings,
     load_trained_state,
     trained_state,
 )
-from lavis_mafa.runners.guard import NonFiniteGuard, UnreadableSamples
-from lavis_mafa.runners.launch import seed_everything
-from lavis_mafa.runners.run_log import RunLog
-from lavis_mafa.tasks.tally import Tally
+from lavis_mafa.training.guard import NonFiniteGuard, UnreadableSamples
+from lavis_mafa.training.launch import seed_everything
+from lavis_mafa.training.run_log import RunLog
 
 _RankState = dict[str, Any]  # plain data that each rank has for itself
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lavis_mafa.config.loggers import LOGGERS, LoggedRun, Logger
+from lavis_mafa.settings.loggers import LOGGERS, LoggedRun, Logger
 
 
 @LOGGERS.register("tensorboard", source="lavis_mafa")

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from lavis_mafa.config.loggers import LOGGERS, LoggedRun, Logger
+from lavis_mafa.settings.loggers import LOGGERS, LoggedRun, Logger
 
 _MLFLOW_STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
@@ -17,7 +17,7 @@ _MLFLOW_STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED
 class _WandbLogger(Logger):
     """Weights & Biases, which reads TensorBoard's event files; ``WANDB_PROJECT`` etc. configure it.
 
-    `lavis_mafa.loggers.guarded.loggers_of` adds TensorBoard's logger behind it.
+    `lavis_mafa.training.guarded.loggers_of` adds TensorBoard's logger behind it.
     """
 
     package = "wandb"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from lavis_mafa.algorithm.output import COUNTS
-from lavis_mafa.runners.guard import NonFiniteGuard
+from lavis_mafa.training.guard import NonFiniteGuard
 
 CON_D = "Con-D's probability"
 TEMPERATURE = "temperature"

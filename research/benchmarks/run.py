@@ -19,8 +19,8 @@ import transformers
 
 from lavis_mafa._version import __version__
 from lavis_mafa.io.files import write_json, write_text
-from lavis_mafa.pages.charts import Table
-from lavis_mafa.pages.tables import markdown_table
+from lavis_mafa.tools.charts import Table
+from lavis_mafa.tools.tables import markdown_table
 from research.benchmarks.harness import REPEATS, Row, Sizes, progress
 
 PARTS = {

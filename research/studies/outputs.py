@@ -9,12 +9,12 @@ from typing import Any
 
 from lavis_mafa._version import __version__
 from lavis_mafa.io.files import write_json, write_text
-from lavis_mafa.mining.gallery import connections_of, view_data
-from lavis_mafa.mining.model_and_data import recorded_data
-from lavis_mafa.pages.charts import Bars
-from lavis_mafa.pages.report_page import ShownPair, write_report
-from lavis_mafa.pages.tables import markdown_section
-from lavis_mafa.runners.run_log import CONNECTIONS, LOG, read_json_lines, read_log
+from lavis_mafa.tools.charts import Bars
+from lavis_mafa.tools.gallery import connections_of, view_data
+from lavis_mafa.tools.model_and_data import recorded_data
+from lavis_mafa.tools.report_page import ShownPair, write_report
+from lavis_mafa.tools.tables import markdown_section
+from lavis_mafa.training.run_log import CONNECTIONS, LOG, read_json_lines, read_log
 from research.curves import Curve, Series, curves_svg
 from research.studies.results import Results, headline_of
 from research.studies.spread import Spread, Spreads, note_on_spread, spreads_of

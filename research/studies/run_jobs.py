@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lavis_mafa.io.files import ROOT, write_text
-from lavis_mafa.runners.run_log import read_log
+from lavis_mafa.training.run_log import read_log
 from research.studies.plan import COMMAND, DONE, FIGURES, Job
 
 POLL_SECONDS = 0.25
@@ -20,7 +20,7 @@ PRINT_SECONDS = 15.0
 # Runs a module once something is written to the process, whose imports are done before.
 _PREPARED = """
 import runpy, sys
-import lavis_mafa.runners.session
+import lavis_mafa.training.session
 if sys.stdin.read(1):
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

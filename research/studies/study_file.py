@@ -20,10 +20,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, mod
 from pydantic import NonNegativeInt as WholeNumber
 from pydantic import PositiveInt as Count
 
-from lavis_mafa.config.check import suggest
 from lavis_mafa.io.project_files import PROJECTS, project_file
 from lavis_mafa.io.yaml_files import check_yaml_file
-from lavis_mafa.runners.checkpoint import LAST
+from lavis_mafa.settings.check import suggest
+from lavis_mafa.training.checkpoint import LAST
 
 STUDIES = PROJECTS / "mafa" / "studies"
 _PARAMETER = re.compile(r"(?<!\$)\{(\w+)(?:([*/-])(\d+))?\}")

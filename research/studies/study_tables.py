@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lavis_mafa.mining.judge_check import NOTE, TITLE, verdict_of
-from lavis_mafa.models.con_d.self_check import MEANING
-from lavis_mafa.pages.charts import Cell, Table
+from lavis_mafa.judges.self_check import MEANING
+from lavis_mafa.tools.charts import Cell, Table
+from lavis_mafa.tools.judge_check import NOTE, TITLE, verdict_of
 from research.studies.plan import written
 from research.studies.results import ByRowAndSeed, Results
 from research.studies.spread import (

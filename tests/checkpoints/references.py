@@ -13,9 +13,9 @@ import tiny_blip2
 import torch
 import torch.nn.functional as F
 
+from lavis_mafa.checkpoints.hugging_face import _round_weights
+from lavis_mafa.checkpoints.source import build_model
 from lavis_mafa.cli import main
-from lavis_mafa.export.hugging_face import _round_weights
-from lavis_mafa.export.source import build_model
 
 CAPTIONS = ["a red ball on the big box", "two dogs", "the cat sits under a small blue box"]
 LENGTH = 12

@@ -16,7 +16,7 @@ from tiny_blip2 import randomise
 
 from lavis_mafa import load_model
 from lavis_mafa.cli import main
-from lavis_mafa.runners.checkpoint import trained_state
+from lavis_mafa.training.checkpoint import trained_state
 
 CAPTIONS = ["a red ball left of a blue box", "two dogs", "a green box"]
 

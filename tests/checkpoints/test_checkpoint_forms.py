@@ -10,8 +10,8 @@ import pytest
 import torch
 from conftest import tiny_config
 
-from lavis_mafa.io.checkpoints import STATE_OF_RUN, read_checkpoint, weights_of
-from lavis_mafa.models import AlbefMafa
+from lavis_mafa.checkpoints.checkpoints import STATE_OF_RUN, read_checkpoint, weights_of
+from lavis_mafa.families import AlbefMafa
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,8 @@ from lavis.processors.blip_processors import BlipImageEvalProcessor
 from references import CAPTIONS, LENGTH, generated_tokens, lavis_model, random_images
 from safetensors.torch import load_file
 
+from lavis_mafa.checkpoints import hugging_face
 from lavis_mafa.cli import main
-from lavis_mafa.export import hugging_face
 
 PROMPTS = ["", "a red ball"]
 

@@ -12,10 +12,10 @@ from conftest import mini_batch, tiny_config
 from omegaconf import OmegaConf
 
 import lavis_mafa
+from lavis_mafa.families import AlbefMafa
 from lavis_mafa.io.project_files import CONFIGS
-from lavis_mafa.models import AlbefMafa
-from lavis_mafa.models.con_d.build import build_discriminator
-from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
+from lavis_mafa.judges.build import build_discriminator
+from lavis_mafa.judges.discriminators import ModelDiscriminator
 
 POSITIONS = "visual_encoder.pos_embed"
 LEARNT_WEIGHTS = (
@@ -54,7 +54,7 @@ def base_model():
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setattr(socket.socket, "connect", refuse)
         # The result must not depend on whether this machine has BERT in its cache.
-        patch.setattr("lavis_mafa.io.downloads.BERT", "nobody/has-this-tokenizer")
+        patch.setattr("lavis_mafa.checkpoints.downloads.BERT", "nobody/has-this-tokenizer")
         logging.getLogger().addHandler(listener)
         try:
             model = lavis_mafa.load_model("albef_mafa", random_weights=True)

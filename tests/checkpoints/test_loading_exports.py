@@ -23,13 +23,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from lavis_mafa import load_model
+from lavis_mafa.checkpoints.checkpoints import read_checkpoint, vocabulary_of
+from lavis_mafa.checkpoints.hub_folders import RECORD
 from lavis_mafa.cli import main
-from lavis_mafa.config.con_d import check_con_d
-from lavis_mafa.config.load import complete
-from lavis_mafa.io.checkpoints import read_checkpoint, vocabulary_of
-from lavis_mafa.io.hub_folders import RECORD
-from lavis_mafa.models.con_d.build import build_discriminator
-from lavis_mafa.runners.checkpoint import trained_state
+from lavis_mafa.judges.build import build_discriminator
+from lavis_mafa.settings.con_d import check_con_d
+from lavis_mafa.settings.load import complete
+from lavis_mafa.training.checkpoint import trained_state
 
 WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] a red ball blue box two dogs of left"
 CAPTIONS = ["a red ball left of a blue box", "two dogs", "a blue ball"]

@@ -18,12 +18,11 @@ from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertEmbeddings, BertEncoder
 
 from lavis_mafa import load_model
+from lavis_mafa.checkpoints.weight_loading import complete_lavis_loading, fold_token_types
+from lavis_mafa.families import AlbefMafa, albef_mafa
+from lavis_mafa.families.tokenizers import build_tokenizer
 from lavis_mafa.io.project_files import CONFIGS
-from lavis_mafa.models import AlbefMafa
-from lavis_mafa.models.con_d.build import build_discriminator
-from lavis_mafa.models.families.albef import albef_mafa
-from lavis_mafa.models.parts.tokenizers import build_tokenizer
-from lavis_mafa.models.weight_loading import complete_lavis_loading, fold_token_types
+from lavis_mafa.judges.build import build_discriminator
 
 BERT = "text_encoder.bert."
 TYPES = "embeddings.token_type_embeddings.weight"

@@ -13,9 +13,9 @@ from lavis_mafa import load_model
 from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
-from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.models import AlbefMafa, Blip2Mafa, BlipMafa
-from lavis_mafa.models.weight_loading import complete_lavis_loading, registered_name
+from lavis_mafa.checkpoints.weight_loading import complete_lavis_loading, registered_name
+from lavis_mafa.families import AlbefMafa, Blip2Mafa, BlipMafa
+from lavis_mafa.settings import ConfigError, load_config
 
 FAMILIES = {"albef": AlbefMafa, "blip": BlipMafa, "blip2": Blip2Mafa}
 

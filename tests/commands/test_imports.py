@@ -20,7 +20,7 @@ from lavis_mafa.cli import COMMANDS
 REGISTERED = """
 from lavis.common.registry import registry
 from lavis.models import model_zoo
-from lavis_mafa.models import AlbefMafa
+from lavis_mafa.families import AlbefMafa
 assert registry.get_model_class("albef_mafa") is AlbefMafa
 assert registry.get_runner_class("runner_mafa") and registry.get_task_class("mafa_pretrain")
 assert registry.get_builder_class("toy_scenes")
@@ -72,7 +72,7 @@ def run_lines(*lines: str) -> None:
 # Ways to begin: importing the package or LAVIS first, as a whole or by one module.
 FIRST = {
     "import lavis_mafa; from lavis.models import load_model; load_model('albef_mafa', 'tiny')",
-    "import lavis_mafa.config",
+    "import lavis_mafa.settings",
     "from lavis_mafa.toyworld import ToyScenesBuilder",
     "from lavis_mafa import load_model; load_model('albef_mafa', 'tiny')",
     "import lavis_mafa; lavis_mafa.register(); lavis_mafa.register()",
@@ -90,7 +90,7 @@ def test_package_registers_with_lavis():
 def test_installed_plugins_are_registered(tmp_path):
     (tmp_path / "my_plugin.py").write_text(
         "from lavis.common.registry import registry\n"
-        "from lavis_mafa.models import AlbefMafa\n"
+        "from lavis_mafa.families import AlbefMafa\n"
         "@registry.register_model('albef_of_a_plugin')\n"
         "class Mine(AlbefMafa):\n    pass\n"
     )

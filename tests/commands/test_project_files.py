@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.io.project_files import project_file, shipped_names
+from lavis_mafa.settings import ConfigError, load_config
 
 TOY = ROOT / "projects/mafa/train/albef_toy.yaml"
 

@@ -12,8 +12,8 @@ import torch
 from conftest import ROOT
 
 from lavis_mafa.cli import main
-from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.config.config_of_run import recorded_config
+from lavis_mafa.settings import ConfigError, load_config
+from lavis_mafa.settings.config_of_run import recorded_config
 
 sys.path.append(str(ROOT / "tests" / "runners"))
 from runs import run_here  # noqa: E402

@@ -15,7 +15,7 @@ from shard_files import write_shards
 
 from lavis_mafa.cli import main
 from lavis_mafa.commands.own_data import write_config
-from lavis_mafa.config import load_config
+from lavis_mafa.settings import load_config
 
 IMAGES = 60
 COLOURS = ("red", "green", "blue", "grey", "white")

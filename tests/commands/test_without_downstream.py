@@ -24,7 +24,7 @@ import lavis_mafa
 from lavis.common.registry import registry
 from lavis.models import model_zoo
 from lavis_mafa.cli import main
-from lavis_mafa.config import ConfigError, load_config
+from lavis_mafa.settings import ConfigError, load_config
 
 assert registry.get_model_class("albef_vqa_mafa") is None
 assert registry.get_task_class("mafa_vqa") is None and "mafa_pretrain" in registry.list_tasks()

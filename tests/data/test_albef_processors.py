@@ -13,9 +13,9 @@ from lavis.processors.blip_processors import BlipImageEvalProcessor, BlipImageTr
 from omegaconf import OmegaConf
 from PIL import Image
 
-from lavis_mafa.datasets import TrainingSet
-from lavis_mafa.processors.augmentation import AlbefImageTrainProcessor, QuickAugmentation, quick
-from lavis_mafa.processors.texts import AlbefCaptionProcessor, AlbefQuestionProcessor
+from lavis_mafa.data import TrainingSet
+from lavis_mafa.data.augmentation import AlbefImageTrainProcessor, QuickAugmentation, quick
+from lavis_mafa.data.texts import AlbefCaptionProcessor, AlbefQuestionProcessor
 
 REMOVED = [",", ".", "'", "!", "?", '"', "(", ")", "*", "#", ":", ";", "~"]
 NO_EFFECT_AT_FIVE = ("Brightness", "Sharpness")

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from lavis_mafa.datasets import TrainingSet
-from lavis_mafa.datasets.caption_truth import CaptionTruth, normalised
-from lavis_mafa.datasets.image_text_json import ImageTextJsonBuilder
-from lavis_mafa.datasets.split_as_pairs import SplitAsPairs
+from lavis_mafa.data import TrainingSet
+from lavis_mafa.data.caption_truth import CaptionTruth, normalised
+from lavis_mafa.data.image_text_json import ImageTextJsonBuilder
+from lavis_mafa.data.split_as_pairs import SplitAsPairs
 from lavis_mafa.tasks.mafa_retrieval import MafaRetrievalTask
 
 TRAIN = [

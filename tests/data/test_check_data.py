@@ -18,9 +18,9 @@ from runs import finish, spawn
 from shard_files import write_shards
 
 from lavis_mafa.cli import main
-from lavis_mafa.datasets.data_check import PROBLEMS, check
-from lavis_mafa.datasets.make_vocab import SPECIAL_TOKENS, make_vocab
-from lavis_mafa.models.parts.tokenizers import build_tokenizer
+from lavis_mafa.data.data_check import PROBLEMS, check
+from lavis_mafa.data.make_vocab import SPECIAL_TOKENS, make_vocab
+from lavis_mafa.families.tokenizers import build_tokenizer
 
 needs_flickr = pytest.mark.skipif(
     not (PHOTOGRAPHS / "train.json").is_file(),

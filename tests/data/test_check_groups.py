@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from lavis_mafa.cli import main
-from lavis_mafa.datasets.data_check import check, render
+from lavis_mafa.data.data_check import check, render
 
 
 def write(folder, groups, images=None):

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from lavis_mafa.datasets import TrainingSet, columnar_files
-from lavis_mafa.datasets.annotation_files import read_rows
-from lavis_mafa.datasets.annotation_rows import Problem
-from lavis_mafa.datasets.data_identity import DataIdentity
-from lavis_mafa.datasets.image_text_json import ImageTextTrain
+from lavis_mafa.data import TrainingSet, columnar_files
+from lavis_mafa.data.annotation_files import read_rows
+from lavis_mafa.data.annotation_rows import Problem
+from lavis_mafa.data.data_identity import DataIdentity
+from lavis_mafa.data.image_text_json import ImageTextTrain
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 

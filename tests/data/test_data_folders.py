@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from lavis_mafa.datasets.annotation_files import require_files
-from lavis_mafa.datasets.data_folders import captioned_in, files_of
-from lavis_mafa.datasets.image_text_json import ImageTextTrain
+from lavis_mafa.data.annotation_files import require_files
+from lavis_mafa.data.data_folders import captioned_in, files_of
+from lavis_mafa.data.image_text_json import ImageTextTrain
 
 
 def picture(number: int) -> bytes:

@@ -20,12 +20,12 @@ from PIL import Image
 from shard_files import write_shards
 
 from lavis_mafa.cli import main
-from lavis_mafa.datasets import TrainingSet
-from lavis_mafa.datasets.feature_folder import FeatureFolder
-from lavis_mafa.datasets.feature_making import Encoder, make_features, pictures_of
-from lavis_mafa.datasets.image_text_json import ImageTextJsonBuilder
-from lavis_mafa.datasets.image_text_shards import ImageTextShardsBuilder
-from lavis_mafa.processors.augmentation import QuickAugmentation
+from lavis_mafa.data import TrainingSet
+from lavis_mafa.data.augmentation import QuickAugmentation
+from lavis_mafa.data.feature_folder import FeatureFolder
+from lavis_mafa.data.image_text_json import ImageTextJsonBuilder
+from lavis_mafa.data.image_text_shards import ImageTextShardsBuilder
+from lavis_mafa.tools.feature_making import Encoder, make_features, pictures_of
 
 COUNT, SIZE = 7, 16
 
@@ -139,7 +139,7 @@ def test_con_d_may_read_the_pictures_of_images_whose_features_are_trained_on(fil
 
 
 def test_making_resumes_and_is_shared(files, monkeypatch):
-    monkeypatch.setattr("lavis_mafa.datasets.feature_making._FILE_BYTES", 2 * 2 * 2 * 3 * 2)
+    monkeypatch.setattr("lavis_mafa.tools.feature_making._FILE_BYTES", 2 * 2 * 2 * 3 * 2)
     out, encoded = files / "features", []
 
     def encode(images):

@@ -18,11 +18,11 @@ from PIL import Image
 from shard_files import write_shards
 
 from lavis_mafa.algorithm.context import NO_GROUP
-from lavis_mafa.datasets import TrainingSet
-from lavis_mafa.datasets.data_identity import DataIdentity
-from lavis_mafa.datasets.image_text_json import ImageTextJsonBuilder, ImageTextTrain
-from lavis_mafa.datasets.image_text_shards import ImageTextShardsBuilder
-from lavis_mafa.datasets.pair_conversion import converted
+from lavis_mafa.data import TrainingSet
+from lavis_mafa.data.data_identity import DataIdentity
+from lavis_mafa.data.image_text_json import ImageTextJsonBuilder, ImageTextTrain
+from lavis_mafa.data.image_text_shards import ImageTextShardsBuilder
+from lavis_mafa.data.pair_conversion import converted
 
 # Of a group, of none by an empty value, of another, of the first again, of none by null.
 PRODUCTS = ["shoe", "", "7", "shoe", None]

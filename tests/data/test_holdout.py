@@ -15,9 +15,9 @@ from PIL import Image
 from shard_files import write_shards
 from test_image_text_shards import image_data, sample
 
-from lavis_mafa.datasets.image_text_json import ImageTextJsonBuilder
-from lavis_mafa.datasets.image_text_shards import listed
-from lavis_mafa.datasets.pair_conversion import converted
+from lavis_mafa.data.image_text_json import ImageTextJsonBuilder
+from lavis_mafa.data.image_text_shards import listed
+from lavis_mafa.data.pair_conversion import converted
 
 PAIRS = st.lists(st.tuples(st.integers(0, 30), st.booleans()), min_size=40, max_size=120)
 

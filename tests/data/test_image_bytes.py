@@ -13,10 +13,10 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, default_collate
 
 from lavis_mafa.algorithm.momentum import SECOND_VIEW
-from lavis_mafa.datasets import TrainingSet
-from lavis_mafa.datasets.image_text_json import ImageTextTrain
-from lavis_mafa.processors.augmentation import AlbefImageTrainProcessor, ImageBytes
-from lavis_mafa.runners.loaders import to_device
+from lavis_mafa.data import TrainingSet
+from lavis_mafa.data.augmentation import AlbefImageTrainProcessor, ImageBytes
+from lavis_mafa.data.image_text_json import ImageTextTrain
+from lavis_mafa.training.loaders import to_device
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFile, ImageOps
 
-from lavis_mafa.datasets.image_reading import read_rgb
+from lavis_mafa.data.image_reading import read_rgb
 
 RED, WHITE = (255, 0, 0), (255, 255, 255)
 

@@ -21,8 +21,8 @@ from PIL import Image
 from torchvision.transforms.functional import to_tensor
 from two_forks import answers_of_two
 
-from lavis_mafa.datasets import pair_conversion
-from lavis_mafa.datasets.image_text_json import (
+from lavis_mafa.data import pair_conversion
+from lavis_mafa.data.image_text_json import (
     ImageTextEval,
     ImageTextJsonBuilder,
     ImageTextTrain,

@@ -21,15 +21,15 @@ from PIL import Image
 from shard_files import write_shards
 from torchvision.transforms.functional import to_tensor
 
-from lavis_mafa.config import load_config
-from lavis_mafa.datasets import TrainingSet, image_text_shards, pair_table
-from lavis_mafa.datasets.image_text_shards import (
+from lavis_mafa.data import TrainingSet, image_text_shards, pair_table
+from lavis_mafa.data.image_text_shards import (
     ImageTextShardsBuilder,
     ImageTextShardsTrain,
     listed,
 )
-from lavis_mafa.datasets.pair_table import OPEN_FILES
-from lavis_mafa.datasets.shards import files_named
+from lavis_mafa.data.pair_table import OPEN_FILES
+from lavis_mafa.data.shards import files_named
+from lavis_mafa.settings import load_config
 
 FIRST_DRAWS = torch.rand(3, generator=torch.Generator().manual_seed(0))
 

@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 from PIL import Image
 from runs import PROCESSORS, ROOT, finish, spawn
 
-from lavis_mafa.datasets.lavis_pairs import read_sample
-from lavis_mafa.datasets.lavis_rows import build_checked
+from lavis_mafa.data.lavis_pairs import read_sample
+from lavis_mafa.data.lavis_rows import build_checked
 
 IMAGE = "1.png"
 

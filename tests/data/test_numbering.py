@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lavis_mafa.datasets.pair_conversion import dense_ids
+from lavis_mafa.data.pair_conversion import dense_ids
 
 VALUES = st.lists(st.sampled_from([None, "a", "b", "c"]), min_size=1, max_size=20)
 

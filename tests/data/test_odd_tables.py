@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from lavis_mafa.datasets.annotation_files import read_rows, require_files
-from lavis_mafa.datasets.annotation_rows import Problem
-from lavis_mafa.datasets.data_check import check
-from lavis_mafa.datasets.pair_conversion import converted
+from lavis_mafa.data.annotation_files import read_rows, require_files
+from lavis_mafa.data.annotation_rows import Problem
+from lavis_mafa.data.data_check import check
+from lavis_mafa.data.pair_conversion import converted
 
 CAPTIONS = [f"a circle {k}" for k in range(6)]
 

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lavis_mafa.datasets import pair_conversion
-from lavis_mafa.datasets.annotation_files import read_rows
-from lavis_mafa.datasets.annotation_rows import Problem
-from lavis_mafa.datasets.pair_conversion import converted
-from lavis_mafa.datasets.pair_table import PairTable
+from lavis_mafa.data import pair_conversion
+from lavis_mafa.data.annotation_files import read_rows
+from lavis_mafa.data.annotation_rows import Problem
+from lavis_mafa.data.pair_conversion import converted
+from lavis_mafa.data.pair_table import PairTable
 
 PAIRS = [("a.jpg", "a dog"), ("b.jpg", 'says "hi",\nthen\tleaves'), ("a.jpg", "ein Bär – 犬 🐕")]
 

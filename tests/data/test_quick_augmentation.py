@@ -19,14 +19,13 @@ from lavis.processors.blip_processors import (
 from PIL import Image
 from torchvision import transforms
 
-from lavis_mafa.datasets import TrainingSet
-from lavis_mafa.datasets.image_reading import read_rgb
-from lavis_mafa.processors import augmentation
-from lavis_mafa.processors.augmentation import (
+from lavis_mafa.data import TrainingSet, augmentation
+from lavis_mafa.data.augmentation import (
     AlbefImageTrainProcessor,
     QuickAugmentation,
     quick,
 )
+from lavis_mafa.data.image_reading import read_rgb
 
 PROCESSORS = [BlipImageTrainProcessor, Blip2ImageTrainProcessor, AlbefImageTrainProcessor]
 

@@ -13,10 +13,10 @@ from lavis.datasets.datasets.image_text_pair_datasets import ImageTextPairDatase
 from lavis.processors.blip_processors import BlipCaptionProcessor, BlipImageTrainProcessor
 from PIL import Image, ImageFilter
 
-from lavis_mafa.datasets import TrainingSet
-from lavis_mafa.datasets.image_reading import read_rgb, reduced_jpegs
-from lavis_mafa.datasets.image_text_json import ImageTextTrain
-from lavis_mafa.processors.augmentation import quick
+from lavis_mafa.data import TrainingSet
+from lavis_mafa.data.augmentation import quick
+from lavis_mafa.data.image_reading import read_rgb, reduced_jpegs
+from lavis_mafa.data.image_text_json import ImageTextTrain
 
 
 def smooth_picture(width, height):

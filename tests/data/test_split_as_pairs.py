@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from conftest import toy_config
 
-from lavis_mafa.datasets import TrainingSet
-from lavis_mafa.datasets.image_text_json import ImageTextEval
-from lavis_mafa.datasets.split_as_pairs import SplitAsPairs
-from lavis_mafa.mining.corpus import Corpus
+from lavis_mafa.data import TrainingSet
+from lavis_mafa.data.image_text_json import ImageTextEval
+from lavis_mafa.data.split_as_pairs import SplitAsPairs
+from lavis_mafa.tools.corpus import Corpus
 from lavis_mafa.toyworld import ToyScenesBuilder
 
 

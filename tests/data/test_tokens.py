@@ -20,11 +20,11 @@ from lavis_mafa.algorithm.momentum import Momentum
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.algorithm.tokens import CON_D_TOKENS, CUT, TOKENS, Tokenizer, Tokens
-from lavis_mafa.datasets import TrainingSet
-from lavis_mafa.datasets.image_text_json import ImageTextTrain
-from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
-from lavis_mafa.models.families.family import tokenize
-from lavis_mafa.runners.loaders import add_tokens, to_device
+from lavis_mafa.data import TrainingSet
+from lavis_mafa.data.image_text_json import ImageTextTrain
+from lavis_mafa.families.family import tokenize
+from lavis_mafa.judges.discriminators import ModelDiscriminator
+from lavis_mafa.training.loaders import add_tokens, to_device
 
 FAMILIES = ("albef_mafa", "blip_mafa", "blip2_mafa", "fne_retrieval")
 CAPTIONS = [

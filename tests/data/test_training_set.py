@@ -20,8 +20,8 @@ from torch.utils.data import ChainDataset, DataLoader, Dataset, IterableDataset
 
 from lavis_mafa.algorithm.grit import EpochBatches
 from lavis_mafa.algorithm.grit.sampler import EpochPlan
-from lavis_mafa.datasets import TrainingSet
-from lavis_mafa.datasets.training_set import ATTEMPTS, _image_ids_of
+from lavis_mafa.data import TrainingSet
+from lavis_mafa.data.training_set import ATTEMPTS, _image_ids_of
 
 
 def generator_states():

@@ -9,8 +9,8 @@ from lavis.processors.blip_processors import Blip2ImageTrainProcessor
 from omegaconf import OmegaConf
 from PIL import Image
 
-from lavis_mafa.processors import augmentation
-from lavis_mafa.processors.augmentation import (
+from lavis_mafa.data import augmentation
+from lavis_mafa.data.augmentation import (
     QuickAugmentation,
     RandomTurn,
     TurnedImageTrainProcessor,

@@ -10,7 +10,7 @@ from lavis.models.albef_models.albef_vqa import AlbefVQA
 from same_gradients import assert_same_gradients, perturb_copies
 
 from lavis_mafa.downstream import AlbefNlvrMafa, AlbefVeMafa, AlbefVqaMafa
-from lavis_mafa.models import AlbefMafa
+from lavis_mafa.families import AlbefMafa
 
 ALL = (AlbefVeMafa, AlbefVqaMafa)
 SCHEDULE = {"epoch": 1, "iters": 3, "num_iters_per_epoch": 10}

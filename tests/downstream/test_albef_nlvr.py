@@ -12,7 +12,7 @@ from same_gradients import assert_same_gradients, perturb_copies
 
 from lavis_mafa.downstream import AlbefNlvrMafa, AlbefNlvrPretrainMafa
 from lavis_mafa.downstream.albef_nlvr_mafa import _assign_texts
-from lavis_mafa.models import AlbefMafa
+from lavis_mafa.families import AlbefMafa
 
 INNER = "encoder.layer.{}.output.dense.weight"
 

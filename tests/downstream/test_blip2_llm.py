@@ -22,9 +22,9 @@ from transformers import OPTForCausalLM, T5ForConditionalGeneration
 from lavis_mafa import load_model
 from lavis_mafa.downstream import Blip2OptMafa, Blip2T5Mafa
 from lavis_mafa.downstream.blip2_t5_mafa import _split_caption
-from lavis_mafa.models import Blip2Mafa
-from lavis_mafa.models.families.blip2.blip2_parts import Blip2Parts, Parts
-from lavis_mafa.runners.checkpoint import trained_state
+from lavis_mafa.families import Blip2Mafa
+from lavis_mafa.families.blip2_parts import Blip2Parts, Parts
+from lavis_mafa.training.checkpoint import trained_state
 
 CAPTIONS = ["a red circle", "a big green square left of a small yellow triangle", "two cats"]
 QUESTIONS = [

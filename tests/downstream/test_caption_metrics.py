@@ -16,7 +16,6 @@ from pycocoevalcap.cider.cider import Cider
 from pycocotools.coco import COCO
 
 from lavis_mafa.algorithm.options import options_of
-from lavis_mafa.config.schema import RunOptions
 from lavis_mafa.downstream import caption_metrics as scoring
 from lavis_mafa.downstream.caption_metrics import (
     PTB,
@@ -31,6 +30,7 @@ from lavis_mafa.downstream.caption_metrics import (
     score_captions,
     tokens_of,
 )
+from lavis_mafa.settings.schema import RunOptions
 
 needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="there is no Java here")
 IN_PYTHON = Tools(("bleu", "rouge", "cider"), PYTHON)

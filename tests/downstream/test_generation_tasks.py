@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader
 from lavis_mafa.downstream import MafaCaptionTask, MafaGQATask, MafaVQATask
 from lavis_mafa.downstream import answer_metrics as answering
 from lavis_mafa.downstream.answer_metrics import one_accuracy
-from lavis_mafa.runners.session import run
+from lavis_mafa.training.session import run
 
 SCRIPT = Path(__file__).with_name("generation_run.py")
 NAMES = list(COLOURS)

@@ -21,7 +21,7 @@ from lavis_mafa.downstream import MafaGroundingTask, mafa_grounding
 from lavis_mafa.downstream.gradcam import heat_maps
 from lavis_mafa.downstream.grounding_metrics import stretch
 from lavis_mafa.downstream.task_records import _collate_ragged
-from lavis_mafa.runners.session import run
+from lavis_mafa.training.session import run
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECTS = ROOT / "projects/mafa"

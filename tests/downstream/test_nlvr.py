@@ -12,7 +12,7 @@ from runs import records, same_weights, weights
 from toy_tasks import PLUGIN
 
 from lavis_mafa import load_model
-from lavis_mafa.runners.session import run
+from lavis_mafa.training.session import run
 
 TRAIN = ROOT / "projects/mafa/train"
 TOYS = ROOT / "tests/downstream/configs/train"

@@ -11,7 +11,7 @@ import pytest
 from lavis.common.registry import registry
 from PIL import Image
 
-from lavis_mafa.datasets import TrainingSet
+from lavis_mafa.data import TrainingSet
 from lavis_mafa.downstream import RefCocoPlusBuilder, refcoco
 
 ROWS = [

@@ -10,8 +10,8 @@ from test_contradictory_configs import TOY, config_of, problems_at
 from test_malicious_files import MaliciousFile, malicious_zip  # noqa: F401
 
 from lavis_mafa import load_model
-from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.config.load import complete
+from lavis_mafa.settings import ConfigError, load_config
+from lavis_mafa.settings.load import complete
 
 CONTRADICTIONS = [
     ("vqa_ft_toy", {"run.grit.enabled": True}, "run.grit.enabled", "provides no features"),

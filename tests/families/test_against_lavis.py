@@ -18,10 +18,10 @@ from same_gradients import assert_same_gradients, perturb_copies
 
 from lavis_mafa.algorithm import pickers
 from lavis_mafa.algorithm.backbone import Teacher
+from lavis_mafa.families import AlbefMafa, Blip2Mafa, BlipMafa
+from lavis_mafa.families.blip2_parts import Blip2Parts, Parts
+from lavis_mafa.families.tokenizers import build_tokenizer
 from lavis_mafa.io.project_files import CONFIGS
-from lavis_mafa.models import AlbefMafa, Blip2Mafa, BlipMafa
-from lavis_mafa.models.families.blip2.blip2_parts import Blip2Parts, Parts
-from lavis_mafa.models.parts.tokenizers import build_tokenizer
 
 SIZE = 8
 
@@ -204,7 +204,7 @@ def test_albef_with_momentum_is_lavis_albef_pretrain(toy_train, hardest_negative
         model.eval()
     special = (ours.tokenizer.cls_token_id, ours.tokenizer.pad_token_id)
     monkeypatch.setattr(
-        "lavis_mafa.models.families.albef.albef_driver.mask_tokens",
+        "lavis_mafa.families.albef_driver.mask_tokens",
         lambda ids, *args, **kwargs: mask_every_third(ids, special),
     )
     monkeypatch.setattr(theirs, "mask", lambda ids, *args, **kwargs: mask_every_third(ids, special))

@@ -15,8 +15,8 @@ from transformers import BertConfig
 
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.backbone import Images, Texts, backbone_of
-from lavis_mafa.models import AlbefMafa
-from lavis_mafa.models.families.attention import (
+from lavis_mafa.families import AlbefMafa
+from lavis_mafa.families.attention import (
     FUSED,
     PairedImages,
     _Recomputed,

@@ -13,10 +13,10 @@ from lavis.models.vit import interpolate_pos_embed
 from omegaconf import OmegaConf
 
 from lavis_mafa import load_model
-from lavis_mafa.config import ConfigError, load_config
+from lavis_mafa.families.albef_mafa import AlbefMafa
+from lavis_mafa.families.vit import _ConvStem, build_vit
 from lavis_mafa.io.project_files import CONFIGS
-from lavis_mafa.models.families.albef.albef_mafa import AlbefMafa
-from lavis_mafa.models.parts.vit import _ConvStem, build_vit
+from lavis_mafa.settings import ConfigError, load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 TOY = str(ROOT / "projects/mafa/train/albef_toy.yaml")

@@ -15,13 +15,13 @@ from two_ranks import on_two_ranks
 
 from lavis_mafa.algorithm.pair_memory import EMPTY
 from lavis_mafa.algorithm.posterior import PosteriorRule
-from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.datasets import TrainingSet
-from lavis_mafa.io import downloads
-from lavis_mafa.io.downloads import HubFiles
-from lavis_mafa.models.families.dual.fne_retrieval import FneRetrieval, _FneSettings
-from lavis_mafa.runners.sources import sources_of_model
+from lavis_mafa.checkpoints import downloads
+from lavis_mafa.checkpoints.downloads import HubFiles
+from lavis_mafa.data import TrainingSet
+from lavis_mafa.families.fne_retrieval import FneRetrieval, _FneSettings
+from lavis_mafa.settings import ConfigError, load_config
 from lavis_mafa.toyworld import ToyScenesBuilder
+from lavis_mafa.training.sources import sources_of_model
 
 BATCH = 6
 MARGIN = 0.2

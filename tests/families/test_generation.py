@@ -7,7 +7,7 @@ import torch
 from conftest import mini_batch
 
 from lavis_mafa import load_model
-from lavis_mafa.models.parts.beams import OneRowPerBeam
+from lavis_mafa.families.beams import OneRowPerBeam
 
 
 @pytest.fixture(params=["blip_mafa", "blip2_mafa"])

@@ -16,9 +16,9 @@ from omegaconf import OmegaConf
 from two_forks import answers_of_a_group
 
 from lavis_mafa import load_model
-from lavis_mafa.models import AlbefMafa
-from lavis_mafa.models.inference.many_pairs import HELD, ManyPairs, blocks
-from lavis_mafa.models.inference.rerank import UNRANKED, compute_sim_matrix, itm_scores
+from lavis_mafa.families import AlbefMafa
+from lavis_mafa.families.many_pairs import HELD, ManyPairs, blocks
+from lavis_mafa.families.rerank import UNRANKED, compute_sim_matrix, itm_scores
 from research.benchmarks.reference_step import PlainAlbef
 
 WORDS = ["circle", "red", "blue", "a", "above", "square", "the", "left", "of", "big"]

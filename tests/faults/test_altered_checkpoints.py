@@ -15,9 +15,9 @@ from faulty_runs import bits_differing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lavis_mafa.io import checksums
-from lavis_mafa.io.checkpoints import read_checkpoint
-from lavis_mafa.io.checksums import is_intact
+from lavis_mafa.checkpoints import checksums
+from lavis_mafa.checkpoints.checkpoints import read_checkpoint
+from lavis_mafa.checkpoints.checksums import is_intact
 
 REAL = Path(__file__).parent / "kept" / "format2_3ea7dd5_blip_momentum.pth"
 

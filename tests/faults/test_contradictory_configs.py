@@ -11,7 +11,7 @@ import mistakes as making
 import pytest
 from shipped import SHIPPED, TOY_TASKS
 
-from lavis_mafa.config.load import complete
+from lavis_mafa.settings.load import complete
 
 MAFA, RULE = "model.mafa", "model.mafa.connections"
 ORACLE = {f"{MAFA}.con_d": {"arch": "oracle"}}

@@ -17,15 +17,15 @@ import yaml
 from PIL import Image
 from shard_files import write_shards
 
-from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.datasets import pair_conversion
-from lavis_mafa.datasets.annotation_files import read_rows
-from lavis_mafa.datasets.annotation_rows import Problem, Row
-from lavis_mafa.datasets.image_text_shards import ImageTextShardsTrain, listed
-from lavis_mafa.datasets.pair_conversion import converted
+from lavis_mafa.data import pair_conversion
+from lavis_mafa.data.annotation_files import read_rows
+from lavis_mafa.data.annotation_rows import Problem, Row
+from lavis_mafa.data.image_text_shards import ImageTextShardsTrain, listed
+from lavis_mafa.data.pair_conversion import converted
 from lavis_mafa.io.cache import _TEMPORARY
 from lavis_mafa.io.yaml_files import MOST_NODES, check_yaml
-from lavis_mafa.mining.judged_pairs import Judged
+from lavis_mafa.settings import ConfigError, load_config
+from lavis_mafa.tools.judged_pairs import Judged
 
 ROOT = Path(__file__).resolve().parents[2]
 TOY = ROOT / "projects/mafa/train/albef_toy.yaml"

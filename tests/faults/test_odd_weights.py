@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.checkpoints.checkpoints import read_checkpoint
 
 WEIGHT = "vision_proj.weight"
 ODD = {

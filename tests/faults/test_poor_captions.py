@@ -18,7 +18,7 @@ from lavis_mafa.algorithm.momentum import Momentum
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.algorithm.tokens import CUT, UNKNOWN, Tokenizer, tokens_of
-from lavis_mafa.datasets.caption_reading import require_readable
+from lavis_mafa.data.caption_reading import require_readable
 
 FAMILIES = ("albef_mafa", "blip_mafa", "blip2_mafa")
 LONGEST = 25  # maximum number of tokens of the tiny ALBEF

@@ -20,16 +20,16 @@ from lavis.common.registry import registry
 from omegaconf import OmegaConf
 
 import lavis_mafa
+from lavis_mafa.checkpoints.checkpoints import read_checkpoint
+from lavis_mafa.checkpoints.recorded_sizes import _MOST_PATCHES, recorded_model
+from lavis_mafa.checkpoints.source import build_model
+from lavis_mafa.checkpoints.weight_loading import config_of
 from lavis_mafa.cli import main
-from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.config.con_d import check_con_d
-from lavis_mafa.config.config_of_run import trusting
-from lavis_mafa.export.source import build_model
-from lavis_mafa.io.checkpoints import read_checkpoint
-from lavis_mafa.mining.judged_pairs import UNKNOWN, Judged
-from lavis_mafa.models.con_d.build import build_discriminator
-from lavis_mafa.models.recorded_sizes import _MOST_PATCHES, recorded_model
-from lavis_mafa.models.weight_loading import config_of
+from lavis_mafa.judges.build import build_discriminator
+from lavis_mafa.settings import ConfigError, load_config
+from lavis_mafa.settings.con_d import check_con_d
+from lavis_mafa.settings.config_of_run import trusting
+from lavis_mafa.tools.judged_pairs import UNKNOWN, Judged
 
 SECRET = "hunter2"
 
@@ -37,9 +37,9 @@ SECRET = "hunter2"
 @pytest.fixture(scope="module")
 def content():
     """A checkpoint of the tiny model as the runner saves it, and its ``model`` config."""
-    cfg = OmegaConf.load(lavis_mafa.models.AlbefMafa.default_config_path("tiny")).model
+    cfg = OmegaConf.load(lavis_mafa.families.AlbefMafa.default_config_path("tiny")).model
     torch.manual_seed(0)
-    model = lavis_mafa.models.AlbefMafa.from_config(cfg)
+    model = lavis_mafa.families.AlbefMafa.from_config(cfg)
     return {"model": model.state_dict(), "config": {"model": OmegaConf.to_container(cfg)}}
 
 
@@ -180,7 +180,7 @@ def test_sizes_out_of_range_are_refused(content, tmp_path, injected, monkeypatch
         raise AssertionError("a model was built")
 
     path = saved(content, tmp_path / "c.pth", **{key: value})
-    monkeypatch.setattr(lavis_mafa.models.AlbefMafa, "from_config", fail)
+    monkeypatch.setattr(lavis_mafa.families.AlbefMafa, "from_config", fail)
     for name, read in readers(path).items():
         with pytest.raises(ValueError, match=rf"c.pth contains .*model.{key}\S* is") as caught:
             read()

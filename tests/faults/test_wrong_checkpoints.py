@@ -11,9 +11,9 @@ from lavis.common.registry import registry
 from omegaconf import OmegaConf
 
 import lavis_mafa
-from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.config.con_d import check_con_d
-from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.checkpoints.checkpoints import read_checkpoint
+from lavis_mafa.settings import ConfigError, load_config
+from lavis_mafa.settings.con_d import check_con_d
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = Path(__file__).parent / "kept"
@@ -63,7 +63,7 @@ def forbid_building(monkeypatch):
     def fail(*args, **kwargs):
         raise AssertionError("a model was built")
 
-    monkeypatch.setattr("lavis_mafa.runners.session.build_model", fail)
+    monkeypatch.setattr("lavis_mafa.training.session.build_model", fail)
 
 
 def problems(key, path, config="albef_toy", **more):

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from conftest import tiny_config
 
 from lavis_mafa.algorithm.tokens import Tokenizer
-from lavis_mafa.models import AlbefMafa
-from lavis_mafa.models.con_d.build import build_discriminator
-from lavis_mafa.models.con_d.discriminators import _Oracle
+from lavis_mafa.families import AlbefMafa
+from lavis_mafa.judges.build import build_discriminator
+from lavis_mafa.judges.discriminators import _Oracle
 
 
 def save(model, path, keep=lambda key: True, **content):
@@ -48,7 +48,7 @@ def test_bf16_verdicts_are_close_to_autocast_and_fp32(tiny, tmp_path, monkeypatc
     path = save(tiny, tmp_path / "c.pth")
     ours = build_discriminator(con_d(path, precision="bf16"))
     fp32 = build_discriminator(con_d(path)).judge(samples, *pairs)
-    monkeypatch.setattr("lavis_mafa.models.con_d.frozen.keep_in_bf16", lambda part: None)
+    monkeypatch.setattr("lavis_mafa.judges.frozen.keep_in_bf16", lambda part: None)
     autocast = build_discriminator(con_d(path, precision="bf16")).judge(samples, *pairs)
     verdicts = ours.judge(samples, *pairs)
     torch.testing.assert_close(verdicts, autocast, atol=0.01, rtol=0)

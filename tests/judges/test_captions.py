@@ -18,20 +18,20 @@ from hypothesis import strategies as st
 from runs import CONFIG, options, records, resume_bit_for_bit, run_here
 from small_world import arguments, call, call_ranks, toy_pairs
 
+from lavis_mafa.algorithm.binary import area_under_roc
 from lavis_mafa.algorithm.discriminator import LEFT, judge_in_turn
 from lavis_mafa.cli import main
-from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.datasets.caption_truth import normalised
-from lavis_mafa.metrics.binary import area_under_roc
-from lavis_mafa.mining.judged_pairs import Judged
-from lavis_mafa.models.con_d import caption_judge, cross_encoder
-from lavis_mafa.models.con_d.caption_judge import (
+from lavis_mafa.data.caption_truth import normalised
+from lavis_mafa.judges import caption_judge, cross_encoder
+from lavis_mafa.judges.caption_judge import (
     _CaptionJudge,
     _CaptionSettings,
     _characters_of,
     _word_statistics,
     _words_of,
 )
+from lavis_mafa.settings import ConfigError, load_config
+from lavis_mafa.tools.judged_pairs import Judged
 
 FLICKR8K = PHOTOGRAPHS.parent / "flickr8k"
 ARCH = "model.mafa.con_d.arch=captions"
@@ -215,7 +215,7 @@ def test_vectors_are_the_same_in_every_process(tmp_path, monkeypatch):
     made = [" ".join(rng.choice(list("abcdefghijklmnopqrstuvwxyz"), 4)) for _ in range(40)]
     code = (
         "import numpy as np, sys\n"
-        "from lavis_mafa.models.con_d import caption_judge as made\n"
+        "from lavis_mafa.judges import caption_judge as made\n"
         "made._DIMENSIONS = 5\n"
         "order = np.arange(len(sys.argv[2:]))\n"
         "found = made._word_statistics(sys.argv[2:], order, order, made._words_of)\n"

@@ -16,11 +16,11 @@ from lavis_mafa.algorithm.discriminator import VIEW
 from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
-from lavis_mafa.datasets import TrainingSet
-from lavis_mafa.io.checkpoints import vocabulary_of
-from lavis_mafa.models import AlbefMafa, Blip2Mafa, BlipMafa
-from lavis_mafa.models.con_d.build import build_discriminator
-from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
+from lavis_mafa.checkpoints.checkpoints import vocabulary_of
+from lavis_mafa.data import TrainingSet
+from lavis_mafa.families import AlbefMafa, Blip2Mafa, BlipMafa
+from lavis_mafa.judges.build import build_discriminator
+from lavis_mafa.judges.discriminators import ModelDiscriminator
 
 FAMILIES = {"albef_mafa": AlbefMafa, "blip_mafa": BlipMafa, "blip2_mafa": Blip2Mafa}
 PAIRS = torch.tensor([0, 3, 3, 1]), torch.tensor([1, 2, 2, 0])

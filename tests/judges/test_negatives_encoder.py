@@ -16,13 +16,13 @@ from lavis_mafa.algorithm.parts import build_parts
 from lavis_mafa.algorithm.pickers import hardest
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
-from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.datasets import TrainingSet
-from lavis_mafa.io.downloads import HubFiles, UrlFile
-from lavis_mafa.models.con_d.build import build_negatives_encoder
-from lavis_mafa.models.con_d.frozen_encoder import ModelNegativesEncoder
-from lavis_mafa.runners.loaders import add_tokens, add_views
-from lavis_mafa.runners.sources import sources_of_model
+from lavis_mafa.checkpoints.downloads import HubFiles, UrlFile
+from lavis_mafa.data import TrainingSet
+from lavis_mafa.judges.build import build_negatives_encoder
+from lavis_mafa.judges.frozen_encoder import ModelNegativesEncoder
+from lavis_mafa.settings import ConfigError, load_config
+from lavis_mafa.training.loaders import add_tokens, add_views
+from lavis_mafa.training.sources import sources_of_model
 
 # MLM + ITM with hard negatives, without ITC.
 WITHOUT_ITC = {"itc": 0.0, "itm": 1.0, "lm": 1.0}

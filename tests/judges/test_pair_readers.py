@@ -17,18 +17,18 @@ from small_vlm import WORDS, save_vlm
 from two_forks import answers_of_a_group
 
 from lavis_mafa.algorithm.ranks import Ranks
-from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.config.con_d import check_con_d
-from lavis_mafa.datasets import TrainingSet
-from lavis_mafa.mining import judging
-from lavis_mafa.mining.corpus import Corpus
-from lavis_mafa.mining.features import Features
-from lavis_mafa.mining.judging import _build_judge
-from lavis_mafa.mining.model_and_data import ModelAndData
-from lavis_mafa.models.con_d import cross_encoder
-from lavis_mafa.models.con_d.build import build_discriminator
-from lavis_mafa.models.con_d.pair_reader import _picture_of, _WholePicture
-from lavis_mafa.models.con_d.yes_no import _YesNo
+from lavis_mafa.data import TrainingSet
+from lavis_mafa.judges import cross_encoder
+from lavis_mafa.judges.build import build_discriminator
+from lavis_mafa.judges.pair_reader import _picture_of, _WholePicture
+from lavis_mafa.judges.yes_no import _YesNo
+from lavis_mafa.settings import ConfigError, load_config
+from lavis_mafa.settings.con_d import check_con_d
+from lavis_mafa.tools import judging
+from lavis_mafa.tools.corpus import Corpus
+from lavis_mafa.tools.corpus_features import Features
+from lavis_mafa.tools.judging import _build_judge
+from lavis_mafa.tools.model_and_data import ModelAndData
 from lavis_mafa.toyworld import ToyScenesBuilder
 
 sys.path.append(str(ROOT / "tests" / "runners"))

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from two_forks import answers_of_a_group
 
-from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
-from lavis_mafa.models.con_d.self_check import (
+from lavis_mafa.judges.discriminators import ModelDiscriminator
+from lavis_mafa.judges.self_check import (
     PoorDiscriminatorError,
     SelfCheck,
     drawn_samples,

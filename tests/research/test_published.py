@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from conftest import ROOT
 
-from lavis_mafa.pages.tables import markdown_section
+from lavis_mafa.tools.tables import markdown_section
 from research import study as command
 from research.__main__ import main
 from research.figures import search_space, three_data_sets

@@ -127,7 +127,7 @@ def test_the_next_run_is_imported_before_its_turn(tmp_path, monkeypatch):
         "assert __name__ == '__main__' and os.path.exists(sys.argv[1] + '/a/done')\n"
     )
     said = f"open({str(tmp_path / 'ready')!r}, 'a').close()\n"
-    program = run_jobs._PREPARED.replace("import lavis_mafa.runners.session\n", said)
+    program = run_jobs._PREPARED.replace("import lavis_mafa.training.session\n", said)
     monkeypatch.setattr(run_jobs, "_PREPARED", program)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
     jobs = counting_jobs(tmp_path, steps=30, pause=0.1)

@@ -12,7 +12,7 @@ from lavis.common.registry import registry
 from omegaconf import OmegaConf
 
 from lavis_mafa.algorithm.settings import StepSettings
-from lavis_mafa.config import load_config
+from lavis_mafa.settings import load_config
 
 
 def _of_downstream(path):

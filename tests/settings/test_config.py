@@ -20,16 +20,16 @@ from omegaconf import OmegaConf
 
 import lavis_mafa  # noqa: F401  registers models, tasks, runners and builders
 from lavis_mafa.algorithm.settings import StepSettings
-from lavis_mafa.config import (
+from lavis_mafa.settings import (
     ConfigError,
     MafaConfig,
     format_config,
     load_config,
 )
-from lavis_mafa.config.check import Report
-from lavis_mafa.config.key import known_keys, section_of
-from lavis_mafa.config.load import _read_options, complete
-from lavis_mafa.config.registered import DATASET, FILE, MODEL, OURS, PARTS, RUN, keys_for
+from lavis_mafa.settings.check import Report
+from lavis_mafa.settings.key import known_keys, section_of
+from lavis_mafa.settings.load import _read_options, complete
+from lavis_mafa.settings.registered import DATASET, FILE, MODEL, OURS, PARTS, RUN, keys_for
 
 GOOD: dict[str, Any] = {
     "model": {"arch": "albef_mafa", "model_type": "tiny"},

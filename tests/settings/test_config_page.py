@@ -11,7 +11,7 @@ from conftest import ROOT
 from lavis.common.registry import registry
 
 from lavis_mafa.algorithm.grit import HARDNESS
-from lavis_mafa.config.registered import LISTED, MODEL, OURS, PARTS, RUN
+from lavis_mafa.settings.registered import LISTED, MODEL, OURS, PARTS, RUN
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from shipped import SHIPPED, loaded, required_options
 from small_language_models import tiny_opt, tiny_t5
 
 from lavis_mafa.cli import main
-from lavis_mafa.models.traits import traits_of
+from lavis_mafa.compat.traits import traits_of
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "runners"))
 from runs import put_small_lavis  # noqa: E402

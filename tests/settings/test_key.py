@@ -10,8 +10,8 @@ from lavis_mafa.algorithm.grit.grit_settings import GritSettings
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.algorithm.registry import Registry
 from lavis_mafa.algorithm.settings import StepSettings
-from lavis_mafa.config.check import Report, filled
-from lavis_mafa.config.key import UNSET, keys_of
+from lavis_mafa.settings.check import Report, filled
+from lavis_mafa.settings.key import UNSET, keys_of
 
 NAMES: Registry[object] = Registry("name")
 

@@ -23,8 +23,8 @@ from shipped import (
     step_of,
 )
 
-from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.models.mafa_model import checkpoint_of
+from lavis_mafa.families.mafa_model import checkpoint_of
+from lavis_mafa.settings import ConfigError, load_config
 
 PAPER = {
     name: values

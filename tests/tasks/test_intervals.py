@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lavis_mafa.metrics.intervals import clustered, wilson
+from lavis_mafa.algorithm.intervals import clustered, wilson
 
 
 def test_wilson_equals_a_published_value():

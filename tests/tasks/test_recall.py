@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from lavis.common.registry import registry
 from lavis.tasks.retrieval import RetrievalTask
 
-from lavis_mafa.metrics import METRICS
-from lavis_mafa.metrics.binary import area_under_roc
-from lavis_mafa.metrics.recall import (
+from lavis_mafa.algorithm.binary import area_under_roc
+from lavis_mafa.tasks.metrics import METRICS
+from lavis_mafa.tasks.recall import (
     _Ranking,
     ranked_truth,
     retrieval_of_own_pairs,

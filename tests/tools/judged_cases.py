@@ -8,8 +8,8 @@ import re
 
 import numpy as np
 
-from lavis_mafa.mining.judged_pairs import UNKNOWN, Judged
-from lavis_mafa.mining.quality.label_quality import COLUMNS
+from lavis_mafa.tools.judged_pairs import UNKNOWN, Judged
+from lavis_mafa.tools.label_quality import COLUMNS
 
 
 def judged_file(image, text, truth=None, about=None, **probability):

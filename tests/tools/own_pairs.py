@@ -8,7 +8,7 @@ import json
 
 from conftest import ROOT
 
-from lavis_mafa.datasets.make_vocab import make_vocab
+from lavis_mafa.data.make_vocab import make_vocab
 
 CONFIG = str(ROOT / "projects/mafa/train/albef_own_data.yaml")
 

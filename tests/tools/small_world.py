@@ -11,9 +11,9 @@ from runs import finish, launcher, spawn
 
 from lavis_mafa import load_model
 from lavis_mafa.cli import main
-from lavis_mafa.datasets import TrainingSet
-from lavis_mafa.mining.features import Features
-from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
+from lavis_mafa.data import TrainingSet
+from lavis_mafa.judges.discriminators import ModelDiscriminator
+from lavis_mafa.tools.corpus_features import Features
 from lavis_mafa.toyworld import ToyScenesBuilder
 
 CONFIG = str(ROOT / "projects/mafa/train/albef_toy.yaml")

@@ -15,19 +15,19 @@ from small_world import CONFIG, DENSE, SIZE, arguments, call, call_ranks, con_d,
 
 from lavis_mafa.algorithm.grit import GritSettings
 from lavis_mafa.cli import main
-from lavis_mafa.mining import counting as counting
-from lavis_mafa.mining import judging
-from lavis_mafa.mining.features import make_features
-from lavis_mafa.mining.hard_negatives import (
+from lavis_mafa.judges.build import build_discriminator
+from lavis_mafa.tools import counting as counting
+from lavis_mafa.tools import judging
+from lavis_mafa.tools.corpus_features import make_features
+from lavis_mafa.tools.hard_negatives import (
     HardNegatives,
     Sampling,
     hard_negatives_of,
     hardest_negatives,
     order_of,
 )
-from lavis_mafa.mining.judged_pairs import Judged
-from lavis_mafa.mining.model_and_data import load_model_and_data
-from lavis_mafa.models.con_d.build import build_discriminator
+from lavis_mafa.tools.judged_pairs import Judged
+from lavis_mafa.tools.model_and_data import load_model_and_data
 from lavis_mafa.toyworld.builder import _ToyScenesTrain
 
 LISTS = ("--batch-sizes", 8, 16, "--search-spaces", 16, 48)

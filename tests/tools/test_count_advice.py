@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from small_world import arguments, call, con_d
 
-from lavis_mafa.mining import count_advice
-from lavis_mafa.mining.count_advice import TRUTH, _grouping, _mining, _Share, advice_of
-from lavis_mafa.mining.counting import Count
-from lavis_mafa.mining.judged_pairs import INVALID, UNKNOWN, VALID, Judged
+from lavis_mafa.tools import count_advice
+from lavis_mafa.tools.count_advice import TRUTH, _grouping, _mining, _Share, advice_of
+from lavis_mafa.tools.counting import Count
+from lavis_mafa.tools.judged_pairs import INVALID, UNKNOWN, VALID, Judged
 
 FEW, EIGHT, MANY = _Share(0.005, 0.003, 0.008), _Share(0.08, 0.07, 0.09), _Share(0.26, 0.24, 0.28)
 THREE, MOST = _Share(0.03, 0.02, 0.04), _Share(0.57, 0.55, 0.6)

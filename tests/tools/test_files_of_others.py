@@ -21,17 +21,17 @@ from small_world import call
 
 from lavis_mafa import load_model
 from lavis_mafa.cli import main
-from lavis_mafa.config import load_config
-from lavis_mafa.datasets import TrainingSet
-from lavis_mafa.datasets.image_text_json import ImageTextTrain
+from lavis_mafa.data import TrainingSet
+from lavis_mafa.data.image_text_json import ImageTextTrain
 from lavis_mafa.io.arrays import read_npz
 from lavis_mafa.io.project_files import CONFIGS
-from lavis_mafa.mining.corpus import Corpus
-from lavis_mafa.mining.judged_pairs import UNKNOWN, Judged
-from lavis_mafa.mining.judging import build_judges, discriminators_of
-from lavis_mafa.mining.model_and_data import options_of
-from lavis_mafa.pages.charts import Table
-from lavis_mafa.pages.tables import markdown_table, one_line
+from lavis_mafa.settings import load_config
+from lavis_mafa.tools.charts import Table
+from lavis_mafa.tools.corpus import Corpus
+from lavis_mafa.tools.judged_pairs import UNKNOWN, Judged
+from lavis_mafa.tools.judging import build_judges, discriminators_of
+from lavis_mafa.tools.model_and_data import options_of
+from lavis_mafa.tools.tables import markdown_table, one_line
 
 ESCAPE = "\x1b]0;owned\x07"
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from small_world import SIZE, arguments, call, con_d
 
-from lavis_mafa.mining.judged_pairs import Judged
+from lavis_mafa.tools.judged_pairs import Judged
 from lavis_mafa.toyworld.builder import _ToyScenesTrain
 
 ORACLE = "model.mafa.con_d.arch=oracle"

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_world import save_model
 
-from lavis_mafa.datasets import TrainingSet
-from lavis_mafa.mining import judging
-from lavis_mafa.mining.corpus import Corpus
-from lavis_mafa.mining.features import Features
-from lavis_mafa.mining.judging import _build_judge, _chunks_of, _first_readable, _judge
-from lavis_mafa.mining.model_and_data import ModelAndData
-from lavis_mafa.models.con_d.build import build_discriminator
+from lavis_mafa.data import TrainingSet
+from lavis_mafa.judges.build import build_discriminator
+from lavis_mafa.tools import judging
+from lavis_mafa.tools.corpus import Corpus
+from lavis_mafa.tools.corpus_features import Features
+from lavis_mafa.tools.judging import _build_judge, _chunks_of, _first_readable, _judge
+from lavis_mafa.tools.model_and_data import ModelAndData
 from lavis_mafa.toyworld import ToyScenesBuilder
 
 IMAGES, CAPTIONS = 20, 3

@@ -17,8 +17,8 @@ from judged_cases import judged_file, page_data, save_labels
 from PIL import Image
 
 from lavis_mafa.cli import main
-from lavis_mafa.mining.quality.label_page import _draw, _write_label_page
-from lavis_mafa.mining.quality.label_quality import COLUMNS, _read_labels
+from lavis_mafa.tools.label_page import _draw, _write_label_page
+from lavis_mafa.tools.label_quality import COLUMNS, _read_labels
 
 EVIL = """</script><script>document.title = "x"</script><img src=x onerror=a()> {{data}} & '"""
 

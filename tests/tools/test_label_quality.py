@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from judged_cases import judged_file
 from small_world import call
 
+from lavis_mafa.algorithm.intervals import wilson
 from lavis_mafa.cli import main
-from lavis_mafa.metrics.intervals import wilson
-from lavis_mafa.mining.judged_pairs import INVALID, UNKNOWN, VALID
-from lavis_mafa.mining.quality.label_quality import _percent, _quality_of, _range, _truth_of
+from lavis_mafa.tools.judged_pairs import INVALID, UNKNOWN, VALID
+from lavis_mafa.tools.label_quality import _percent, _quality_of, _range, _truth_of
 
 
 def judged_of(probability, truth):

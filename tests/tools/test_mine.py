@@ -13,9 +13,9 @@ from PIL import Image
 from small_world import SIZE, arguments, call, call_ranks, con_d, toy_pairs
 
 from lavis_mafa.cli import main
-from lavis_mafa.mining import pair_mining as mine
-from lavis_mafa.mining.judged_pairs import Judged
-from lavis_mafa.runners import session
+from lavis_mafa.tools import pair_mining as mine
+from lavis_mafa.tools.judged_pairs import Judged
+from lavis_mafa.training import session
 
 MINING = ("--batch-size", 16, "--search-space", 48)
 MANY = 3 * SIZE

@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 from torch.utils.data import ConcatDataset
 
-from lavis_mafa.datasets import TrainingSet
-from lavis_mafa.datasets.image_text_json import ImageTextTrain
-from lavis_mafa.mining.corpus import Corpus
-from lavis_mafa.mining.pair_records import PairRecords, _ids_of_images
+from lavis_mafa.data import TrainingSet
+from lavis_mafa.data.image_text_json import ImageTextTrain
+from lavis_mafa.tools.corpus import Corpus
+from lavis_mafa.tools.pair_records import PairRecords, _ids_of_images
 
 
 def rows_with(ids):

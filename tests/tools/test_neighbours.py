@@ -15,9 +15,9 @@ from small_world import SIZE, arguments, call, call_ranks, con_d, features_of, t
 from lavis_mafa.algorithm import corpus_mining
 from lavis_mafa.algorithm.pickers import NONE
 from lavis_mafa.cli import main
-from lavis_mafa.mining.corpus import Corpus
-from lavis_mafa.mining.judged_pairs import Judged
-from lavis_mafa.mining.neighbours import _search
+from lavis_mafa.tools.corpus import Corpus
+from lavis_mafa.tools.judged_pairs import Judged
+from lavis_mafa.tools.neighbours import _search
 
 MINED = "mined.json"
 ORACLE = "model.mafa.con_d.arch=oracle"

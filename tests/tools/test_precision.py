@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lavis_mafa.metrics.binary import bin_of, figures_at, precisions, weighted_share
-from lavis_mafa.metrics.intervals import wilson
+from lavis_mafa.algorithm.binary import bin_of, figures_at, precisions, weighted_share
+from lavis_mafa.algorithm.intervals import wilson
 
 
 @st.composite

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from lavis_mafa.pages.charts import Bars, Table, format_number
-from lavis_mafa.pages.report_page import ShownPair, write_report
+from lavis_mafa.tools.charts import Bars, Table, format_number
+from lavis_mafa.tools.report_page import ShownPair, write_report
 
 EVIL = """</script><script>alert("x")</script><!-- {{data}} & 'q' "><img src=x onerror=a()>"""
 VOID = {"meta", "img"}

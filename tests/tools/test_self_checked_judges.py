@@ -8,10 +8,10 @@ import pytest
 from small_world import arguments, call, con_d
 
 from lavis_mafa.cli import main
-from lavis_mafa.mining.judge_check import self_check_tables
-from lavis_mafa.mining.judged_pairs import Judged
-from lavis_mafa.mining.run_report import report
-from lavis_mafa.runners.con_d_check import RECORD
+from lavis_mafa.tools.judge_check import self_check_tables
+from lavis_mafa.tools.judged_pairs import Judged
+from lavis_mafa.tools.run_report import report
+from lavis_mafa.training.con_d_check import RECORD
 
 GRIT = ("run.grit.queue_size=64", "run.grit.search_space=32")
 

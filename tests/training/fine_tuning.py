@@ -9,8 +9,8 @@ import torch
 from omegaconf import OmegaConf
 from runs import ROOT, TOY, records, run_here, weights
 
-from lavis_mafa.models import AlbefMafa
-from lavis_mafa.runners.session import run
+from lavis_mafa.families import AlbefMafa
+from lavis_mafa.training.session import run
 
 TRAIN, EVAL = ROOT / "projects/mafa/train", ROOT / "projects/mafa/eval"
 # Keys of the small pre-training run that do not apply here.

@@ -79,7 +79,7 @@ def put_small_lavis(folder, patch, vocabulary=MODELS / "tiny_vocab.txt", more_wo
     """
     from lavis.models.vit import VisionTransformerEncoder
 
-    from lavis_mafa.models.parts.vit import build_vit
+    from lavis_mafa.families.vit import build_vit
 
     tiny = OmegaConf.load(MODELS / "albef_mafa_tiny.yaml").model
     small = classmethod(lambda cls, cfg, from_pretrained=False: build_vit(tiny, False))
@@ -101,7 +101,7 @@ def options(folder, **changes):
 
 def run_here(folder, config=CONFIG, **changes):
     """Train in this process; return the runner."""
-    from lavis_mafa.runners.session import run
+    from lavis_mafa.training.session import run
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -116,7 +116,7 @@ def recording(trained: Any = None) -> Iterator[Any]:
     """Append every mini-batch trained inside the context to ``trained`` or a new list: epoch,
     step, sample indices and losses.
     """
-    from lavis_mafa.runners import RunnerMafa
+    from lavis_mafa.training import RunnerMafa
 
     trained = [] if trained is None else trained
     record_step = RunnerMafa._record_step

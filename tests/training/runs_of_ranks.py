@@ -20,7 +20,7 @@ import lavis_mafa  # noqa: F401  before LAVIS, which lacks names of newer transf
 import torch
 import torch.distributed as dist
 
-from lavis_mafa.runners.session import run
+from lavis_mafa.training.session import run
 
 
 def digests(model: Any) -> dict[str, str]:

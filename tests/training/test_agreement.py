@@ -28,7 +28,7 @@ from runs import (
 )
 
 from lavis_mafa import load_model
-from lavis_mafa.runners.agreement import judges_of, of_config, require_agreement
+from lavis_mafa.training.agreement import judges_of, of_config, require_agreement
 
 SCRIPT = Path(__file__).with_name("runs_of_ranks.py")
 STORAGE = "datasets.image_text_json.build_info.annotations.{}.storage"

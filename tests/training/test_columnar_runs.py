@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from runs import INFO, OWN, TINY, TOY, records, run_here, same_weights, weights
 
-from lavis_mafa.config import ConfigError, load_config
+from lavis_mafa.settings import ConfigError, load_config
 
 COUNT = 40
 

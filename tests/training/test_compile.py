@@ -10,8 +10,8 @@ import torch
 from conftest import mini_batch
 
 from lavis_mafa import load_model
-from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
-from lavis_mafa.runners.launch import compile_image_encoders
+from lavis_mafa.judges.discriminators import ModelDiscriminator
+from lavis_mafa.training.launch import compile_image_encoders
 
 
 def test_model_without_image_encoder_is_rejected():

@@ -11,13 +11,13 @@ import torch
 from runs import CONFIG, finish, options, records, run_here, same_weights, start, weights
 
 from lavis_mafa.cli import main
-from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
-from lavis_mafa.models.con_d.self_check import PoorDiscriminatorError
-from lavis_mafa.runners.con_d_check import RECORD
+from lavis_mafa.judges.discriminators import ModelDiscriminator
+from lavis_mafa.judges.self_check import PoorDiscriminatorError
+from lavis_mafa.training.con_d_check import RECORD
 
 GOOD = '''
 import torch
-from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS
+from lavis_mafa.judges.discriminators import DISCRIMINATORS
 
 
 @DISCRIMINATORS.register("knows_own")

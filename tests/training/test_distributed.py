@@ -34,10 +34,10 @@ def launch_two(folder, *arguments):
 def simulate_two_ranks(folder):
     """Train both ranks in turn on one copy of the weights; average the gradients explicitly."""
     from lavis_mafa.algorithm.grit import GritSchedule, GritSettings
-    from lavis_mafa.config import load_config
     from lavis_mafa.io.random_streams import random_states, set_random_states
-    from lavis_mafa.runners.launch import init_distributed
-    from lavis_mafa.runners.session import build_runner
+    from lavis_mafa.settings import load_config
+    from lavis_mafa.training.launch import init_distributed
+    from lavis_mafa.training.session import build_runner
 
     torch.set_num_threads(1)
     cfg = load_config(CONFIG, options(folder, **CHANGES))

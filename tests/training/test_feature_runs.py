@@ -30,9 +30,9 @@ from runs import (
 
 from lavis_mafa import load_model
 from lavis_mafa.cli import main
-from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.datasets.feature_folder import FeatureFolder
-from lavis_mafa.models.parts.feature_encoder import Features
+from lavis_mafa.data.feature_folder import FeatureFolder
+from lavis_mafa.families.feature_encoder import Features
+from lavis_mafa.settings import ConfigError, load_config
 
 IMAGES, S, V = 40, 4, 6
 EACH = ["albef", "blip", "blip2"]

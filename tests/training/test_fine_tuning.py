@@ -14,7 +14,7 @@ from fine_tuning import (
 )
 from runs import records, run_here
 
-from lavis_mafa.runners.session import run
+from lavis_mafa.training.session import run
 
 
 def test_train_then_evaluate(checkpoint, tmp_path):  # noqa: F811

@@ -10,8 +10,8 @@ from runs import ROOT, records, run_here, weights
 from runs import TOY as TOY_KEYS
 from test_lavis_builders import write_config
 
-from lavis_mafa.config import load_config
-from lavis_mafa.runners.lavis_runner import _LinearWarmupDropsLRScheduler
+from lavis_mafa.settings import load_config
+from lavis_mafa.training.lavis_runner import _LinearWarmupDropsLRScheduler
 
 TOY = str(ROOT / "projects/mafa/train/fne_toy.yaml")
 # Keys of the small run that FNE does not have.

@@ -7,8 +7,8 @@ import torch
 from runs import run_here, same_weights, weights
 
 from lavis_mafa.cli import main
-from lavis_mafa.pages.charts import format_number
-from lavis_mafa.runners.run_log import CONNECTIONS, read_json_lines
+from lavis_mafa.tools.charts import format_number
+from lavis_mafa.training.run_log import CONNECTIONS, read_json_lines
 
 GLOFND = {
     "model__mafa__con_d": "null",

@@ -23,10 +23,10 @@ from runs import (
 )
 
 from lavis_mafa.algorithm.momentum import GROUP_QUEUE
-from lavis_mafa.config import ConfigError
-from lavis_mafa.datasets import TrainingSet
-from lavis_mafa.runners.dry_run import _groups_line
+from lavis_mafa.data import TrainingSet
+from lavis_mafa.settings import ConfigError
 from lavis_mafa.toyworld import ToyScenesBuilder
+from lavis_mafa.training.dry_run import _groups_line
 
 COUNT = 40
 QUEUE = {"model__mafa__soft_labels__type": "momentum", "model__queue_size": 16}

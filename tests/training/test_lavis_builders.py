@@ -10,9 +10,9 @@ import torch
 import yaml
 from runs import PROCESSORS, TOY, put_small_lavis, records, run_here, weights
 
-from lavis_mafa.runners import RunnerMafa
-from lavis_mafa.runners.loaders import evaluation_sets
-from lavis_mafa.runners.session import build_data
+from lavis_mafa.training import RunnerMafa
+from lavis_mafa.training.loaders import evaluation_sets
+from lavis_mafa.training.session import build_data
 
 WITH_FILE_LISTS = ("sbu_caption",)  # LAVIS's default is a list of files for these builders
 # Builders with val and test splits.

@@ -13,11 +13,11 @@ import pytest
 from conftest import ROOT
 
 from lavis_mafa.cli import main
-from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.config.config_of_run import trusting
-from lavis_mafa.config.loggers import LOGGERS, Logger
-from lavis_mafa.loggers.guarded import _MEMORY, GuardedLoggers, loggers_of
-from lavis_mafa.runners.figures import Figures
+from lavis_mafa.settings import ConfigError, load_config
+from lavis_mafa.settings.config_of_run import trusting
+from lavis_mafa.settings.loggers import LOGGERS, Logger
+from lavis_mafa.training.figures import Figures
+from lavis_mafa.training.guarded import _MEMORY, GuardedLoggers, loggers_of
 
 sys.path.append(str(ROOT / "tests" / "runners"))
 from runs import CONFIG, options, records, run_here, same_weights, weights  # noqa: E402
@@ -183,7 +183,7 @@ def test_training_is_equal_with_loggers_that_draw_and_fail(tmp_path, monkeypatch
 
 @pytest.mark.parametrize(("given", "expected"), [("[]", []), ("[recorder]", ["recorder"])])
 def test_loggers_are_those_of_the_list(tmp_path, recorders, given, expected):
-    from lavis_mafa.config.loggers import names_of_loggers
+    from lavis_mafa.settings.loggers import names_of_loggers
 
     cfg = load_config(CONFIG, options(tmp_path, run__loggers=given))
     assert names_of_loggers(cfg.run_cfg) == expected
@@ -360,7 +360,7 @@ def test_mlflow_takes_any_name_and_value(tmp_path, store):
 def test_nothing_is_imported_before_a_logger_begins():
     """A run without them must not pay for the packages, or need them."""
     code = (
-        "import lavis_mafa.loggers, sys; from lavis_mafa.loggers.guarded import loggers_of;"
+        "import lavis_mafa.training, sys; from lavis_mafa.training.guarded import loggers_of;"
         "loggers_of({'loggers': ['wandb', 'mlflow']});"
         "print([n for n in ('wandb', 'mlflow', 'torch.utils.tensorboard') if n in sys.modules])"
     )

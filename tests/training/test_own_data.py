@@ -98,7 +98,7 @@ def small_albef(tmp_path_factory, data_folder):
 @pytest.fixture(scope="module")
 def base_checkpoint(small_albef, data_folder):
     """A checkpoint of a small albef_mafa; return its model."""
-    from lavis_mafa.models import AlbefMafa
+    from lavis_mafa.families import AlbefMafa
 
     cfg = OmegaConf.load(AlbefMafa.default_config_path("base")).model
     cfg.update(
@@ -156,7 +156,7 @@ def test_checkpoints_load_into_lavis_models(small_albef, base_checkpoint, monkey
 def test_momentum_encoders_are_initialised_from_the_encoders(
     small_albef, base_checkpoint, monkeypatch
 ):
-    from lavis_mafa.models.weight_loading import complete_lavis_loading
+    from lavis_mafa.checkpoints.weight_loading import complete_lavis_loading
 
     monkeypatch.chdir(small_albef)
     key = "visual_encoder{}.blocks.0.attn.qkv.weight"
@@ -172,7 +172,7 @@ def test_scores_equal_lavis(small_albef, base_checkpoint, photographs, data_fold
     from lavis.processors.blip_processors import BlipCaptionProcessor, BlipImageEvalProcessor
     from torch.utils.data import DataLoader
 
-    from lavis_mafa.models.inference.rerank import UNRANKED, compute_sim_matrix
+    from lavis_mafa.families.rerank import UNRANKED, compute_sim_matrix
 
     monkeypatch.chdir(small_albef)
     theirs = build_downstream("albef_retrieval", small_albef, queue_size=64).eval()
@@ -197,7 +197,7 @@ def test_scores_equal_lavis(small_albef, base_checkpoint, photographs, data_fold
 def test_retrieval_model_can_be_con_d(small_albef, base_checkpoint, monkeypatch, toy_train):
     from conftest import mini_batch
 
-    from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
+    from lavis_mafa.judges.discriminators import ModelDiscriminator
 
     monkeypatch.chdir(small_albef)
     model = build_downstream("albef_retrieval", small_albef, queue_size=64)

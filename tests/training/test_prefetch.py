@@ -15,11 +15,11 @@ from lavis.common.registry import registry
 from runs import ROOT
 
 import lavis_mafa
+from lavis_mafa.checkpoints import downloads
 from lavis_mafa.cli import main
-from lavis_mafa.config import load_config
-from lavis_mafa.io import downloads
-from lavis_mafa.runners import prefetch as prefetching
-from lavis_mafa.runners.prefetch import OfflineError, require_sources, sources_of
+from lavis_mafa.settings import load_config
+from lavis_mafa.training import prefetch as prefetching
+from lavis_mafa.training.prefetch import OfflineError, require_sources, sources_of
 
 TRAIN = ROOT / "projects/mafa/train"
 INFO = "datasets.image_text_json.build_info"
@@ -135,9 +135,9 @@ def test_two_urls_with_one_file_name_are_two_files(server, tmp_path):
     from lavis.models.base_model import BaseModel
     from omegaconf import OmegaConf
 
-    from lavis_mafa.io.checkpoints import read_checkpoint
-    from lavis_mafa.runners.session import build_model
-    from lavis_mafa.runners.sources import sources_of_model
+    from lavis_mafa.checkpoints.checkpoints import read_checkpoint
+    from lavis_mafa.training.session import build_model
+    from lavis_mafa.training.sources import sources_of_model
 
     folder, address = server
     for name, value in (("one", 1.0), ("two", 2.0)):
@@ -178,7 +178,7 @@ def test_recorded_config_keeps_the_files_of_unused_splits():
 def test_a_url_without_network_is_explained(monkeypatch):
     from urllib.error import URLError
 
-    from lavis_mafa.io import checkpoints
+    from lavis_mafa.checkpoints import checkpoints
 
     def fail(*_, **__):
         raise URLError("no route to host")

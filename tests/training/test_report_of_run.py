@@ -14,7 +14,7 @@ from runs import records, run_here
 
 from lavis_mafa import load_model
 from lavis_mafa.cli import main
-from lavis_mafa.pages.charts import format_number
+from lavis_mafa.tools.charts import format_number
 
 LOW, HIGH = 0.4, 0.49
 DIRECTIONS = ("i2t", "t2i")
@@ -99,7 +99,7 @@ def cards_of(text):
 
 
 def test_pairs_show_the_data_of_the_run(run):
-    from lavis_mafa.mining.model_and_data import recorded_data
+    from lavis_mafa.tools.model_and_data import recorded_data
 
     text = page_of(run / "job")
     cards = cards_of(text)

@@ -11,8 +11,8 @@ from runs import ROOT, resume_bit_for_bit, run_here, same_weights, weights
 
 from lavis_mafa import load_model
 from lavis_mafa.io.random_streams import random_states, set_random_states
-from lavis_mafa.runners.checkpoint import load_trained_state, trained_state
-from lavis_mafa.runners.state import BestFigure
+from lavis_mafa.training.checkpoint import load_trained_state, trained_state
+from lavis_mafa.training.state import BestFigure
 
 BLIP2 = str(ROOT / "projects/mafa/train/blip2_toy.yaml")
 
@@ -98,7 +98,7 @@ def test_resuming_with_other_settings_is_rejected(uninterrupted, tmp_path):
 )
 def test_resuming_a_model_of_another_size_names_the_key(tmp_path, monkeypatch, key, before, after):
     """Before anything is built, also where the checkpoint is found by ``auto``."""
-    from lavis_mafa.runners import session
+    from lavis_mafa.training import session
 
     changes = {"config": BLIP2} if key == "num_query_token" else {}
     if key == "queue_size":
@@ -148,7 +148,7 @@ def test_resumed_run_keeps_its_folder(tmp_path):
 
 
 def test_folder_of_another_run_is_rejected(uninterrupted):
-    from lavis_mafa.config import ConfigError
+    from lavis_mafa.settings import ConfigError
 
     with pytest.raises(ConfigError, match="holds another run's checkpoint"):
         run_here(uninterrupted)

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from lavis_mafa.loggers.tensorboard import _TensorBoardLogger
-from lavis_mafa.runners.run_log import LOG, RunLog, read_json_lines, read_log
+from lavis_mafa.training.run_log import LOG, RunLog, read_json_lines, read_log
+from lavis_mafa.training.tensorboard import _TensorBoardLogger
 
 
 def step(number, **figures):

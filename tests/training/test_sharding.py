@@ -15,8 +15,8 @@ from torch import nn
 from two_forks import answers_of_two
 
 from lavis_mafa import load_model
-from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.runners.sharding import _frozen_blocks, shard_frozen
+from lavis_mafa.settings import ConfigError, load_config
+from lavis_mafa.training.sharding import _frozen_blocks, shard_frozen
 
 # The frozen language models are those of BLIP-2's stage 2.
 pytestmark = pytest.mark.downstream
@@ -82,8 +82,8 @@ def run_all(rank, folder, config, runs, results):
     """Train runs, such as `RUNS`, as one of two ranks; answer the numbers held of each weight."""
     from lavis.common.registry import registry
 
-    from lavis_mafa.runners import RunnerMafa
-    from lavis_mafa.runners.session import run
+    from lavis_mafa.training import RunnerMafa
+    from lavis_mafa.training.session import run
 
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank))
     torch.set_num_threads(1)

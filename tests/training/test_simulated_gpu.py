@@ -16,7 +16,7 @@ from test_gpu import METHODS
 from lavis_mafa.algorithm.pickers import PICKERS
 from lavis_mafa.algorithm.rules import RULES
 from lavis_mafa.cli import main
-from lavis_mafa.runners import RunnerMafa
+from lavis_mafa.training import RunnerMafa
 
 MOST_WAITS = 6
 FIRST, LAST = 10, 13  # steps between which waits are counted; mini-batches are grouped from step 9

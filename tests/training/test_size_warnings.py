@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from runs import CONFIG, ROOT, options, records, run_here
 
-from lavis_mafa.runners.session import check_only
+from lavis_mafa.training.session import check_only
 
 # 74 pairs in mini-batches of 8: 9 steps an epoch, 3 epochs, 27 steps.
 
@@ -42,7 +42,7 @@ def test_settings_that_do_not_fit(tmp_path, capsys, changes, message):
 
 def test_training_warns_as_the_dry_run_does(tmp_path, caplog):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lavis_mafa.runners.RunnerMafa.train_epoch", lambda *_: False)
+        patch.setattr("lavis_mafa.training.RunnerMafa.train_epoch", lambda *_: False)
         run_here(tmp_path, run__warmup_steps=27)
     assert "run.warmup_steps: 27 is not below the 27 steps" in caplog.text
 

@@ -10,8 +10,8 @@ from runs import run_here
 
 from lavis_mafa.cli import main
 from lavis_mafa.io.processes import progress
-from lavis_mafa.runners import run_log, runner_mafa
-from lavis_mafa.runners.run_log import TimeLeft, duration
+from lavis_mafa.training import run_log, runner_mafa
+from lavis_mafa.training.run_log import TimeLeft, duration
 
 
 def test_time_left_is_of_the_whole_run(monkeypatch):

@@ -6,8 +6,8 @@ import pytest
 from runs import run_here, same_weights, weights
 
 from lavis_mafa.algorithm.tokens import TOKENS, Tokens
-from lavis_mafa.models.families import family as base
-from lavis_mafa.runners import loaders
+from lavis_mafa.families import family as base
+from lavis_mafa.training import loaders
 
 # Momentum encoders and the separate pass of naive GRIT read captions as well.
 CHANGES = {

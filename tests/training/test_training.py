@@ -11,17 +11,17 @@ import torch
 from lavis.common.optims import LinearWarmupCosineLRScheduler
 from runs import CONFIG, dry_run, options, records, run_here
 
-from lavis_mafa.models.con_d.frozen import frozen_models
-from lavis_mafa.runners.guard import UnreadableSamples
+from lavis_mafa.judges.frozen import frozen_models
+from lavis_mafa.training.guard import UnreadableSamples
 
 ONE_EPOCH = {"run__max_epoch": 1, "run__grit__enabled": False}
 
 
 def test_accumulated_gradients_are_averaged(tmp_path):
     """Accumulating 1 or 4 equal mini-batches gives the same gradient."""
-    from lavis_mafa.config import load_config
-    from lavis_mafa.runners.launch import init_distributed, seed_everything
-    from lavis_mafa.runners.session import build_runner
+    from lavis_mafa.settings import load_config
+    from lavis_mafa.training.launch import init_distributed, seed_everything
+    from lavis_mafa.training.session import build_runner
 
     cfg = load_config(CONFIG, options(tmp_path))
     init_distributed(cfg.run_cfg)
@@ -207,7 +207,7 @@ def test_dry_run_reports_and_trains_nothing(tmp_path, capsys):
 
 
 def test_error_of_a_missing_split_names_the_existing_ones():
-    from lavis_mafa.runners.loaders import Loaders
+    from lavis_mafa.training.loaders import Loaders
 
     with pytest.raises(ValueError, match="'test'.*val"):
         Loaders({}, None, {"val": 1}, 0, torch.device("cpu")).evaluation("test")
@@ -229,7 +229,7 @@ def test_small_validation_split_does_not_change_k_test_of_the_test_split(tmp_pat
 def test_distributed_false_ignores_slurm(monkeypatch):
     from omegaconf import OmegaConf
 
-    from lavis_mafa.runners.launch import init_distributed
+    from lavis_mafa.training.launch import init_distributed
 
     monkeypatch.setenv("SLURM_NTASKS", "4")
     monkeypatch.setenv("SLURM_PROCID", "1")
