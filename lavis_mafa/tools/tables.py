@@ -23,7 +23,7 @@ def markdown_table(table: Table) -> str:
     ]
     widths = [max(len(row[place]) for row in rows) or 1 for place in range(len(rows[0]))]
     lines = [_line(row, widths) for row in rows]
-    return "\n".join([lines[0], _line(["-" * width for width in widths], widths), *lines[1:]])
+    return "\n".join([lines[0], _line(["".ljust(width, "-") for width in widths], widths), *lines[1:]])
 
 
 def one_line(text: str) -> str:
