@@ -160,20 +160,6 @@ def add_con_d_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--sampling``, of one kind or several, and ``--seed``."""
-    parser.add_argument(
-        "--sampling",
-        nargs="+",
-        choices=["random", "grit"],
-        default=["random", "grit"],
-        help="how mini-batches are formed (default: both)",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="of the sample and the mini-batches (default: 0)"
-    )
-
-
 def number(least: int) -> Callable[[str], int]:
     """Return a parser of whole numbers that are not smaller than ``least``."""
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT
 from judged_cases import page_data
-from own_pairs import CONFIG
 from PIL import Image
 from small_world import call
 
@@ -33,6 +33,7 @@ from lavis_mafa.tools.judging import build_judges, discriminators_of
 from lavis_mafa.tools.model_and_data import options_of
 from lavis_mafa.tools.tables import markdown_table, one_line
 
+CONFIG = str(ROOT / "projects/mafa/train/albef_own_data.yaml")
 ESCAPE = "\x1b]0;owned\x07"
 
 
