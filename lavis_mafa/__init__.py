@@ -73,7 +73,7 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` below imports 
 
 # Where each name is defined that is imported on first use.
 _MODULE_OF = {"load_model": "lavis_mafa.checkpoints.loading", **EXPORTS}
-_NEED_LAVIS = ["data", "load_model", "families", "processors", "training", "tasks", "toyworld"]
+_NEED_LAVIS = ["data", "load_model", "families", "training", "tasks", "toyworld"]
 
 # `from lavis_mafa import *` imports all of these, so without LAVIS they are fewer.
 __all__ = ["__version__", "register", *EXPORTS]

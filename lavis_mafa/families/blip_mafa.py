@@ -99,7 +99,7 @@ class BlipMafa(MafaModel, BlipBase):
         """Generate captions of B images by the decoder, like LAVIS's ``blip_caption``."""
         embeds = self.backbone.image_tokens(samples["image"])
         prompt = samples.get("prompt", self.prompt)
-        tokens = self.tokenizer([prompt] * len(embeds), return_tensors="pt").to(embeds.device)
+        tokens = self.tokenizer([prompt for _ in embeds], return_tensors="pt").to(embeds.device)
         tokens.input_ids[:, 0] = self.tokenizer.bos_token_id
         tokens.input_ids = tokens.input_ids[:, :-1]  # without [SEP], which would end the caption
         generated = self.text_decoder.generate_from_encoder(

@@ -83,7 +83,7 @@ def rerank(
     assert images.features is not None and texts.features is not None
     sim = backbone.similarity(images.features, texts.features).float()
     if k_test == 0:
-        return [(sim.cpu().numpy(), sim.t().cpu().numpy())] * len(orders)
+        return [(sim.cpu().numpy(), sim.t().cpu().numpy()) for _ in orders]
     sim_i2t, text_of = _best_candidates(sim, k_test)
     sim_t2i, image_of = _best_candidates(sim.t(), k_test)
     size = sim.shape

@@ -336,6 +336,11 @@ def _read(
 
 
 def _identity(value: Any) -> Any:
-    if hasattr(value, "tobytes"):  # a picture or an array
-        return hashlib.sha256(f"{getattr(value, 'size', '')}".encode() + value.tobytes()).digest()
-    return value if isinstance(value, str) else repr(value)
+    """Return what is equal for equal texts and arrays, and for pictures that look equal."""
+    if not hasattr(value, "tobytes"):
+        return value if isinstance(value, str) else repr(value)
+    if hasattr(value, "getpixel"):  # a picture; its bytes may be numbers of a palette
+        form, value = f"{value.size}", value.convert("RGBA")
+    else:
+        form = f"{value.shape} {value.dtype}"
+    return hashlib.sha256(form.encode() + value.tobytes()).digest()

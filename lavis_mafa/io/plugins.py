@@ -46,7 +46,9 @@ def load_plugins(names: Iterable[str] = ()) -> None:
             except Exception as error:
                 logging.warning(
                     "the installed plugin %s (%s) cannot be imported and is skipped: %s",
-                    *(point.name, point.value, _cause(error)),
+                    point.name,
+                    point.value,
+                    _cause(error),
                 )
     for name in names:
         load_plugin(name)

@@ -12,7 +12,13 @@ from typing import Any
 LOG = "log.jsonl"
 # Keys of `run` that say where and how this one run was started.
 OF_ONE_START = (
-    *("rank", "world_size", "gpu", "distributed", "dist_url", "resume_ckpt_path", "job_id"),
+    "rank",
+    "world_size",
+    "gpu",
+    "distributed",
+    "dist_url",
+    "resume_ckpt_path",
+    "job_id",
     "max_steps",
 )
 

@@ -207,7 +207,7 @@ class StepFigures:
             shown = torch.nonzero((found.state == POSITIVE) | (found.state == AMBIGUOUS)).flatten()
             rows = shown[: -(-limit // 2)].numpy()
             pairs = _nominated(output, direction, rows)
-            truths: list[bool | None] = [None] * len(rows)
+            truths: list[bool | None] = [None for _ in rows]
             if self._truth is not None:
                 valid, known = self._truth_of(*pairs)
                 truths = [bool(v) if k else None for v, k in zip(valid, known, strict=True)]

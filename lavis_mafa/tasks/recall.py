@@ -165,7 +165,7 @@ def retrieval_of_own_pairs(
                 table[place, list(own[name](query))] = True
             return table
 
-        sums = [0.0] * len(RECALLS)
+        sums = [0.0 for _ in RECALLS]
         for ranking in _rankings(scores, relevant):
             sums = [
                 total + float(ranking.recall(k).sum())

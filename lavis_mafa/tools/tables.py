@@ -23,8 +23,9 @@ def markdown_table(table: Table) -> str:
     ]
     widths = [max(len(row[place]) for row in rows) or 1 for place in range(len(rows[0]))]
     lines = [_line(row, widths) for row in rows]
-    below = _line(["".ljust(width, "-") for width in widths], widths)
-    return "\n".join([lines[0], below, *lines[1:]])
+    return "\n".join(
+        [lines[0], _line(["".ljust(width, "-") for width in widths], widths), *lines[1:]]
+    )
 
 
 def one_line(text: str) -> str:

@@ -15,7 +15,7 @@ from lavis_mafa.cli import main
 from lavis_mafa.settings import ConfigError, load_config
 from lavis_mafa.settings.config_of_run import recorded_config
 
-sys.path.append(str(ROOT / "tests" / "runners"))
+sys.path.append(str(ROOT / "tests" / "training"))
 from runs import run_here  # noqa: E402
 
 

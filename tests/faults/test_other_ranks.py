@@ -17,7 +17,7 @@ from lavis_mafa.algorithm.grit.collector import GritCollector, share_out
 from lavis_mafa.training.checkpoint import check_same_settings
 from lavis_mafa.training.state import _redistribute
 
-SCRIPT = Path(__file__).parents[1] / "runners" / "recording_run.py"
+SCRIPT = Path(__file__).parents[1] / "training" / "recording_run.py"
 LAST = "checkpoint_last.pth"
 # 4 steps per epoch with 8 pairs each, 2 left over.
 RUN = toy("albef", run__accum_grad_iters=3)

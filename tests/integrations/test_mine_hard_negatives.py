@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -150,3 +151,15 @@ def test_results_without_rows_keep_their_columns(tmp_path):
         assert mined.column_names == ["anchor", "positive", "negative_1", "negative_2"]
         assert missing.column_names == ["anchor", "positive"]
         assert (len(mined) == 0, len(missing) == 0) == (probability == 1.0, probability == 0.0)
+
+
+def test_pictures_are_equal_if_they_look_equal():
+    """Of pictures with a palette, the bytes are numbers of colours; arrays also have a shape."""
+    red = Pictures.new("RGB", (4, 4), "red")
+    of_palettes = [Pictures.new("RGB", (4, 4), name).quantize(2) for name in ("red", "blue")]
+    identity = integration._identity
+    assert identity(red) == identity(of_palettes[0]) != identity(of_palettes[1])
+    assert identity(red) != identity(Pictures.new("RGB", (2, 8), "red"))
+    numbers = np.arange(6)
+    assert identity(numbers.reshape(2, 3)) != identity(numbers.reshape(3, 2))
+    assert identity(numbers) != identity(numbers.astype(np.uint64))

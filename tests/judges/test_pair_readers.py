@@ -31,7 +31,7 @@ from lavis_mafa.tools.judging import _build_judge
 from lavis_mafa.tools.model_and_data import ModelAndData
 from lavis_mafa.toyworld import ToyScenesBuilder
 
-sys.path.append(str(ROOT / "tests" / "runners"))
+sys.path.append(str(ROOT / "tests" / "training"))
 from runs import CONFIG, options, records, run_here  # noqa: E402
 
 pytest.importorskip("transformers", minversion="4.46")

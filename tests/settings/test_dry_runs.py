@@ -26,7 +26,7 @@ from small_language_models import tiny_opt, tiny_t5
 from lavis_mafa.cli import main
 from lavis_mafa.compat.traits import traits_of
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "runners"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "training"))
 from runs import put_small_lavis  # noqa: E402
 
 PAIRS, SIZE, BATCH = 12, 32, 4

@@ -19,7 +19,7 @@ from lavis_mafa.settings.loggers import LOGGERS, Logger
 from lavis_mafa.training.figures import Figures
 from lavis_mafa.training.guarded import _MEMORY, GuardedLoggers, loggers_of
 
-sys.path.append(str(ROOT / "tests" / "runners"))
+sys.path.append(str(ROOT / "tests" / "training"))
 from runs import CONFIG, options, records, run_here, same_weights, weights  # noqa: E402
 
 BLOCK = 32768  # bytes of a block of wandb's file
