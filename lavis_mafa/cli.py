@@ -14,11 +14,9 @@ import os
 import select
 import signal
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FrameType
 from typing import NoReturn
 
 from lavis_mafa._version import __version__
@@ -56,31 +54,16 @@ def main(
     end_with_launcher()
     with printable_output():
         try:
-            with _ended_by_ctrl_c():
-                given = list(sys.argv[1:] if argv is None else argv)
-                action = _prepare(given, table, program, description)
-                from lavis_mafa.training.session import exit_status
+            given = list(sys.argv[1:] if argv is None else argv)
+            action = _prepare(given, table, program, description)
+            from lavis_mafa.training.session import exit_status
         except UnsupportedVersionError as error:
             print(f"lavis-mafa: {error}", file=sys.stderr)
             return 1
+        except KeyboardInterrupt:  # during the imports; `exit_status` handles it later
+            print("interrupted", file=sys.stderr)
+            return 128 + signal.SIGINT
         return exit_status(action)
-
-
-@contextmanager
-def _ended_by_ctrl_c() -> Iterator[None]:
-    """Let Ctrl-C end the process while modules are imported; `exit_status` handles it later.
-
-    A KeyboardInterrupt could be lost there: what is raised in a callback of a C extension is
-    printed and ignored.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.signal(signal.SIGINT, _end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 @contextmanager
@@ -97,11 +80,6 @@ def _ended_by_closed_output() -> Iterator[None]:
         # What is left in the buffer must go somewhere when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(128 + signal.SIGPIPE) from None
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    os.write(2, b"interrupted\n")
-    os._exit(130)
 
 
 class _Parser(argparse.ArgumentParser):

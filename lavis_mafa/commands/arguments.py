@@ -127,13 +127,8 @@ def take_run(args: argparse.Namespace) -> None:
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--cfg-path``, ``--run``, ``--options``, ``--split`` and ``--checkpoint``."""
+    """Add ``--cfg-path``, ``--run``, ``--options`` and ``--checkpoint``."""
     add_options(parser, run=RUN_HELP)
-    parser.add_argument(
-        "--split",
-        default="train",
-        help="split to read (default: train); of an evaluation split, every caption with its image",
-    )
     add_checkpoint_argument(parser)
 
 
@@ -162,20 +157,6 @@ def add_con_d_argument(parser: argparse.ArgumentParser) -> None:
         choices=["warn", "refuse", "skip"],
         help="judge own and random pairs first, in seconds: warn of a discriminator that cannot "
         "separate them, refuse it, or skip the check (default: its self_check, which is warn)",
-    )
-
-
-def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--sampling``, of one kind or several, and ``--seed``."""
-    parser.add_argument(
-        "--sampling",
-        nargs="+",
-        choices=["random", "grit"],
-        default=["random", "grit"],
-        help="how mini-batches are formed (default: both)",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="of the sample and the mini-batches (default: 0)"
     )
 
 

@@ -17,7 +17,6 @@ from lavis_mafa.commands.arguments import (
     add_con_d_argument,
     add_config_arguments,
     add_output_argument,
-    add_sampling_arguments,
     number,
     search_space,
     share,
@@ -30,7 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser)
     add_con_d_argument(parser)
     add_output_argument(parser)
-    add_sampling_arguments(parser)
+    parser.add_argument(
+        "--sampling",
+        nargs="+",
+        choices=["random", "grit"],
+        default=["random", "grit"],
+        help="how mini-batches are formed (default: both)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the mini-batches (default: 0)")
     parser.add_argument(
         "--batch-sizes",
         nargs="+",

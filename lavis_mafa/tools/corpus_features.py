@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -125,7 +125,7 @@ def make_features(loaded: ModelAndData, numbers: NDArray[Any], folder: Path) -> 
         _encode_missing(loaded, blocks, paths)
         barrier()
         on_main_process(partial(_join_blocks, paths, folder))
-    return _load(folder, len(numbers), identity)
+    return _load(folder)
 
 
 def _encode_missing(
@@ -217,7 +217,7 @@ def _join_blocks(blocks: Sequence[Path], folder: Path) -> None:
     remove_partial_files(folder, "*")
 
 
-def _load(folder: Path, requested: int, identity: Mapping[str, str]) -> Features:
+def _load(folder: Path) -> Features:
     """Map the files of `_join_blocks` into memory."""
     try:
         content = read_json(folder / _COMPLETE)
@@ -240,16 +240,9 @@ def _load(folder: Path, requested: int, identity: Mapping[str, str]) -> Features
             "are encoded again"
         ) from error
     if unreadable:
+        text = "%d samples cannot be read and are skipped, the first: %d (%s); see %s"
         number, problem = unreadable[0]
-        log_on_main(
-            "%d of %d samples cannot be read and are skipped, the first: %d (%s). If they have "
-            "been repaired, delete %s to read them again",
-            len(unreadable),
-            requested,
-            number,
-            one_line(problem),
-            folder,
-        )
+        log_on_main(text, len(unreadable), number, one_line(problem), folder / _COMPLETE)
     return found
 
 

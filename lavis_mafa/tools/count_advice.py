@@ -44,6 +44,7 @@ class _Share(NamedTuple):
 def advice_of(
     counts: Sequence[Any],
     judged: Judged,
+    rows_of: Mapping[str, NDArray[Any]],
     checks: Mapping[str, SelfCheck],
     cfg: Any,
     own_auc: float,
@@ -54,6 +55,7 @@ def advice_of(
     Args:
         counts: each a `lavis_mafa.tools.counting.Count`.
         judged: the pairs of the counts.
+        rows_of: numbers of the judged pairs that are hard negatives, by name of the sampling.
         checks: self-checks by name of the discriminator.
         cfg: the config, whose B and M are preferred.
         own_auc: how often a caption is more similar to its own image than to another.
@@ -92,7 +94,9 @@ def advice_of(
     problems = None if check is None else check.problems
     space = min(int(run.grit.search_space), max(grouped))
     space = max(m for m in grouped if m <= space or m == min(grouped))
-    of = known & judged.samplings[f"grit_B{batch}_M{space}"]
+    of = np.zeros(len(judged), bool)
+    of[rows_of[f"grit_B{batch}_M{space}"]] = True
+    of &= known
     if judge != TRUTH and problems and not of.any():
         lines.append(f"Group: unknown, as the judge {judge} fails its self-check.")
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -86,19 +86,16 @@ def count_false_negatives(args: argparse.Namespace) -> None:
     ]
     if ALL in spaces:
         wanted.append(Sampling(ALL, None, neighbours=args.neighbours))
-    samplings = [(one, args.seed) for one in wanted]
-    found = mine(loaded, args, con_ds, (args.threshold,), samplings)
+    found = mine(loaded, args, con_ds, (args.threshold,), wanted)
     judged = found.judged
     judged.about["con_d"] = con_ds
-    counts = []
+    counts, rows_of = [], {}
     for one, negatives in zip(wanted, found.negatives, strict=True):
-        rows = judged.rows_of(negatives.image, negatives.text)
-        judged.samplings[one.name] = np.zeros(len(judged), bool)
-        judged.samplings[one.name][rows] = True
+        rows = rows_of[one.name] = judged.rows_of(negatives.image, negatives.text)
         counts += _count_one(one, negatives, judged, rows, args.threshold, len(loaded.data))
     if is_main_process():
         judged.save(args.output / FILE)
-        _write_results(args, counts, loaded, found)
+        _write_results(args, counts, rows_of, loaded, found)
 
 
 def _count_one(
@@ -151,13 +148,17 @@ def _count_one(
 
 
 def _write_results(
-    args: argparse.Namespace, counts: Sequence[Count], loaded: ModelAndData, found: Mined
+    args: argparse.Namespace,
+    counts: Sequence[Count],
+    rows_of: Mapping[str, NDArray[Any]],
+    loaded: ModelAndData,
+    found: Mined,
 ) -> None:
     """Write the counts as JSON and an HTML page, and print the table and the advice."""
     judged, features = found.judged, found.features
     own_auc = features.own_auc(loaded.data.image_ids, args.seed)
     is_lower_bound = isinstance(loaded.data.truth, CaptionTruth)
-    advice = advice_of(counts, judged, found.checks, loaded.cfg, own_auc, is_lower_bound)
+    advice = advice_of(counts, judged, rows_of, found.checks, loaded.cfg, own_auc, is_lower_bound)
     content = {
         **data_source(args),
         "checkpoint": args.checkpoint,

@@ -43,7 +43,7 @@ def mine(
     args: argparse.Namespace,
     con_ds: Mapping[str, Mapping[str, Any]],
     thresholds: tuple[float, ...],
-    wanted: Sequence[tuple[Sampling, int]],
+    wanted: Sequence[Sampling],
     top_k: int = 1,
     new_only: bool = False,
 ) -> Mined:
@@ -55,7 +55,7 @@ def mine(
     Args:
         con_ds: configs of the discriminators by name.
         thresholds: ascending, the lowest and highest are recorded.
-        wanted: samplings with their seeds.
+        wanted: samplings, with the seed of ``args``.
         top_k: hard negatives of an anchor in a mini-batch.
         new_only: pick no pair that the data have, whatever the config says.
     """
@@ -70,9 +70,9 @@ def mine(
         self_check={name: check.content() for name, check in checks.items()},
     )
     negatives = []
-    for sampling, seed in wanted:
+    for sampling in wanted:
         if sampling.neighbours is None:
-            found = hard_negatives_of(loaded, features, sampling, seed, top_k, new_only)
+            found = hard_negatives_of(loaded, features, sampling, args.seed, top_k, new_only)
         else:
             about["neighbours"] = {"neighbours": sampling.neighbours, "index": "exact"}
             found = find_neighbours(loaded, features, sampling.neighbours, new_only)

@@ -20,18 +20,14 @@ _TINY = 64  # longest side, pixels
 def data_uri(image: Image.Image, longest: int) -> str:
     """Return the image as a ``data:`` address, at most ``longest`` pixels wide and high.
 
-    Drawings are smaller, and exact, as PNG, photographs as JPEG: the smaller one is taken, for tiny
-    images always PNG, as JPEG would blur their colours over a good part of them.
+    Tiny images are PNG, as JPEG would blur their colours over a good part of them.
     """
     image = image.convert("RGB")  # as the models read it, transparency dropped
     image.thumbnail((longest, longest))
-    files = []
-    for kind, options in (("png", {"optimize": True}), ("jpeg", {"quality": 80})):
-        buffer = io.BytesIO()
-        image.save(buffer, kind, **options)
-        files.append((len(buffer.getvalue()), kind, buffer.getvalue()))
-    _, kind, data = files[0] if max(image.size) <= _TINY else min(files)
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+    kind = "png" if max(image.size) <= _TINY else "jpeg"
+    buffer = io.BytesIO()
+    image.save(buffer, kind, quality=80)
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def write_page(path: Path, template: str, **parts: Any) -> Path:

@@ -19,8 +19,7 @@ from lavis_mafa.io.arrays import read_npz
 from lavis_mafa.io.files import atomic_write
 
 FILE = "judged.npz"
-# Of the arrays of a discriminator and of a sampling in the file.
-_PREFIX, _SAMPLING = "probability_", "sampling_"
+_PREFIX = "probability_"  # of the arrays of a discriminator
 
 
 @dataclass
@@ -36,8 +35,6 @@ class Judged:
             judge the pair.
         truth: ``(P,)`` int8, `VALID`, `INVALID` or `UNKNOWN`.
         about: origin of the pairs, as plain values: ``cfg_path``, ``options``, ``low``, ``high``.
-        samplings: ``(P,)`` bool by `hard_negatives.Sampling.name`, whether the pair is a hard
-            negative in its mini-batches; {} in files of `mine`.
     """
 
     image: NDArray[Any]
@@ -47,11 +44,9 @@ class Judged:
     probability: dict[str, NDArray[Any]]
     truth: NDArray[Any]
     about: dict[str, Any] = field(default_factory=dict)
-    samplings: dict[str, NDArray[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         arrays = {name: getattr(self, name) for name in _COLUMNS} | self.probability
-        arrays |= self.samplings
         wrong = {name: a.shape for name, a in arrays.items() if a.shape != self.image.shape}
         if wrong or self.image.ndim != 1:
             raise ValueError(f"expected arrays ({len(self.image)},), got {wrong or 'a matrix'}")
@@ -105,14 +100,12 @@ class Judged:
             **{name: getattr(self, name)[rows] for name in _COLUMNS},
             probability={name: one[rows] for name, one in self.probability.items()},
             about=self.about,
-            samplings={name: one[rows] for name, one in self.samplings.items()},
         )
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write an ``.npz`` file atomically."""
         columns = {name: getattr(self, name) for name in _COLUMNS}
         columns |= {_PREFIX + name: values for name, values in self.probability.items()}
-        columns |= {_SAMPLING + name: values for name, values in self.samplings.items()}
         with atomic_write(path) as file:
             np.savez(file, about=np.array(json.dumps(self.about)), **columns)
         return Path(path)
@@ -137,19 +130,14 @@ class Judged:
             about = json.loads(str(columns["about"]))
             if not isinstance(about, dict):
                 raise ValueError(f"about is a {type(about).__name__}, expected an object")
-            probability, samplings = (
-                {
-                    name.removeprefix(prefix): values
-                    for name, values in columns.items()
-                    if name.startswith(prefix)
-                }
-                for prefix in (_PREFIX, _SAMPLING)
-            )
             found = cls(
                 **{name: columns[name] for name in _COLUMNS},
-                probability=probability,
+                probability={
+                    name.removeprefix(_PREFIX): values
+                    for name, values in columns.items()
+                    if name.startswith(_PREFIX)
+                },
                 about=about,
-                samplings=samplings,
             )
             found._check()
             return found
@@ -161,11 +149,10 @@ class Judged:
         low, high = self.thresholds
         if not 0.0 <= low <= high <= 1.0:
             raise ValueError(f"thresholds {low:g} and {high:g}, expected 0 <= low <= high <= 1")
-        kinds = {name: "f" for name in self.probability} | {name: "b" for name in self.samplings}
-        kinds |= {"image": "iu", "text": "iu", "truth": "i", "from_image": "b", "from_text": "b"}
+        kinds = {"image": "iu", "text": "iu", "truth": "i", "from_image": "b", "from_text": "b"}
         columns = {name: getattr(self, name) for name in _COLUMNS}
-        for name, values in {**columns, **self.probability, **self.samplings}.items():
-            if values.dtype.kind not in kinds[name]:
+        for name, values in {**columns, **self.probability}.items():
+            if values.dtype.kind not in kinds.get(name, "f"):
                 raise ValueError(f"{name!r} has the type {values.dtype}")
         for name in ("image", "text"):  # pair_keys of larger numbers would not fit into 64 bits
             if len(columns[name]) and not 0 <= columns[name].min() <= columns[name].max() < 2**31:

@@ -51,7 +51,7 @@ def report_of_judged(
         notes=[
             *notes,
             f"{len(pairs):,} of the {len(judged):,} judged pairs are shown: the most probable "
-            "ones, those closest to a threshold, and some of all others.",
+            "ones, and some of all others.",
             *show.notes(),
         ],
     )
@@ -83,7 +83,7 @@ def _pairs(judged: Judged, name: str, show: SampleViewer, limit: int) -> Iterato
     probability = judged.probability[name]
     low, high = judged.thresholds
     states = MiningRule(low=low, high=high).states(torch.from_numpy(probability)).tolist()
-    for row in _choose(probability, low, high, limit):
+    for row in _choose(probability, limit):
         value = format_number(float(probability[row]))
         yield show.pair(
             int(judged.image[row]),
@@ -93,23 +93,10 @@ def _pairs(judged: Judged, name: str, show: SampleViewer, limit: int) -> Iterato
         )
 
 
-def _choose(probability: NDArray[Any], low: float, high: float, limit: int) -> list[int]:
-    """Choose the rows to show.
-
-    Args:
-        probability: ``(P,)``; rows with NaN are never chosen.
-        low, high: the thresholds.
-        limit: maximum number of rows.
-
-    Returns:
-        Distinct rows by descending probability: a third each of the highest probabilities and of
-        those closest to a threshold, and evenly spaced other rows.
-    """
+def _choose(probability: NDArray[Any], limit: int) -> list[int]:
+    """Return at most ``limit`` rows by descending probability: a half with the highest ones, and
+    evenly spaced other rows; never rows with NaN."""
     known = np.flatnonzero(~np.isnan(probability))
-    order = known[np.argsort(-probability[known], kind="stable")]
-    p = probability[order]
-    near = order[np.argsort(np.minimum(abs(p - low), abs(p - high)), kind="stable")]
-    share = -(-limit // 3)
-    wanted = [*order[:share].tolist(), *near[:share].tolist(), *evenly(order.tolist(), limit)]
-    chosen = list(dict.fromkeys(wanted))[:limit]
-    return sorted(chosen, key=lambda row: (-probability[row], row))
+    order = known[np.argsort(-probability[known], kind="stable")].tolist()
+    share = -(-limit // 2)
+    return order[:share] + evenly(order[share:], limit - share)

@@ -7,7 +7,6 @@ import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,22 +16,19 @@ from lavis.common.utils import get_cache_path
 from omegaconf import OmegaConf
 
 from lavis_mafa.data.local_files import reads_as_lavis
-from lavis_mafa.data.split_as_pairs import SplitAsPairs
 from lavis_mafa.data.training_set import TrainingSet
 from lavis_mafa.families.mafa_model import checkpoint_of
-from lavis_mafa.io.plugins import load_plugins
 from lavis_mafa.judges.build import view_of
 from lavis_mafa.judges.frozen import FROZEN_MODELS
-from lavis_mafa.settings import ConfigError, load_config
+from lavis_mafa.settings import load_config
 from lavis_mafa.settings.check import listed
-from lavis_mafa.settings.config_of_run import LOG, is_trusted, recorded_config
-from lavis_mafa.settings.foreign import usable
+from lavis_mafa.settings.config_of_run import LOG, is_trusted
 from lavis_mafa.settings.key import is_url
 from lavis_mafa.settings.load import Named
 from lavis_mafa.tools.corpus import Corpus
 from lavis_mafa.tools.judged_pairs import Judged
 from lavis_mafa.training.launch import amp_dtype_of
-from lavis_mafa.training.loaders import evaluation_sets, training_set
+from lavis_mafa.training.loaders import training_set
 from lavis_mafa.training.prefetch import require_sources
 from lavis_mafa.training.session import begin, build_data, build_model
 
@@ -48,7 +44,7 @@ class ModelAndData:
     Attributes:
         cfg: the checked config.
         model: in evaluation mode, on ``device``, without Con-D.
-        data: the pairs of a split.
+        data: the training pairs.
         device: where to compute.
     """
 
@@ -76,9 +72,9 @@ def options_of(args: argparse.Namespace) -> list[str]:
 
 
 def data_source(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
-    """Return what later commands need to load the same data: config, options and split."""
+    """Return what later commands need to load the same data: config and options."""
     options = [str(option) for option in args.options]
-    return {"cfg_path": str(args.cfg_path), "options": options, "split": args.split, **more}
+    return {"cfg_path": str(args.cfg_path), "options": options, **more}
 
 
 def load_model_and_data(args: argparse.Namespace) -> ModelAndData:
@@ -86,11 +82,11 @@ def load_model_and_data(args: argparse.Namespace) -> ModelAndData:
 
     Raises:
         ConfigError: with all problems of the config.
-        ValueError: if the data have no such split.
+        ValueError: if there are no training pairs.
     """
     cfg = begin(args.cfg_path, options_of(args))
     require_sources(cfg)
-    task, train = _build_pairs(cfg, args.split)
+    task, train = _build_pairs(cfg)
     mafa = cfg.model_cfg.get("mafa")
     # The commands that need frozen models build them: here they would take memory for nothing.
     frozen = {name: mafa.get(name) for name in FROZEN_MODELS} if mafa else {}
@@ -124,7 +120,7 @@ def data_of_judged(judged: Judged, path: Path) -> TrainingSet:
     named = Named(path, True, tuple(map(str, judged.about.get("options") or ())))
     # The page may be written on a machine without the GPU that the config asks for.
     cfg = load_config(str(cfg_path), _ONLY_DATA, machine=False, named=named, data_only=True)
-    data = _shown_pairs(cfg, str(judged.about.get("split", "train")), path)
+    data = _shown_pairs(cfg, path)
     highest = int(max(judged.image.max(initial=-1), judged.text.max(initial=-1)))
     if highest >= len(data):
         raise ValueError(
@@ -137,64 +133,44 @@ def data_of_judged(judged: Judged, path: Path) -> TrainingSet:
 def recorded_data(folder: Path) -> TrainingSet:
     """Build the training pairs of the config that a run recorded, to show them to people.
 
-    The rest of the config need not be valid; its plugins are imported only if the user trusts the
-    folder.
+    Its plugins are imported only if the user trusts the folder.
 
     Raises:
-        ConfigError: if the config names places of data that are not used.
-        ValueError: if there is no config, or it names no training data; and whatever the builders
-            raise.
+        ConfigError: if the config is wrong, or names places of data that are not used.
+        ValueError: if there is no config; and whatever the builders raise.
     """
-    config, log = recorded_config(folder), folder / LOG
-    if is_trusted(log):
-        load_plugins(listed(config["run"].get("plugins")))
-    else:
-        problems, notes = usable(config, log, data_only=True)
-        for note in notes:
-            logging.warning("%s", note)
-        if problems := [one for one in problems if not one.startswith("run.plugins")]:
-            raise ConfigError(str(log), problems)
-    config["run"]["world_size"] = 1
-    parts = {f"{name}_cfg": OmegaConf.create(config[name]) for name in ("run", "model", "datasets")}
-    recorded = SimpleNamespace(**parts, args=SimpleNamespace(cfg_path=log))
-    return _shown_pairs(recorded, "train", log)
+    plugins = [] if is_trusted(folder / LOG) else ["run.plugins=[]"]
+    cfg = load_config(folder, [*_ONLY_DATA, *plugins], machine=False, data_only=True)
+    return _shown_pairs(cfg, folder / LOG)
 
 
-def _shown_pairs(cfg: Any, split: str, origin: Any) -> TrainingSet:
+def _shown_pairs(cfg: Any, origin: Path) -> TrainingSet:
     """Build the pairs of a config that a file names, fetching nothing; say from where they are."""
     places: list[str] = []
     for builder, dataset in cfg.datasets_cfg.items():
         plain: Any = OmegaConf.to_container(dataset)
         info = plain.get("build_info") or {}
-        files = (info.get("annotations") or {}).get(split)
+        files = (info.get("annotations") or {}).get("train")
         cls = registry.get_builder_class(builder)
         if files and cls and reads_as_lavis(cls):
             urls = listed(files.get("url"))
             if any(map(is_url, urls)):
-                dataset.build_info.annotations[split].url, urls = None, []
+                dataset.build_info.annotations.train.url, urls = None, []
             for file in urls or listed(files.get("storage")):
                 if not os.path.isfile(file) and not os.path.isfile(get_cache_path(file)):
                     raise FileNotFoundError(f"no such annotation file: {file}")
         places += listed((info.get("images") or {}).get("storage"))
     if places:
         logging.warning("the page shows images of %s, which %s names", ", ".join(places), origin)
-    return _build_pairs(cfg, split)[1]
+    return _build_pairs(cfg)[1]
 
 
-def _build_pairs(cfg: Any, split: str) -> tuple[Any, TrainingSet]:
-    """Build the task and the pairs of a split."""
-    task, datasets = build_data(cfg, [split])
-    seed = int(cfg.run_cfg.seed)
-    pairs = None
-    if split == "train":
-        pairs = training_set(datasets, seed)
-    elif split in (others := evaluation_sets(datasets)):
-        pairs = TrainingSet(SplitAsPairs(others[split]), seed)
+def _build_pairs(cfg: Any) -> tuple[Any, TrainingSet]:
+    """Build the task and the training pairs."""
+    task, datasets = build_data(cfg, ["train"])
+    pairs = training_set(datasets, int(cfg.run_cfg.seed))
     if pairs is None:
-        known = sorted({name for own in datasets.values() for name in own})
-        raise ValueError(
-            f"{cfg.args.cfg_path}: the data have no split {split!r}; known: {', '.join(known)}"
-        )
+        raise ValueError(f"{cfg.args.cfg_path}: the data have no split train")
     return task, pairs
 
 

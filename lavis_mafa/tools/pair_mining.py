@@ -12,7 +12,6 @@ import numpy as np
 from lavis.common.dist_utils import is_main_process
 
 from lavis_mafa.algorithm.binary import lift
-from lavis_mafa.algorithm.intervals import wilson
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.judges.build import ORACLE
@@ -56,8 +55,7 @@ def mine_connections(args: argparse.Namespace) -> None:
         batch = args.batch_size or int(run_cfg.batch_size_train)
         sampling = Sampling(args.sampling, batch, space if args.sampling == "grit" else None)
     thresholds = min(rule.low, high), high
-    wanted = [(sampling, args.seed)]
-    judged = mine(loaded, args, con_ds, thresholds, wanted, top_k, new_only=True).judged
+    judged = mine(loaded, args, con_ds, thresholds, [sampling], top_k, new_only=True).judged
     if by_truth:
         judged.probability[ORACLE] = (judged.truth == VALID).astype(np.float32)
     if not is_main_process():
@@ -150,20 +148,16 @@ def _write_summary(
     """
     summary: dict[str, Any] = {"threshold": judged.about["high"], **counts}
     summary["self-check"] = judged.about["self_check"]
-    if "neighbours" in judged.about:
-        summary["neighbours"] = judged.about["neighbours"]
+    summary["neighbours"] = judged.about.get("neighbours")
     lines = [f"{value:>10}  {name}" for name, value in counts.items()]
-    if not (judged.truth == UNKNOWN).any():
+    if len(judged) and not (judged.truth == UNKNOWN).any():
         valid, among = int((mined.truth == VALID).sum()), len(mined)
-        base_rate = float((judged.truth == VALID).mean()) if len(judged) else None
-        summary["valid by truth"] = valid
-        summary["precision"] = valid / among if among else None
-        summary["precision, 95 %"] = wilson(valid, among) if among else None
-        summary["base rate"] = base_rate
-        summary["lift"] = lift(summary["precision"], base_rate)
-        if among and base_rate is not None:
-            lines.append(f"{valid / among:>10.1%}  of the new pairs are valid by the ground truth")
-            lines.append(f"{base_rate:>10.1%}  of all judged pairs are (base rate)")
+        base_rate = float((judged.truth == VALID).mean())
+        precision = valid / among if among else None
+        summary |= {"valid by truth": valid, "precision": precision, "base rate": base_rate}
+        summary["lift"] = lift(precision, base_rate)
+        lines.append(f"{valid:>10}  of the new pairs are valid by the ground truth")
+        lines.append(f"{base_rate:>10.1%}  of all judged pairs are (base rate)")
     write_json(args.output / "mine.json", summary)
     print("\n".join(lines))
     rows: list[list[Cell]] = [[name, value] for name, value in counts.items()]

@@ -21,7 +21,7 @@ def markdown_table(table: Table) -> str:
         ["–" if cell is None else one_line(str(cell)).replace("|", "\\|") for cell in row]
         for row in given
     ]
-    widths = [max(1, *(len(row[place]) for row in rows)) for place in range(len(rows[0]))]
+    widths = [max(len(row[place]) for row in rows) or 1 for place in range(len(rows[0]))]
     lines = [_line(row, widths) for row in rows]
     return "\n".join(
         [lines[0], _line(["".ljust(width, "-") for width in widths], widths), *lines[1:]]

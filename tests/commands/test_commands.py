@@ -34,20 +34,6 @@ def test_all_kinds_are_listed(capsys):
     assert "mafa/train/albef_toy" in names["configs"]
 
 
-def test_selected_kinds(capsys):
-    names = listed_names(capsys, "models", "losses")
-    assert list(names) == ["models", "losses"]
-    assert {"albef_mafa", "blip_mafa"} <= set(names["models"])
-    assert {"itc", "itm", "lm"} <= set(names["losses"])
-
-
-def test_lines_are_complete_sentences_without_markup(capsys):
-    assert main(["train", "--list", "datasets"]) == 0
-    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
-    assert "`" not in "".join(lines[name] for name in ("image_text_json", "toy_scenes"))
-    assert not lines["toy_scenes"].endswith(".")
-
-
 def test_first_sentence():
     assert first_sentence("Smooth labels (eq. 5)\n    by ``alpha``. Then rest.") == (
         "Smooth labels (eq. 5) by alpha"

@@ -51,15 +51,6 @@ def test_evaluation_of_a_run(run, tmp_path, caplog, choice, file):
     assert log == (run / "log.jsonl").read_text()  # the run itself is untouched
 
 
-def test_last_checkpoint_serves_where_there_is_no_best(run, tmp_path, caplog):
-    caplog.set_level("INFO")
-    folder = tmp_path / "moved"
-    shutil.copytree(run, folder)
-    (folder / "checkpoint_best.pth").unlink()
-    assert main(["evaluate", "--run", str(folder)]) == 0
-    assert "config and checkpoint_last.pth of" in caplog.text
-
-
 def test_options_choose_another_checkpoint(run, tmp_path):
     other = tmp_path / "other.pth"
     content = torch.load(run / "checkpoint_last.pth", weights_only=True)

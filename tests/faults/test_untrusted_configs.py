@@ -343,9 +343,6 @@ def test_plugins_of_judged_pairs_are_not_imported(foreign, injected, caplog):
             assert "run.plugins" in caplog.text and "--trust" in caplog.text
             assert not foreign.mark.exists()
             injected("file that names a plugin", 1)
-    own = ["--cfg-path", str(TOY), "--options", *SMALL]
-    assert main(["label", "page", pairs, "--output", "page.html", *own]) == 0
-    assert not foreign.mark.exists()
     trust = ["--trust", pairs, "--trust", str(foreign.folder)]
     assert main(["label", "page", pairs, "--output", "page.html", *trust]) == 0
     assert foreign.mark.exists()

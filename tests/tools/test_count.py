@@ -120,7 +120,6 @@ def open_model(model):
         cfg_path=CONFIG,
         options=[DENSE, f"datasets.toy_scenes.build_info.train_size={SIZE}"],
         checkpoint=model,
-        split="train",
         output=Path("unused"),
     )
     return load_model_and_data(args)
@@ -243,10 +242,6 @@ def test_judged_pairs_are_saved_for_other_commands(counted):
     assert len(pairs) == len(judged) and all(i != t for i, t in pairs)
     assert (judged.from_image | judged.from_text).all() and set(judged.truth) == {0, 1}
     assert judged.about["cfg_path"] == CONFIG
-    assert judged.samplings.keys() == {
-        *("random_B8", "grit_B8_M16", "grit_B8_M48"),
-        *("random_B16", "grit_B16_M16", "grit_B16_M48"),
-    }
     page = (counted / "report.html").read_text()
     assert "False negatives by truth (%" in page and "<span>grit_B8_M16</span>" in page
 
@@ -301,13 +296,6 @@ def test_unreadable_samples_are_skipped(models, tmp_path, monkeypatch):
     assert counts["unreadable"] == [3, 70] and counts["looked_at"] == SIZE - 2
     judged = Judged.load(tmp_path)
     assert not np.isin([3, 70], np.concatenate([judged.image, judged.text])).any()
-
-
-def test_validation_split_can_be_counted(models, tmp_path):
-    call(*arguments("count", tmp_path, models[0], "--batch-sizes", 8, "--split", "val"))
-    counts = read(tmp_path)
-    assert counts["split"] == "val" and counts["samples"] == 200  # of the preset
-    assert {count["judge"] for count in counts["counts"]} == {"truth"}
 
 
 @pytest.mark.parametrize(

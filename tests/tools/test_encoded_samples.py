@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lavis_mafa.tools import features as encoding
+from lavis_mafa.tools import corpus_features as encoding
 
 linux = pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="needs Linux's /proc")
 CAPTIONS = st.text(max_size=6) | st.just("\udc80 caf\u00e9 \U0001f600")

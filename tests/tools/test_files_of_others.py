@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT
 from judged_cases import page_data
-from own_pairs import CONFIG
 from PIL import Image
 from small_world import call
 
@@ -33,6 +33,7 @@ from lavis_mafa.tools.judging import build_judges, discriminators_of
 from lavis_mafa.tools.model_and_data import options_of
 from lavis_mafa.tools.tables import markdown_table, one_line
 
+CONFIG = str(ROOT / "projects/mafa/train/albef_own_data.yaml")
 ESCAPE = "\x1b]0;owned\x07"
 
 
@@ -80,7 +81,7 @@ def judged_pairs(**changes):
     whole, flags = np.arange(4), np.ones(4, bool)
     columns = {
         **{"image": whole, "text": whole + 1, "from_image": flags, "from_text": flags},
-        **{"truth": np.full(4, UNKNOWN, np.int8), "about": {}, "samplings": {}},
+        **{"truth": np.full(4, UNKNOWN, np.int8), "about": {}},
         "probability": {"con_d": np.array([0.1, 0.9, np.nan, 1.0], np.float32)},
     }
     return Judged(**{**columns, **changes})

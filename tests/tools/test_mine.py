@@ -186,7 +186,7 @@ def test_empty_result_is_reported(by_model, models, tmp_path, caplog):
     more = [*MINING, "--threshold", 0.99999999, "--con-d", *con_d("a", models[1])]
     call(*arguments("mine", tmp_path, models[0], *more))
     assert "there are no new pairs" in caplog.text
-    assert read(tmp_path) == [] and read(tmp_path, "mine.json")["precision, 95 %"] is None
+    assert read(tmp_path) == [] and read(tmp_path, "mine.json")["precision"] is None
 
 
 @pytest.mark.parametrize("wrong", [("--top-k", "0"), ("--threshold", "1.5")])

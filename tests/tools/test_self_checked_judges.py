@@ -60,13 +60,6 @@ def test_mine_shows_it_too(tmp_path, models):
     assert summary["lift"] == pytest.approx(summary["precision"] / summary["base rate"])
 
 
-def test_a_check_can_be_skipped(tmp_path, models, capsys):
-    call(*words("count", tmp_path, models[1], "--self-check", "skip"))
-    assert "self-check" not in capsys.readouterr().out
-    assert json.loads((tmp_path / "counts.json").read_text())["self_check"] == {}
-    assert "Con-D self-check" not in (tmp_path / "report.html").read_text()
-
-
 def test_the_table_and_a_run_s_page(tmp_path):
     above = [{"threshold": 0.5, "own": 0.75, "random": 0.5}]
     check = {"pairs": 8, "auc": 0.625, "above": above, "problems": ["<b>poor</b>"]}
