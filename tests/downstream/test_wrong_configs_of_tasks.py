@@ -46,10 +46,9 @@ CONTRADICTIONS = [
     CONTRADICTIONS,
     ids=lambda one: one if isinstance(one, str) else "",
 )
-def test_contradictions_are_rejected(name, changes, key, message, injected):
+def test_contradictions_are_rejected(name, changes, key, message):
     lines = problems_at(config_of(name, changes), key)
     found = any(message in line for line in lines)
-    injected("config: contradiction", survived=found)
     assert found, complete(config_of(name, changes), machine=False)[1]
 
 
@@ -61,19 +60,19 @@ def test_splits_that_a_task_does_not_evaluate_are_reported():
 
 
 @pytest.mark.parametrize("name", ["vqa_ft_toy", "nlvr_toy"])
-def test_checkpoints_that_run_code_are_rejected(malicious_zip, injected, name):  # noqa: F811
+def test_checkpoints_that_run_code_are_rejected(malicious_zip, name):  # noqa: F811
     options = ["model.load_pretrained=True", f"model.pretrained={malicious_zip.path}"]
     with pytest.raises(ConfigError) as caught:
         load_config(TOY_TASKS / f"train/{name}.yaml", options)
     lines = [line for line in caught.value.problems if line.startswith("model.pretrained: ")]
-    malicious_zip.assert_rejected(lines[0], injected, "model.pretrained")
+    malicious_zip.assert_rejected(lines[0], "model.pretrained")
 
 
-def test_language_models_that_run_code_are_rejected(tmp_path, injected):
+def test_language_models_that_run_code_are_rejected(tmp_path):
     world = MaliciousFile(tmp_path / "folder", name="pytorch_model.bin")
     (tmp_path / "folder/config.json").write_text(json.dumps({"model_type": "bert"}))
     path = TOY_TASKS / "train/blip2_stage2_toy.yaml"
     with pytest.raises(ConfigError) as caught:
         load_config(path, [f"model.opt_model={tmp_path / 'folder'}"])
     lines = [line for line in caught.value.problems if line.startswith("model.opt_model: ")]
-    world.assert_rejected(lines, injected, "model.opt_model")
+    world.assert_rejected(lines, "model.opt_model")
