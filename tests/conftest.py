@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
-from faults_table import (  # noqa: F401
-    free_port,
-    injected,
-    pytest_configure,
-    pytest_terminal_summary,
-)
 
 # First: the newest transformers lack names that LAVIS imports, and this package lends them.
 import lavis_mafa  # noqa: F401
@@ -124,3 +119,11 @@ def mini_batch(train_set, indices, epoch=0, grouped=True):
     samples = train_set.collater([train_set[int(i), epoch] for i in indices])
     samples.update(epoch=epoch, grouped=grouped, iters=0, num_iters_per_epoch=10)
     return samples
+
+
+@pytest.fixture
+def free_port():
+    """Return a free port for the rendezvous of ranks."""
+    with socket.socket() as server:
+        server.bind(("localhost", 0))
+        return server.getsockname()[1]

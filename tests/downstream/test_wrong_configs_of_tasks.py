@@ -31,23 +31,23 @@ CONTRADICTIONS = [
     CONTRADICTIONS,
     ids=lambda one: one if isinstance(one, str) else "",
 )
-def test_contradictions_are_rejected(name, changes, key, message, injected):
+def test_contradictions_are_rejected(name, changes, key, message):
     lines = problems_at(config_of(name, changes), key)
     found = any(message in line for line in lines)
-    injected("config: contradiction", survived=found)
+    pass
     assert found, complete(config_of(name, changes), machine=False)[1]
 
 
 @pytest.mark.parametrize("name", ["vqa_ft_toy", "nlvr_toy"])
-def test_checkpoints_that_run_code_are_rejected(malicious_zip, injected, name):  # noqa: F811
+def test_checkpoints_that_run_code_are_rejected(malicious_zip, name):  # noqa: F811
     options = ["model.load_pretrained=True", f"model.pretrained={malicious_zip.path}"]
     with pytest.raises(ConfigError) as caught:
         load_config(TOY_TASKS / f"train/{name}.yaml", options)
     lines = [line for line in caught.value.problems if line.startswith("model.pretrained: ")]
-    malicious_zip.assert_rejected(lines[0], injected, "model.pretrained")
+    malicious_zip.assert_rejected(lines[0], "model.pretrained")
 
 
-def test_language_models_that_run_code_are_rejected(tmp_path, injected):
+def test_language_models_that_run_code_are_rejected(tmp_path):
     """Weights of a language model are never unpickled."""
     folder = tiny_opt(tmp_path / "folder")
     for weights in [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
@@ -56,4 +56,4 @@ def test_language_models_that_run_code_are_rejected(tmp_path, injected):
     with pytest.raises(OSError, match=r"(?s)model\.opt_model: .* cannot be loaded"):
         load_model("blip2_opt_mafa", "tiny", model={"opt_model": str(folder)})
     assert not world.mark.exists(), "its code ran"
-    injected("malicious file", 1)
+    pass

@@ -99,7 +99,7 @@ def test_torch_alone_loads_an_altered_weight(tmp_path):
             read_checkpoint(str(tmp_path / "a.pth"), mapped)
 
 
-def test_every_byte_flipped_once(trial, injected):
+def test_every_byte_flipped_once(trial):
     """In headers, names, data, padding, directory and end."""
     complete = saved(content())
     begin = weights_at(complete)
@@ -108,15 +108,15 @@ def test_every_byte_flipped_once(trial, injected):
         data[place] ^= 1 << place % 8
         told = trial(data)
         assert told or not begin <= place < begin + 60, "an altered weight was loaded"
-    injected("checkpoint: one byte flipped", trial.times, times=trial.times)
+    pass
 
 
-def test_truncation_at_every_length(trial, injected):
+def test_truncation_at_every_length(trial):
     complete = saved(content())
     for length in range(0, len(complete), 7):
         assert "cannot be loaded" in trial(complete[:length])
         assert not is_intact(trial.path)
-    injected("checkpoint: cut short", trial.times, times=trial.times)
+    pass
 
 
 @cache
@@ -131,7 +131,7 @@ def real_checkpoint():
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
-def test_real_checkpoint_altered_anywhere(tmp_path, data, injected):
+def test_real_checkpoint_altered_anywhere(tmp_path, data):
     """Optimizer, momentum queue, order of an epoch: several bytes, at any position."""
     complete, expected = real_checkpoint()
     altered = bytearray(complete)
@@ -139,10 +139,10 @@ def test_real_checkpoint_altered_anywhere(tmp_path, data, injected):
         position = data.draw(st.integers(0, len(complete) - 1))
         altered[position] = data.draw(st.integers(0, 255))
     Trial(tmp_path / "altered.pth", expected)(altered)
-    injected("checkpoint: real, bytes altered", 1)
+    pass
 
 
-def test_compressed_checkpoint_is_refused_at_once(tmp_path, injected):
+def test_compressed_checkpoint_is_refused_at_once(tmp_path):
     """It could unpack to any size."""
     path = tmp_path / "bomb.pth"
     compress(saved({"model": {"weight": torch.zeros(2**26)}}), path)
@@ -151,7 +151,7 @@ def test_compressed_checkpoint_is_refused_at_once(tmp_path, injected):
     with pytest.raises(ValueError, match="bomb.pth cannot be loaded: .* records are compressed"):
         read_checkpoint(str(path))
     assert time.perf_counter() - began < 0.1
-    injected("checkpoint that unpacks to gigabytes", 1)
+    pass
 
 
 def test_missing_file_is_not_intact(tmp_path):
