@@ -15,7 +15,7 @@ import sys
 import torch
 from torch import Tensor
 
-from lavis_mafa.datasets.feature_making import Encoder, make_features, pictures_of
+from lavis_mafa.tools.feature_making import Encoder, make_features, pictures_of
 
 SIZE = 224
 

@@ -14,14 +14,14 @@ import importlib
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from lavis_mafa import registration
 from lavis_mafa._version import __version__
 from lavis_mafa.algorithm import EXPORTS
+from lavis_mafa.compat import registration
+from lavis_mafa.compat.registration import register
 from lavis_mafa.compat.versions import check_versions
-from lavis_mafa.registration import register
 
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` below imports them
-    from lavis_mafa import datasets, models, processors, runners, tasks, toyworld
+    from lavis_mafa import data, families, tasks, toyworld, training
     from lavis_mafa.algorithm.backbone import Backbone, Images, Texts
     from lavis_mafa.algorithm.context import MiniBatch, known_positives
     from lavis_mafa.algorithm.corpus_mining import MinedCorpus, mine_corpus
@@ -69,11 +69,11 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` below imports 
     from lavis_mafa.algorithm.step import run_step
     from lavis_mafa.algorithm.step_context import StepContext
     from lavis_mafa.algorithm.tokens import Tokens
-    from lavis_mafa.models.loading import load_model
+    from lavis_mafa.checkpoints.loading import load_model
 
 # Where each name is defined that is imported on first use.
-_MODULE_OF = {"load_model": "lavis_mafa.models.loading", **EXPORTS}
-_NEED_LAVIS = ["datasets", "load_model", "models", "processors", "runners", "tasks", "toyworld"]
+_MODULE_OF = {"load_model": "lavis_mafa.checkpoints.loading", **EXPORTS}
+_NEED_LAVIS = ["data", "load_model", "families", "training", "tasks", "toyworld"]
 
 # `from lavis_mafa import *` imports all of these, so without LAVIS they are fewer.
 __all__ = ["__version__", "register", *EXPORTS]

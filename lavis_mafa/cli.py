@@ -59,7 +59,7 @@ def main(
             with _ended_by_ctrl_c():
                 given = list(sys.argv[1:] if argv is None else argv)
                 action = _prepare(given, table, program, description)
-                from lavis_mafa.runners.session import exit_status
+                from lavis_mafa.training.session import exit_status
         except UnsupportedVersionError as error:
             print(f"lavis-mafa: {error}", file=sys.stderr)
             return 1
@@ -117,15 +117,6 @@ def _did_you_mean(given: str, known: Iterable[str]) -> str:
     return f"; did you mean {alike[0]}?" if alike else ""
 
 
-def _options_of(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Yield the options of a parser and of its own commands."""
-    for action in parser._actions:
-        yield from action.option_strings
-        if isinstance(action, argparse._SubParsersAction):
-            for command in action.choices.values():
-                yield from _options_of(command)
-
-
 def _prepare(
     given: Sequence[str], table: Mapping[str, tuple[str, str]], program: str, description: str
 ) -> Callable[[], int | None]:
@@ -156,7 +147,7 @@ def _prepare(
     assert chosen and run  # argparse exits unless the first argument is a command
     if unknown:
         name = unknown[0].partition("=")[0]
-        hint = _did_you_mean(name, _options_of(chosen))
+        hint = _did_you_mean(name, chosen._option_string_actions)
         chosen.error(f"unrecognized argument {name}{hint}")
     args.error = chosen.error  # for arguments that only `run` can check
     output = logging.StreamHandler()
@@ -165,8 +156,8 @@ def _prepare(
     # LAVIS's dependencies warn about each other at every start.
     warnings.filterwarnings("ignore", category=FutureWarning)
     from lavis_mafa.commands.arguments import take_run
-    from lavis_mafa.config.config_of_run import trusting
-    from lavis_mafa.plugins import load_plugins
+    from lavis_mafa.io.plugins import load_plugins
+    from lavis_mafa.settings.config_of_run import trusting
 
     def action() -> int | None:
         with trusting(getattr(args, "trust", ())), _ended_by_closed_output():

@@ -10,8 +10,6 @@ from lavis_mafa import cli
 # As those of `lavis_mafa.cli`.
 COMMANDS = {
     "study": ("research.study", "run the systems of a study file and compare them"),
-    "profile": ("research.profile", "how soft labels are distributed in a mini-batch"),
-    "vision": ("research.vision", "accuracy of MLM with and without the image"),
     "image-start": (
         "research.image_start",
         "train a start for a small model's image encoder from labels of images",

@@ -213,7 +213,7 @@ class LearnedHardness(HardnessSchedule):
 
     @classmethod
     def problems_of(cls, cfg: Any) -> Iterator[tuple[str, str, bool]]:
-        """Yield contradictions in a config; see `lavis_mafa.problems`."""
+        """Yield contradictions in a config; see `lavis_mafa.io.problems`."""
         key = "run.grit.schedule"
         if cfg["model.mafa.loss_weights.lm"] == 0:
             why = (

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lavis_mafa.data.known_truth import single_spaced
 from lavis_mafa.io.files import read_json
-from lavis_mafa.metrics.known_truth import single_spaced
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lavis_mafa.datasets.feature_making import Encoder, make_features, pictures_of
-from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.checkpoints.checkpoints import read_checkpoint
+from lavis_mafa.tools.feature_making import Encoder, make_features, pictures_of
 
 _SIZE = 260  # of a picture in pixels
 _GRID = 3  # rows and columns to which the last feature map is averaged

@@ -24,9 +24,9 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from lavis_mafa.datasets.annotation_files import read_rows, require_files
-from lavis_mafa.datasets.annotation_rows import Problem, Row
-from lavis_mafa.datasets.make_vocab import make_vocab
+from lavis_mafa.data.annotation_files import read_rows, require_files
+from lavis_mafa.data.annotation_rows import Problem, Row
+from lavis_mafa.data.make_vocab import make_vocab
 from lavis_mafa.io.files import write_json, write_text
 
 TRAIN, CLASSES = "train.json", "meta.json"

@@ -30,7 +30,6 @@ from research.studies.results import (
 )
 from research.studies.run_jobs import exclusive, run_all
 from research.studies.study_file import Study, StudyError, read_study
-from research.studies.study_tables import shown_options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--at", metavar="BASE", help="toy (default of the papers' tables), paper, or your own"
     )
     for name, form, text in (
-        ("--set", "NAME=VALUE", "parameters of the study, such as epochs=2 (see --list)"),
+        ("--set", "NAME=VALUE", "parameters of the study, such as epochs=2"),
         ("--given", "NAME=PATH", "use a checkpoint instead of a shared run, such as con_d=PATH"),
     ):
         parser.add_argument(
@@ -53,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--results", type=Path, help="Markdown file to write, with JSON and figure next to it"
     )
     parser.add_argument("--seeds", nargs="+", type=_number, help="default: those of the study")
-    parser.add_argument("--rows", nargs="+", metavar="NAME", help="run only these (see --list)")
-    parser.add_argument("--columns", nargs="+", metavar="NAME", help="show only these (see --list)")
+    parser.add_argument("--rows", nargs="+", metavar="NAME", help="run only these")
+    parser.add_argument("--columns", nargs="+", metavar="NAME", help="show only these")
     parser.add_argument(
         "--recorded",
         nargs="+",
@@ -72,7 +71,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=partial(_number, least=1),
         help="processes of each training: one for each GPU",
     )
-    parser.add_argument("--list", action="store_true", help="print rows and columns, and exit")
     parser.add_argument(
         "--dry-run",
         action="store_true",
@@ -97,9 +95,6 @@ def run(args: argparse.Namespace) -> int:
     """Run a study file and write its results; return the exit status."""
     try:
         study = study_of(args)
-        if args.list:
-            print("\n".join(_listed(study)))
-            return 0
         if args.recorded:
             results = _recorded_of(args, study)
             if not args.dry_run:
@@ -187,9 +182,7 @@ def conduct(plan: Plan, path: Path | None = None) -> tuple[Results, int]:
         left = sum(not job.done for job in jobs.values())
         print(f"{len(jobs)} runs, {left} to do, {at_once} at the same time", flush=True)
         # Measured beside the runs that are left: no core waits, and a stopped study has figures.
-        of_rows = [one.values() for own in plan.of.values() for one in own.values()]
-        measured = {job.name for one in of_rows for job in one} if plan.study.file.measure else ()
-        failed = run_all(jobs, at_once, lambda: measure_all(plan, complete=False), measured)
+        failed = run_all(jobs, at_once, lambda: measure_all(plan, complete=False))
         measure_all(plan)
         results, problems = results_of(plan)
         write(results, path, plan.page)
@@ -235,22 +228,6 @@ def _command_of(args: argparse.Namespace, study: Study, seeds: Sequence[int]) ->
     }
     typed = [word for option, given in words.items() if given for word in (option, *given)]
     return shlex.join(["python", "-m", "research", "study", shown, *map(str, typed)])
-
-
-def _listed(study: Study) -> list[str]:
-    """Return lines that list the rows with their options, the columns and the parameters."""
-    file = study.file
-    lines = [file.title + (f" ({file.source})" if file.source else ""), "rows:"]
-    for row in study.rows:
-        run = f"{row.run}: " if row.run else ""
-        lines.append(f"  {run}{row.name}" + (f" ({row.source})" if row.source else ""))
-        lines += [f"    {options}"] if (options := shown_options(row)) else []
-    lines += ["columns:"]
-    for one in study.catalogue.values():
-        shown = ", shown" if one in study.columns else ""
-        lines.append(f"  {one.name}: {one.title} ({one.stage or one.kind}{shown})")
-    lines += ["parameters:"] if file.parameters else []
-    return [*lines, *(f"  {name}={value}" for name, value in file.parameters.items())]
 
 
 def _commands_of(plan: Plan) -> list[str]:

@@ -14,29 +14,33 @@ from torch.utils.data import DataLoader
 
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.backbone import Images, Texts
+from lavis_mafa.algorithm.binary import area_under_roc
 from lavis_mafa.algorithm.mining import DIRECTIONS
-from lavis_mafa.config import load_config
-from lavis_mafa.metrics.binary import area_under_roc
-from lavis_mafa.metrics.recall import (
+from lavis_mafa.checkpoints.recorded_sizes import places_in
+from lavis_mafa.families.many_pairs import ManyPairs
+from lavis_mafa.families.rerank import MAX_TOKENS, encode_split, rerank
+from lavis_mafa.settings import load_config
+from lavis_mafa.tasks.recall import (
     ranked_truth,
     retrieval_of_own_pairs,
     retrieval_with_truth,
 )
-from lavis_mafa.models.inference.many_pairs import ManyPairs
-from lavis_mafa.models.inference.rerank import MAX_TOKENS, encode_split, rerank
-from lavis_mafa.models.recorded_sizes import places_in
-from lavis_mafa.pages.charts import Bars
-from lavis_mafa.runners.run_log import mean_of, read_log
+from lavis_mafa.tools.charts import Bars
 from lavis_mafa.toyworld import ToyScenesBuilder, ToyScenesEval
 from lavis_mafa.toyworld.builder import DETAILED
+from lavis_mafa.training.run_log import mean_of, read_log
 from research.studies.plan import Job
 
 K_TEST = 32
 _SHORTLIST = 16  # texts for each image in the pairs that ITM's AUC is taken on
 _ANY_PAIR = ("valid_txt", "valid_img", "detailed_valid_txt", "detailed_valid_img")
 RATES = (
-    *("false_negative_rate", "false_negative_rate_in_itm"),
-    *("con_d_precision", "con_d_base_rate", "con_d_lift", "con_d_recall"),
+    "false_negative_rate",
+    "false_negative_rate_in_itm",
+    "con_d_precision",
+    "con_d_base_rate",
+    "con_d_lift",
+    "con_d_recall",
 )
 
 

@@ -10,19 +10,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import lavis_mafa.registration  # noqa: F401  # before LAVIS, which needs names that this package lends
+import lavis_mafa.compat.registration  # noqa: F401  # before LAVIS, which needs names that this package lends
 
 from lavis.common.registry import registry  # isort: skip
 
 from lavis_mafa.algorithm.grit import HARDNESS
 from lavis_mafa.algorithm.registry import MAFA, Registry
-from lavis_mafa.config.check import Keys
-from lavis_mafa.config.key import PATHS, UNSET, Key, keys_of
-from lavis_mafa.config.registered import DATASET, LISTED, MODEL, OURS, PARTS, RUN, own_keys
 from lavis_mafa.io.files import ROOT, write_text
-from lavis_mafa.loggers import LOGGERS
-from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS
-from lavis_mafa.problems import Registered
+from lavis_mafa.io.problems import Registered
+from lavis_mafa.judges.discriminators import DISCRIMINATORS
+from lavis_mafa.settings.check import Keys
+from lavis_mafa.settings.key import PATHS, UNSET, Key, keys_of
+from lavis_mafa.settings.loggers import LOGGERS
+from lavis_mafa.settings.registered import DATASET, LISTED, MODEL, OURS, PARTS, RUN, own_keys
 
 COMMAND = "python run_scripts/config_page.py"
 PAGE = ROOT / "docs" / "config.md"

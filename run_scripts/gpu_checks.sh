@@ -6,6 +6,6 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash run_scripts/setup_env.sh --dev
-exec .venv/bin/python -m pytest tests/runners/test_gpu.py tests/runners/test_simulated_gpu.py \
+exec .venv/bin/python -m pytest tests/training/test_gpu.py tests/training/test_simulated_gpu.py \
   tests/algorithm/grit/test_grouping_on_gpu.py tests/downstream/test_tasks_on_a_gpu.py \
   tests/downstream/test_stage2.py::test_mixed_precision_on_a_gpu "$@"

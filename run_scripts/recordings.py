@@ -155,7 +155,7 @@ def probes(folder: Path) -> Iterator[tuple[str, Any]]:
     import yaml
 
     sys.path.insert(0, str(ROOT / "tests"))
-    sys.path.insert(0, str(ROOT / "tests/config"))
+    sys.path.insert(0, str(ROOT / "tests/settings"))
     for name, (config, options) in TRAININGS.items():
         run = train(folder / name, config, options)
         yield f"{name}: figures", figures(run / "log.jsonl")

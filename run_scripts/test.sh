@@ -22,8 +22,8 @@ core=false
 pytest_options=()
 quick_tests=(
   tests/algorithm
-  tests/runners/{test_training,test_resume,test_distributed}.py
-  tests/mining/{test_mine,test_count}.py
+  tests/training/{test_training,test_resume,test_distributed}.py
+  tests/tools/{test_mine,test_count}.py
 )
 for argument in "$@"; do
   case "$argument" in

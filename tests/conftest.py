@@ -22,7 +22,7 @@ import lavis_mafa  # noqa: F401
 ROOT = Path(__file__).resolve().parents[1]
 # Helpers that tests of other folders use.
 sys.path += [
-    str(ROOT / "tests" / folder) for folder in ("config", "downstream", "faults", "runners")
+    str(ROOT / "tests" / folder) for folder in ("settings", "downstream", "faults", "training")
 ]
 sys.path.append(str(ROOT / "run_scripts"))
 # A small set of photographs with captions in the format of LAVIS's `flickr30k`, if present.
@@ -81,7 +81,7 @@ def toy():
 
 @pytest.fixture(scope="session")
 def toy_train(toy):
-    from lavis_mafa.datasets import TrainingSet
+    from lavis_mafa.data import TrainingSet
 
     return TrainingSet(toy["train"], seed=0)
 

@@ -49,7 +49,7 @@ class Forked:
     """A command in forks: what tests use of `subprocess.Popen`, with all output in ``stdout``."""
 
     def __init__(self, arguments, folder, environment):
-        import lavis_mafa.runners.session  # noqa: F401  once, before the forks
+        import lavis_mafa.training.session  # noqa: F401  once, before the forks
 
         ranks, self.args = _without_launcher([str(one) for one in arguments[1:]])
         read, write = os.pipe()

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from lavis_mafa.algorithm.registry import Registry
 from lavis_mafa.algorithm.tokens import Captions
 
 
@@ -23,7 +24,7 @@ class Images:
         seen: ``(B, S, V)`` output of the image encoder, for a Con-D that shares it.
         cache: data of a family about this rank's B images, for `Backbone.language_losses`.
         first: number of this rank's first image among the N.
-        memory: keys and values of cross-attention, see `lavis_mafa.models.families.attention`.
+        memory: keys and values of cross-attention, see `lavis_mafa.families.attention`.
     """
 
     embeds: Tensor
@@ -138,3 +139,34 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+# Drivers: classes that are constructed with a model, implement `Backbone`, and have a classmethod
+# ``drives(model)`` that says whether they can drive it.
+FAMILIES: Registry[Any] = Registry("family")
+
+
+def backbone_of(model: Any) -> Backbone:
+    """Return the driver of a LAVIS model: that of `FAMILIES` which says that it drives it.
+
+    Where several do, the one registered last is taken, so that a user's driver of a variant comes
+    before ours.
+
+    Raises:
+        TypeError: if none does.
+    """
+    for driver in reversed(list(FAMILIES.values())):
+        if driver.drives(model):
+            backbone: Backbone = driver(model)
+            return backbone
+    name = type(model).__name__
+    if not hasattr(model, "itm_head"):
+        raise TypeError(
+            f"{name} cannot judge pairs: it has no ITM head (itm_head); use an ALBEF, BLIP or "
+            "BLIP-2 stage-1 model that was pre-trained or fine-tuned for retrieval"
+        )
+    raise TypeError(
+        f"{name} is of no registered family ({', '.join(FAMILIES)}): expected a Q-Former (BLIP-2), "
+        "a text encoder with a fusion_layer (ALBEF), or a tokenizer with enc_token_id (BLIP). "
+        "Register a driver with FAMILIES.register"
+    )

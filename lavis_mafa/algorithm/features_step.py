@@ -48,7 +48,6 @@ class _Features:
         return self.images.detach(), self.texts.detach()
 
 
-@unserializable_hook  # a copy of the loss has parameters of its own
 def _mean_of_ranks(gradient: Tensor) -> Tensor:
     """Return the mean over the ranks of the gradient of a loss's parameter.
 
@@ -85,11 +84,19 @@ class FeaturesLoss(nn.Module):
         # Forms, labels and rules that learn or remember.
         modules = {k: one for k, one in self.parts.objects.items() if isinstance(one, nn.Module)}
         self.objects = nn.ModuleDict(modules)
-        for parameter in self.objects.parameters():
-            parameter.register_hook(_mean_of_ranks)
+        self._average_gradients()
         self.output: StepOutput | None = None
         # Methods with state for each row, such as GloFND, count rows from 0 on.
         self.by_place = RULES.entry(settings.connections.rule).traits.needs_all
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._average_gradients()  # hooks are neither copied nor pickled
+
+    def _average_gradients(self) -> None:
+        hook: Any = unserializable_hook
+        for parameter in self.objects.parameters():
+            parameter.register_hook(hook(_mean_of_ranks))  # type: ignore[no-untyped-call]
 
     def on_all(self, flag: bool) -> bool:
         """Return whether a flag is set on all ranks, if candidates come from all of them."""

@@ -26,7 +26,7 @@ class Option:
         choices: the only values, or the only items of a tuple; a `Registry` gives the names it has
             when a value is checked.
         also: other common names of the setting; used to suggest the right one.
-        path: the value names something that must exist; see `lavis_mafa.config.key.PATHS`.
+        path: the value names something that must exist; see `lavis_mafa.settings.key.PATHS`.
         words: special values of a path, such as ``auto``.
         needed: the setting must be given; or when: ``always``, for ``training``, or for the named
             tasks and runners.

@@ -48,12 +48,10 @@ class _RuleTraits:
         needs_all: it learns from the scores of all candidates, which Con-D does not give. Its class
             has a method ``observe(scores, positives, index, epoch)``, which the step calls before
             the verdicts, on all ranks.
-        uses_thresholds: it reads ``low`` and ``high`` of `MiningRule`.
     """
 
     needs_own: bool = False
     needs_all: bool = False
-    uses_thresholds: bool = False
 
 
 Rule = Callable[..., Tensor]  # (pairs, rule) or (pairs, rule, own=settings)
@@ -80,11 +78,6 @@ class MiningRule:
         low=0,
         high=1,
         also=("threshold", "tau"),
-    )
-    calibration: str | None = option(
-        None,
-        "calibration.json of `lavis-mafa label quality`, whose high (and low) replace the config's",
-        path="file",
     )
     action: str = option(
         "convert",
@@ -152,7 +145,7 @@ class MiningRule:
         return states
 
 
-@RULES.register("thresholds", source="MAFA 4.1", uses_thresholds=True)
+@RULES.register("thresholds", source="MAFA 4.1")
 def thresholds(pairs: ScoredPairs, rule: MiningRule) -> Tensor:
     """Call a pair positive above ``high``, ambiguous above ``low``, else negative.
 

@@ -3,7 +3,7 @@
 ALBEF-base, GRIT-VLP and MAFA are settings of it. It is a function of a backbone, a mini-batch and
 the step's parts, so it can be called from any trainer.
 
-FNE (`lavis_mafa.models.families.dual.fne_retrieval`) has a step of its own: its negatives may come
+FNE (`lavis_mafa.families.fne_retrieval`) has a step of its own: its negatives may come
 from a memory of earlier pairs, of which only features are left. ITM, the language loss and Con-D
 need the pair itself, so this step picks among mini-batches only. FNE has none of the three; what
 both need (pickers, the posterior, ranks, memories) are the same modules.

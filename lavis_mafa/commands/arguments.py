@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lavis_mafa.config.config_of_run import LOG, is_run
 from lavis_mafa.io.project_files import config_named
-from lavis_mafa.mining import ALL
+from lavis_mafa.settings.config_of_run import LOG, is_run
+from lavis_mafa.tools import ALL
 
 
 # Types of arguments: what does not exist is refused at once, not after seconds of imports.
@@ -98,29 +98,22 @@ RUN_CONFIG_HELP = "folder of a run, instead of --cfg-path: its config"
 
 
 def take_run(args: argparse.Namespace) -> None:
-    """Let ``--run`` stand for the config and the checkpoint of a run; ``--options`` still win.
-
-    A parser's default ``run_gives`` says what a command takes: ``model``, the config with a
-    checkpoint; ``config``, the config.
+    """Let ``--run`` stand for the config of a run, and for its checkpoint if the command has
+    ``--checkpoint``; ``--options`` still win.
 
     Raises:
         FileNotFoundError: if the folder has no checkpoint.
     """
     folder: Path | None = getattr(args, "run", None)
-    gives = getattr(args, "run_gives", "model")
     if folder is None:
         return
-    from lavis_mafa.runners.checkpoint import BEST, LAST
+    from lavis_mafa.training.checkpoint import BEST, LAST
 
-    args.cfg_path, args.run_is_source = str(folder), True
-    if gives != "model":
+    args.cfg_path = str(folder)
+    named = any(option.startswith("model.finetuned=") for option in args.options)
+    if named or not hasattr(args, "checkpoint"):
         return
-    given = getattr(args, "checkpoint", None)
-    if isinstance(given, list) and given:
-        return  # several to compare
-    if any(option.startswith("model.finetuned=") for option in args.options):
-        return
-    checkpoints = {"best": BEST, "last": LAST}
+    given, checkpoints = args.checkpoint, {"best": BEST, "last": LAST}
     if not given or given in checkpoints:
         names = [checkpoints[given]] if given else [BEST, LAST]
         found = [folder / name for name in names if (folder / name).is_file()]
@@ -130,22 +123,17 @@ def take_run(args: argparse.Namespace) -> None:
         given = str(found[0])
         logging.info("--run: config and %s of %s", found[0].name, folder)
     args.options = ["model.load_finetuned=True", f"model.finetuned={given}", *args.options]
-    args.checkpoint = [] if isinstance(getattr(args, "checkpoint", None), list) else None
+    args.checkpoint = None
 
 
-def _add_data_arguments(parser: argparse.ArgumentParser, run: str = RUN_HELP) -> None:
-    """Add ``--cfg-path``, ``--run``, ``--options`` and ``--split``."""
-    add_options(parser, run=run)
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add ``--cfg-path``, ``--run``, ``--options``, ``--split`` and ``--checkpoint``."""
+    add_options(parser, run=RUN_HELP)
     parser.add_argument(
         "--split",
         default="train",
         help="split to read (default: train); of an evaluation split, every caption with its image",
     )
-
-
-def add_config_arguments(parser: argparse.ArgumentParser, run: str = RUN_HELP) -> None:
-    """Add ``--cfg-path``, ``--run``, ``--options``, ``--split`` and ``--checkpoint``."""
-    _add_data_arguments(parser, run)
     add_checkpoint_argument(parser)
 
 
@@ -156,20 +144,6 @@ def add_checkpoint_argument(parser: argparse.ArgumentParser) -> None:
         help="weights of the model: a file, or with --run best or last (default: the weights that "
         "the config names; with --run the best)",
     )
-
-
-def add_recorded_data_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--cfg-path``, ``--run`` and ``--options`` of a command that reads judged pairs."""
-    sources = parser.add_mutually_exclusive_group()
-    text = "config of the data (default: the config recorded in JUDGED)"
-    sources.add_argument("--cfg-path", type=_config, help=text)
-    text = f"{RUN_CONFIG_HELP} of the data"
-    sources.add_argument("--run", type=_run_folder, metavar="FOLDER", help=text)
-    parser.set_defaults(run_gives="config")
-    parser.add_argument(
-        "--options", nargs="+", metavar="key=value", help="override config keys (default: recorded)"
-    )
-    add_trust_argument(parser)
 
 
 def add_con_d_argument(parser: argparse.ArgumentParser) -> None:
@@ -205,37 +179,55 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def number(least: int) -> Callable[[str], int]:
+    """Return a parser of whole numbers that are not smaller than ``least``."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text}: expected a number of at least {least}")
+        return int(text)
+
+    return parse
+
+
+def share(text: str) -> float:
+    """Parse a number from 0 to 1."""
+    value = float(text)
+    if not 0.0 <= value <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text}: expected 0 to 1")
+    return value
+
+
 def search_space(text: str) -> int | str:
     """Parse a search space: a number of pairs, or `ALL`."""
-    try:
-        return text if text == ALL else int(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"expected a number or {ALL}, got {text!r}") from error
+    if text == ALL:
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected a number of at least 1, or {ALL}")
+    return int(text)
 
 
-def add_neighbours_argument(parser: argparse.ArgumentParser, default: str) -> None:
-    """Add ``--neighbours``, for `ALL` as a search space.
+def add_output_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--output``, a folder that need not exist."""
 
-    Args:
-        default: of ``--neighbours``, in words.
-    """
-    parser.add_argument(
-        "--neighbours",
-        type=int,
-        metavar="K",
-        help=f"with search space {ALL}: most similar candidates of an anchor to judge (default: "
-        f"{default})",
-    )
+    def folder(text: str) -> Path:
+        path = Path(text)
+        if path.exists() and not path.is_dir():
+            raise argparse.ArgumentTypeError(f"{text} is a file, expected a folder")
+        return path
+
+    text = "folder for the results"
+    parser.add_argument("--output", type=folder, required=True, help=text)
 
 
 def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the annotation files, the columns of pairs, ``--images`` and ``--split``."""
+    """Add the annotation files, the columns of pairs, and ``--images``."""
     parser.add_argument(
         "files",
         nargs="+",
         type=existing_files,
         metavar="FILES",
-        help=".json, .jsonl, .csv, .tsv, .parquet, .arrow, .tar, or a folder of parquet files, of "
+        help=".json, .jsonl, .csv, .tsv, .parquet, .arrow, .tar, or a folder of save_to_disk of "
         "Hugging Face's datasets, or of pictures, each with a .txt of the same name",
     )
     parser.add_argument("--image-key", help="column of the image path; default: detected")
@@ -248,9 +240,4 @@ def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder that the paths of images are relative to (default: the folder that is given, "
         "or that of the first file)",
-    )
-    parser.add_argument(
-        "--split",
-        choices=["train", "val", "test"],
-        help="of folders, read only the files of this split (default: all)",
     )

@@ -1,7 +1,7 @@
 """Check your own image-text pairs before training on them.
 
     lavis-mafa check-data train.json --images images/
-    lavis-mafa check-data hub_folder/ --split train
+    lavis-mafa check-data "flickr/data/train-*.parquet"
     lavis-mafa check-data "shards/{00000..00331}.tar"
     lavis-mafa check-data train.json --images images/ --vocab vocab.txt
 
@@ -45,8 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check the pairs and print the report."""
     args.images = folder_of_images(args.images, args.files)
-    from lavis_mafa.datasets.data_check import check, render
-    from lavis_mafa.datasets.make_vocab import make_vocab
+    from lavis_mafa.data.data_check import check, render
+    from lavis_mafa.data.make_vocab import make_vocab
     from lavis_mafa.io.files import write_json
 
     out: Path | None = args.json
@@ -60,7 +60,6 @@ def run(args: argparse.Namespace) -> int:
             args.images,
             **columns,
             group_id_key=args.group_id_key,
-            split=args.split,
             workers=args.workers,
             limit=args.limit,
         )
@@ -68,9 +67,7 @@ def run(args: argparse.Namespace) -> int:
             write_json(out, report)
         print(render(report))
         if args.vocab is not None:
-            tokens = make_vocab(
-                args.files, args.vocab, size=args.vocab_size, split=args.split, **columns
-            )
+            tokens = make_vocab(args.files, args.vocab, size=args.vocab_size, **columns)
             print(f"{args.vocab}: {len(tokens)} tokens")
     except (OSError, ValueError) as error:
         args.error(str(error))

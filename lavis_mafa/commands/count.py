@@ -12,25 +12,31 @@ torch.distributed.run the ranks share the work.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from lavis_mafa.commands.arguments import (
     add_con_d_argument,
     add_config_arguments,
-    add_neighbours_argument,
+    add_output_argument,
     add_sampling_arguments,
+    number,
     search_space,
+    share,
 )
+from lavis_mafa.tools import ALL
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_config_arguments(parser)
     add_con_d_argument(parser)
-    parser.add_argument("--output", type=Path, required=True, help="folder for the results")
+    add_output_argument(parser)
     add_sampling_arguments(parser)
     parser.add_argument(
-        "--batch-sizes", nargs="+", type=int, metavar="B", help="(default: the config's)"
+        "--batch-sizes",
+        nargs="+",
+        type=number(2),
+        metavar="B",
+        help="sizes of a mini-batch (default: the config's)",
     )
     parser.add_argument(
         "--search-spaces",
@@ -40,22 +46,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="(default: the config's); all: also the most similar candidates of every anchor in "
         "the whole data set",
     )
-    add_neighbours_argument(parser, "1")
     parser.add_argument(
-        "--sample",
-        type=int,
-        help="draw this many samples at random, at least the largest search space (default: all)",
+        "--neighbours",
+        type=number(1),
+        default=1,
+        metavar="K",
+        help=f"with search space {ALL}: candidates of an anchor to judge (default: 1)",
     )
     parser.add_argument(
         "--threshold",
-        type=float,
+        type=share,
         default=0.5,
         help="a pair with a higher probability is classified as a match (default: 0.5)",
     )
 
 
 def run(args: argparse.Namespace) -> None:
-    """Count and write ``counts.json``, ``counts.md``, ``report.html`` and ``judged.npz``."""
-    from lavis_mafa.mining.counting import count_false_negatives
+    """Count and write ``counts.json``, ``report.html`` and ``judged.npz``."""
+    from lavis_mafa.tools.counting import count_false_negatives
 
     count_false_negatives(args)

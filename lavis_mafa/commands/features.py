@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Make the features."""
-    from lavis_mafa.datasets.feature_making import (
+    from lavis_mafa.tools.feature_making import (
         load_encoder,
         make_features,
         part_of,
@@ -73,7 +73,6 @@ def run(args: argparse.Namespace) -> int:
             image_key=args.image_key,
             caption_key=args.caption_key,
             image_id_key=args.image_id_key,
-            split=args.split,
         )
         unreadable = make_features(
             pairs, args.output, encoder, args.views, part, args.batch_size, args.workers

@@ -10,86 +10,40 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lavis_mafa.commands.arguments import add_recorded_data_arguments, existing
+from lavis_mafa.commands.arguments import add_trust_argument, existing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parts = parser.add_subparsers(dest="part", required=True, metavar="page | quality")
     text = "draw pairs, equally many from every tenth of the probability, and write the page"
-    _add_page(parts.add_parser("page", help=text, description=text))
+    page = parts.add_parser("page", help=text, description=text)
     text = "print precision and recall by threshold, and advise a threshold"
-    _add_quality(parts.add_parser("quality", help=text, description=text))
-
-
-def _add_page(page: argparse.ArgumentParser) -> None:
-    page.add_argument("judged", type=existing, metavar="JUDGED", help="judged.npz, or its folder")
-    page.add_argument(
-        "--output",
-        type=Path,
-        default=Path("labels.html"),
-        help="file to write (default: labels.html)",
-    )
+    quality = parts.add_parser("quality", help=text, description=text)
+    text = "judged.npz, or its folder"
+    for one in (page, quality):
+        one.add_argument("judged", type=existing, metavar="JUDGED", help=text)
+    text = "file to write (default: labels.html)"
+    page.add_argument("--output", type=Path, default=Path("labels.html"), help=text)
     page.add_argument("--count", type=int, default=200, help="number of pairs (default: 200)")
     page.add_argument("--name", help="name of the discriminator (default: the first in the file)")
-    page.add_argument(
-        "--above",
-        type=float,
-        default=0.0,
-        metavar="P",
-        help="draw only pairs with a higher probability, 0.1, 0.2, ... or 0.9 (default: all)",
-    )
+    text = "draw only pairs with a higher probability, 0.1, 0.2, ... or 0.9 (default: all)"
+    page.add_argument("--above", type=float, default=0.0, metavar="P", help=text)
     page.add_argument("--seed", type=int, default=0, help="of the draw (default: 0)")
-    page.add_argument(
-        "--image-size",
-        type=int,
-        default=640,
-        help="longest side of the images in pixels (default: 640)",
-    )
-    add_recorded_data_arguments(page)
-
-
-def _add_quality(quality: argparse.ArgumentParser) -> None:
-    quality.add_argument(
-        "judged", type=existing, metavar="JUDGED", help="judged.npz, or its folder"
-    )
-    quality.add_argument(
-        "--labels",
-        type=existing,
-        metavar="FILE",
-        help="labels.csv of the page (default: the ground truth of the data)",
-    )
-    quality.add_argument(
-        "--precision",
-        type=float,
-        default=0.8,
-        metavar="P",
-        help="advise the smallest threshold with at least this precision (default: 0.8)",
-    )
-    quality.add_argument(
-        "--low-precision",
-        type=float,
-        metavar="P",
-        help="the same for connections.low (default: low is not advised)",
-    )
-    quality.add_argument(
-        "--name", help="discriminator of --output (default: the first in the file)"
-    )
-    quality.add_argument(
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="write the advised thresholds, for model.mafa.connections.calibration of a config",
-    )
+    add_trust_argument(page)
+    text = "labels.csv of the page (default: the ground truth of the data)"
+    quality.add_argument("--labels", type=existing, metavar="FILE", help=text)
+    text = "advise the smallest threshold with at least this precision (default: 0.8)"
+    quality.add_argument("--precision", type=float, default=0.8, metavar="P", help=text)
 
 
 def run(args: argparse.Namespace) -> None:
     """Write the page of pairs, or print the table of quality."""
     if args.part == "quality":
-        from lavis_mafa.mining.quality.label_quality import report_quality
+        from lavis_mafa.tools.label_quality import report_quality
 
         report_quality(args)
     else:
-        from lavis_mafa.mining.quality.label_page import label_page
+        from lavis_mafa.tools.label_page import label_page
 
         label_page(args)

@@ -16,13 +16,14 @@ dataset.yaml (config to train on them), mine.json (counts of each filter), judge
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from lavis_mafa.commands.arguments import (
     add_con_d_argument,
     add_config_arguments,
-    add_neighbours_argument,
+    add_output_argument,
+    number,
     search_space,
+    share,
 )
 
 
@@ -30,14 +31,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_config_arguments(parser)
     add_con_d_argument(parser)
-    parser.add_argument("--output", type=Path, required=True, help="folder for the results")
+    add_output_argument(parser)
     parser.add_argument(
         "--sampling",
         choices=["grit", "random"],
         default="grit",
         help="how mini-batches are formed (default: grit)",
     )
-    parser.add_argument("--batch-size", type=int, metavar="B", help="(default: the config's)")
+    parser.add_argument(
+        "--batch-size",
+        type=number(2),
+        metavar="B",
+        help="size of a mini-batch (default: the config's)",
+    )
     parser.add_argument(
         "--search-space",
         type=search_space,
@@ -45,24 +51,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="pairs in which mini-batches are grouped (default: the config's); all: no "
         "mini-batches, but the most similar candidates of every anchor in the whole data set",
     )
-    add_neighbours_argument(parser, "--top-k")
-    parser.add_argument("--passes", type=int, default=1, help="epochs of mini-batches (default: 1)")
     parser.add_argument(
-        "--top-k", type=int, help="candidates of an anchor to judge (default: the config's)"
+        "--top-k",
+        type=number(1),
+        help="most similar candidates of an anchor to judge (default: the config's)",
     )
     parser.add_argument(
         "--threshold",
-        type=float,
+        type=share,
         help="a pair with a higher probability is new (default: the config's connections.high)",
     )
-    parser.add_argument("--limit", type=int, help="keep only this many, the most probable ones")
-    parser.add_argument(
-        "--seed", type=int, default=0, help="of the mini-batches and the control (default: 0)"
-    )
+    text = "of the mini-batches and the control (default: 0)"
+    parser.add_argument("--seed", type=int, default=0, help=text)
 
 
 def run(args: argparse.Namespace) -> None:
     """Mine connections and write them as training data."""
-    from lavis_mafa.mining.pair_mining import mine_connections
+    from lavis_mafa.tools.pair_mining import mine_connections
 
     mine_connections(args)

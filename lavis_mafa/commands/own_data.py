@@ -22,8 +22,8 @@ def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
     after the first file; the files of an earlier call are replaced.
 
     Args:
-        data: annotation files, shards, a folder of parquet files or of Hugging Face's ``datasets``,
-            or one of pictures, each with a text file of the same name.
+        data: annotation files, shards, a folder that ``save_to_disk`` of Hugging Face's
+            ``datasets`` has written, or one of pictures, each with a text file of the same name.
         images: folder that the paths of images are relative to; None: the folder that is given, or
             that of the first file.
 
@@ -37,8 +37,8 @@ def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
     from omegaconf import OmegaConf
 
     from lavis_mafa.commands.arguments import folder_of_images
-    from lavis_mafa.datasets.make_vocab import make_vocab
-    from lavis_mafa.datasets.shards import names_shards
+    from lavis_mafa.data.make_vocab import make_vocab
+    from lavis_mafa.data.shards import names_shards
     from lavis_mafa.io.files import write_text
     from lavis_mafa.io.project_files import project_file
 
@@ -47,11 +47,9 @@ def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
     output = Path("output", name or "pairs").absolute()
     output.mkdir(parents=True, exist_ok=True)
     files = [os.path.abspath(one) for one in data]
-    own_split = _has_split(files)
-    part = "train" if own_split else None
-    count, found, without = _count(files, part)
+    count, found, without = _count(files)
     least, few, many = _IMAGES
-    if found < least and not own_split:
+    if found < least:
         raise ValueError(f"{found} images: at least {least} are needed, of which some are held out")
     held = round(min(max(_HELD_OUT[0], few / found), _HELD_OUT[1], many / found), 4)
 
@@ -64,7 +62,7 @@ def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
     section = config.datasets[kind]
     info = {"annotations": {split: {"storage": files} for split in ("train", "val")}}
     section.build_info = OmegaConf.merge(section.get("build_info", {}), info)
-    section.build_info.holdout = 0.0 if own_split else held
+    section.build_info.holdout = held
     if kind == "image_text_json":
         section.build_info.images = {"storage": os.path.abspath(folder_of_images(images, data))}
     run = config.run
@@ -76,7 +74,7 @@ def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
     model = "ALBEF with ViT-B (loads DeiT and BERT), as there are a GPU and many pairs"
     if not large:
         vocabulary = output / "vocab.txt"
-        make_vocab(files, vocabulary, size=min(8000, max(600, count // 5)), split=part)
+        make_vocab(files, vocabulary, size=min(8000, max(600, count // 5)))
         config.model.tokenizer = str(vocabulary)
         trained = int(count * (1 - held))
         batch = next(size for size in (64, 32, 16, 8, 4) if size <= max(trained // 10, 4))
@@ -88,38 +86,22 @@ def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
         model = f"a small ALBEF from random weights (96 pixels, 1 M weights), as {why}"
     file = output / "config.yaml"
     write_text(file, OmegaConf.to_yaml(config))
-    split = (
-        "the data's own val split is used"
-        if own_split
-        else f"{held:.1%} of the images are held out"
-    )
     left_out = f"{without:,} files belong to no sample and are left out\n" if without else ""
     return file, (
-        f"{left_out}{count:,} pairs of {found:,} images; {split} for validation\n"
+        f"{left_out}{count:,} pairs of {found:,} images; {held:.1%} of the images are held out "
+        "for validation\n"
         f"model: {model}; {run.max_epoch} epochs of mini-batches of {run.batch_size_train}\n"
         "Con-D: compares captions by word statistics, no weights; mini-batches are not grouped\n"
         f"config: {file}; edit it and pass it as --cfg-path"
     )
 
 
-def _has_split(files: Sequence[str]) -> bool:
-    """Return whether a folder has files for validation of its own."""
-    from lavis_mafa.datasets.data_folders import files_of
-
-    if len(files) > 1 or not os.path.isdir(files[0]):
-        return False
-    try:
-        return files_of(files[0], "val") != files_of(files[0], "train")
-    except ValueError:  # there are none of this split
-        return False
-
-
-def _count(files: Sequence[str], split: str | None) -> tuple[int, int, int]:
+def _count(files: Sequence[str]) -> tuple[int, int, int]:
     """Return the numbers of pairs, of images, and of files that belong to no sample."""
-    from lavis_mafa.datasets.annotation_rows import PassedOver, Row
-    from lavis_mafa.datasets.data_check import readable
+    from lavis_mafa.data.annotation_rows import PassedOver, Row
+    from lavis_mafa.data.data_check import readable
 
-    paths, read = readable(files, split, images=False)
+    paths, read = readable(files, images=False)
 
     images, pairs, without = set(), 0, 0
     for row in (row for path in paths for row in read(path)):

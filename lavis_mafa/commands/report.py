@@ -28,24 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="file to write (default: report.html for a run, otherwise judged.html, in FOLDER)",
     )
-    parser.add_argument(
-        "--connections",
-        type=int,
-        default=60,
-        metavar="N",
-        help="maximum number of pairs to show with their images (default: 60)",
-    )
-    parser.add_argument(
-        "--no-images", action="store_true", help="show captions without their images"
-    )
     add_trust_argument(parser)
 
 
 def run(args: argparse.Namespace) -> None:
     """Write the page."""
-    from lavis_mafa.mining.judged_pairs import FILE
-    from lavis_mafa.mining.run_report import write_page
+    from lavis_mafa.tools.judged_pairs import FILE
+    from lavis_mafa.tools.run_report import report
 
     source = args.source.parent if args.source.name == FILE else args.source
-    path = write_page(source, args.output, args.connections, not args.no_images)
-    print(f"wrote {path}")
+    print(f"wrote {report(source, args.output)}")

@@ -87,12 +87,12 @@ def run(args: argparse.Namespace) -> None:
     if getattr(args, "run", None):
         options = [f"run.output_dir={args.run / 'evaluate'}", *options]
     if args.print_config:
-        from lavis_mafa.config import format_config, load_config
+        from lavis_mafa.settings import format_config, load_config
 
         # Whether the machine has the files and the GPUs is another question: see --dry-run.
         sys.stdout.write(format_config(load_config(args.cfg_path, options, machine=False)))
         return None
-    from lavis_mafa.runners import session
+    from lavis_mafa.training import session
 
     action = session.check_only if args.dry_run else session.run
     action = session.fetch_only if args.prefetch else action

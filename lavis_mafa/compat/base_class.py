@@ -122,7 +122,7 @@ class LavisPreTrainedModel(*_BASES):  # type: ignore[misc]
             raise NotImplementedError(
                 "head_mask is not supported with this version of transformers"
             )
-        return [None] * num_hidden_layers
+        return [None for _ in range(num_hidden_layers)]
 
 
 def _repeated_names(model: Any) -> dict[str, str]:

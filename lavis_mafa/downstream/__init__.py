@@ -1,8 +1,8 @@
 """Downstream tasks: NLVR2, visual entailment, VQA, grounding, captioning, and BLIP-2's stage 2.
 
 Importing this package registers its models, tasks and data sets with LAVIS. LAVIS's registry does
-so when it is asked for a name that is not registered, see `lavis_mafa.registration`; nothing else
-in this package imports it.
+so when it is asked for a name that is not registered, see `lavis_mafa.compat.registration`; nothing
+else in this package imports it.
 """
 
 # ruff: noqa: F401

@@ -9,18 +9,19 @@ from lavis.models.med import XBertEncoder
 from torch import Tensor
 from transformers.models.bert.configuration_bert import BertConfig
 
-from lavis_mafa.io.checkpoints import find_config, read_checkpoint, weights_of
-from lavis_mafa.models.families.attention import fuse_attention
-from lavis_mafa.models.mafa_model import checkpoint_of
-from lavis_mafa.models.parts.tokenizers import build_tokenizer
-from lavis_mafa.models.parts.vit import build_vit
-from lavis_mafa.models.weight_loading import (
+from lavis_mafa.checkpoints.checkpoints import read_checkpoint, weights_of
+from lavis_mafa.checkpoints.weight_loading import (
     check_origin,
     fill_momentum,
     load_state,
     registered_name,
     require_weights,
 )
+from lavis_mafa.families.attention import fuse_attention
+from lavis_mafa.families.mafa_model import checkpoint_of
+from lavis_mafa.families.tokenizers import build_tokenizer
+from lavis_mafa.families.vit import build_vit
+from lavis_mafa.io.project_files import find_config
 
 _ENCODERS = ("visual_encoder.", "text_encoder.")
 _LAYER = re.compile(r"encoder\.layer\.(\d+)\.(.*)")
@@ -127,7 +128,7 @@ class AlbefDownstream:
             ValueError: if it does not fit, or lacks weights.
         """
         cure = "Name a fine-tuned checkpoint, or give this one as model.pretrained to fine-tune it"
-        return self._load(url_or_filename, False, (*_ENCODERS, *self.heads), cure)
+        return self._load(str(url_or_filename), False, (*_ENCODERS, *self.heads), cure)
 
     def load_from_pretrained(self, url_or_filename: str) -> Any:
         """Load a pre-trained model, of this package or of LAVIS, to fine-tune it.
@@ -137,12 +138,10 @@ class AlbefDownstream:
             ValueError: if it does not fit, or lacks an encoder.
         """
         needed = (*_ENCODERS, *self.random_parts)
-        return self._load(url_or_filename, True, needed, "Name a checkpoint of the whole model")
+        cure = "Name a checkpoint of the whole model"
+        return self._load(str(url_or_filename), True, needed, cure)
 
-    def _load(
-        self, url_or_filename: str, pretrained: bool, needed: tuple[str, ...], cure: str
-    ) -> Any:
-        origin = str(url_or_filename)
+    def _load(self, origin: str, pretrained: bool, needed: tuple[str, ...], cure: str) -> Any:
         content = read_checkpoint(origin)
         model: Any = self
         check_origin(content, registered_name(type(self)), model.tokenizer, origin)

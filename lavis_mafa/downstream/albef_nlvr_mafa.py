@@ -22,10 +22,11 @@ from transformers.utils.generic import ModelOutput
 
 from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.downstream.albef_downstream import AlbefDownstream
-from lavis_mafa.downstream.text_assignment import assign_texts
 from lavis_mafa.downstream.yamls import model_yamls
-from lavis_mafa.models.families.albef.fusion_layers import LAYER, State, double_fusion_layers
-from lavis_mafa.models.families.family import all_visible, tokenize
+from lavis_mafa.families.family import all_visible, tokenize
+from lavis_mafa.families.fusion_layers import LAYER, State, double_fusion_layers
+
+FIRST, SECOND, NEITHER = 0, 1, 2  # labels of text assignment
 
 
 @dataclass
@@ -87,9 +88,6 @@ class _TwoImages(AlbefDownstream):
         """Double the fusion layers of an ALBEF for one image.
 
         Its momentum copies are dropped: the model's own start equal to its encoders.
-
-        Raises:
-            ValueError: if the text encoder has another number of layers than one for one or two.
         """
         model: Any = self
         config = model.text_encoder.config
@@ -99,14 +97,64 @@ class _TwoImages(AlbefDownstream):
         layers = 1 + max((int(match[2]) for match in found if match), default=-1)
         double, fusion = config.num_hidden_layers, config.fusion_layer
         single = fusion + (double - fusion) // 2
-        if layers not in (single, double):
-            raise ValueError(
-                f"{origin} has {layers} layers below text_encoder, expected {single}, of an ALBEF "
-                f"for one image, or {double}, of one for two"
-            )
-        if layers == double:
+        if layers != single:
             return state
         return double_fusion_layers({k: v for k, v in state.items() if "_m." not in k}, fusion)
+
+
+@dataclass
+class _Assignment:
+    """Two images for each of B texts, as positions in the mini-batch.
+
+    Attributes:
+        first, second: ``(B,)`` positions of the images.
+        labels: ``(B,)`` `FIRST` or `SECOND` where the text is that image's, else `NEITHER`.
+    """
+
+    first: Tensor
+    second: Tensor
+    labels: Tensor
+
+
+def _assign_texts(image_ids: Tensor, preference: Tensor | None = None) -> _Assignment:
+    """Draw the two images of each text: `FIRST`, `SECOND` and `NEITHER` with probability 1/3 each.
+
+    The other images are never the text's own. Where neither is the text's they differ from
+    each other, unless the mini-batch has only two. All draws use PyTorch's CPU generator, so that
+    they are the same on any device.
+
+    Args:
+        image_ids: ``(B,)``, equal where samples show one image.
+        preference: ``(B, B)`` logits; row i draws its other images from their softmax. None: each
+            sample of another image is equally likely.
+
+    Raises:
+        ValueError: if all samples show the same image.
+    """
+    ids = image_ids.cpu()
+    size = len(ids)
+    other = ids[:, None] != ids[None]
+    if not other.any():
+        raise ValueError(
+            f"text assignment needs two different images in a mini-batch, got {size} sample(s) of "
+            "one: use a larger run.batch_size_train"
+        )
+    scores = torch.zeros(size, size) if preference is None else preference.detach().float().cpu()
+    # The best of logits plus Gumbel noise is a draw from their softmax; the next best of the same
+    # sums is a second draw without replacement.
+    scores = scores - torch.empty(size, size).exponential_().log()
+    scores = scores.masked_fill(~other, -torch.inf)
+    one = scores.argmax(dim=1)
+    further = other & (ids[None] != ids[one][:, None])
+    another = scores.masked_fill(~further, -torch.inf).argmax(dim=1)
+    another = torch.where(further.any(dim=1), another, one)
+
+    labels = torch.randint(3, (size,))
+    own = torch.arange(size)
+    first = torch.where(labels == FIRST, own, one)
+    second = torch.where(labels == FIRST, one, torch.where(labels == SECOND, own, another))
+    device = image_ids.device
+    return _Assignment(first.to(device), second.to(device), labels.to(device))
 
 
 @dataclass(frozen=True)
@@ -183,7 +231,7 @@ class AlbefNlvrPretrainMafa(_TwoImages, AlbefBase):
         ids = samples.get("image_id")
         if ids is None:
             ids = torch.arange(len(images), device=images.device)
-        drawn = assign_texts(
+        drawn = _assign_texts(
             ids, self._likeness(images) if self.ta_negatives == "similar" else None
         )
         state = self.fuse(samples["text_input"], images[drawn.first], images[drawn.second])
@@ -232,10 +280,13 @@ class AlbefNlvrMafa(_TwoImages, AlbefNLVR):
         if self.use_distill:
             with torch.no_grad():
                 self._momentum_update()
-                copies = (self.visual_encoder_m, self.text_encoder_m, self.cls_head_m)
-                soft = self._logits(samples, *copies).softmax(dim=1)
+                logits_m = self._logits(
+                    samples, self.visual_encoder_m, self.text_encoder_m, self.cls_head_m
+                )
+                soft = logits_m.softmax(dim=1)
             keys = ("epoch", "iters", "num_iters_per_epoch")
-            weight = self.alpha * self._rampup_factor(*(samples[key] for key in keys))
+            epoch, step, steps = (samples[key] for key in keys)
+            weight = self.alpha * self._rampup_factor(epoch, step, steps)
             loss = (1 - weight) * loss + weight * F.cross_entropy(logits, soft)
         return _Judgement(loss, logits, labels)
 

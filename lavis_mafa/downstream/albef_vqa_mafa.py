@@ -19,7 +19,7 @@ from lavis_mafa.algorithm.losses.language import IGNORED, LM_SMOOTHING
 from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.downstream.albef_downstream import AlbefDownstream, decoder_from_fusion
 from lavis_mafa.downstream.yamls import model_yamls
-from lavis_mafa.models.families.family import tokenize
+from lavis_mafa.families.family import tokenize
 
 # Pairs of a question and an answer at once; their logits over the vocabulary are large.
 PAIRS_PER_PASS = 512
@@ -66,8 +66,12 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
     PRETRAINED_MODEL_CONFIG_DICT = model_yamls("albef_vqa_mafa", "vqav2", "tiny")
     model_options = _AnswerOptions
     options = (
-        *("use_distill", "momentum", "alpha", "max_txt_len"),
-        *("label_smoothing", "answer_sep_tokens"),
+        "use_distill",
+        "momentum",
+        "alpha",
+        "max_txt_len",
+        "label_smoothing",
+        "answer_sep_tokens",
     )
     heads = ("text_decoder.",)
 
@@ -150,10 +154,9 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
         if self.use_distill:
             soft = -(F.log_softmax(logits, dim=-1) * F.softmax(logits_m, dim=-1)).sum(dim=-1)
             soft = (soft * (following != IGNORED)).sum(dim=1)
-            ramp = self._rampup_factor(
-                samples["epoch"], samples["iters"], samples["num_iters_per_epoch"]
-            )
-            losses = (1 - self.alpha * ramp) * losses + self.alpha * ramp * soft
+            steps = samples["num_iters_per_epoch"]
+            weight = self.alpha * self._rampup_factor(samples["epoch"], samples["iters"], steps)
+            losses = (1 - weight) * losses + weight * soft
         output.loss = losses
         loss = (samples["weight"] * output.loss).sum() / len(question_mask)
         return loss, output, targets
@@ -178,10 +181,8 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
         """
         if inference_method != "rank" or not answer_list or num_ans_candidates < 1:
             raise ValueError(
-                f"albef_vqa_mafa ranks a list of answers; got inference_method {inference_method}, "
-                f"{len(answer_list or ())} answers and num_ans_candidates {num_ans_candidates}. "
-                "Use run.inference_method: rank, data that have an answer_list, and 1 or more "
-                "candidates"
+                f"albef_vqa_mafa ranks a list of answers, but got {inference_method!r} and "
+                f"{len(answer_list or ())} answers; use run.inference_method: rank"
             )
         answers: list[str] = super().predict_answers(samples, list(answer_list), num_ans_candidates)
         return answers

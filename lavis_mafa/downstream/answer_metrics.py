@@ -11,7 +11,7 @@ from typing import Any
 
 from lavis.common.vqa_tools.vqa_eval import VQAEval
 
-from lavis_mafa.datasets.annotation_rows import Refusals
+from lavis_mafa.data.annotation_rows import Refusals
 from lavis_mafa.downstream.row_values import (
     Id,
     Ids,
@@ -75,8 +75,7 @@ def read_questions(questions_file: str, annotations_file: str) -> dict[Id, Annot
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{questions_file} and {annotations_file} are not in the format of VQA "
-            f"({type(error).__name__}: {error}); expected questions and annotations with "
-            "question_id, and answers of the annotations"
+            f"({type(error).__name__}: {error})"
         ) from error
     refused.end(annotations_file)
     if not truth:
@@ -105,12 +104,21 @@ def accuracy_by_annotators(
         ValueError: if there is no such question, or different ids of questions are one number.
     """
     given = by_id(answers.items())
+    found = [
+        (_official(normalise(given[one]), truth[one].answers), truth[one].answer_type)
+        for one in _shared(given, truth)
+    ]
+    return {name: round(value, 2) for name, value in _means(found).items()}
+
+
+def _means(scores: Sequence[tuple[float, str | None]]) -> dict[str, float]:
+    """Return the mean in percent of all scores, ``acc``, and of those of each answer type."""
     earned: dict[str, list[float]] = defaultdict(list)
-    for question in _shared(given, truth):
-        score = _official(normalise(given[question]), truth[question].answers)
+    for score, kind in scores:
         earned["acc"].append(score)
-        earned[truth[question].answer_type].append(score)
-    return {name: round(100 * sum(of) / len(of), 2) for name, of in earned.items()}
+        if kind is not None:
+            earned[kind].append(score)
+    return {name: 100 * sum(of) / len(of) for name, of in earned.items()}
 
 
 def _official(given: str, truths: Sequence[str]) -> float:
@@ -139,14 +147,12 @@ def accuracy(
     Raises:
         ValueError: if no question has a truth.
     """
-    shared = _shared(answers, truths)
-    earned: dict[str, list[float]] = defaultdict(list)
-    for question in shared:
-        score = one_accuracy(answers[question], truths[question])
-        earned["acc"].append(score)
-        if question in answer_types:
-            earned[answer_types[question]].append(score)
-    return {name: 100.0 * sum(scores) / len(scores) for name, scores in earned.items()}
+    return _means(
+        [
+            (one_accuracy(answers[one], truths[one]), answer_types.get(one))
+            for one in _shared(answers, truths)
+        ]
+    )
 
 
 def one_accuracy(answer: str, truth: Truth) -> float:
@@ -218,14 +224,15 @@ def _shared(answers: Mapping[Any, str], known: Mapping[Any, Any]) -> list[Any]:
     if not shared:
         raise ValueError(
             f"none of the {len(answers)} answered questions is among the {len(known)} annotated "
-            "ones; the annotations must be of the split that is evaluated, with the same question "
-            "ids"
+            "ones; give the annotations of the split that is evaluated"
         )
     number = len(shared)
     if number < max(len(answers), len(known)):
         logger.warning(
             "scored on %d questions: %d answers have no annotation, %d annotations no answer; "
             "metrics are of this subset",
-            *(number, len(answers) - number, len(known) - number),
+            number,
+            len(answers) - number,
+            len(known) - number,
         )
     return shared

@@ -16,8 +16,8 @@ from transformers.models.auto.tokenization_auto import AutoTokenizer
 from lavis_mafa.algorithm.losses.language import IGNORED
 from lavis_mafa.downstream.language_model import Blip2Llm, check_prompt
 from lavis_mafa.downstream.yamls import model_yamls
-from lavis_mafa.models.families.blip2.blip2_parts import Parts
-from lavis_mafa.models.parts.beams import OneRowPerBeam
+from lavis_mafa.families.beams import OneRowPerBeam
+from lavis_mafa.families.blip2_parts import Parts
 
 _PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -127,34 +127,24 @@ class Blip2OptMafa(Blip2Llm, Blip2OPT):
         """Generate captions by beam search or nucleus sampling.
 
         Args:
-            samples: ``image`` ``(B, 3, H, W)``, and optionally ``prompt``: one for all images or
-                one for each; default: the model's own.
+            samples: ``image`` ``(B, 3, H, W)``, and optionally ``prompt``, for all images;
+                default: the model's own.
             max_length: maximum number of tokens after the prompt.
-            min_length: minimum number of tokens; tokens of a prompt for all images count as well,
-                as in LAVIS.
+            min_length: minimum number of tokens; those of the prompt count as well, as in LAVIS.
             num_captions: captions per image.
             Others: as in LAVIS.
 
         Returns:
             ``B * num_captions`` texts, image by image, without prompt.
-
-        Raises:
-            ValueError: if the number of prompts differs from that of the images.
         """
         images = samples["image"]
-        prompts = samples.get("prompt", self.prompt)
-        for_all = isinstance(prompts, str)
-        if not for_all and len(prompts) != len(images):
-            raise ValueError(
-                f"{len(prompts)} prompts for {len(images)} images: give one, or one for each"
-            )
         options: dict[str, Any] = {"num_beams": 1 if use_nucleus_sampling else num_beams}
         if use_nucleus_sampling:
             options.update(do_sample=True, top_p=top_p, temperature=temperature)
         return self._continue(
             images,
-            [prompts] * len(images) if for_all else prompts,
-            as_given=for_all,
+            [samples.get("prompt", self.prompt) for _ in images],
+            as_given=True,
             max_new_tokens=max_length,
             min_length=min_length,
             repetition_penalty=repetition_penalty,
@@ -197,8 +187,8 @@ class Blip2OptMafa(Blip2Llm, Blip2OPT):
         """
         if inference_method != "generate":
             raise ValueError(
-                f"run.inference_method is {inference_method!r}; {type(self).__name__} generates "
-                "its answers: use generate"
+                f"run.inference_method is {inference_method!r}; {type(self).__name__} generates: "
+                "use generate"
             )
         questions = samples["text_input"]
         questions = [questions] if isinstance(questions, str) else questions

@@ -102,7 +102,7 @@ class Blip2T5Mafa(Blip2Llm, Blip2T5):
         if self.prompt:
             # LAVIS's text processors may have added it already.
             without = [caption.removeprefix(self.prompt).strip() for caption in captions]
-            return [self.prompt] * len(captions), without
+            return [self.prompt for _ in captions], without
         places = torch.rand(len(captions)).tolist()
         pairs = [_split_caption(text, place) for text, place in zip(captions, places, strict=True)]
         return [prefix for prefix, _ in pairs], [suffix for _, suffix in pairs]

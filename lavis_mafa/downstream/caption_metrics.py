@@ -2,7 +2,7 @@
 
 METEOR, SPICE and the Penn Treebank tokenizer, which all metrics need, are Java programs.
 `find_tools` checks before generation what this machine can run. Without Java the other metrics are
-computed on `python_tokens`, and the result records the tokenizer.
+computed on `_python_tokens`, and the result records the tokenizer.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import re
 import shutil
 import subprocess
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from pycocoevalcap.bleu.bleu import Bleu
@@ -27,11 +28,11 @@ from pycocoevalcap.rouge.rouge import Rouge
 from pycocoevalcap.spice import spice
 from pycocoevalcap.tokenizer.ptbtokenizer import PUNCTUATIONS, PTBTokenizer
 
-from lavis_mafa.datasets.annotation_rows import Refusals
+from lavis_mafa.data.annotation_rows import Refusals
+from lavis_mafa.data.known_truth import single_spaced
 from lavis_mafa.downstream.row_values import Id, Ids, as_id, id_of, references_of
 from lavis_mafa.io.files import read_json
-from lavis_mafa.metrics import METRICS, CaptionMetric, MetricNames
-from lavis_mafa.metrics.known_truth import single_spaced
+from lavis_mafa.tasks.metrics import METRICS, CaptionMetric, MetricNames
 
 logger = logging.getLogger(__name__)
 
@@ -130,26 +131,22 @@ def find_tools(requested: Sequence[str] | None = None) -> Tools:
     """
     known, missing = tuple(MetricNames("caption")), _missing_tools()
     wanted = STANDARD if requested is None else tuple(requested)
-    unknown = [name for name in wanted if name not in known]
-    if unknown or not wanted:
-        given = ", ".join(unknown) or "an empty list"
-        raise ValueError(f"run.metrics: got {given}; expected some of {', '.join(known)}")
-    lost = [name for name in wanted if name in missing]
-    if requested is not None and lost:
-        problems = "; ".join(f"{name}: {missing[name]}" for name in lost)
+    missing |= {name: f"expected one of {', '.join(known)}" for name in wanted if name not in known}
+    lost = [f"{name}: {missing[name]}" for name in wanted if name in missing]
+    if requested is not None and (lost or not wanted):
         raise ValueError(
-            f"run.metrics requests metrics that this machine cannot run. {problems}. Or omit "
-            "run.metrics to use all available metrics"
+            f"run.metrics requests metrics that this machine cannot run. {'; '.join(lost)}. Or "
+            "omit run.metrics to use all available metrics"
         )
-    for name in lost:
-        logger.warning("%s is not computed: %s", name.upper(), missing[name])
+    for problem in lost:
+        logger.warning("caption metric not computed: %s", problem)
     if PTB in missing:
         logger.warning(
             "a Python tokenizer replaces the Penn Treebank tokenizer (metrics differ slightly from "
             "published ones): %s",
             missing[PTB],
         )
-    metrics = tuple(name for name in known if name in wanted and name not in lost)
+    metrics = tuple(name for name in known if name in wanted and name not in missing)
     return Tools(metrics, PYTHON if PTB in missing else PTB)
 
 
@@ -168,11 +165,9 @@ def _missing_tools() -> dict[str, str]:
 def _java_problem() -> str | None:
     if shutil.which("java") is None:
         return f"java is not on PATH; {_INSTALL_JAVA}"
-    try:
-        # Two minutes: a first start on a busy machine with a network disk takes its time.
-        subprocess.run(["java", "-version"], check=True, capture_output=True, timeout=120)
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"java does not run ({error}); {_INSTALL_JAVA}"
+    # Two minutes: a first start on a busy machine with a network disk takes its time.
+    if subprocess.run(["java", "-version"], capture_output=True, timeout=120).returncode:
+        return f"java does not run; {_INSTALL_JAVA}"
     return None
 
 
@@ -202,9 +197,7 @@ def score_captions(
     try:
         tokens, truth_tokens = tokens_of(texts, tokenizer), tokens_of(truths, tokenizer)
     except (OSError, RuntimeError) as error:
-        logger.warning(
-            "the Penn Treebank tokenizer failed (%s): a Python tokenizer replaces it", error
-        )
+        logger.warning("the Penn Treebank tokenizer failed: %s", error)
         tokenizer = PYTHON
         tokens, truth_tokens = tokens_of(texts, tokenizer), tokens_of(truths, tokenizer)
     if tokenizer == PYTHON:
@@ -225,7 +218,8 @@ def score_captions(
     parts = [figures[name] for name in ("CIDEr", "Bleu_4") if name in figures]
     if parts:
         figures["agg_metrics"] = sum(parts)
-    return {**figures, "tokenizer": tokenizer}
+    figures["tokenizer"] = tokenizer
+    return figures
 
 
 def _scored_ids(captions: Mapping[Id, str], references: References) -> list[Id]:
@@ -235,14 +229,18 @@ def _scored_ids(captions: Mapping[Id, str], references: References) -> list[Id]:
         examples = [", ".join(map(repr, list(x)[:3])) for x in (captions, references.captions)]
         raise ValueError(
             f"none of the {total} captioned images is among the {known} of {references.source}: "
-            f"image ids are {examples[0]} here and {examples[1]} there; run.annotation_file must "
-            "be of the split that is evaluated and number its images as the data set does"
+            f"image ids are {examples[0]} here and {examples[1]} there"
         )
     if len(ids) < max(total, known):
         logger.warning(
             "scored on %d images: %d of %d captioned images have no references in %s, and %d of "
             "its %d images have no caption; metrics are of this subset",
-            *(len(ids), total - len(ids), total, references.source, known - len(ids), known),
+            len(ids),
+            total - len(ids),
+            total,
+            references.source,
+            known - len(ids),
+            known,
         )
     return ids
 
@@ -261,7 +259,7 @@ def tokens_of(texts: Mapping[int, Sequence[str]], tokenizer: str) -> Tokens:
     # A line separator inside a caption would shift all following captions by one.
     clean = {i: [_separated(text) for text in several] for i, several in texts.items()}
     if tokenizer == PYTHON:
-        return {i: [python_tokens(text) for text in several] for i, several in clean.items()}
+        return {i: [_python_tokens(text) for text in several] for i, several in clean.items()}
     found: Tokens = PTBTokenizer().tokenize(
         {i: [{"caption": text} for text in several] for i, several in clean.items()}
     )
@@ -302,7 +300,7 @@ def _separated(text: str) -> str:
     return single_spaced(_UNSPACED_OR_THEIR_MARKS.sub(r" \1 ", unicodedata.normalize("NFC", text)))
 
 
-def python_tokens(text: str) -> str:
+def _python_tokens(text: str) -> str:
     """Tokenize a text like the Penn Treebank tokenizer, without Java.
 
     Lower case; ``n't``, ``'s`` and the like are separate tokens; pycocoevalcap's list of
@@ -376,20 +374,8 @@ def _cider(truths: Tokens, texts: Tokens) -> dict[str, float]:
 @METRICS.register("spice", kind="caption", source="pycocoevalcap")
 def _spice(truths: Tokens, texts: Tokens) -> dict[str, list[float]]:
     """SPICE of captions; needs Java."""
-    with _opened_java():
+    opened = [f"--add-opens=java.base/java.{name}=ALL-UNNAMED" for name in _OPENED]
+    options = " ".join([os.environ.get("JDK_JAVA_OPTIONS", ""), *opened]).strip()
+    with patch.dict(os.environ, {"JDK_JAVA_OPTIONS": options}):
         _, scores = spice.Spice().compute_score(truths, texts)
     return {"SPICE": [score["All"]["f"] for score in scores]}  # in the order of sorted numbers
-
-
-@contextmanager
-def _opened_java() -> Iterator[None]:
-    before = os.environ.get("JDK_JAVA_OPTIONS")
-    opened = [f"--add-opens=java.base/java.{name}=ALL-UNNAMED" for name in _OPENED]
-    os.environ["JDK_JAVA_OPTIONS"] = " ".join([before or "", *opened]).strip()
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["JDK_JAVA_OPTIONS"]
-        else:
-            os.environ["JDK_JAVA_OPTIONS"] = before

@@ -103,11 +103,11 @@ def default_layer(model: Any) -> int:
 def _cross_attention(model: Any, layer: int | None) -> Any:
     """Return the cross-attention of a layer: LAVIS's ``BertSelfAttention``."""
     chosen = default_layer(model) if layer is None else layer
-    if chosen not in _cross_layers(model):
-        known = ", ".join(map(str, _cross_layers(model)))
+    known = _cross_layers(model)
+    if chosen not in known:
         raise ValueError(
             f"layer {layer} of {type(model).__name__} does not attend to images; layers that do: "
-            f"{known or 'none'}"
+            f"{', '.join(map(str, known))}"
         )
     bert = getattr(model.text_encoder, "bert", model.text_encoder)
     return bert.encoder.layer[chosen].crossattention.self

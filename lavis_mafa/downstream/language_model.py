@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from lavis.models.blip2_models.blip2 import Blip2Base
 from torch import Tensor, nn
 
-from lavis_mafa.io.checkpoints import read_checkpoint
-from lavis_mafa.models.families import Blip2Backbone
-from lavis_mafa.models.families.attention import fuse_attention
-from lavis_mafa.models.families.blip2.blip2_parts import SIZES, Blip2Parts, Parts
-from lavis_mafa.models.families.family import all_visible
-from lavis_mafa.models.mafa_model import checkpoint_of
-from lavis_mafa.models.parts.tokenizers import from_hub
-from lavis_mafa.models.weight_loading import check_origin, load_state, registered_name
-from lavis_mafa.problems import ConfigView, Problem
+from lavis_mafa.checkpoints.checkpoints import read_checkpoint
+from lavis_mafa.checkpoints.weight_loading import (
+    check_origin,
+    load_state,
+    registered_name,
+    require_weights,
+)
+from lavis_mafa.families.attention import fuse_attention
+from lavis_mafa.families.blip2_driver import Blip2Backbone
+from lavis_mafa.families.blip2_parts import SIZES, Blip2Parts, Parts
+from lavis_mafa.families.family import all_visible
+from lavis_mafa.families.mafa_model import checkpoint_of
+from lavis_mafa.families.tokenizers import from_hub
 
 
 class Blip2Llm(Blip2Parts, Blip2Base):
@@ -52,19 +57,6 @@ class Blip2Llm(Blip2Parts, Blip2Base):
     llm_tokenizer: str
     llm_options: tuple[str, ...] = ()
     language_loaders: Callable[..., tuple[Any, Any]]
-
-    @classmethod
-    def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
-        """Yield contradictions in a config; see `lavis_mafa.problems`."""
-        key = f"model.{cls.llm_key}"
-        if cfg[key] is None and key not in cfg.wrong:
-            yield Problem(key, "is empty; name a folder or a model on the hub")
-        scaled = cfg["run.amp"] and cfg["run.amp_dtype"] == "fp16"
-        in_fp16 = cfg["run.device"] == "cuda" and cfg["model.llm_precision"] == "fp16"
-        if cfg.training and in_fp16 and not scaled:
-            why = "small gradients underflow in it; use bf16, or run.amp in fp16"
-            why = f"is fp16 without run.amp's loss scaling: {why}"
-            yield Problem("model.llm_precision", why, is_note=True)
 
     @classmethod
     def from_config(cls, cfg: Any) -> Any:
@@ -101,7 +93,7 @@ class Blip2Llm(Blip2Parts, Blip2Base):
             parts: sources of image encoder, Q-Former and its tokenizer.
             prompt, max_txt_len: see the class.
             options: `llm_key`, the language model (a folder, or a name on the hub); `llm_options`;
-                and arguments of `build_vision`.
+                and arguments of `_build_vision`.
 
         Raises:
             OSError: if a part cannot be loaded.
@@ -114,14 +106,14 @@ class Blip2Llm(Blip2Parts, Blip2Base):
         own = {key: options.pop(key) for key in self.llm_options if key in options}
         load_tokenizer, load_llm = self.language_loaders(**own)
         setattr(self, self.llm_tokenizer, _load_language_part(load_tokenizer, self.llm_key, name))
-        self.build_vision(**options)
+        self._build_vision(**options)
         llm = _load_language_part(load_llm, self.llm_key, name).requires_grad_(False)
         setattr(self, self.llm_key, llm)
         width = self.Qformer.config.hidden_size
         setattr(self, self.llm_proj, nn.Linear(width, llm.config.hidden_size))
         self.train(self.training)
 
-    def build_vision(
+    def _build_vision(
         self,
         vit_model: str = "eva_clip_g",
         img_size: int = 224,
@@ -234,22 +226,10 @@ class Blip2Llm(Blip2Parts, Blip2Base):
         for name, child in model.named_children():
             if name != self.llm_key and (name in in_file or name not in optional):
                 wanted.add_module(name, child)
-        # Constants that transformers saves in some versions only.
-        needed = [key for key in wanted.state_dict() if "position_ids" not in key]
-        missing = sorted(set(needed).difference(keys))
-        if missing:
-            hint = ""
-            if stage_2 and all(name.startswith(f"{self.llm_proj}.") for name in missing):
-                hint = (
-                    "\nIt is of stage 1: to start stage 2 from it, set model.pretrained to it, "
-                    "model.load_pretrained: True and model.load_finetuned: False"
-                )
-            raise ValueError(
-                f"{origin} is no checkpoint of BLIP-2's stage {'2' if stage_2 else '1 or 2'} that "
-                f"{type(self).__name__} can load: it lacks {len(missing)} of {len(needed)} "
-                f"weights:\n  " + "\n  ".join([*missing[:10], *["..."][: len(missing) > 10]]) + hint
-            )
         result = load_state(wanted, state, origin)
+        stage = "2" if stage_2 else "1 or 2"
+        cure = f"Name a checkpoint of BLIP-2's stage {stage}"
+        require_weights(wanted, result.missing_keys, ("",), origin, cure)
         if self.llm_proj not in in_file:
             logging.info("%s is of stage 1: %s starts from random weights", origin, self.llm_proj)
         if "visual_encoder" in in_file:
@@ -261,24 +241,14 @@ class Blip2Llm(Blip2Parts, Blip2Base):
         return self.load_checkpoint(url_or_filename)
 
 
-def problem_of_prompt(prompt: str) -> str | None:
-    """Return why a question cannot be put into a prompt, None if it can."""
-    try:
-        if prompt.count("{}") == 1 and "question?" in prompt.format("question?"):
-            return None
-    except (LookupError, ValueError):
-        pass
-    return (
-        f"{prompt!r} needs exactly one {{}}, where the question goes, and no other braces; "
-        "expected such as 'Question: {} Answer:'"
-    )
-
-
 def check_prompt(prompt: str) -> None:
     """Raise ValueError unless the prompt is empty or has exactly one place for a question."""
-    problem = problem_of_prompt(prompt) if prompt else None
-    if problem:
-        raise ValueError(f"prompt: {problem}")
+    braces = prompt.count("{"), prompt.count("}")
+    if prompt and (prompt.count("{}") != 1 or braces != (1, 1)):
+        raise ValueError(
+            f"prompt: {prompt!r} needs exactly one {{}}, where the question goes, and no other "
+            "braces; expected such as 'Question: {} Answer:'"
+        )
 
 
 def _load_language_part(load: Callable[..., Any], key: str, name: str | None) -> Any:
@@ -301,6 +271,8 @@ def _load_language_part(load: Callable[..., Any], key: str, name: str | None) ->
     try:
         return from_hub(load, name)
     except (OSError, ValueError) as error:
-        nowhere = "it is no folder, not in the Hugging Face cache, and cannot be downloaded"
-        why = " ".join(str(error).split()) if folder else nowhere
+        why = str(error) if folder else "it is neither cached nor can it be downloaded"
         raise OSError(f"model.{key}: {name!r} cannot be loaded: {why}; {expected}") from error
+    except UnpicklingError:
+        why = "its weights are not only tensors; convert it to safetensors"
+        raise OSError(f"model.{key}: {name!r} cannot be loaded: {why}") from None

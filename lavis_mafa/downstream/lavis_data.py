@@ -14,7 +14,7 @@ from lavis.datasets.datasets.nlvr_datasets import NLVRDataset
 from lavis.datasets.datasets.vg_vqa_datasets import VGVQADataset
 
 from lavis_mafa.algorithm.options import option
-from lavis_mafa.datasets.local_files import SetsOptions, UseLocalFiles
+from lavis_mafa.data.local_files import SetsOptions, UseLocalFiles
 from lavis_mafa.downstream.yamls import dataset_yamls
 
 # At the beginning of a word only: in "leftmost", but not in "bright".
@@ -39,7 +39,7 @@ class _ExchangeOptions:
     )
 
 
-class NlvrTrain(NLVRDataset):
+class _NlvrTrain(NLVRDataset):
     """LAVIS's training set, which exchanges the two images of half of its samples.
 
     For these LAVIS also replaces "right" inside words: "bright" becomes "bleft".
@@ -65,7 +65,7 @@ class NlvrMafaBuilder(UseLocalFiles, SetsOptions, NLVRBuilder):
     Annotation files and an image folder that exist locally are not copied.
     """
 
-    train_dataset_cls = NlvrTrain
+    train_dataset_cls = _NlvrTrain
     build_options = _ExchangeOptions
     DATASET_CONFIG_DICT = dataset_yamls("nlvr_mafa")
 

@@ -8,8 +8,8 @@ from lavis.common.registry import registry
 from lavis.tasks.image_text_pretrain import ImageTextPretrainTask
 from lavis.tasks.multimodal_classification import MultimodalClassificationTask
 
+from lavis_mafa.algorithm.finite import require_finite
 from lavis_mafa.downstream import task_records as results
-from lavis_mafa.metrics.finite import require_finite
 from lavis_mafa.tasks.tally import Tally
 
 
@@ -58,13 +58,20 @@ class MafaClassificationTask(results.InBatches, _CountsCorrect, MultimodalClassi
             ValueError: if samples have no ``instance_id``, or a prediction is not finite.
         """
         ids = results.required_column(samples, self.inst_id_key)
-        types = results.column(samples, "statement_type") or [None] * len(ids)
+        types = results.optional_column(samples, len(ids), "statement_type")
         outputs = model.predict(samples)
         require_finite("predictions of classes", outputs["predictions"].float().cpu().numpy())
         predictions = outputs["predictions"].argmax(dim=1).tolist()
-        names = (self.inst_id_key, "prediction", "target", "statement_type")
-        rows = zip(ids, predictions, outputs["targets"].tolist(), types, strict=True)
-        return [dict(zip(names, row, strict=True)) for row in rows]
+        targets = outputs["targets"].tolist()
+        return [
+            {
+                self.inst_id_key: one,
+                "prediction": predicted,
+                "target": target,
+                "statement_type": kind,
+            }
+            for one, predicted, target, kind in zip(ids, predictions, targets, types, strict=True)
+        ]
 
     def after_evaluation(
         self, val_result: list[results.Record], split_name: str, epoch: Any, **kwargs: Any

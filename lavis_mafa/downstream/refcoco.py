@@ -34,67 +34,32 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from lavis.common.registry import registry
 from lavis.datasets.datasets.base_dataset import BaseDataset
 from omegaconf import OmegaConf
 from PIL import Image
-from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, ValidationError
 
 from lavis_mafa.algorithm.options import option
-from lavis_mafa.datasets.image_reading import read_rgb
-from lavis_mafa.datasets.local_builder import LocalBuilder, named_splits
-from lavis_mafa.downstream.row_values import Ids, as_id
+from lavis_mafa.data.annotation_rows import Refusals, short
+from lavis_mafa.data.image_reading import read_rgb
+from lavis_mafa.data.local_builder import LocalBuilder, named_splits
+from lavis_mafa.downstream.row_values import as_id, text_of
 from lavis_mafa.downstream.yamls import dataset_yamls
-from lavis_mafa.io.files import read_json
+from lavis_mafa.io.files import is_number, read_json
 
 _NAME = "refcoco_plus"
-_BOXES = ("detections", "references", "instances")
-_LISTED_PROBLEMS = 5
 
 _Processor = Callable[[Any], Any]
 _Row = dict[str, Any]
 
-# JSON's numbers: no strings, no booleans, and no NaN, which Python writes.
-_Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-# A detector may add a score; it and COCO have boxes without area, which can never be right.
-_Box = Annotated[list[_Number], Field(min_length=4)]
-_Text = Annotated[str, StringConstraints(pattern=r"\S")]
 
-
-class _Expression(BaseModel):
-    image: _Text
-    text: _Text
-    bbox: _Box | None = None
-    ref_id: int | str | None = None
-    image_id: int | str | None = None
-    split: str | None = None
-
-
-_Expressions = Annotated[list[_Expression], Field(min_length=1)]
-
-
-class _Reference(BaseModel):
-    ref_id: int | str
-    ann_id: int | str
-    split: str | None = None
-
-
-class _Instance(BaseModel):
-    id: int | str
-    bbox: _Box
-
-
-class _Instances(BaseModel):
-    annotations: list[_Instance]
-
-
-class GroundingTrain(BaseDataset):
+class _GroundingTrain(BaseDataset):
     """Expressions as image-text pairs, without boxes: rows (see the module) and their images.
 
     Items: ``image``, ``text_input``, ``image_id`` (int, equal for expressions of one image) and
@@ -144,7 +109,7 @@ class GroundingTrain(BaseDataset):
         return {"image_id": int(self.image_ids[index])}
 
 
-class GroundingEval(GroundingTrain):
+class _GroundingEval(_GroundingTrain):
     """One sample per expression, for task `mafa_grounding`, which documents the keys.
 
     Items: ``image``, ``text_input``, ``index``, ``instance_id``, ``size``, ``box``, ``boxes`` (None
@@ -159,14 +124,15 @@ class GroundingEval(GroundingTrain):
             "index": index,
             "size": [picture.height, picture.width],
             "box": row["bbox"],
-            **{name: row.get(name) for name in ("boxes", "split")},
-            **({"ref_id": row["ref_id"]} if "ref_id" in row else {}),
+            "boxes": row["boxes"],
+            "split": row["split"],
+            **{name: row[name] for name in ("ref_id",) if name in row},
         }
 
 
 @dataclass(frozen=True)
 class _File:
-    storage: str | tuple[str, ...] | None = option()  # the YAML says what is in it
+    storage: str | None = option()  # the YAML says what is in it
 
 
 @dataclass(frozen=True)
@@ -182,13 +148,13 @@ class _BoxFiles:
 
 @registry.register_builder("refcoco_plus")
 class RefCocoPlusBuilder(LocalBuilder):
-    """Build the splits that ``build_info.annotations`` names: `GroundingTrain` for train,
-    `GroundingEval` for val and test. Nothing is downloaded."""
+    """Build the splits that ``build_info.annotations`` names: `_GroundingTrain` for train,
+    `_GroundingEval` for val and test. Nothing is downloaded."""
 
     holds = "boxes"
     build_options = _BoxFiles
-    train_dataset_cls = GroundingTrain
-    eval_dataset_cls = GroundingEval
+    train_dataset_cls = _GroundingTrain
+    eval_dataset_cls = _GroundingEval
     DATASET_CONFIG_DICT = dataset_yamls("refcoco_plus")
 
     def build_datasets(self) -> dict[str, BaseDataset]:
@@ -200,16 +166,14 @@ class RefCocoPlusBuilder(LocalBuilder):
         """
         info: Any = OmegaConf.to_container(self.config.build_info, resolve=True)
         annotations = named_splits(_NAME, info.get("annotations"))
-        root = _file(info, "images")
-        if not root or not os.path.isdir(root):
-            found = f"no such folder: {root}" if root else "expected a file or folder, got nothing"
-            kind = FileNotFoundError if root else ValueError
-            raise kind(f"{_NAME}: build_info.images.storage: {found}{_from_here()}")
-        content: dict[str, Any] = {}
+        root = _file(info, "images") or ""
+        if not os.path.isdir(root):
+            raise FileNotFoundError(f"{_NAME}: build_info.images.storage: no such folder: {root!r}")
+        truth: dict[Any, _Row] = {}
+        proposals: dict[str, list[list[float]]] | None = None
         if set(annotations) != {"train"}:
-            content = {name: _read(_file(info, name), name) for name in _BOXES}
-        truth = _truth(content.get("references"), content.get("instances"))
-        proposals = _proposals(content.get("detections"))
+            truth = _truth(_file(info, "references"), _file(info, "instances"))
+            proposals = _proposals(_file(info, "detections"))
         self.build_processors()
         datasets: dict[str, BaseDataset] = {}
         for split, files in annotations.items():
@@ -217,106 +181,103 @@ class RefCocoPlusBuilder(LocalBuilder):
             rows = _rows(split, files)
             if mode == "eval":
                 rows = _with_boxes(split, rows, truth, proposals)
-            build = getattr(self, f"{mode}_dataset_cls")
-            processors = (self.vis_processors[mode], self.text_processors[mode])
-            datasets[split] = build(*processors, root, rows)
+            build = self.train_dataset_cls if mode == "train" else self.eval_dataset_cls
+            image, text = self.vis_processors[mode], self.text_processors[mode]
+            datasets[split] = build(image, text, root, rows)
         return datasets
-
-
-def _from_here() -> str:
-    return f" (relative paths start at {os.getcwd()})"
 
 
 def _file(info: Mapping[str, Any], name: str) -> str | None:
     """Return the path ``build_info.<name>.storage``, None if it is not given."""
     storage = (info.get(name) or {}).get("storage")
-    if isinstance(storage, (list, tuple)):
-        if len(storage) != 1:
-            raise ValueError(
-                f"{_NAME}: build_info.{name}.storage: expected one path, got {storage}"
-            )
-        (storage,) = storage
     return os.path.expanduser(storage) if storage else None
 
 
-def _read(path: str | None, name: str) -> Any:
-    """Return the content of a JSON file, None if there is no path."""
-    if path is None:
-        return None
-    try:
-        return read_json(path)
-    except FileNotFoundError:
-        why = f"build_info.{name}: no such file: {path}{_from_here()}"
-        raise FileNotFoundError(f"{_NAME}: {why}") from None
-    except ValueError as error:
-        raise ValueError(f"{_NAME}: build_info.{name}: {error}") from error
-
-
-def _refuse(what: str, problems: Sequence[str]) -> None:
-    if problems:
-        more = len(problems) - _LISTED_PROBLEMS
-        listed = "; ".join(problems[:_LISTED_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
-        raise ValueError(f"{_NAME}: {what}: {listed}")
-
-
-def _checked(kind: Any, content: Any, what: str) -> Any:
-    """Return JSON content as a type of pydantic.
+def _each(
+    path: str, rows_of: Callable[[Any], Iterable[Any]], read: Callable[[Any], Any]
+) -> list[Any]:
+    """Return what ``read`` finds in every row of a JSON file.
 
     Raises:
-        ValueError: listing the first places that have another type.
+        ValueError: if the file has another form, or listing rows that cannot be read.
     """
     try:
-        return TypeAdapter(kind).validate_python(content)
-    except ValidationError as error:
-        problems = [
-            f"{'.'.join(map(str, one['loc'])) or 'file'}: {one['msg']}, got {one['input']!r:.60}"
-            for one in error.errors(include_url=False)
-        ]
-    _refuse(what, problems)
+        rows = list(rows_of(read_json(path)))
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{_NAME}: {path} has another form ({type(error).__name__}: {error})"
+        ) from None
+    return _read_rows(f"{_NAME}: {path}", rows, read)
+
+
+def _read_rows(what: str, rows: Sequence[Any], read: Callable[[Any], Any]) -> list[Any]:
+    refused, found = Refusals(), []
+    for number, row in enumerate(rows):
+        try:
+            found.append(read(row))
+        except KeyError as error:
+            refused.add(f"row {number}: lacks {error}, got {short(row)}")
+        except (AttributeError, TypeError, ValueError) as error:
+            refused.add(f"row {number}: {error}, got {short(row)}")
+    refused.end(what)
+    return found
+
+
+def _box(value: Any) -> list[float]:
+    """Return a box; a detector may add a score."""
+    if not isinstance(value, list) or len(value) < 4 or not all(map(is_number, value)):
+        raise ValueError(f"expected [x, y, width, height] in pixels, got {short(value)}")
+    return [float(one) for one in value[:4]]
 
 
 def _rows(split: str, files: Any) -> list[_Row]:
     """Read the rows of a split's files, each with ``image`` and ``text``."""
-    name = f"annotations.{split}"
     storage = files.get("storage") if isinstance(files, Mapping) else None
     paths = [storage] if isinstance(storage, str) else list(storage or [])
     if not paths:
-        raise ValueError(f"{_NAME}: build_info.{name}.storage: expected a file or a list of them")
+        raise ValueError(
+            f"{_NAME}: build_info.annotations.{split}.storage: expected a file or a list"
+        )
     rows: list[_Row] = []
     for path in paths:
-        found = _checked(_Expressions, _read(os.path.expanduser(path), name), path)
-        rows += [row.model_dump(exclude_unset=True) for row in found]
+        found = _each(os.path.expanduser(path), list, _expression)
+        if not found:
+            raise ValueError(f"{_NAME}: {path} has no rows")
+        rows += found
     return rows
 
 
-def _truth(references: Any, instances: Any) -> dict[Any, _Row] | None:
-    """Return ``bbox`` and ``split`` of every ``ref_id``; None if the files are not given."""
+def _expression(row: Any) -> _Row:
+    """Return a row with its ``image``, ``text`` and, if it is given, ``bbox`` checked."""
+    own = {**row, "image": text_of(row["image"]), "text": text_of(row["text"])}
+    return own if row.get("bbox") is None else {**own, "bbox": _box(row["bbox"])}
+
+
+def _instance(row: Any) -> tuple[Any, list[float]]:
+    return as_id(row["id"]), _box(row["bbox"])
+
+
+def _truth(references: str | None, instances: str | None) -> dict[Any, _Row]:
+    """Return ``bbox`` and ``split`` of every ``ref_id``; {} if the files are not given."""
     if references is None and instances is None:
-        return None
+        return {}
     if references is None or instances is None:
-        raise ValueError(
-            f"{_NAME}: build_info: references and instances need each other; give both, or "
-            "neither and a bbox in every row"
-        )
-    found = _checked(_Instances, instances, "build_info.instances")
-    ids = Ids()
-    twice = [wrong for one in found.annotations if (wrong := ids.add(one.id, one.bbox))]
-    _refuse("build_info.instances", twice)
-    boxes = {as_id(one.id): one.bbox for one in found.annotations}
-    refs = _checked(list[_Reference], references, "build_info.references")
-    ids = Ids()
-    twice = [wrong for r in refs if (wrong := ids.add(r.ref_id, r.ann_id))]
-    lost = [r.ann_id for r in refs if as_id(r.ann_id) not in boxes]
-    no_box = [f"instances have no annotation {one!r}" for one in lost]
-    _refuse("build_info.references", [*twice, *no_box])
-    return {as_id(r.ref_id): {"bbox": boxes[as_id(r.ann_id)], "split": r.split} for r in refs}
+        raise ValueError(f"{_NAME}: build_info: references and instances need each other")
+    boxes = dict(_each(instances, lambda content: content["annotations"], _instance))
+
+    def of(row: Any) -> tuple[Any, _Row]:
+        known = {"bbox": boxes[as_id(row["ann_id"])], "split": row.get("split")}
+        return as_id(row["ref_id"]), known
+
+    return dict(_each(references, list, of))
 
 
-def _proposals(content: Any) -> dict[str, list[list[float]]] | None:
-    if content is None:
+def _proposals(path: str | None) -> dict[str, list[list[float]]] | None:
+    """Return the boxes of every image; None if the file is not given."""
+    if path is None:
         return None
-    found = _checked(dict[str, list[_Box]], content, "build_info.detections")
-    return {key: [list(box[:4]) for box in boxes] for key, boxes in found.items()}
+    rows = _each(path, lambda found: found.items(), lambda row: (row[0], [*map(_box, row[1])]))
+    return dict(rows)
 
 
 def image_key(row: Mapping[str, Any]) -> str:
@@ -332,26 +293,22 @@ def image_key(row: Mapping[str, Any]) -> str:
 def _with_boxes(
     split: str,
     rows: Sequence[_Row],
-    truth: Mapping[Any, _Row] | None,
+    truth: Mapping[Any, _Row],
     proposals: Mapping[str, list[list[float]]] | None,
 ) -> list[_Row]:
     """Return rows with their true box, split and proposals; refuse them if one lacks any."""
-    found, problems = [], []
-    for number, row in enumerate(rows):
-        known = (truth or {}).get(as_id(row.get("ref_id")), {})
+
+    def complete(row: _Row) -> _Row:
+        known = truth.get(as_id(row.get("ref_id")), {})
         box, key = row.get("bbox") or known.get("bbox"), image_key(row)
         if box is None:
-            why = f"references have no ref_id {row.get('ref_id')!r}"
-            why = why if truth else "no bbox and build_info.references is not given"
-            problems.append(f"row {number}: {why}")
-        elif min(box[2:4]) <= 0:
-            why = f"box {box} has no area, expected [x, y, width, height] in pixels"
-            problems.append(f"row {number}: {why}")
-        elif proposals is not None and key not in proposals:
-            problems.append(f"row {number}: detections have no image {key!r}")
-        else:
-            part = row.get("split") or known.get("split")
-            boxes = None if proposals is None else proposals[key]
-            found.append({**row, "bbox": box[:4], "split": part, "boxes": boxes})
-    _refuse(f"build_info.annotations.{split}", problems)
-    return found
+            raise ValueError("it has no bbox, and the references do not have its ref_id")
+        if min(box[2:]) <= 0:
+            raise ValueError(f"box {box} has no area")
+        if proposals is not None and key not in proposals:
+            raise ValueError(f"detections have no image {key!r}")
+        boxes = None if proposals is None else proposals[key]
+        part = row.get("split") or known.get("split")
+        return {**row, "bbox": box, "split": part, "boxes": boxes}
+
+    return _read_rows(f"{_NAME}: build_info.annotations.{split}", rows, complete)

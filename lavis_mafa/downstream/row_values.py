@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lavis_mafa.datasets.annotation_rows import short
+from lavis_mafa.data.annotation_rows import short
 from lavis_mafa.io.files import is_number
 
 Id = int | str

@@ -44,7 +44,7 @@ class InBatches:
         for splits in datasets.values():
             for split, dataset in splits.items():
                 if split != "train" and getattr(type(dataset), "collater", None) is _LAVIS_COLLATER:
-                    dataset.collater = collate_ragged
+                    dataset.collater = _collate_ragged
         return datasets
 
     @torch.no_grad()
@@ -109,6 +109,11 @@ def column(samples: Mapping[str, Any], *names: str) -> list[Any] | None:
     return None
 
 
+def optional_column(samples: Mapping[str, Any], size: int, *names: str) -> list[Any]:
+    """Return the same as `column`; a None for each of ``size`` samples if none has the keys."""
+    return column(samples, *names) or [None for _ in range(size)]
+
+
 def required_column(samples: Mapping[str, Any], *names: str) -> list[Any]:
     """Return the same as `column`.
 
@@ -149,14 +154,6 @@ def check_known(dataset: Any, names: Sequence[str], known: Container[Any], what:
         )
 
 
-def check_length(texts: list[str], expected: int, what: str) -> None:
-    """Raise ValueError unless there is one text for each sample."""
-    if len(texts) != expected:
-        raise ValueError(
-            f"{what} returned {len(texts)} texts for {expected} samples; expected one each"
-        )
-
-
 def takes(function: Callable[..., Any], name: str) -> bool:
     """Return whether a function has a parameter of that name; ``**kwargs`` does not count."""
     return name in inspect.signature(function).parameters
@@ -171,16 +168,11 @@ def require_argument(model: Any, method: str, argument: str, key: str) -> None:
         )
 
 
-def collate_ragged(samples: list[dict[str, Any]]) -> dict[str, Any]:
+def _collate_ragged(samples: list[dict[str, Any]]) -> dict[str, Any]:
     """Collate as torch does, but keep lists, mappings and None: a list of one a sample."""
-    ragged = {
-        key
-        for sample in samples
-        for key, value in sample.items()
-        if value is None or isinstance(value, (list, dict))
-    }
-    even = [{k: v for k, v in sample.items() if k not in ragged} for sample in samples]
-    return {
-        **default_collate(even),
-        **{key: [sample.get(key) for sample in samples] for key in ragged},
-    }
+    batch: dict[str, Any] = {}
+    for key in dict.fromkeys(key for sample in samples for key in sample):
+        values = [sample.get(key) for sample in samples]
+        ragged = any(value is None or isinstance(value, list | dict) for value in values)
+        batch[key] = values if ragged else default_collate(values)
+    return batch

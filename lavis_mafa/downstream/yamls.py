@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from lavis_mafa.io import checkpoints
+from lavis_mafa.io import project_files
 
 FOLDER = Path(__file__).resolve().parent / "configs"
-model_yamls = partial(checkpoints.model_yamls, folder=FOLDER)
-dataset_yamls = partial(checkpoints.dataset_yamls, folder=FOLDER)
+model_yamls = partial(project_files.model_yamls, folder=FOLDER)
+dataset_yamls = partial(project_files.dataset_yamls, folder=FOLDER)

@@ -72,7 +72,7 @@ class PairJudge:
         self.encoder, self.batch_size = encoder, batch_size
         self.rows = None if dataset is None else Rows(dataset)
         names = [] if dataset is None else [n for n in dataset.column_names if n != ROW][:2]
-        self.columns = {name: dataset.select_columns([name]) for name in names}
+        self.columns = [dataset.select_columns([name]) for name in names]
 
     @property
     def reads_texts(self) -> bool:
@@ -112,18 +112,19 @@ class PairJudge:
                 raise ValueError(f"no numbers of rows; train on numbered(dataset), column {ROW}")
             places = self.rows.require(samples["loaded_index"], "PairJudge")
             sides = [
-                self._values(name, places[of])
-                for name, of in zip(self.columns, (image_of, text_of), strict=True)
+                values_at(column, places[of])
+                for column, of in zip(self.columns, (image_of, text_of), strict=True)
             ]
         pairs = list(zip(*sides, strict=True))
         found = match_probabilities(self.encoder, pairs, self.batch_size)
         return found.float().to(image_of.device)
 
-    def _values(self, name: str, places: Tensor) -> list[Any]:
-        """Return the values of a column at places ``(P,)``; each row is read once."""
-        read, number = torch.unique(places, return_inverse=True)
-        values = self.columns[name][read.tolist()][name]
-        return [values[n] for n in number.tolist()]
+
+def values_at(column: Any, places: Tensor) -> list[Any]:
+    """Return the values of a data set with one column at places ``(P,)``; each is read once."""
+    read, number = torch.unique(places, return_inverse=True)
+    values = column[read.tolist()][column.column_names[0]]
+    return [values[n] for n in number.tolist()]
 
 
 def can_read(judge: Any, numbers: Tensor | None) -> bool:

@@ -23,8 +23,8 @@ from tqdm.auto import tqdm
 
 from lavis_mafa.algorithm.cached_batch import recomputed
 from lavis_mafa.algorithm.corpus_mining import BY_MARGIN, mine_corpus
-from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.algorithm.features_step import PLAIN, FeaturesLoss
+from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.integrations.cross_encoders import (
     PAIR_TEXTS,
@@ -32,6 +32,9 @@ from lavis_mafa.integrations.cross_encoders import (
     DualEncoder,
     PairJudge,
     can_read,
+    match_probabilities,
+    require_one_verdict,
+    values_at,
 )
 from lavis_mafa.integrations.grit_callback import Grit, KeepLoss
 from lavis_mafa.integrations.rows import ROW, numbered
@@ -214,11 +217,33 @@ def _reads(judge: Any) -> bool:
     return bool(getattr(judge, "reads_texts", False))
 
 
+class _CorpusJudge:
+    """Con-D from a CrossEncoder that reads two columns of a data set by the places of rows."""
+
+    def __init__(self, encoder: Any, columns: Sequence[Any], batch_size: int) -> None:
+        self.encoder, self.columns, self.batch_size = encoder, columns, batch_size
+
+    def judge(
+        self,
+        samples: dict[str, Any],
+        image_of: Tensor,
+        text_of: Tensor,
+        ranks: Ranks | None = None,
+        seen: Tensor | None = None,
+    ) -> Tensor:
+        if not len(image_of):
+            return torch.zeros(0, device=image_of.device)
+        places = (image_of, text_of)
+        sides = [values_at(*one) for one in zip(self.columns, places, strict=True)]
+        pairs = list(zip(*sides, strict=True))
+        return match_probabilities(self.encoder, pairs, self.batch_size).to(image_of.device)
+
+
 def mine_hard_negatives(
     dataset: Any,
     model: Any,
     settings: StepSettings = BY_MARGIN,
-    con_d: Discriminator | None = None,
+    judge: Any = None,
     negatives: int = 4,
     search: int = 50,
     skip: int = 0,
@@ -229,9 +254,10 @@ def mine_hard_negatives(
     Args:
         dataset: its first two columns beside ``label`` are anchor and positive.
         model: the SentenceTransformer whose similarities decide what is judged.
-        settings, con_d, negatives, search, skip: see `lavis_mafa.mine_corpus`; `PairJudge` is such
-            a ``con_d``.
-        batch_size: rows in one forward pass of the model.
+        settings, negatives, search, skip: see `lavis_mafa.mine_corpus`.
+        judge: a CrossEncoder or another encoder of `PairJudge`; or a `lavis_mafa.Discriminator`,
+            which gets the places 0 to N - 1 of the rows as ``samples["loaded_index"]``.
+        batch_size: rows in one forward pass of the model, and pairs in one of the CrossEncoder.
 
     Returns:
         Two data sets. The first has the rows with columns ``negative_1`` and so on; rows that have
@@ -242,11 +268,15 @@ def mine_hard_negatives(
     anchor, positive = (dataset.select_columns([name]) for name in names)
     features, ids = _read(anchor, names[0], model.encode_query, batch_size)
     other, other_ids = _read(positive, names[1], model.encode_document, batch_size)
+    encoder = getattr(judge, "encoder", judge)
+    if hasattr(encoder, "predict"):
+        require_one_verdict(encoder)
+        judge = _CorpusJudge(encoder, (anchor, positive), batch_size)
     found = mine_corpus(
         features,
         other,
         settings,
-        con_d,
+        judge,
         negatives,
         search,
         skip,
@@ -263,13 +293,11 @@ def mine_hard_negatives(
             negatives,
             search,
         )
-    rows, table = complete.nonzero()[:, 0].tolist(), found.negatives[complete].t().tolist()
-    columns = [
-        positive.select(column).rename_column(names[1], f"negative_{number}")
-        for number, column in enumerate(table, 1)
-    ]
+    kept, table = complete.nonzero()[:, 0].tolist(), found.negatives[complete].t().tolist()
+    mined = [anchor.select(kept), positive.select(kept)]
+    for number, column in enumerate(table, 1):
+        mined.append(positive.select(column).rename_column(names[1], f"negative_{number}"))
     anchors, positives = found.connections.t().tolist()
-    mined = [anchor.select(rows), positive.select(rows), *columns]
     return _side_by_side(mined), _side_by_side([anchor.select(anchors), positive.select(positives)])
 
 
@@ -308,6 +336,11 @@ def _read(
 
 
 def _identity(value: Any) -> Any:
-    if hasattr(value, "tobytes"):  # a picture or an array
-        return hashlib.sha256(f"{getattr(value, 'size', '')}".encode() + value.tobytes()).digest()
-    return value if isinstance(value, str) else repr(value)
+    """Return what is equal for equal texts and arrays, and for pictures that look equal."""
+    if not hasattr(value, "tobytes"):
+        return value if isinstance(value, str) else repr(value)
+    if hasattr(value, "getpixel"):  # a picture; its bytes may be numbers of a palette
+        form, value = f"{value.size}", value.convert("RGBA")
+    else:
+        form = f"{value.shape} {value.dtype}"
+    return hashlib.sha256(form.encode() + value.tobytes()).digest()

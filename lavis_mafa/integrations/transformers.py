@@ -88,7 +88,11 @@ class MinedTrainer(Trainer):
         return optimizer
 
     def compute_loss(
-        self, model: nn.Module, inputs: Any, return_outputs: bool = False, **_: Any
+        self,
+        model: nn.Module,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
     ) -> Any:
         """Return the loss of a mini-batch, and the model's outputs if they are asked for."""
         inputs, loss = dict(inputs), self.mined_loss

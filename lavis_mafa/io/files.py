@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]  # of a checkout
 STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS, errno.EFBIG)
 
 
-class LostWrites:
+class _LostWrites:
     """Logs and counts storage errors of files that a run needs neither to train nor to resume.
 
     Attributes:
@@ -58,7 +58,7 @@ class LostWrites:
             self._failing.discard(name)
 
 
-lost_writes = LostWrites()  # of the run of this process
+lost_writes = _LostWrites()  # of the run of this process
 
 
 @contextmanager

@@ -60,7 +60,8 @@ def lock_folder(folder: Path, wait: float = _WAIT_SECONDS) -> bool:
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 logging.warning(
                     "%s cannot be locked (%s): a second run in this folder would not be noticed",
-                    *(folder, error.strerror or error),
+                    folder,
+                    error.strerror or error,
                 )
                 return waited
             if time.monotonic() >= until:

@@ -21,8 +21,14 @@ from tqdm import tqdm
 T = TypeVar("T")
 # Parts of the messages by which gloo, NCCL and the store report a peer that has ended or hangs.
 _LOST_PEER_MESSAGES = (
-    *("Connection closed by peer", "Connection reset by peer", "Connection refused"),
-    *("Broken pipe", "Timed out waiting", "timed out", "Socket Timeout", "remote process exited"),
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Broken pipe",
+    "Timed out waiting",
+    "timed out",
+    "Socket Timeout",
+    "remote process exited",
 )
 
 
@@ -152,7 +158,7 @@ def _cpu_group(backend: str) -> Any:
 
 def all_gather_objects(value: Any) -> list[Any]:
     """Gather every rank's ``value`` on every rank, in rank order; all ranks must call it."""
-    values: list[Any] = [value] * get_world_size()
+    values: list[Any] = [value for _ in range(get_world_size())]
     if get_world_size() > 1:
         dist.all_gather_object(values, value)
     return values
@@ -175,4 +181,6 @@ def progress(*args: Any, **options: Any) -> Any:
     """
     # None: disabled unless the output is a terminal.
     hidden = None if is_main_process() else True
-    return tqdm(*args, **{"disable": hidden, "mininterval": 1.0, **options})
+    options.setdefault("disable", hidden)
+    options.setdefault("mininterval", 1.0)
+    return tqdm(*args, **options)

@@ -1,10 +1,12 @@
-"""The YAML files of ``projects/``: in a checkout, or inside the installed package."""
+"""The YAML files of ``projects/`` and of the package, in a checkout or installed."""
 
 from __future__ import annotations
 
+import json
 import os
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from lavis_mafa.io.files import ROOT
 
@@ -17,6 +19,8 @@ PROJECTS = next(
     ),
     ROOT / "projects",
 )
+# Default YAMLs of models and data sets.
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
 
 def _base_folder() -> Path:
@@ -78,3 +82,35 @@ def _near_names(name: str | Path) -> list[str]:
     last = {one.rsplit("/", 1)[-1] for one in shipped_names()}
     near = get_close_matches(stem, sorted(last), n=3)
     return [one for one in shipped_names() if one.rsplit("/", 1)[-1] in near]
+
+
+def model_yamls(arch: str, *types: str, folder: Path = CONFIGS) -> dict[str, str]:
+    """Return the `PRETRAINED_MODEL_CONFIG_DICT` of a model: one YAML for each model type."""
+    return {name: str(folder / "models" / f"{arch}_{name}.yaml") for name in types}
+
+
+def dataset_yamls(builder: str, folder: Path = CONFIGS) -> dict[str, str]:
+    """Return the `DATASET_CONFIG_DICT` of a builder that has one YAML."""
+    return {"default": str(folder / "datasets" / builder / "default.yaml")}
+
+
+def find_config(path: str) -> str:
+    """Return the path of a model's config file, looked up in this package, as a path, in LAVIS."""
+    from lavis.common.utils import get_abs_path
+
+    for candidate in (CONFIGS / "models" / path, Path(path), Path(get_abs_path(path))):
+        if candidate.is_file():
+            return str(candidate.resolve())
+    raise FileNotFoundError(
+        f"{path} is not a file of lavis_mafa ({CONFIGS / 'models'}), of LAVIS, or relative to "
+        f"{os.getcwd()}"
+    )
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """Return the content of a model's JSON config; {} if it cannot be found or read."""
+    try:
+        content = json.loads(Path(find_config(path)).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

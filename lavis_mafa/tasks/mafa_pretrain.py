@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from lavis.common.registry import registry
 
+from lavis_mafa.algorithm.binary import bin_of, lift
 from lavis_mafa.algorithm.mining import (
     DIRECTIONS,
     STATE_NAMES,
@@ -19,10 +20,9 @@ from lavis_mafa.algorithm.mining import (
 from lavis_mafa.algorithm.output import COUNTS, StepOutput
 from lavis_mafa.algorithm.rules import ABSENT, AMBIGUOUS, POSITIVE
 from lavis_mafa.algorithm.tokens import COUNTS as CAPTION_COUNTS
-from lavis_mafa.metrics.binary import bin_of, lift
-from lavis_mafa.metrics.known_truth import known_pairs
-from lavis_mafa.models.traits import traits_of
-from lavis_mafa.problems import ConfigView, Problem
+from lavis_mafa.compat.traits import traits_of
+from lavis_mafa.data.known_truth import known_pairs
+from lavis_mafa.io.problems import ConfigView, Problem
 from lavis_mafa.tasks.mafa_retrieval import MafaRetrievalTask
 from lavis_mafa.tasks.tally import Tally
 
@@ -62,7 +62,7 @@ class StepFigures:
 
     Where the valid pairs of the training data are known, it also counts the false negatives among
     the hard negatives, and Con-D's precision and recall in detecting them. Pairs whose truth is
-    unknown (`lavis_mafa.metrics.known_truth.known_pairs`) are left out of these rates.
+    unknown (`lavis_mafa.data.known_truth.known_pairs`) are left out of these rates.
     """
 
     _truth: Any = None  # whether pairs are valid, if the training data know it
@@ -126,7 +126,7 @@ class StepFigures:
     def step_bins(self, output: Any) -> dict[str, float]:
         """Count Con-D's probabilities of one step in each bin, for the tally.
 
-        For the bins see `lavis_mafa.metrics.binary.bin_of`. Names are the same on
+        For the bins see `lavis_mafa.algorithm.binary.bin_of`. Names are the same on
         every rank and step: by direction and, where the truth is known, by truth. There is none for
         a score in Con-D's place, which need not be from 0 to 1.
         """
@@ -207,7 +207,7 @@ class StepFigures:
             shown = torch.nonzero((found.state == POSITIVE) | (found.state == AMBIGUOUS)).flatten()
             rows = shown[: -(-limit // 2)].numpy()
             pairs = _nominated(output, direction, rows)
-            truths: list[bool | None] = [None] * len(rows)
+            truths: list[bool | None] = [None for _ in rows]
             if self._truth is not None:
                 valid, known = self._truth_of(*pairs)
                 truths = [bool(v) if k else None for v, k in zip(valid, known, strict=True)]
@@ -268,7 +268,7 @@ class MafaPretrainTask(StepFigures, MafaRetrievalTask):
 
     @classmethod
     def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
-        """Yield contradictions in a config; see `lavis_mafa.problems`."""
+        """Yield contradictions in a config; see `lavis_mafa.io.problems`."""
         arch = cfg["model.arch"]
         if not arch or not cfg.training or traits_of(arch).trains_by_step:
             return

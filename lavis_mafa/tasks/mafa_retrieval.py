@@ -13,12 +13,12 @@ from lavis.common.dist_utils import is_main_process
 from lavis.common.registry import registry
 from lavis.tasks.retrieval import RetrievalTask
 
+from lavis_mafa.algorithm.finite import require_finite
+from lavis_mafa.data.known_truth import read_truth, truth_with
 from lavis_mafa.io.files import append_line, lost_writes
-from lavis_mafa.metrics import METRICS
-from lavis_mafa.metrics.finite import require_finite
-from lavis_mafa.metrics.known_truth import read_truth, truth_with
-from lavis_mafa.metrics.recall import retrieval_of_own_pairs, retrieval_with_truth
-from lavis_mafa.metrics.score_files import save_scores
+from lavis_mafa.tasks.metrics import METRICS
+from lavis_mafa.tasks.recall import retrieval_of_own_pairs, retrieval_with_truth
+from lavis_mafa.tasks.score_files import save_scores
 
 
 @registry.register_task("mafa_retrieval")
@@ -27,9 +27,9 @@ class MafaRetrievalTask(RetrievalTask):
 
     In addition to LAVIS's figures, in log and ``evaluate.txt``:
 
-    - recall and mAP@R against all valid pairs (`lavis_mafa.metrics.recall.retrieval_with_truth`)
+    - recall and mAP@R against all valid pairs (`lavis_mafa.tasks.recall.retrieval_with_truth`)
       where the split has ``truth_matrix()`` (``toy_scenes``) or ``run.truth_file`` lists pairs;
-    - the registered metrics (`lavis_mafa.metrics.METRICS`) that ``run.retrieval_metrics`` names.
+    - the registered metrics (`lavis_mafa.tasks.metrics.METRICS`) of ``run.retrieval_metrics``.
 
     With ``run.save_scores`` the scores go to ``scores_<split>.npz`` in the result folder.
     """

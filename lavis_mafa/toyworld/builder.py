@@ -24,10 +24,10 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from lavis_mafa.algorithm.options import option
-from lavis_mafa.io.checkpoints import CONFIGS
 from lavis_mafa.io.files import atomic_write
+from lavis_mafa.io.problems import ConfigView, Problem
 from lavis_mafa.io.processes import on_main_process
-from lavis_mafa.problems import ConfigView, Problem
+from lavis_mafa.io.project_files import CONFIGS
 from lavis_mafa.toyworld.render import render
 from lavis_mafa.toyworld.world import (
     PRESETS,
@@ -208,7 +208,7 @@ class ToyScenesBuilder(BaseDatasetBuilder):  # type: ignore[misc]
 
     @classmethod
     def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
-        """Yield what `build_datasets` would refuse; see `lavis_mafa.problems`."""
+        """Yield what `build_datasets` would refuse; see `lavis_mafa.io.problems`."""
         path = f"{cfg.section}.build_info"
         given = cfg[path]
         if not isinstance(given, Mapping):

@@ -383,7 +383,7 @@ def valid(captions: Structured, scenes: Structured) -> npt.NDArray[np.bool_]:
 def _pad(codes: npt.NDArray[np.int64], k: int) -> npt.NDArray[np.int64]:
     """The first k codes along the last axis, with zeros behind if there are fewer."""
     missing = max(k - codes.shape[-1], 0)
-    return np.pad(codes[..., :k], [(0, 0)] * (codes.ndim - 1) + [(0, missing)])
+    return np.pad(codes[..., :k], [*((0, 0) for _ in codes.shape[1:]), (0, missing)])
 
 
 def valid_matrix(scenes: Structured, captions: Structured) -> npt.NDArray[np.bool_]:

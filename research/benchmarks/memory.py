@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from lavis_mafa.algorithm.step import run_step
-from lavis_mafa.models import AlbefMafa
-from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
+from lavis_mafa.families import AlbefMafa
+from lavis_mafa.judges.discriminators import ModelDiscriminator
 from research.benchmarks.harness import Row, Sizes, peak_memory
 from research.benchmarks.step_models import FixedVerdicts, albef_config, mini_batch
 from research.benchmarks.steps import GRIT_VLP, MAFA, Step

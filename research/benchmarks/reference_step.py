@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from transformers import BertConfig
 
 from lavis_mafa.algorithm.losses.language import IGNORED, mask_tokens
-from lavis_mafa.io.checkpoints import find_config
-from lavis_mafa.models.parts.tokenizers import build_tokenizer
-from lavis_mafa.models.parts.vit import build_vit
+from lavis_mafa.families.tokenizers import build_tokenizer
+from lavis_mafa.families.vit import build_vit
+from lavis_mafa.io.project_files import find_config
 
 # Replaces Con-D's probabilities (P,) of the pairs (image_of[p], text_of[p]).
 Verdicts = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -25,9 +25,9 @@ from lavis.models.med import XBertEncoder
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from lavis_mafa.io.checkpoints import find_config
-from lavis_mafa.models import AlbefMafa
-from lavis_mafa.models.inference.rerank import UNRANKED, encode_split, itm_scores, rerank
+from lavis_mafa.families import AlbefMafa
+from lavis_mafa.families.rerank import UNRANKED, encode_split, itm_scores, rerank
+from lavis_mafa.io.project_files import find_config
 from research.benchmarks.harness import Row, Sizes, in_turn
 from research.benchmarks.reference_step import PlainAlbef
 from research.benchmarks.step_models import CAPTION_WORDS, captions

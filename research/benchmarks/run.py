@@ -19,17 +19,15 @@ import transformers
 
 from lavis_mafa._version import __version__
 from lavis_mafa.io.files import write_json, write_text
-from lavis_mafa.pages.charts import Table
-from lavis_mafa.pages.tables import markdown_table
+from lavis_mafa.tools.charts import Table
+from lavis_mafa.tools.tables import markdown_table
 from research.benchmarks.harness import REPEATS, Row, Sizes, progress
 
 PARTS = {
     "steps": "training steps: MAFA against GRIT-VLP, the authors' order of work, and LAVIS",
     "memory": "peak memory of a step",
     "grouping": "grouping of mini-batches by similarity",
-    "growth": "how memory grows with the data",
     "retrieval": "retrieval with re-ranking, against LAVIS",
-    "data": "images decoded and augmented, against LAVIS",
 }
 HEAD = ["what", "ours", "reference", "ratio", "range", "note"]
 

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from transformers import BertConfig
 
 from lavis_mafa.algorithm import pickers
-from lavis_mafa.io.checkpoints import find_config
-from lavis_mafa.models import AlbefMafa, Blip2Mafa
-from lavis_mafa.models.families.blip2.blip2_parts import build_image_encoder
-from lavis_mafa.models.parts.tokenizers import add_dec_token, build_tokenizer
+from lavis_mafa.families import AlbefMafa, Blip2Mafa
+from lavis_mafa.families.blip2_parts import build_image_encoder
+from lavis_mafa.families.tokenizers import add_dec_token, build_tokenizer
+from lavis_mafa.io.project_files import find_config
 from research.benchmarks.harness import Sizes
 from research.benchmarks.reference_step import PlainAlbef, Verdicts, encode
 
@@ -201,8 +201,15 @@ class LavisBlip2(Blip2Qformer):
     def __init__(self, cfg: Any) -> None:
         self.cfg = cfg
         names = (
-            *("vit_model", "drop_path_rate", "use_grad_checkpoint", "vit_precision", "freeze_vit"),
-            *("num_query_token", "cross_attention_freq", "embed_dim", "max_txt_len"),
+            "vit_model",
+            "drop_path_rate",
+            "use_grad_checkpoint",
+            "vit_precision",
+            "freeze_vit",
+            "num_query_token",
+            "cross_attention_freq",
+            "embed_dim",
+            "max_txt_len",
         )
         super().__init__(img_size=cfg.image_size, **{name: cfg[name] for name in names})
 

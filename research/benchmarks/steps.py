@@ -22,8 +22,8 @@ from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
-from lavis_mafa.models import AlbefMafa, Blip2Mafa
-from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
+from lavis_mafa.families import AlbefMafa, Blip2Mafa
+from lavis_mafa.judges.discriminators import ModelDiscriminator
 from research.benchmarks.harness import Row, Sizes, in_turn, progress
 from research.benchmarks.reference_step import PlainAlbef, reference_step
 from research.benchmarks.step_models import (

@@ -27,7 +27,6 @@ key, lists are replaced. Keys:
 - ``measure``: ``{function: module:name, judges}``: called with the completed runs of a seed and the
   shared runs that ``judges`` names (default: the same runs), it yields each run with its figures.
 - ``figure``: ``{x, y}``: a key of ``vary`` or ``row``, and names of columns.
-- ``curves``: a list of ``{title, key, kind, lines}``: a logged figure over steps or epochs.
 - ``headline``: ``module:function`` that words the result; it is called with the mean of what was
   measured over seeds, by the name of the shared run, ``name`` being that of its row.
 - ``gallery``: the shared run whose mined connections the page shows.

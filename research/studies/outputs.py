@@ -9,23 +9,21 @@ from typing import Any
 
 from lavis_mafa._version import __version__
 from lavis_mafa.io.files import write_json, write_text
-from lavis_mafa.mining.gallery import connections_of, view_data
-from lavis_mafa.mining.model_and_data import recorded_data
-from lavis_mafa.mining.run_report import read_run
-from lavis_mafa.pages.charts import Bars
-from lavis_mafa.pages.report_page import ShownPair, write_report
-from lavis_mafa.pages.tables import markdown_section
-from lavis_mafa.runners.run_log import LOG, mean_of, read_log
+from lavis_mafa.tools.charts import Bars
+from lavis_mafa.tools.gallery import connections_of, view_data
+from lavis_mafa.tools.model_and_data import recorded_data
+from lavis_mafa.tools.report_page import ShownPair, write_report
+from lavis_mafa.tools.tables import markdown_section
+from lavis_mafa.training.run_log import CONNECTIONS, LOG, read_json_lines, read_log
 from research.curves import Curve, Series, curves_svg
 from research.studies.results import Results, headline_of
 from research.studies.spread import Spread, Spreads, note_on_spread, spreads_of
-from research.studies.study_file import ROW, Column, LogCurve, Row
+from research.studies.study_file import ROW, Column, Row
 from research.studies.study_tables import OURS, outcome, rows_table, tables_of
 
 RESULTS, FIGURE, PAGE = "results.md", "figure.svg", "report.html"
 _GALLERY = 60  # the last connections of a run
 _WIDE = 10.0  # values of which one is that many times another get a logarithmic axis
-_LOG_X = {"step": "global_step", "epoch": "epoch"}  # by kind of record, its place on the x axis
 
 
 def write_all(results: Results, path: Path, page: Path) -> None:
@@ -35,10 +33,9 @@ def write_all(results: Results, path: Path, page: Path) -> None:
         path: of the Markdown file.
         page: of the HTML page.
     """
-    study, plan = results.study, results.plan
-    curves = _figure_of(results)
+    study = results.study
     picture = path.with_name(FIGURE if path.name == RESULTS else f"{path.stem}.svg")
-    svg = curves_svg(curves)
+    svg = curves_svg(_figure_of(results))
     # Everything is made before anything is written: an error leaves the old files, which agree.
     text, figures = markdown(results, picture.name if svg is not None else ""), content(results)
     write_json(path.with_suffix(".json"), figures)
@@ -47,7 +44,6 @@ def write_all(results: Results, path: Path, page: Path) -> None:
         picture.unlink(missing_ok=True)
     else:
         write_text(picture, svg)
-    logged = [_log_curve(results, curve) for curve in study.file.curves] if plan else []
     headline, bars = _headline(results)
     write_report(
         page,
@@ -55,7 +51,7 @@ def write_all(results: Results, path: Path, page: Path) -> None:
         headline=headline,
         bars=bars,
         tables=[*tables_of(results, mark_best=True), rows_table(results)],
-        figure=curves_svg([*curves, *logged]),
+        figure=svg,
         pairs=_gallery(results),
         notes=[study.file.about, *_notes(results), f"{__version__}: {results.origin['command']}"],
     )
@@ -181,28 +177,12 @@ def _line_of(row: Row, x: str, titles: dict[str, str]) -> str:
     return ", ".join([*([row.base] if row.base else []), *others])
 
 
-def _log_curve(results: Results, curve: LogCurve) -> Curve:
-    """Return the curve of a logged figure: means over seeds, a line for each row."""
-    plan, series, x_key = results.plan, [], _LOG_X[curve.kind]
-    for name in curve.lines:
-        by_x: dict[int, list[float | None]] = {}
-        of_row = plan.of.get(name, {}) if plan else {}
-        for job in [list(jobs.values())[-1] for jobs in of_row.values() if jobs]:
-            for record in read_log(job.folder, curve.kind, once=x_key) if job.done else []:
-                by_x.setdefault(record[x_key], []).append(mean_of(record, curve.keys))
-        means = {x: Spread.of(values) for x, values in sorted(by_x.items())}
-        known = {x: spread.mean for x, spread in means.items() if spread}
-        if known:
-            series.append(Series(name, [float(x) for x in known], list(known.values())))
-    note = "Means over seeds." if plan and len(plan.seeds) > 1 else ""
-    return Curve(curve.title, curve.kind, curve.title, series, note)
-
-
 def _gallery(results: Results) -> Iterator[ShownPair]:
     """Yield the last connections that the study's run mined with its first seed."""
     plan, run = results.plan, results.study.file.gallery
     job = plan.jobs.get(f"{run}/{plan.seeds[0]}") if plan else None
     if job is not None and job.done and (job.folder / LOG).is_file():
-        records = read_run(job.folder)
-        show = view_data(lambda: recorded_data(records.folder), True, [])
-        yield from connections_of(records.connections[-_GALLERY:], show, records.score)
+        records = list(read_json_lines(job.folder / CONNECTIONS))
+        show = view_data(lambda: recorded_data(job.folder))
+        config = read_log(job.folder, "config")[-1]["config"]
+        yield from connections_of(records[-_GALLERY:], show, config)

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from lavis_mafa._version import __version__
-from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.config.check import suggest
 from lavis_mafa.io.project_files import project_file
-from research.studies.run_key import digest_of, sources_of, text_if_any, with_contents, yaml_of
+from lavis_mafa.settings import ConfigError, load_config
+from lavis_mafa.settings.check import suggest
+from research.studies.run_key import digest_of, source_of, text_if_any, with_contents, yaml_of
 from research.studies.study_file import OWN, PLACEHOLDER, Row, Step, Study, StudyError
 
 RESUME = "run.resume_ckpt_path=auto"
@@ -167,7 +167,7 @@ def make_plan(
     plan = Plan(study, output, seeds, page or output, command)
     if study.file.measure:
         module = study.file.measure.function.partition(":")[0]
-        plan.measured_by = digest_of([sources_of(module), __version__])
+        plan.measured_by = digest_of([source_of(module), __version__])
     for seed in seeds:
         maker = _Maker(plan, seed)
         for row in study.rows:
@@ -243,7 +243,7 @@ class _Maker:
         needs |= {one: self.shared(one) for one in sorted(step.names - OWN - {*needs})}
         config = yaml_of(project_file(step.config)) if step.config else None
         files = with_contents([config, step.options]), with_contents(step.arguments, folders=True)
-        code = [step.script, step.module, sources_of(step.module), __version__, torch.__version__]
+        code = [step.script, step.module, source_of(step.module), __version__, torch.__version__]
         form = digest_of([step.config, *files, *code, self.study.file.processes])
         sources = {one: getattr(job, "key", with_contents(job)) for one, job in needs.items()}
         key = digest_of([form, self.seed, sources])
@@ -256,7 +256,9 @@ class _Maker:
             logger.warning(
                 "%s holds a run of other settings, files, code or versions (see its %s): this one "
                 "is in %s",
-                *(folder, COMMAND, own),
+                folder,
+                COMMAND,
+                own,
             )
             folder = own
         folder = folder or own

@@ -18,9 +18,9 @@ import torch
 
 from lavis_mafa._version import __version__
 from lavis_mafa.io.files import write_json
-from lavis_mafa.pages.charts import Bars
-from lavis_mafa.runners.con_d_check import RECORD
-from lavis_mafa.runners.run_log import mean_of, read_log
+from lavis_mafa.tools.charts import Bars
+from lavis_mafa.training.con_d_check import RECORD
+from lavis_mafa.training.run_log import mean_of, read_log
 from research.studies.plan import FIGURES, Job, Plan, shows_shared
 from research.studies.spread import frame_of, spreads_of
 from research.studies.study_file import MEASURED, Column, Study, StudyError

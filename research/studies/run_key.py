@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import importlib.util
 import json
@@ -61,31 +60,10 @@ def yaml_of(path: Path) -> Any:
         return text
 
 
-def sources_of(module: str) -> dict[str, str]:
-    """Return the code of a module, and of the modules next to it that it imports, by name."""
-    found: dict[str, str] = {}
-    left, folder, package = {module} - {""}, None, module.rpartition(".")[0]
-    while left:
-        name = left.pop()
-        try:
-            spec = importlib.util.find_spec(name)
-            path = Path(spec.origin or "") if spec else Path()
-            if path.parent != (folder or path.parent):
-                continue
-            text = text_if_any(path) or ""
-            nodes = list(ast.walk(ast.parse(text)))
-        except (ImportError, SyntaxError, ValueError):  # `function_named` or the run reports it
-            continue
-        folder, found[name] = path.parent, text
-        for node in nodes:
-            if isinstance(node, ast.Import):
-                left |= {one.name for one in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                start = f"{package}.{node.module or ''}" if node.level else str(node.module)
-                left |= {f"{start}.{one.name}".strip(".") for one in node.names} | {start}
-        # Not attributes of modules: to look for these would import them.
-        left = {one for one in left - found.keys() if one.rpartition(".")[0] == package}
-    return found
+def source_of(module: str) -> str:
+    """Return the code of a module; "" for none. What it imports is not in it."""
+    spec = importlib.util.find_spec(module) if module else None
+    return text_if_any(Path(spec.origin)) or "" if spec and spec.origin else ""
 
 
 def text_if_any(path: Path) -> str | None:

@@ -20,10 +20,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, mod
 from pydantic import NonNegativeInt as WholeNumber
 from pydantic import PositiveInt as Count
 
-from lavis_mafa.config.check import suggest
 from lavis_mafa.io.project_files import PROJECTS, project_file
 from lavis_mafa.io.yaml_files import check_yaml_file
-from lavis_mafa.runners.checkpoint import LAST
+from lavis_mafa.settings.check import suggest
+from lavis_mafa.training.checkpoint import LAST
 
 STUDIES = PROJECTS / "mafa" / "studies"
 _PARAMETER = re.compile(r"(?<!\$)\{(\w+)(?:([*/-])(\d+))?\}")
@@ -110,17 +110,7 @@ class GivenRow(_Part):
     stages: dict[str, Options] = {}
 
 
-class _Keyed(_Part):
-    """A logged figure: the mean of its keys."""
-
-    key: str | list[str] = []
-
-    @property
-    def keys(self) -> list[str]:
-        return [self.key] if isinstance(self.key, str) else self.key
-
-
-class Column(_Keyed):
+class Column(_Part):
     """A figure of a stage: the mean of ``key`` in its log's last record of a kind and split.
 
     With kind ``measured`` the record is what the study's measuring function returned. ``best``
@@ -129,6 +119,7 @@ class Column(_Keyed):
 
     name: str = ""
     title: str = ""
+    key: str | list[str] = []
     stage: str = ""
     kind: str = "eval"
     split: str = "test"
@@ -138,7 +129,8 @@ class Column(_Keyed):
 
     @property
     def keys(self) -> list[str]:
-        return super().keys or [self.name]
+        keys = [self.key] if isinstance(self.key, str) else self.key
+        return keys or [self.name]
 
 
 class Claim(_Part):
@@ -163,14 +155,6 @@ class Reference(_Part):
     row: str
     columns: list[str]
     after: str = ""
-
-
-class LogCurve(_Keyed):
-    """The mean of logged figures over ``step`` or ``epoch``, a line for each row of ``lines``."""
-
-    title: str = ""
-    kind: Literal["step", "epoch"] = "epoch"
-    lines: list[str] = []
 
 
 class Measure(_Part):
@@ -219,7 +203,6 @@ class StudyFile(_Part):
     tables: dict[str, list[str]] = {}
     measure: Measure | None = None
     figure: Figure = Figure()
-    curves: list[LogCurve] = []
     reference: Reference | None = None
     claims: list[Claim] = []
     paper: Paper | None = None
@@ -429,15 +412,9 @@ class _Resolver:
         file.title = file.title or path.stem
         shared = {name: self._step(f"shared.{name}", one) for name, one in file.shared.items()}
         stages = {name: self._step(f"stages.{name}", one) for name, one in file.stages.items()}
-        for name in [*shared, *stages]:
-            if name in OWN or (name in shared and name in stages):
-                self.problems.append(f"stages.{name}: there is another {name}; rename one of them")
-            if not name.isidentifier():
-                self.problems.append(f"{name}: expected a name of letters, digits and _")
         rows = self._of_runs(self.rows(), shared, stages)
         if not stages and not any(row.run for row in rows):
             self.problems.append("stages: missing; name what is run for each row, or a base: --at")
-        self._check_placeholders(shared, stages, rows)
         columns = {
             name: one.model_copy(
                 update={
@@ -451,9 +428,6 @@ class _Resolver:
         listed = list(itertools.chain(*file.tables.values()))
         shown = file.shows or listed or list(columns)
         self._check_names_of(rows, columns, shown, stages)
-        for curve in file.curves:
-            curve.title = curve.title or ", ".join(curve.keys)
-            curve.lines = curve.lines or [row.name for row in rows]
         return Study(
             path,
             at,
@@ -477,8 +451,6 @@ class _Resolver:
         self._known("shows", "column", shown, columns)
         for name, column in columns.items():
             self._known(f"columns.{name}.stage", "stage", [column.stage], list(stages) or [""])
-        self._known("figure.x", "key that varies", [file.figure.x], [*file.vary, ROW])
-        self._known("figure.y", "column among those shown", file.figure.y, shown)
         if file.reference:
             self._known("reference.row", "row", [file.reference.row], names)
             self._known("reference.columns", "column", file.reference.columns, columns)
@@ -487,18 +459,14 @@ class _Resolver:
         for place, claim in enumerate(file.claims):
             self._known(f"claims.{place}", "row", [claim.row, claim.than], names)
             self._known(f"claims.{place}", "column", [claim.column], columns)
-        for place, curve in enumerate(file.curves):
-            self._known(f"curves.{place}.lines", "row", curve.lines, names)
         if file.measure:
             self._known("measure.judges", "shared run", file.measure.judges, file.shared)
         elif any(column.kind == MEASURED for column in columns.values()):
             self.problems.append(f"measure: missing; columns of kind {MEASURED} need its function")
-        self._known("gallery", "shared run", [file.gallery] if file.gallery else [], file.shared)
 
     def rows(self) -> list[Row]:
         """Return every row with every combination of the values that vary."""
         vary, titles = self.file.vary, self.file.titles
-        self.problems += [f"vary.{key}: has no values" for key, one in vary.items() if not one]
         bases = self.file.rows or ([GivenRow()] if vary else [])
         if not bases:
             self.problems.append("rows: missing; list rows, or values of keys under vary")
@@ -515,8 +483,14 @@ class _Resolver:
                 parts = [given.name] if given.name else []
                 name = ", ".join([*parts, *(f"{title}={cell}" for title, cell in named.items())])
                 row = Row(
-                    *(name, {**cells, **named}, given.name, varied, {**options, **varied}),
-                    *(given.run, given.stages, given.source),
+                    name=name,
+                    cells={**cells, **named},
+                    base=given.name,
+                    values=varied,
+                    options={**options, **varied},
+                    run=given.run,
+                    stages=given.stages,
+                    source=given.source,
                 )
                 found.append(row)
         names = [row.name for row in found]
@@ -546,9 +520,6 @@ class _Resolver:
         for row in rows:
             self._known(f"row {row.name}: run", "shared run", [row.run] if row.run else [], shared)
             self._known(f"row {row.name}: stages", "stage", [*row.stages], stages)
-            if row.run and (stages or row.stages):
-                why = "a row with run has no stages of its own"
-                self.problems.append(f"row {row.name}: {why}")
         shown = {
             row.name: {**shared[row.run].options, **row.options}
             for row in rows
@@ -585,21 +556,3 @@ class _Resolver:
         options = {**self.file.options, **self._options(where, given)}
         writes = LAST if given.script == "train.py" else ""
         return given.model_copy(update={"options": options, "writes": writes})
-
-    def _check_placeholders(
-        self, shared: Mapping[str, Step], stages: Mapping[str, Step], rows: Sequence[Row]
-    ) -> None:
-        """Check that every placeholder names an earlier run that writes a checkpoint."""
-        earlier = {name: step for name, step in shared.items() if step.checkpoint}
-        for kind, steps in (("shared", shared), ("stages", stages)):
-            for place, (own, step) in enumerate(steps.items()):
-                users = {f"{kind}.{own}": step.names}
-                for row in rows:
-                    if row.run == own if kind == "shared" else not place:
-                        users[f"row {row.name}"] = placeholders(row.options.values())
-                for where, names in users.items():
-                    self._known(where, "earlier run", sorted(names - OWN), earlier)
-                    for name in sorted(names & earlier.keys()):
-                        if not (earlier[name].writes or earlier[name].checkpoint):
-                            self.problems.append(f"{where}: {name} writes no checkpoint")
-                earlier[own] = step

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lavis_mafa.mining.judge_check import NOTE, TITLE, verdict_of
-from lavis_mafa.models.con_d.self_check import MEANING
-from lavis_mafa.pages.charts import Cell, Table
+from lavis_mafa.judges.self_check import MEANING
+from lavis_mafa.tools.charts import Cell, Table
+from lavis_mafa.tools.judge_check import NOTE, TITLE, verdict_of
 from research.studies.plan import written
 from research.studies.results import ByRowAndSeed, Results
 from research.studies.spread import (
@@ -160,7 +160,7 @@ def _paper(study: Study) -> Table:
     for cells, numbers in study.paper:
         shown = [
             f"{value:.{n}f}" if isinstance(value, int | float) else value
-            for value, n in zip(numbers or [None] * len(digits), digits, strict=True)
+            for value, n in zip(numbers or [None for _ in digits], digits, strict=True)
         ]
         table.rows.append([*(cells.get(title, "") for title in titles), *shown])
     return table

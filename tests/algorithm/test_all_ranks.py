@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from two_ranks import on_two_ranks
 
 from lavis_mafa import load_model
+from lavis_mafa.algorithm.backbone import backbone_of
 from lavis_mafa.algorithm.context import NO_GROUP
 from lavis_mafa.algorithm.global_threshold import _GlobalThreshold
 from lavis_mafa.algorithm.labels import SoftLabels
@@ -23,11 +24,10 @@ from lavis_mafa.algorithm.momentum import GROUP_QUEUE, Momentum
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.rules import ABSENT, Margin
 from lavis_mafa.algorithm.settings import StepSettings
-from lavis_mafa.datasets import TrainingSet
-from lavis_mafa.models.con_d.caption_judge import _CaptionJudge
-from lavis_mafa.models.con_d.discriminators import ModelDiscriminator, _Oracle
-from lavis_mafa.models.con_d.frozen_encoder import ModelNegativesEncoder
-from lavis_mafa.models.families import backbone_of
+from lavis_mafa.data import TrainingSet
+from lavis_mafa.judges.caption_judge import _CaptionJudge
+from lavis_mafa.judges.discriminators import ModelDiscriminator, _Oracle
+from lavis_mafa.judges.frozen_encoder import ModelNegativesEncoder
 from lavis_mafa.toyworld import ToyScenesBuilder
 
 BATCH = 5
@@ -208,7 +208,7 @@ def mask_every_third(ids, *args, special_ids, mask_id, **kwargs):
 
 
 def fixed_masks():
-    return mock.patch("lavis_mafa.models.families.albef.albef_driver.mask_tokens", mask_every_third)
+    return mock.patch("lavis_mafa.families.albef_driver.mask_tokens", mask_every_third)
 
 
 def model_of(family, chosen, con_d):

@@ -11,13 +11,13 @@ from torch.utils.checkpoint import checkpoint
 
 from lavis_mafa import load_model
 from lavis_mafa.algorithm import cached_batch
+from lavis_mafa.algorithm.backbone import backbone_of
 from lavis_mafa.algorithm.cached_batch import CachedBatch
 from lavis_mafa.algorithm.momentum import Momentum
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
-from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
-from lavis_mafa.models.con_d.frozen_encoder import ModelNegativesEncoder
-from lavis_mafa.models.families import backbone_of
+from lavis_mafa.judges.discriminators import ModelDiscriminator
+from lavis_mafa.judges.frozen_encoder import ModelNegativesEncoder
 
 BATCH = 10
 

@@ -7,10 +7,10 @@ import itertools
 import pytest
 import torch
 from conftest import mini_batch
-from lavis_mafa.models.step_checks import problems_of_step
 from slow_families import TableConD
 
 from lavis_mafa import load_model
+from lavis_mafa.algorithm.backbone import backbone_of
 from lavis_mafa.algorithm.cached_batch import CachedBatch
 from lavis_mafa.algorithm.global_threshold import _GlobalThreshold
 from lavis_mafa.algorithm.itc_forms import ITC_LOSSES
@@ -22,7 +22,7 @@ from lavis_mafa.algorithm.rules import RULES, Margin
 from lavis_mafa.algorithm.scores import SCORES
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
-from lavis_mafa.models.families import backbone_of
+from lavis_mafa.settings.contradictions import form_of_itc
 
 BATCH = 5
 ITC_ONLY = {"itc": 1.0, "itm": 0.0, "lm": 0.0}
@@ -54,8 +54,7 @@ def refusals(form, label, queue):
             "model.queue_size": queue,
         }
     )
-    problems = problems_of_step(type(load_tiny("albef_mafa")), found)
-    return [one for one in problems if one.key == "model.mafa.itc_loss" and not one.is_note]
+    return [one for one in form_of_itc(found) if one.key == "model.mafa.itc_loss"]
 
 
 MODELS = {}

@@ -13,6 +13,7 @@ from slow_families import SLOW, TableConD
 from slow_forms import SLOW_FORMS
 
 from lavis_mafa import load_model
+from lavis_mafa.algorithm.backbone import backbone_of
 from lavis_mafa.algorithm.context import NO_GROUP
 from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.mining import ALL, MiningRule, find_connections
@@ -21,7 +22,6 @@ from lavis_mafa.algorithm.parts import build_parts
 from lavis_mafa.algorithm.pickers import NONE, PICKERS
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
-from lavis_mafa.models.families import backbone_of
 
 BATCH = 6
 # Pairs 0, 2 and 3 are of group 7, 1 and 4 of group 2; pair 5 is in none.

@@ -22,8 +22,8 @@ from lavis_mafa.algorithm.pickers import PICKERS
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
-from lavis_mafa.io.checkpoints import run_state_of, weights_of
-from lavis_mafa.runners.checkpoint import load_trained_state, trained_state
+from lavis_mafa.checkpoints.checkpoints import run_state_of, weights_of
+from lavis_mafa.training.checkpoint import load_trained_state, trained_state
 
 BATCH = 6
 
@@ -96,7 +96,7 @@ MAFA = {
 
 
 def model_with(**mafa):
-    from lavis_mafa.models import AlbefMafa
+    from lavis_mafa.families import AlbefMafa
 
     torch.manual_seed(0)
     return AlbefMafa.from_config(tiny_config(AlbefMafa, mafa=mafa))
@@ -206,7 +206,7 @@ def test_labels_that_have_not_begun_leave_a_gradient_of_zero(registered, samples
 
 def batch_of(images, texts, ranks):
     """Return a mini-batch of encoded features; BLIP-2's backbone chooses among queries."""
-    from lavis_mafa.models.families.blip2.blip2_driver import Blip2Backbone
+    from lavis_mafa.families.blip2_driver import Blip2Backbone
 
     encoded = Images(torch.zeros(len(images), 1, 1), images), Texts(None, None, None, texts)
     own = ranks.own(len(images), images.device)

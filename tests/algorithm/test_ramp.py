@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import tiny_config
 
-from lavis_mafa.models import AlbefMafa
+from lavis_mafa.families import AlbefMafa
 
 
 @pytest.mark.parametrize("ramp", [None, 0, 0.5, 1, 2])

@@ -93,7 +93,7 @@ def test_user_picker_is_used(registered, tiny, samples):
 
 
 def test_user_picker_with_state_is_part_of_the_model(registered, tiny, samples):
-    from lavis_mafa.models import AlbefMafa
+    from lavis_mafa.families import AlbefMafa
 
     settings = config(negatives="every_other", every_other={"power": 3.0})
     parts = build_parts(settings)
@@ -128,7 +128,7 @@ def test_a_warm_up_has_its_own_picker(registered, tiny, samples):
 
 
 def test_both_pickers_of_a_warm_up_have_settings_and_state(registered, tiny, samples):
-    from lavis_mafa.models import AlbefMafa
+    from lavis_mafa.families import AlbefMafa
 
     given = {"negatives": "posterior", "posterior": {"minimum": 7}, "every_other": {"power": 3.0}}
     given |= {"warm_up_negatives": "every_other", "warm_up_epochs": 1}
@@ -225,7 +225,7 @@ def constant_term(side, soft, own):
 
 
 def test_user_soft_label_can_require_momentum_encoders(registered, samples):
-    from lavis_mafa.models import AlbefMafa
+    from lavis_mafa.families import AlbefMafa
 
     SOFT_LABELS.register("from_momentum", needs_momentum=True)(from_momentum)
     chosen = {"soft_labels": {"type": "from_momentum"}}
@@ -271,8 +271,8 @@ def test_settings_with_the_same_name_are_rejected(registered):
 def test_every_key_of_the_section_is_reserved():
     from dataclasses import fields
 
-    from lavis_mafa.config.schema import MafaOptions
-    from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS
+    from lavis_mafa.judges.discriminators import DISCRIMINATORS
+    from lavis_mafa.settings.schema import MafaOptions
 
     keys = {one.name for one in fields(MafaOptions)}
     assert MAFA.keys == keys - {"posterior"}

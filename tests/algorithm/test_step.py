@@ -16,9 +16,9 @@ from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
-from lavis_mafa.models import AlbefMafa
-from lavis_mafa.models.con_d.discriminators import ModelDiscriminator, _Oracle
-from lavis_mafa.models.weight_loading import registered_name
+from lavis_mafa.checkpoints.weight_loading import registered_name
+from lavis_mafa.families import AlbefMafa
+from lavis_mafa.judges.discriminators import ModelDiscriminator, _Oracle
 
 BATCH = 10
 
@@ -229,7 +229,7 @@ def test_con_d_is_frozen_and_its_verdicts_equal_the_model(tiny, samples):
 
 def test_con_d_of_another_image_size_resizes_images(tiny, samples):
 
-    from lavis_mafa.models import AlbefMafa
+    from lavis_mafa.families import AlbefMafa
 
     larger = AlbefMafa.from_config(tiny_config(AlbefMafa, image_size=64))
     con_d = ModelDiscriminator(larger)

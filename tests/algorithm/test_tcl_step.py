@@ -14,9 +14,9 @@ from torchvision import transforms
 from lavis_mafa.algorithm.momentum import SECOND_VIEW
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
-from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.datasets.training_set import TrainingSet
-from lavis_mafa.models import AlbefMafa, BlipMafa
+from lavis_mafa.data.training_set import TrainingSet
+from lavis_mafa.families import AlbefMafa, BlipMafa
+from lavis_mafa.settings import ConfigError, load_config
 
 SIZE, QUEUE = 5, 7
 THIRD = 1 / 3

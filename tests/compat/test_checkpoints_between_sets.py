@@ -81,7 +81,7 @@ def load(path, arch):
 
 def write(name, arch):
     """Train, and write the checkpoint with the outputs of its model."""
-    from lavis_mafa.runners.session import run
+    from lavis_mafa.training.session import run
 
     config, sizes, more = ARCHS[arch]
     options = {**OPTIONS, **({} if arch == "fne_retrieval" else GRIT), **more}

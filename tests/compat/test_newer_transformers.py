@@ -13,7 +13,7 @@ from transformers import BertConfig, modeling_utils
 
 from lavis_mafa.compat.base_class import LavisPreTrainedModel
 from lavis_mafa.compat.names import PARALLEL, lent_names
-from lavis_mafa.models.parts.tokenizers import build_tokenizer
+from lavis_mafa.families.tokenizers import build_tokenizer
 
 NAMES = ("apply_chunking_to_forward", "find_pruneable_heads_and_indices", "prune_linear_layer")
 

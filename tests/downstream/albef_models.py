@@ -8,7 +8,7 @@ import shutil
 import torch
 from conftest import tiny_config
 
-from lavis_mafa.io.checkpoints import CONFIGS
+from lavis_mafa.io.project_files import CONFIGS
 
 
 def build(cls, seed=0, **changes):

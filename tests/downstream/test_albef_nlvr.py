@@ -6,15 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from albef_models import build, save, write_lavis_sizes, write_vocabulary
-from conftest import mini_batch, tiny_config
+from conftest import mini_batch
 from lavis.models.albef_models.albef_nlvr import AlbefNLVR
-from omegaconf import OmegaConf
 from same_gradients import assert_same_gradients, perturb_copies
 
-import lavis_mafa
 from lavis_mafa.downstream import AlbefNlvrMafa, AlbefNlvrPretrainMafa
-from lavis_mafa.downstream.text_assignment import assign_texts
-from lavis_mafa.models import AlbefMafa
+from lavis_mafa.downstream.albef_nlvr_mafa import _assign_texts
+from lavis_mafa.families import AlbefMafa
 
 INNER = "encoder.layer.{}.output.dense.weight"
 
@@ -73,7 +71,7 @@ def test_text_assignment_loss_equals_slow_loop(toy_train, negatives):
         ]
         preference = torch.tensor([[float(a @ b) / 0.07 for b in features] for a in features])
     torch.manual_seed(5)
-    drawn = assign_texts(samples["image_id"], preference)
+    drawn = _assign_texts(samples["image_id"], preference)
     assert set(drawn.labels.tolist()) == {0, 1, 2}
     losses = []
     for b, caption in enumerate(samples["text_input"]):
@@ -91,18 +89,6 @@ def test_every_weight_but_the_projection_has_a_gradient(toy_train):
     model(mini_batch(toy_train, range(8)))["loss"].backward()
     without = {name for name, value in model.named_parameters() if value.grad is None}
     assert without == {"vision_proj.weight", "vision_proj.bias"}
-
-
-def test_captions_of_one_image_are_not_assigned_to_each_other(toy_train, monkeypatch):
-    model, seen = build(AlbefNlvrPretrainMafa), []
-    module = "lavis_mafa.downstream.albef_nlvr_mafa.assign_texts"
-    monkeypatch.setattr(module, lambda ids, like: seen.append(ids) or assign_texts(ids, like))
-    samples = mini_batch(toy_train, range(4))
-    samples["image_id"] = torch.tensor([4, 4, 9, 4])
-    model(samples)
-    del samples["image_id"]
-    model(samples)
-    assert [ids.tolist() for ids in seen] == [[4, 4, 9, 4], [0, 1, 2, 3]]
 
 
 def test_unknown_negatives_are_rejected():
@@ -131,16 +117,6 @@ def test_layers_of_a_pair_share_only_keys_and_values(cls, pairs, toy_train):
     for part in ("crossattention.self.query", "crossattention.output.dense", "output.dense"):
         left, right = (layers[n].get_submodule(part).weight for n in (2, 3))
         assert not torch.equal(left, right)
-
-
-def test_predictions_depend_on_the_order_of_the_images(pairs):
-    model = build(AlbefNlvrMafa)
-    swapped = {**pairs, "image0": pairs["image1"], "image1": pairs["image0"]}
-    predictions, predictions_of_swapped = (
-        model.predict(samples)["predictions"] for samples in (pairs, swapped)
-    )
-    assert not torch.allclose(predictions, predictions_of_swapped, atol=1e-3)
-    assert torch.equal(model.predict(pairs)["targets"], pairs["label"])
 
 
 @pytest.fixture
@@ -191,16 +167,6 @@ def test_distillation_uses_the_momentum_text_encoder(lavis_sizes, pairs):
     assert float(ours(pairs)["loss"]) == pytest.approx(float(expected), rel=1e-5)
     # LAVIS's teacher is the text encoder that is being trained.
     assert float(theirs(pairs)["loss"]) != pytest.approx(float(expected), rel=1e-3)
-
-
-def test_without_distillation_there_are_no_copies(pairs):
-    model = build(AlbefNlvrMafa)
-    assert not any("_m." in key for key in model.state_dict())
-    output = model(pairs)
-    expected = F.cross_entropy(model.predict(pairs)["predictions"], pairs["label"])
-    assert float(output["loss"]) == pytest.approx(float(expected))
-    output["loss"].backward()
-    assert all(value.grad is not None for value in model.parameters())
 
 
 # Checkpoints
@@ -278,38 +244,8 @@ def test_momentum_copies_start_equal_to_the_encoders(tmp_path, momentum):
     assert same_weights(reloaded.state_dict(), state)
 
 
-@pytest.mark.parametrize("cls", TWO)
-def test_incomplete_fine_tuned_checkpoint_is_rejected(tmp_path, tiny, cls):
-    head = {AlbefNlvrMafa: "cls_head", AlbefNlvrPretrainMafa: "ta_head"}[cls]
-    other = build(next(one for one in TWO if one is not cls))
-    for path, message in (
-        (save(tiny, tmp_path / "one.pth"), "4 layers in the file, 6 in the model"),
-        (save(other, tmp_path / "other.pth"), rf"lacks \d+ weights:(.|\n)*  {head}: "),
-    ):
-        with pytest.raises(ValueError, match=message):
-            build(cls, load_finetuned=True, finetuned=path)
-    build(cls, load_pretrained=True, pretrained=str(tmp_path / "one.pth"))
-    pretrained = {"load_pretrained": True, "pretrained": str(tmp_path / "other.pth")}
-    if cls is AlbefNlvrPretrainMafa:  # the NLVR checkpoint has no similarity projection
-        with pytest.raises(ValueError, match="lacks 2 weights:\n  vision_proj: 2"):
-            build(cls, **pretrained)
-        pretrained["ta_negatives"] = "random"
-    build(cls, **pretrained)
-
-
 def test_other_numbers_of_layers_are_rejected(tmp_path, tiny):
     state = {k: v for k, v in tiny.state_dict().items() if ".layer.3." not in k}
     torch.save({"model": state}, tmp_path / "c.pth")
-    with pytest.raises(ValueError, match="has 3 layers .* expected 4.* or 6, of one for two"):
+    with pytest.raises(ValueError, match="3 layers in the file, 6 in the model"):
         build(AlbefNlvrMafa, load_pretrained=True, pretrained=str(tmp_path / "c.pth"))
-
-
-def test_models_are_loaded_by_name(tmp_path):
-    model = lavis_mafa.load_model("albef_nlvr_mafa", "tiny")
-    config = OmegaConf.to_container(tiny_config(AlbefNlvrMafa, num_classes=5))
-    wide = build(AlbefNlvrMafa, num_classes=5)
-    path = save(wide, tmp_path / "five.pth", config={"model": config})
-    reloaded = lavis_mafa.load_model("albef_nlvr_mafa", checkpoint=path)
-    assert reloaded.cls_head[2].out_features == 5 and model.cls_head[2].out_features == 2
-    assert same_weights(reloaded.state_dict(), wide.state_dict())
-    assert lavis_mafa.load_model("albef_nlvr_pretrain_mafa", "tiny").ta_head.out_features == 3

@@ -16,7 +16,6 @@ from pycocoevalcap.cider.cider import Cider
 from pycocotools.coco import COCO
 
 from lavis_mafa.algorithm.options import options_of
-from lavis_mafa.config.schema import RunOptions
 from lavis_mafa.downstream import caption_metrics as scoring
 from lavis_mafa.downstream.caption_metrics import (
     PTB,
@@ -24,13 +23,14 @@ from lavis_mafa.downstream.caption_metrics import (
     STANDARD,
     References,
     Tools,
+    _python_tokens,
     as_id,
     find_tools,
-    python_tokens,
     read_references,
     score_captions,
     tokens_of,
 )
+from lavis_mafa.settings.schema import RunOptions
 
 needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="there is no Java here")
 IN_PYTHON = Tools(("bleu", "rouge", "cider"), PYTHON)
@@ -94,7 +94,7 @@ def fake_java(folder, script):
     ],
 )
 def test_python_tokens(text, tokens):
-    assert python_tokens(text) == tokens
+    assert _python_tokens(text) == tokens
 
 
 @needs_java
@@ -115,10 +115,10 @@ def test_python_tokens_equal_those_of_the_penn_treebank():
 
 @given(st.text())
 def test_python_tokens_are_lower_case_without_punctuation(text):
-    tokens = python_tokens(text).split(" ")
+    tokens = _python_tokens(text).split(" ")
     assert not set(tokens) & (scoring._REMOVED | {"(", ")"})
     assert all(token == token.lower() for token in tokens)
-    assert python_tokens(text) == python_tokens(f"  {text}\n")
+    assert _python_tokens(text) == _python_tokens(f"  {text}\n")
 
 
 # Scores
@@ -230,26 +230,12 @@ def test_spice_is_averaged_over_each_domain(monkeypatch):
     assert os.environ["JDK_JAVA_OPTIONS"] == "-Xss8m"
 
 
-def test_failing_metric_does_not_affect_others(monkeypatch, caplog):
-    class NoMemory:
-        def compute_score(self, truths, texts):
-            raise MemoryError("Java heap space")
-
-    monkeypatch.setattr(scoring.spice, "Spice", NoMemory)
-    monkeypatch.delenv("JDK_JAVA_OPTIONS", raising=False)
-    tools = Tools(("bleu", "spice", "cider"), PYTHON)
-    scores = score_captions(CAPTIONS, References(REFERENCES), tools)
-    assert "SPICE" not in scores and scores["CIDEr"] > 0 and scores["Bleu_1"] > 0
-    assert "SPICE failed and is skipped: Java heap space" in caplog.text
-    assert "JDK_JAVA_OPTIONS" not in os.environ
-
-
 def test_failing_java_neither_hangs_nor_affects_the_rest(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("PATH", fake_java(tmp_path, "exit 1"))
     scores = score_captions(CAPTIONS, References(REFERENCES), Tools(("meteor", "cider"), PTB))
     assert scores["CIDEr"] > 0 and "METEOR" not in scores
     assert scores["tokenizer"] == "python"
-    assert "METEOR failed" in caplog.text and "a Python tokenizer replaces it" in caplog.text
+    assert "METEOR failed" in caplog.text and "Treebank tokenizer failed" in caplog.text
 
 
 # Availability of metrics
@@ -262,7 +248,7 @@ def test_metric_names_equal_those_of_the_config():
 def test_without_java_the_rest_is_scored_with_one_warning(monkeypatch, caplog):
     monkeypatch.setenv("PATH", "")
     assert find_tools() == Tools(("bleu", "rouge", "cider"), PYTHON)
-    for text in ("METEOR", "SPICE", "tokenizer", "java is not on PATH", "install a Java runtime"):
+    for text in ("meteor", "spice", "tokenizer", "java is not on PATH", "install a Java runtime"):
         assert text in caplog.text
     scores = score_captions(CAPTIONS, References(REFERENCES), find_tools(["cider"]))
     assert scores["CIDEr"] > 0 and scores["tokenizer"] == "python"
@@ -272,21 +258,24 @@ def test_requested_but_unavailable_metric_is_an_error(monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ValueError, match=r"run\.metrics .*spice: java is not on PATH; inst"):
         find_tools(["cider", "spice"])
-    with pytest.raises(ValueError, match="got blue; expected some of bleu, meteor"):
+    with pytest.raises(ValueError, match="blue: expected one of bleu, meteor"):
         find_tools(["blue"])
-    with pytest.raises(ValueError, match="got an empty list"):
+    with pytest.raises(ValueError, match=r"run\.metrics requests"):
         find_tools([])
 
 
 def test_unusable_java_or_spice_is_explained(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("PATH", fake_java(tmp_path, "exit 3"))
     assert find_tools().tokenizer == PYTHON
-    assert "java does not run" in caplog.text and "exit status 3" in caplog.text
+    assert "java does not run" in caplog.text
     (tmp_path / "spice/lib").mkdir(parents=True)
     monkeypatch.setattr(scoring.spice, "__file__", str(tmp_path / "spice/spice.py"))
     monkeypatch.setattr(scoring, "_java_problem", lambda: None)
     assert find_tools() == Tools(("bleu", "meteor", "rouge", "cider"), PTB)
-    assert "SPICE" in caplog.text and "pycocoevalcap.spice.get_stanford_models" in caplog.text
+    assert (
+        "computed: spice" in caplog.text
+        and "pycocoevalcap.spice.get_stanford_models" in caplog.text
+    )
     for name in scoring.SPICE_JARS:
         (tmp_path / "spice/lib" / name).touch()
     caplog.clear()
@@ -402,7 +391,7 @@ def test_images_without_references(caplog):
         )
     message = str(error.value)
     assert "none of the 2 captioned images is among the 6 of gt.json" in message
-    assert "9, 10 here and 1, 2, 3 there" in message and "run.annotation_file" in message
+    assert "9, 10 here and 1, 2, 3 there" in message
 
     part = {i: CAPTIONS[i] for i in (1, 2, 3)}
     scores = score_captions({**part, 99: "a cat"}, References(REFERENCES), IN_PYTHON)

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from lavis.common.registry import registry
 from lavis.datasets.builders.base_dataset_builder import load_dataset_config
-from omegaconf import OmegaConf
-from PIL import Image
 from runs import finish, launcher, records, spawn
 from torch import nn
 from torch.utils.data import DataLoader
 from toy_tasks import PLUGIN, ToyGroundingBuilder
 
 from lavis_mafa import load_model
-from lavis_mafa.config import ConfigError, load_config
+from lavis_mafa.algorithm.backbone import backbone_of
 from lavis_mafa.downstream import MafaGroundingTask, mafa_grounding
 from lavis_mafa.downstream.gradcam import heat_maps
 from lavis_mafa.downstream.grounding_metrics import stretch
-from lavis_mafa.downstream.task_records import collate_ragged
-from lavis_mafa.models.families import backbone_of
-from lavis_mafa.runners.session import run
+from lavis_mafa.downstream.task_records import _collate_ragged
+from lavis_mafa.training.session import run
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECTS = ROOT / "projects/mafa"
@@ -67,7 +63,7 @@ def model(tiny):
 def evaluate(task, dataset, model, batch_size=4, split="test"):
     """Evaluate as the runner does."""
     task.before_evaluation(model=model, dataset=dataset)
-    loader = DataLoader(dataset, batch_size=batch_size, collate_fn=collate_ragged)
+    loader = DataLoader(dataset, batch_size=batch_size, collate_fn=_collate_ragged)
     records = task.evaluation(model, loader, cuda_enabled=False)
     return task.after_evaluation(val_result=records, split_name=split, epoch=0)
 
@@ -119,20 +115,19 @@ def test_correct_maps_score_100_percent(toy, model, monkeypatch, result_dir):
         assert set(row) == {"instance_id", "text", "box", "score", "peak"}
 
 
-def test_maps_without_heat_count_as_wrong(toy, model, monkeypatch, caplog, result_dir):
+def test_maps_without_heat_count_as_wrong(toy, model, monkeypatch, result_dir):
     set_hot_cell(monkeypatch, lambda text, image: None)
     scores = evaluate(MafaGroundingTask(), toy["test"], model)
     assert (scores["acc"], scores["pointing"], scores["undecided"]) == (0, 0, 100)
-    assert "100 % of the maps are without heat" in caplog.text
     rows = json.loads((result_dir / "test_grounding_result.json").read_text())
     assert all(row["box"] is None for row in rows)
 
 
 def test_records_follow_from_the_maps(toy, model):
     """The chosen box has the most heat per root of its area, in any mini-batch."""
-    task = MafaGroundingTask(layer=2, tokens="words", save_maps=3)
+    task = MafaGroundingTask(layer=2, tokens="words")
     task.before_evaluation(model=model, dataset=toy["test"])
-    samples = collate_ragged([toy["test"][i] for i in range(5)])
+    samples = _collate_ragged([toy["test"][i] for i in range(5)])
     with torch.no_grad():
         records = task.valid_step(model, samples)
     maps = heat_maps(backbone_of(model), samples["image"], samples["text_input"], 2, "words")
@@ -146,7 +141,6 @@ def test_records_follow_from_the_maps(toy, model):
         assert record["score"] == pytest.approx(max(sums), rel=1e-4)
         x, y = record["peak"]
         assert float(stretched[y, x]) == float(stretched.max())
-        assert ("heat" in record) is (number < 3)
     assert not torch.allclose(
         maps, heat_maps(backbone_of(model), samples["image"], samples["text_input"])
     )
@@ -157,31 +151,6 @@ def test_records_follow_from_the_maps(toy, model):
     assert single == pytest.approx(evaluate(MafaGroundingTask(), toy["test"], model, batch_size=7))
 
 
-def test_overlays_of_heat_maps(toy, model, monkeypatch, result_dir):
-    cells = true_cells(toy["test"])
-    set_hot_cell(monkeypatch, lambda text, image: 3 - cells[text, image.sum().item()])
-    evaluate(MafaGroundingTask(save_maps=2), toy["test"], model)
-    folder = result_dir / "test_maps"
-    assert sorted(path.name for path in folder.iterdir()) == ["000000.png", "000001.png"]
-    with Image.open(folder / "000000.png") as picture:
-        pixels = np.asarray(picture.convert("RGB"))
-    assert pixels.shape == (256, 512, 3)
-    raw = np.asarray(toy["test"].show(0)[0])
-    np.testing.assert_array_equal(pixels[4:256:8, 4:256:8], raw)
-    row = toy["test"].annotation[0]
-    x, y, width, height = (int(side * 8) for side in row["box"])
-    frame = pixels[y : y + height, 256 + x : 256 + x + width]
-    assert (frame == mafa_grounding.TRUE).all(axis=-1).any()
-    assert (pixels[:, 256:] == mafa_grounding.CHOSEN).all(axis=-1).any()
-    # All heat is in the diagonally opposite cell.
-    middles = {(i, j): (8 * (16 * i + 8), 8 * (16 * j + 8)) for i in (0, 1) for j in (0, 1)}
-    changed = {}
-    for (i, j), (py, px) in middles.items():
-        changed[i, j] = int(np.abs(pixels[py, 256 + px].astype(int) - pixels[py, px]).sum())
-    hot = 3 - int(y // 128 * 2 + x // 128)
-    assert max(changed, key=changed.get) == (hot // 2, hot % 2)
-
-
 def test_models_without_maps_are_rejected(toy, model):
     task = MafaGroundingTask()
     with pytest.raises(TypeError, match="Blip2Mafa has no layer in which texts attend to images"):
@@ -190,37 +159,6 @@ def test_models_without_maps_are_rejected(toy, model):
         task.before_evaluation(model=model, dataset=toy["train"])
     with pytest.raises(ValueError, match="layer 9 of AlbefMafa .* layers that do: 2, 3"):
         evaluate(MafaGroundingTask(layer=9), toy["val"], model)
-
-
-def test_settings_are_read_from_the_run_config():
-    keys = {"block_num": 2, "gradcam_tokens": "words", "save_maps": 4}
-    task = MafaGroundingTask.setup_task(SimpleNamespace(run_cfg=OmegaConf.create(keys)))
-    assert (task.layer, task.tokens, task.save_maps) == (2, "words", 4)
-    task = MafaGroundingTask.setup_task(SimpleNamespace(run_cfg=OmegaConf.create({})))
-    assert (task.layer, task.tokens, task.save_maps) == (None, "all", 0)
-    with pytest.raises(ConfigError, match="'some' is not one of all, words"):
-        load_config(TRAIN, ["run.gradcam_tokens=some"], machine=False)
-
-
-def test_config_has_the_hyperparameters_of_albef():
-    """ALBEF's settings for grounding; evaluation loads the checkpoint of training."""
-    cfg = load_config(PROJECTS / "train/grounding_ft.yaml", machine=False)
-    run_cfg, model_cfg = cfg.run_cfg, cfg.model_cfg
-    assert (run_cfg.batch_size_train, run_cfg.max_epoch) == (32, 5)
-    assert (run_cfg.init_lr, run_cfg.min_lr, run_cfg.weight_decay) == (1e-5, 1e-6, 0.02)
-    assert (run_cfg.block_num, run_cfg.gradcam_tokens, run_cfg.grit.enabled) == (8, "all", False)
-    assert (model_cfg.image_size, model_cfg.max_txt_len) == (384, 30)
-    assert (model_cfg.queue_size, model_cfg.momentum, model_cfg.alpha) == (65536, 0.995, 0.4)
-    weights = {name: weight for name, weight in model_cfg.mafa.loss_weights.items() if weight}
-    assert weights == {"itc": 1, "itm": 1}
-    assert model_cfg.mafa.soft_labels.type == "momentum"
-    evaluated = load_config(PROJECTS / "eval/grounding_refcoco.yaml", machine=False)
-    written = f"{run_cfg.output_dir}/{run_cfg.job_id}/checkpoint_best.pth"
-    assert evaluated.model_cfg.finetuned == written
-    assert (evaluated.model_cfg.image_size, evaluated.run_cfg.block_num) == (384, 8)
-    toy = load_config(TRAIN, machine=False)
-    written = f"{toy.run_cfg.output_dir}/{toy.run_cfg.job_id}/checkpoint_best.pth"
-    assert load_config(EVALUATE, machine=False).model_cfg.finetuned == written
 
 
 @pytest.fixture(scope="module")
@@ -253,16 +191,15 @@ def test_several_ranks_score_like_one(trained_run, tmp_path):
     for ranks in (1, 2):
         output = tmp_path / str(ranks)
         options = [*SIZES, f"model.finetuned={folder}/run/checkpoint_last.pth"]
-        options += ["run.batch_size_eval=3", "run.use_dist_eval_sampler=True", "run.save_maps=5"]
+        options += ["run.batch_size_eval=3", "run.use_dist_eval_sampler=True"]
         options += [f"run.output_dir={output}", "run.job_id=job"]
         command = [*launcher(ranks), ROOT / "evaluate.py", "--cfg-path", EVALUATE]
         finish(spawn(tmp_path, [*command, "--options", *options]))
         (line,) = records(output, "eval")
         rows = json.loads((output / "job/result/test_grounding_result.json").read_text())
         boxes = [row["box"] for row in rows]
-        maps = sorted(path.name for path in (output / "job/result/test_maps").iterdir())
-        results[ranks] = (boxes, maps, *(line[name] for name in ("acc", "pointing", "chance")))
-    assert len(results[1][1]) == 5 and len(results[1][0]) % 2
+        results[ranks] = (boxes, *(line[name] for name in ("acc", "pointing", "chance")))
+    assert len(results[1][0]) % 2
     assert results[1] == results[2]
 
 

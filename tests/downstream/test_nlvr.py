@@ -8,11 +8,11 @@ import pytest
 import torch
 from conftest import ROOT
 from nlvr_files import nlvr_files
-from runs import finish, launcher, records, same_weights, spawn, weights
+from runs import records, same_weights, weights
 from toy_tasks import PLUGIN
 
 from lavis_mafa import load_model
-from lavis_mafa.runners.session import run
+from lavis_mafa.training.session import run
 
 TRAIN = ROOT / "projects/mafa/train"
 TOYS = ROOT / "tests/downstream/configs/train"
@@ -90,25 +90,6 @@ def test_text_assignment_resumes_bit_for_bit(trained_folders, pretrained, tmp_pa
     assert not same_weights(weights(tmp_path), weights(first))
     pretrain_text_assignment(tmp_path, pretrained, "run.resume_ckpt_path=auto")
     assert same_weights(weights(tmp_path), weights(first))
-
-
-def test_evaluation_on_two_ranks_equals_one_rank(trained_folders, tmp_path):
-    _, second = trained_folders
-    checkpoint = second / "job/checkpoint_last.pth"
-    options = [
-        *("model.load_finetuned=True", f"model.finetuned={checkpoint}", "model.pretrained=null"),
-        *("model.load_pretrained=False", "run.evaluate=True", f"run.output_dir={tmp_path}"),
-        *("run.batch_size_eval=3", "run.job_id=job", "run.loggers=[]", DATA),
-        *size_options("toy_nlvr", 30),
-    ]
-    script = [ROOT / "evaluate.py", "--cfg-path", TOYS / "nlvr_toy.yaml", "--options", *options]
-    finish(spawn(tmp_path, [*launcher(2), *script]))
-    on_one_rank = [r for r in records(second, "eval") if r["split"] == "test"][-1]
-    on_two_ranks = [r for r in records(tmp_path, "eval") if r["split"] == "test"][-1]
-    names = [name for name in on_one_rank if name.startswith("acc")]
-    assert len(names) > 3 and all(on_one_rank[name] == on_two_ranks[name] for name in names)
-    rows = json.loads((tmp_path / "job/result/test_epochgiven.json").read_text())
-    assert len({row["instance_id"] for row in rows}) == len(rows) == 40
 
 
 @pytest.mark.slow

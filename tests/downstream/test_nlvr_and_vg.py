@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from lavis_mafa.downstream import NlvrMafaBuilder, VgVqaMafaBuilder
-from lavis_mafa.downstream.lavis_data import NlvrTrain, mirrored
+from lavis_mafa.downstream.lavis_data import _NlvrTrain, mirrored
 
 # NLVR2
 
@@ -53,7 +53,7 @@ def test_local_files_are_read_in_place(cfg, tmp_path):
     before = sorted(tmp_path.rglob("*"))
     splits = NlvrMafaBuilder(cfg.copy()).build_datasets()
     assert sorted(tmp_path.rglob("*")) == before
-    assert isinstance(splits["train"], NlvrTrain)
+    assert isinstance(splits["train"], _NlvrTrain)
     for split in ("val", "test"):
         sample = splits[split][1]
         assert sample["text_input"] == f"the left image of {split} is bright red 1"

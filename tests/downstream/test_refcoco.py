@@ -11,7 +11,7 @@ import pytest
 from lavis.common.registry import registry
 from PIL import Image
 
-from lavis_mafa.datasets import TrainingSet
+from lavis_mafa.data import TrainingSet
 from lavis_mafa.downstream import RefCocoPlusBuilder, refcoco
 
 ROWS = [
@@ -131,26 +131,30 @@ def test_image_key():
 
 
 BAD = {
-    "no rows": ({"test.json": []}, "test.json: file: .*at least 1 item"),
-    "no text": ({"test.json": [{"image": "a.jpg", "text": " "}]}, r"0.text: .*got ' '"),
-    "no row": ({"test.json": ["a.jpg"]}, "test.json: 0: .*got 'a.jpg'"),
-    "no box": ({"test.json": [{**ROWS[0], "ref_id": 9}]}, "row 0: references have no ref_id 9"),
-    "flat box": ({"test.json": [{**ROWS[0], "bbox": [1, 1, 0, 4]}]}, "row 0: box .* has no area"),
-    "short box": ({"test.json": [{**ROWS[0], "bbox": [1, 1, 4]}]}, "0.bbox: .*at least 4 items"),
-    "nan box": ({"test.json": [{**ROWS[0], "bbox": [1, 1, 4, float("nan")]}]}, "0.bbox.3: .*nan"),
-    "text box": ({"test.json": [{**ROWS[0], "bbox": [1, 1, True, "4"]}]}, "bbox.2: .*got True"),
-    "image without detections": ({"dets.json": {"7": []}}, "row 0: detections have no image '12'"),
-    "detections as a list": ({"dets.json": []}, r"detections: file: .*dictionary, got \[\]"),
-    "wrong detection": ({"dets.json": {"12": [[1, 2, 3]]}}, "detections: 12.0: .*at least 4"),
-    "detection without a list": ({"dets.json": {"12": 3}}, "detections: 12: .*got 3"),
-    "refs": ({"refs.json": [{"ref_id": 3}]}, "references: 0.ann_id: Field required"),
-    "one ref twice": (
-        {"refs.json": [*REFS, {**REFS[0], "ref_id": "01", "ann_id": 11}]},
-        "references: '01' and '1', which occurs before, are the same number",
+    "no rows": ({"test.json": []}, "test.json has no rows"),
+    "no text": (
+        {"test.json": [{"image": "a.jpg", "text": " "}]},
+        "row 0: expected a text",
     ),
-    "ref_id": ({"test.json": [{**ROWS[0], "ref_id": [3]}]}, "test.json: 0.ref_id"),
-    "refs of others": ({"refs.json": [{"ref_id": 3, "ann_id": 1}]}, "have no annotation 1"),
-    "instances": ({"instances.json": []}, "instances: file: "),
+    "no row": ({"test.json": ["a.jpg"]}, "test.json .*\n  row 0: .*got 'a.jpg'"),
+    "no box": ({"test.json": [{**ROWS[0], "ref_id": 9}]}, "row 0: it has no bbox, and the ref"),
+    "flat box": ({"test.json": [{**ROWS[0], "bbox": [1, 1, 0, 4]}]}, "row 0: box .* has no area"),
+    "short box": ({"test.json": [{**ROWS[0], "bbox": [1, 1, 4]}]}, "row 0: .*got .1, 1, 4"),
+    "nan box": ({"test.json": [{**ROWS[0], "bbox": [1, 1, 4, float("nan")]}]}, "row 0: .*nan"),
+    "text box": ({"test.json": [{**ROWS[0], "bbox": [1, 1, True, "4"]}]}, "row 0: .*got .1, 1, T"),
+    "image without detections": ({"dets.json": {"7": []}}, "row 0: detections have no image '12'"),
+    "detections as a list": ({"dets.json": []}, "dets.json has another form"),
+    "wrong detection": (
+        {"dets.json": {"12": [[1, 2, 3]]}},
+        "dets.json .*\n  row 0: .*1, 2, 3",
+    ),
+    "detection without a list": ({"dets.json": {"12": 3}}, "dets.json .*\n  row 0: .*'12', 3"),
+    "refs": ({"refs.json": [{"ref_id": 3}]}, "refs.json .*\n  row 0: lacks 'ann_id'"),
+    "refs of others": (
+        {"refs.json": [{"ref_id": 3, "ann_id": 1}]},
+        "refs.json .*\n  row 0: lacks",
+    ),
+    "instances": ({"instances.json": []}, "instances.json has another form"),
 }
 
 
@@ -163,30 +167,22 @@ def test_invalid_files_are_rejected(folder, name):
         build()
 
 
-def test_many_problems_are_counted(folder):
-    write("test.json", [{"image": "a.jpg"}] * 30)
-    with pytest.raises(ValueError, match="4.text: Field required, got .*; and 25 more$"):
-        build()
-
-
 def test_missing_files_are_named(folder):
-    with pytest.raises(FileNotFoundError, match="images.storage: no such folder: nowhere"):
+    with pytest.raises(FileNotFoundError, match="images.storage: no such folder: 'nowhere'"):
         build(images={"storage": "nowhere"})
     for name in ("detections", "references", "instances"):
-        with pytest.raises(FileNotFoundError, match=f"build_info.{name}: no such file: nothing"):
+        with pytest.raises(FileNotFoundError, match="nothing"):
             build(**{name: {"storage": "nothing"}})
     with pytest.raises(ValueError, match="references and instances need each other"):
         build(instances={"storage": None})
-    with pytest.raises(ValueError, match="no bbox and build_info.references is not given"):
+    with pytest.raises(ValueError, match="row 0: it has no bbox"):
         build(instances={"storage": None}, references={"storage": None})
     with pytest.raises(ValueError, match="expected train, val, test, .* got unknown testA"):
         build(annotations={"testA": {"storage": "test.json"}})
     with pytest.raises(ValueError, match="expected train, val, test, .* got none"):
         build(annotations={})
-    with pytest.raises(ValueError, match="images.storage: expected a file .*got nothing"):
-        build(images={})
     (folder / "dets.json").write_text("{")
-    with pytest.raises(ValueError, match="detections: dets.json is not JSON"):
+    with pytest.raises(ValueError, match="dets.json is not JSON"):
         build()
 
 

@@ -11,7 +11,7 @@ from test_grounding_task import SIZES
 from test_grounding_task import TRAIN as GROUNDING
 from test_stage2 import NO_STEP, world  # noqa: F401
 
-from lavis_mafa.runners.session import run
+from lavis_mafa.training.session import run
 
 SHORT = ["run.device=cuda", "run.max_epoch=1", "run.num_workers=0", "run.warmup_steps=1"]
 OPTIONS = dict(option.split("=") for option in SHORT)

@@ -90,22 +90,18 @@ def register(name):
     return register_as
 
 
-class ToyCaptions(ToyTask):
-    def references(self):
-        """Return the unprocessed captions of every picture, by `image_id`."""
-        found = {image: [] for image in range(len(self))}
-        for image, text in zip(self.pictures.image_ids, self.pictures.texts, strict=True):
-            found[int(image)].append(text)
-        return found
-
-
 @register("toy_caption")
 class ToyCaptionBuilder(ToyTaskBuilder):
     def rows_of(self, pictures, rng):
         if isinstance(pictures, _ToyScenesTrain):
             return pictures
         rows = [{"picture": number, "image_id": number} for number in range(len(pictures.images))]
-        return ToyCaptions(pictures, rows)
+        found = ToyTask(pictures, rows)
+        found.text = list(pictures.texts)
+        found.img2txt = {image: [] for image in range(len(rows))}
+        for text, image in enumerate(pictures.image_ids):
+            found.img2txt[int(image)].append(text)
+        return found
 
 
 class ToyQuestions(ToyTask):

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runners"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "training"))
 
 from runs import ROOT, TOY, recording, records, run_here, spawn  # noqa: E402
 

@@ -15,10 +15,10 @@ from lavis.common.registry import registry
 from omegaconf import OmegaConf
 from shipped import required_options
 
-from lavis_mafa.config.key import Key
-from lavis_mafa.config.load import complete
-from lavis_mafa.config.registered import keys_for
-from lavis_mafa.problems import Registered
+from lavis_mafa.io.problems import Registered
+from lavis_mafa.settings.key import Key
+from lavis_mafa.settings.load import complete
+from lavis_mafa.settings.registered import keys_for
 
 # Values of a type that a key of this kind rejects.
 OTHER_TYPES = {

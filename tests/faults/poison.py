@@ -20,9 +20,9 @@ import lavis_mafa  # noqa: F401  before LAVIS, which lacks names of newer transf
 import torch
 from lavis.common.dist_utils import get_rank
 
-from lavis_mafa.models.con_d.discriminators import _Oracle
-from lavis_mafa.runners import RunnerMafa
-from lavis_mafa.runners.checkpoint import trained_state
+from lavis_mafa.judges.discriminators import _Oracle
+from lavis_mafa.training import RunnerMafa
+from lavis_mafa.training.checkpoint import trained_state
 
 GRADIENT = "gradient of "
 

@@ -15,9 +15,9 @@ from faulty_runs import bits_differing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lavis_mafa.io import checksums
-from lavis_mafa.io.checkpoints import read_checkpoint
-from lavis_mafa.io.checksums import is_intact
+from lavis_mafa.checkpoints import checksums
+from lavis_mafa.checkpoints.checkpoints import read_checkpoint
+from lavis_mafa.checkpoints.checksums import is_intact
 
 REAL = Path(__file__).parent / "kept" / "format2_3ea7dd5_blip_momentum.pth"
 
@@ -93,7 +93,9 @@ def test_torch_alone_loads_an_altered_weight(tmp_path):
     loaded = torch.load(tmp_path / "a.pth", weights_only=True)
     assert bits_differing(content(), loaded) == 1
     for mapped in (False, True):
-        with pytest.raises(ValueError, match="a.pth is not as it was saved: Bad CRC-32"):
+        with pytest.raises(
+            ValueError, match="a.pth cannot be loaded: it is not as it was saved: Bad CRC-32"
+        ):
             read_checkpoint(str(tmp_path / "a.pth"), mapped)
 
 
@@ -112,8 +114,7 @@ def test_every_byte_flipped_once(trial, injected):
 def test_truncation_at_every_length(trial, injected):
     complete = saved(content())
     for length in range(0, len(complete), 7):
-        refused = trial(complete[:length])
-        assert "bytes are cut short" in refused or length < 4 and "cannot be loaded" in refused
+        assert "cannot be loaded" in trial(complete[:length])
         assert not is_intact(trial.path)
     injected("checkpoint: cut short", trial.times, times=trial.times)
 
@@ -141,24 +142,13 @@ def test_real_checkpoint_altered_anywhere(tmp_path, data, injected):
     injected("checkpoint: real, bytes altered", 1)
 
 
-def test_compressed_checkpoint(tmp_path, trial, injected):
-    """torch loads it; its checksums are verified, and it is not memory-mapped."""
-    path = tmp_path / "packed.pth"
-    compress(saved(content()), path)
-    for mapped in (False, True):
-        assert bits_differing(content(), read_checkpoint(str(path), mapped)) == 0
-    complete = path.read_bytes()
-    for place in range(0, len(complete), 5):
-        trial(complete[:place] + bytes([complete[place] ^ 1 << place % 8]) + complete[place + 1 :])
-    injected("compressed checkpoint: one byte flipped", trial.times, times=trial.times)
-
-
-def test_checkpoint_that_unpacks_to_gigabytes_is_refused_at_once(tmp_path, injected):
+def test_compressed_checkpoint_is_refused_at_once(tmp_path, injected):
+    """It could unpack to any size."""
     path = tmp_path / "bomb.pth"
     compress(saved({"model": {"weight": torch.zeros(2**26)}}), path)
     assert path.stat().st_size < 3_000_000
     began = time.perf_counter()
-    with pytest.raises(ValueError, match="bomb.pth cannot be loaded: its .* bytes unpack to 2684"):
+    with pytest.raises(ValueError, match="bomb.pth cannot be loaded: .* records are compressed"):
         read_checkpoint(str(path))
     assert time.perf_counter() - began < 0.1
     injected("checkpoint that unpacks to gigabytes", 1)

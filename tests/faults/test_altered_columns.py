@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from lavis_mafa.datasets.annotation_files import read_rows
-from lavis_mafa.datasets.annotation_rows import Problem
-from lavis_mafa.datasets.columnar_files import check_columns
+from lavis_mafa.data.annotation_files import read_rows
+from lavis_mafa.data.annotation_rows import Problem
+from lavis_mafa.data.columnar_files import check_columns
 
 COPIES = 150  # altered ones of each file
 MOST_MEMORY = 2**32  # bytes more than before: a page of parquet may claim half of it

@@ -45,12 +45,12 @@ from runs import (
     write_toy_config,
 )
 
-from lavis_mafa.datasets import TrainingSet
-from lavis_mafa.datasets.data_check import check
-from lavis_mafa.datasets.image_reading import read_rgb
-from lavis_mafa.datasets.image_text_json import ImageTextTrain
-from lavis_mafa.datasets.image_text_shards import ImageTextShardsTrain
-from lavis_mafa.runners.guard import UnreadableError
+from lavis_mafa.data import TrainingSet
+from lavis_mafa.data.data_check import check
+from lavis_mafa.data.image_reading import read_rgb
+from lavis_mafa.data.image_text_json import ImageTextTrain
+from lavis_mafa.data.image_text_shards import ImageTextShardsTrain
+from lavis_mafa.training.guard import UnreadableError
 
 SETS = {
     "image_text_json": ImageTextTrain,
@@ -206,7 +206,7 @@ def test_check_data_finds_the_samples_that_training_replaces(folder_of):
 READ_ALL = """
 import json, resource, sys
 from pathlib import Path
-from lavis_mafa.datasets.image_reading import read_rgb
+from lavis_mafa.data.image_reading import read_rgb
 status = Path("/proc/self/status").read_text()
 now = 1024 * int(status.split("VmSize:")[1].split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (now + int(sys.argv[1]), -1))

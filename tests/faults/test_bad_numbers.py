@@ -12,8 +12,8 @@ from faulty_runs import bits_differing, toy
 from poison import Poison
 from runs import finish, launcher, options, records, run_here, spawn
 
-from lavis_mafa.runners.guard import NonFiniteError, NonFiniteGuard
-from lavis_mafa.runners.training_step import optimizer_step
+from lavis_mafa.training.guard import NonFiniteError, NonFiniteGuard
+from lavis_mafa.training.training_step import optimizer_step
 
 SCRIPT = Path(__file__).with_name("poison.py")
 NAN, INF = float("nan"), float("inf")

@@ -9,7 +9,7 @@ import torch
 from faulty_runs import toy
 from runs import records, run_here
 
-from lavis_mafa.runners.folder import _newest_checkpoint
+from lavis_mafa.training.folder import _newest_checkpoint
 
 
 def damage(path):
@@ -92,7 +92,7 @@ def test_restart_keeps_the_chosen_earlier_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "4")
     back = {**changes, "run__resume_ckpt_path": tmp_path / "job" / "checkpoint_0.pth"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lavis_mafa.runners.RunnerMafa.train_epoch", lambda *_: 1 / 0)
+        patch.setattr("lavis_mafa.training.RunnerMafa.train_epoch", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run_here(tmp_path, **back)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")

@@ -12,8 +12,8 @@ import pytest
 from faulty_runs import assert_equal_runs, bits_differing, state, toy, wait_for
 from runs import finish, run_here, start
 
-from lavis_mafa.runners.checkpoint_schedule import NotSavedError
-from lavis_mafa.runners.run_log import RunLog
+from lavis_mafa.training.checkpoint_schedule import NotSavedError
+from lavis_mafa.training.run_log import RunLog
 
 # Without validation: otherwise a best checkpoint may be missed.
 RUN = toy("albef", run__max_epoch=12, run__save_every_steps=1)
@@ -156,7 +156,7 @@ def test_evaluation_without_its_results_fails(tmp_path, monkeypatch):
 @pytest.mark.parametrize("allowed", [0, 2])
 def test_number_of_failed_saves_is_limited(tmp_path, monkeypatch, allowed):
     """A run survives as many failures in a row as allowed, and not one more."""
-    from lavis_mafa.runners import checkpoint
+    from lavis_mafa.training import checkpoint
 
     tried, save = [], checkpoint.save_atomically
 
@@ -175,8 +175,8 @@ def test_number_of_failed_saves_is_limited(tmp_path, monkeypatch, allowed):
 
 def test_last_checkpoint_never_holds_the_best_weights(tmp_path, monkeypatch):
     """The last one fails, and succeeds when the run ends, where the best weights are tested."""
-    from lavis_mafa.runners import checkpoint, checkpoint_schedule
     from lavis_mafa.tasks import MafaPretrainTask
+    from lavis_mafa.training import checkpoint, checkpoint_schedule
 
     save, figures, failed = checkpoint.save_atomically, [0.9, 0.1], []
 
@@ -203,7 +203,7 @@ def test_last_checkpoint_never_holds_the_best_weights(tmp_path, monkeypatch):
 
 
 def test_failed_best_checkpoint_is_not_recorded_as_best(tmp_path, monkeypatch):
-    from lavis_mafa.runners import checkpoint
+    from lavis_mafa.training import checkpoint
 
     save = checkpoint.save_atomically
 

@@ -11,15 +11,15 @@ import pytest
 from faulty_runs import spawn_in_group, state, toy, wait_for
 from runs import command, finish, records, spawn, start
 
-from lavis_mafa.runners.session import INTERRUPTED
-from lavis_mafa.runners.termination import REQUEUE
+from lavis_mafa.training.session import INTERRUPTED
+from lavis_mafa.training.termination import REQUEUE
 
 TRAIN = toy("albef", run__num_workers=2, run__max_epoch=200)
 INT = signal.SIGINT
 # Prints what the handler leaves of a process that is interrupted at the given seconds.
 INTERRUPTED_AT = """
 import os, signal, sys, threading, time
-from lavis_mafa.runners.termination import Termination
+from lavis_mafa.training.termination import Termination
 times = [float(word) for word in sys.argv[1:]]
 def press():
     for pause in times:

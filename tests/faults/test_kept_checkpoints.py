@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import lavis_mafa
-from lavis_mafa.io.checkpoints import RUN_STATE_KEYS
-from lavis_mafa.runners.checkpoint import FORMAT
-from lavis_mafa.runners.session import run
+from lavis_mafa.checkpoints.checkpoints import RUN_STATE_KEYS
+from lavis_mafa.training.checkpoint import FORMAT
+from lavis_mafa.training.session import run
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = Path(__file__).parent / "kept"

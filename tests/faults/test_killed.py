@@ -15,7 +15,7 @@ from faulty_runs import RANDOM_AUGMENTATION, assert_equal_runs, children_of, toy
 from runs import finish, records, run_here, start
 
 from lavis_mafa.io.files import atomic_write
-from lavis_mafa.runners import RunnerMafa, checkpoint
+from lavis_mafa.training import RunnerMafa, checkpoint
 
 RUN = toy(
     "albef",

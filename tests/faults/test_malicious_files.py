@@ -16,10 +16,10 @@ import pytest
 import torch
 
 import lavis_mafa
+from lavis_mafa.checkpoints.checkpoints import read_checkpoint
+from lavis_mafa.checkpoints.checksums import is_intact
 from lavis_mafa.cli import main
-from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.io.checkpoints import read_checkpoint
-from lavis_mafa.io.checksums import is_intact
+from lavis_mafa.settings import ConfigError, load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ROOT / "projects/mafa/train"
@@ -201,7 +201,7 @@ def test_config_file_cannot_run_code(tmp_path):
 
 
 def test_loading_functions_reject_malicious_files(malicious, injected):
-    from lavis_mafa.models.con_d.build import build_discriminator
+    from lavis_mafa.judges.build import build_discriminator
 
     path = str(malicious.path)
     tries = {
@@ -236,8 +236,8 @@ def test_lavis_own_loading_uses_weights_only(malicious_zip, tiny):
 
 def test_hugging_face_weights_are_rejected(tmp_path, injected):
     """from_pretrained of a folder, without the check of configs."""
-    from lavis_mafa.models.families.blip2.blip2_parts import _QFormer, load_image_encoder
-    from lavis_mafa.models.parts.tokenizers import from_hub
+    from lavis_mafa.families.blip2_parts import _QFormer, load_image_encoder
+    from lavis_mafa.families.tokenizers import from_hub
 
     world = MaliciousFile(tmp_path / "folder", name="pytorch_model.bin")
     config = {"model_type": "bert", "hidden_size": 8, "num_attention_heads": 1, "vocab_size": 9}

@@ -11,7 +11,7 @@ from faulty_runs import TRAIN
 from PIL import Image
 from runs import PROCESSORS, TOY, records, run_here, write_toy_config
 
-from lavis_mafa.problems import ConfigError
+from lavis_mafa.io.problems import ConfigError
 
 FAMILIES = ("albef", "blip", "blip2")
 

@@ -17,16 +17,15 @@ import yaml
 from PIL import Image
 from shard_files import write_shards
 
-from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.datasets import pair_conversion
-from lavis_mafa.datasets.annotation_files import read_rows
-from lavis_mafa.datasets.annotation_rows import Problem, Row
-from lavis_mafa.datasets.image_text_shards import ImageTextShardsTrain, listed
-from lavis_mafa.datasets.pair_conversion import converted
+from lavis_mafa.data import pair_conversion
+from lavis_mafa.data.annotation_files import read_rows
+from lavis_mafa.data.annotation_rows import Problem, Row
+from lavis_mafa.data.image_text_shards import ImageTextShardsTrain, listed
+from lavis_mafa.data.pair_conversion import converted
 from lavis_mafa.io.cache import _TEMPORARY
 from lavis_mafa.io.yaml_files import MOST_NODES, check_yaml
-from lavis_mafa.mining.judged_pairs import Judged
-from lavis_mafa.models.con_d.calibration import CalibratedThresholds
+from lavis_mafa.settings import ConfigError, load_config
+from lavis_mafa.tools.judged_pairs import Judged
 
 ROOT = Path(__file__).resolve().parents[2]
 TOY = ROOT / "projects/mafa/train/albef_toy.yaml"
@@ -257,12 +256,4 @@ def test_truncated_judged_pairs_are_refused(tmp_path, injected, part):
     path.write_bytes(content[: int(part * len(content))])
     with pytest.raises(ValueError, match="judged.npz is not a file of judged pairs"):
         Judged.load(path)
-    injected("odd labels", 1)
-
-
-def test_numbers_of_400_digits_are_refused(tmp_path, injected):
-    path = tmp_path / "calibration.json"
-    path.write_text('{"high": 1' + "0" * 400 + "}")
-    with pytest.raises(ValueError, match="high: Input should be"):
-        CalibratedThresholds.load(path)
     injected("odd labels", 1)

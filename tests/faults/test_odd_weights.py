@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.checkpoints.checkpoints import read_checkpoint
 
 WEIGHT = "vision_proj.weight"
 ODD = {
@@ -22,7 +22,7 @@ ODD = {
     "what, found",
     [
         *(("int8", "int8"), ("float8", "float8"), ("complex", "complex64"), ("quantised", "qint8")),
-        *(("sparse", "tensor of layout sparse_coo"), ("meta", "meta tensor")),
+        *(("sparse", "tensor of layout torch.sparse_coo"), ("meta", "meta tensor")),
     ],
 )
 def test_odd_weights_are_refused_by_name(tmp_path, injected, what, found):

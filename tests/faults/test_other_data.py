@@ -13,11 +13,11 @@ from PIL import Image
 from runs import PROCESSORS, TOY, write_toy_config
 from shard_files import write_shards
 
-from lavis_mafa.datasets import TrainingSet
-from lavis_mafa.datasets.data_identity import SAMPLED, DataIdentity
-from lavis_mafa.datasets.image_text_json import ImageTextTrain
-from lavis_mafa.datasets.image_text_shards import ImageTextShardsTrain
-from lavis_mafa.problems import ConfigError
+from lavis_mafa.data import TrainingSet
+from lavis_mafa.data.data_identity import SAMPLED, DataIdentity
+from lavis_mafa.data.image_text_json import ImageTextTrain
+from lavis_mafa.data.image_text_shards import ImageTextShardsTrain
+from lavis_mafa.io.problems import ConfigError
 
 ROWS = 4 * SAMPLED + 1
 

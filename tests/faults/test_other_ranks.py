@@ -14,10 +14,10 @@ from runs import finish, launcher, options, records, spawn
 
 from lavis_mafa.algorithm.grit import GritSettings
 from lavis_mafa.algorithm.grit.collector import GritCollector, share_out
-from lavis_mafa.runners.checkpoint import check_same_settings
-from lavis_mafa.runners.state import _redistribute
+from lavis_mafa.training.checkpoint import check_same_settings
+from lavis_mafa.training.state import _redistribute
 
-SCRIPT = Path(__file__).parents[1] / "runners" / "recording_run.py"
+SCRIPT = Path(__file__).parents[1] / "training" / "recording_run.py"
 LAST = "checkpoint_last.pth"
 # 4 steps per epoch with 8 pairs each, 2 left over.
 RUN = toy("albef", run__accum_grad_iters=3)

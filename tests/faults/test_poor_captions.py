@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lavis_mafa import load_model
+from lavis_mafa.algorithm.backbone import backbone_of
 from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.losses.language import IGNORED, mask_tokens, next_token_losses
 from lavis_mafa.algorithm.momentum import Momentum
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.algorithm.tokens import CUT, UNKNOWN, Tokenizer, tokens_of
-from lavis_mafa.datasets.caption_reading import require_readable
-from lavis_mafa.models.families import backbone_of
+from lavis_mafa.data.caption_reading import require_readable
 
 FAMILIES = ("albef_mafa", "blip_mafa", "blip2_mafa")
 LONGEST = 25  # maximum number of tokens of the tiny ALBEF
@@ -106,7 +106,7 @@ def test_counts_at_the_maximum_length():
     assert Tokenizer.of(tiny()).counted(fits)[1] == {CUT: 1, UNKNOWN: 0}
     from transformers import BertTokenizer
 
-    from lavis_mafa.io.checkpoints import find_config
+    from lavis_mafa.io.project_files import find_config
 
     in_python = BertTokenizer(find_config("tiny_vocab.txt"), do_lower_case=True)
     assert Tokenizer(in_python, LONGEST).counted(["red", fits[1]])[1] == {CUT: 1, UNKNOWN: 0}

@@ -113,8 +113,10 @@ def fp16_on_a_cpu():
     """
     scaler = functools.partial(torch.amp.GradScaler, growth_interval=3, init_scale=2.0**24)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lavis_mafa.runners.lavis_runner.amp_dtype_of", lambda run_cfg: torch.float16)
-        patch.setattr("lavis_mafa.runners.lavis_runner.GradScaler", scaler)
+        patch.setattr(
+            "lavis_mafa.training.lavis_runner.amp_dtype_of", lambda run_cfg: torch.float16
+        )
+        patch.setattr("lavis_mafa.training.lavis_runner.GradScaler", scaler)
         yield
 
 

@@ -21,7 +21,7 @@ from faulty_runs import (
 )
 from runs import ROOT, command, finish, records, run_here, spawn, start
 
-from lavis_mafa.runners.termination import REQUEUE
+from lavis_mafa.training.termination import REQUEUE
 
 RUN = toy("albef", RANDOM_AUGMENTATION, run__num_workers=2, run__valid_splits='["val"]')
 LONG = {"run__max_epoch": 16}  # 4 steps per epoch: enough time to receive a signal
@@ -68,8 +68,8 @@ def test_signal_saves_and_requeued_job_resumes(tmp_path, uninterrupted, number, 
 
 
 def test_signal_during_validation_ends_the_run_at_once(tmp_path, monkeypatch):
-    from lavis_mafa.runners import RunnerMafa
-    from lavis_mafa.runners.termination import Terminated
+    from lavis_mafa.training import RunnerMafa
+    from lavis_mafa.training.termination import Terminated
 
     changes = toy("albef", run__valid_splits='["val"]', run__keep_every_epochs=1)
     run_here(tmp_path / "whole", **changes)

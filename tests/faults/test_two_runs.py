@@ -15,8 +15,8 @@ from faulty_runs import children_of, state, toy, wait_for
 from runs import command, finish, launcher, records, run_here, spawn, start
 
 from lavis_mafa.io.folder_lock import LOCK, lock_folder, release_folders
-from lavis_mafa.problems import ConfigError
-from lavis_mafa.runners.folder import _make_folder
+from lavis_mafa.io.problems import ConfigError
+from lavis_mafa.training.folder import _make_folder
 
 # Holds a folder until it is killed; with "fork" a child inherits everything that it has open.
 HOLDER = """
@@ -46,7 +46,7 @@ def holder(tmp_path):
 
 @pytest.fixture
 def no_wait(monkeypatch):
-    from lavis_mafa.runners import folder
+    from lavis_mafa.training import folder
 
     real = folder.lock_folder
     monkeypatch.setattr(folder, "lock_folder", lambda path: real(path, wait=0.2))
@@ -87,7 +87,7 @@ def test_lock_tells_that_another_process_has_held_the_folder(tmp_path, holder):
 
 def test_a_run_waits_for_a_predecessor_that_is_saving(tmp_path, monkeypatch):
     """It resumes from what the predecessor saved meanwhile."""
-    from lavis_mafa.runners import folder
+    from lavis_mafa.training import folder
 
     run_here(tmp_path, **toy("albef"), run__max_steps=1)
     looks = []
@@ -113,7 +113,7 @@ def test_starts_in_one_second_get_a_folder_each(tmp_path):
 
 
 def test_a_failed_start_leaves_no_folder(tmp_path, monkeypatch):
-    from lavis_mafa.runners import session
+    from lavis_mafa.training import session
 
     monkeypatch.setattr(session, "build_data", lambda cfg: 1 / 0)
     with pytest.raises(ZeroDivisionError):

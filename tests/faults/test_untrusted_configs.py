@@ -20,16 +20,16 @@ from lavis.common.registry import registry
 from omegaconf import OmegaConf
 
 import lavis_mafa
+from lavis_mafa.checkpoints.checkpoints import read_checkpoint
+from lavis_mafa.checkpoints.recorded_sizes import _MOST_PATCHES, recorded_model
+from lavis_mafa.checkpoints.source import build_model
+from lavis_mafa.checkpoints.weight_loading import config_of
 from lavis_mafa.cli import main
-from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.config.con_d import check_con_d
-from lavis_mafa.config.config_of_run import trusting
-from lavis_mafa.export.source import build_model
-from lavis_mafa.io.checkpoints import read_checkpoint
-from lavis_mafa.mining.judged_pairs import UNKNOWN, Judged
-from lavis_mafa.models.con_d.build import build_discriminator
-from lavis_mafa.models.recorded_sizes import MOST_PATCHES, recorded_model
-from lavis_mafa.models.weight_loading import config_of
+from lavis_mafa.judges.build import build_discriminator
+from lavis_mafa.settings import ConfigError, load_config
+from lavis_mafa.settings.con_d import check_con_d
+from lavis_mafa.settings.config_of_run import trusting
+from lavis_mafa.tools.judged_pairs import UNKNOWN, Judged
 
 SECRET = "hunter2"
 
@@ -37,9 +37,9 @@ SECRET = "hunter2"
 @pytest.fixture(scope="module")
 def content():
     """A checkpoint of the tiny model as the runner saves it, and its ``model`` config."""
-    cfg = OmegaConf.load(lavis_mafa.models.AlbefMafa.default_config_path("tiny")).model
+    cfg = OmegaConf.load(lavis_mafa.families.AlbefMafa.default_config_path("tiny")).model
     torch.manual_seed(0)
-    model = lavis_mafa.models.AlbefMafa.from_config(cfg)
+    model = lavis_mafa.families.AlbefMafa.from_config(cfg)
     return {"model": model.state_dict(), "config": {"model": OmegaConf.to_container(cfg)}}
 
 
@@ -128,7 +128,7 @@ def test_no_reader_resolves_a_url_or_interpolation(content, server, tmp_path, in
 def test_no_path_of_a_checkpoint_is_opened_unless_the_user_names_it(
     content, tmp_path, injected, key, monkeypatch
 ):
-    shipped = Path(lavis_mafa.io.checkpoints.CONFIGS) / "models" / content["config"]["model"][key]
+    shipped = Path(lavis_mafa.io.project_files.CONFIGS) / "models" / content["config"]["model"][key]
     own = tmp_path / f"mine{shipped.suffix}"
     own.write_bytes(shipped.read_bytes())
     monkeypatch.chdir(tmp_path)
@@ -180,7 +180,7 @@ def test_sizes_out_of_range_are_refused(content, tmp_path, injected, monkeypatch
         raise AssertionError("a model was built")
 
     path = saved(content, tmp_path / "c.pth", **{key: value})
-    monkeypatch.setattr(lavis_mafa.models.AlbefMafa, "from_config", fail)
+    monkeypatch.setattr(lavis_mafa.families.AlbefMafa, "from_config", fail)
     for name, read in readers(path).items():
         with pytest.raises(ValueError, match=rf"c.pth contains .*model.{key}\S* is") as caught:
             read()
@@ -199,34 +199,15 @@ def test_single_sizes_may_be_given(content, tmp_path):
     assert cfg.vit == {**vit, "depth": 2}
 
 
-def test_rates_within_their_range_are_used(content):
+def test_other_numbers_and_flags_are_used_if_small(content):
     def found(**model):
         config = {"model": {**content["config"]["model"], **model}}
         recorded = recorded_model({**content, "config": config}, "albef_mafa")
-        return {name: recorded.get(name) for name in model}
-
-    for ramp in (0, 0.5, 1):  # the default YAML has 2
-        assert found(ramp_epochs=ramp, alpha=0.25) == {"ramp_epochs": ramp, "alpha": 0.25}
-    unused = {"ramp_epochs": None, "alpha": None}
-    assert found(ramp_epochs=-0.5, alpha=1.5) == found(ramp_epochs=1e9, alpha=-0.5) == unused
-
-
-def test_number_of_a_users_own_model_is_used_if_small(content, tmp_path, monkeypatch):
-    """A key that only its default YAML has."""
-    shipped = OmegaConf.load(lavis_mafa.models.AlbefMafa.default_config_path("tiny"))
-    shipped.model.update(own_width=8, own_flag=False, own_name="a")
-    OmegaConf.save(shipped, tmp_path / "own.yaml")
-    types = {"tiny": str(tmp_path / "own.yaml")}
-    monkeypatch.setattr(lavis_mafa.models.AlbefMafa, "PRETRAINED_MODEL_CONFIG_DICT", types)
-
-    def found(**model):
-        changed = copy.deepcopy(content["config"])
-        changed["model"].update(model)
-        recorded = recorded_model({**content, "config": changed}, "albef_mafa")
         return {name: recorded[name] for name in model if name in recorded}
 
-    assert found(own_width=16, own_flag=True) == {"own_width": 16, "own_flag": True}
-    assert found(own_width=10**6, own_flag="yes", own_name="b", else_=3) == {}
+    plain = {"ramp_epochs": 0.5, "alpha": 0.25, "own_width": 16, "own_flag": True}
+    assert found(**plain) == plain
+    assert found(own_width=10**6, own_flag="yes", own_name="b", own_list=[3]) == {}
 
 
 def test_position_embeddings_are_limited(content, tmp_path, injected):
@@ -234,7 +215,7 @@ def test_position_embeddings_are_limited(content, tmp_path, injected):
     vit = {"patch_size": 1, "width": 2048, "depth": 1, "heads": 1}
     path = saved(content, tmp_path / "c.pth", image_size=2048, vit=vit)
     for read in readers(path).values():
-        with pytest.raises(ValueError, match=f"patches of 1 px, expected at most {MOST_PATCHES}"):
+        with pytest.raises(ValueError, match=f"patches of 1 px, expected at most {_MOST_PATCHES}"):
             read()
         injected("checkpoint of impossible sizes", 1)
 
@@ -416,7 +397,7 @@ def test_places_elsewhere_that_a_run_names_are_refused(foreign, key):
 
 def test_own_files_that_a_run_names_are_read(foreign, tmp_path):
     """Local files are read; places to write are those that the user gives."""
-    words = Path(lavis_mafa.io.checkpoints.CONFIGS) / "models/tiny_vocab.txt"
+    words = Path(lavis_mafa.io.project_files.CONFIGS) / "models/tiny_vocab.txt"
     (tmp_path / "words.txt").write_bytes(words.read_bytes())
     folder = foreign.run(
         model__tokenizer=str(tmp_path / "words.txt"),

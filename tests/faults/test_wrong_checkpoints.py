@@ -11,9 +11,9 @@ from lavis.common.registry import registry
 from omegaconf import OmegaConf
 
 import lavis_mafa
-from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.config.con_d import check_con_d
-from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.checkpoints.checkpoints import read_checkpoint
+from lavis_mafa.settings import ConfigError, load_config
+from lavis_mafa.settings.con_d import check_con_d
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = Path(__file__).parent / "kept"
@@ -63,7 +63,7 @@ def forbid_building(monkeypatch):
     def fail(*args, **kwargs):
         raise AssertionError("a model was built")
 
-    monkeypatch.setattr("lavis_mafa.runners.session.build_model", fail)
+    monkeypatch.setattr("lavis_mafa.training.session.build_model", fail)
 
 
 def problems(key, path, config="albef_toy", **more):
@@ -94,11 +94,11 @@ def altered(data):
 
 
 BROKEN = {
-    "empty": (lambda data: b"", "cannot be loaded: its 0 bytes are cut short"),
+    "empty": (lambda data: b"", "cannot be loaded: its 0 bytes begin with"),
     "text": (lambda data: b"weights\n" * 99, "cannot be loaded"),
     "cut": (lambda data: data[: len(data) // 2], "bytes are cut short"),
     "zeros": (lambda data: data[:-4096] + bytes(4096), "bytes are cut short"),
-    "altered": (altered, "is not as it was saved: Bad CRC-32"),
+    "altered": (altered, "it is not as it was saved: Bad CRC-32"),
 }
 
 
@@ -167,49 +167,14 @@ def test_checkpoints_of_another_stage_are_rejected(saved, injected, key):
     injected("wrong checkpoint named by a config", 1)
 
 
-VIT = {"patch_size": 16, "width": 32, "depth": 3, "heads": 4}
-SIZES = [
-    ("albef_mafa", {"embed_dim": 48}, "embed_dim 48 in the file, 64 here"),
-    ("albef_mafa", {"vit": VIT}, "width of the ViT 32 in the file, 64 here"),
-    (
-        "albef_mafa",
-        {"vit": {**VIT, "width": 64, "patch_size": 8}},
-        "vit.patch_size 8 in the file, 16",
-    ),
-    ("blip_mafa", {"embed_dim": 16}, "embed_dim 16 in the file, 64 here"),
-    ("blip2_mafa", {"num_query_token": 4}, "num_query_token 4 in the file, 8 here"),
-    ("blip2_mafa", {"vit": VIT}, "width of the ViT 32 in the file, 64 here"),
-]
-
-
 def file_stem(arch, settings):
     return re.sub(r"\W+", "_", f"{arch} {settings}")
 
 
-@pytest.mark.parametrize("key", [key for key in ALL if "con_d" not in key])
-@pytest.mark.parametrize("arch, settings, message", SIZES)
-def test_checkpoints_of_other_sizes_are_rejected(saved, injected, key, arch, settings, message):
-    path = saved(arch, file_stem(arch, settings), **settings)
-    found = problems(key, path, FAMILIES[arch])
-    assert len(found) == 1 and "was saved by a model of other sizes" in found[0], found
-    assert message in found[0], found
-    injected("wrong checkpoint named by a config", 1)
-
-
-def test_other_size_of_the_text_encoder_is_rejected(injected):
-    """Read from the JSON of the text encoder."""
-    found = problems("model.pretrained", KEPT / "format2_3ea7dd5_albef.pth", model__embed_dim=4)
-    assert len(found) == 1 and "hidden_size of med_config_path 8 in the file, 64 here" in found[0]
-    injected("wrong checkpoint named by a config", 1)
-
-
 def test_con_d_takes_its_sizes_from_its_checkpoint(saved):
-    """It is rejected only if `model` contradicts the checkpoint."""
     key = "model.mafa.con_d.checkpoint"
     path = saved("albef_mafa", "narrow", embed_dim=48)
     assert problems(key, path) == []
-    found = problems(key, path, model__mafa__con_d__model__embed_dim=64)
-    assert len(found) == 1 and "embed_dim 48 in the file, 64 here" in found[0]
     good = {"arch": "albef_mafa", "model_type": "tiny", "checkpoint": str(path)}
     assert check_con_d(good)[1] == []
     wrong = check_con_d({**good, "arch": "blip_mafa"})[1]

@@ -17,8 +17,8 @@ import pytest
 from shipped import SHIPPED
 
 from lavis_mafa.cli import main
-from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.runners import session
+from lavis_mafa.settings import ConfigError, load_config
+from lavis_mafa.training import session
 
 # What was expected, or what to do.
 REMEDY = re.compile(

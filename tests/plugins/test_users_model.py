@@ -13,12 +13,12 @@ from lavis.models.base_model import BaseModel
 from mistakes import valid_config
 
 from lavis_mafa import load_model
-from lavis_mafa.config.con_d import check_con_d
-from lavis_mafa.config.load import complete
-from lavis_mafa.models.con_d.build import build_discriminator
-from lavis_mafa.models.families.albef.albef_mafa import AlbefMafa
-from lavis_mafa.models.traits import Traits, judges, same_model, traits_of
-from lavis_mafa.models.weight_loading import problem_of_origin, registered_name
+from lavis_mafa.checkpoints.weight_loading import problem_of_origin, registered_name
+from lavis_mafa.compat.traits import Traits, judges, same_model, traits_of
+from lavis_mafa.families.albef_mafa import AlbefMafa
+from lavis_mafa.judges.build import build_discriminator
+from lavis_mafa.settings.con_d import check_con_d
+from lavis_mafa.settings.load import complete
 
 
 @pytest.fixture

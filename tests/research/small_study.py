@@ -7,7 +7,7 @@ from functools import cache
 
 import yaml
 
-from lavis_mafa.config import load_config
+from lavis_mafa.settings import load_config
 from research import study as command
 from research.studies.plan import make_plan
 from research.studies.study_file import read_study

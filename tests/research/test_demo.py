@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from small_study import config_of, write_figures, write_log
+from small_study import config_of, write_log
 
 from lavis_mafa.commands import demo as entry
 from research import demo
@@ -84,16 +84,6 @@ def test_every_run_after_stage_1_is_valid(tmp_path):
     vqa = tables_of(results_of(plan)[0], mark_best=True)[0]
     assert vqa.columns[:3] == ["row", "n", "all"] and vqa.highlight_best["all"] == "max"
     assert [row[:3] for row in vqa.rows[:2]] == [["BLIP-2", 1, 25.0], ["MAFA", 1, 50.0]]
-
-
-def test_a_lift_is_not_scaled_to_percent(tmp_path):
-    figures = {**dict.fromkeys(KEYS, 0.25), "con_d_base_rate": 0.125, "con_d_lift": 2.0}
-    plan = plan_of("albef", tmp_path)
-    for row in plan.study.rows:
-        write_figures(plan, plan.of[row.name][42][""], figures)
-    found = results_of(plan)[0].figures
-    percent = {"con_d_base_rate": 12.5, "con_d_lift": 2.0, "con_d_recall": 25.0}
-    assert all(set(found[name]) == {value} for name, value in percent.items())
 
 
 def test_headline_follows_from_the_figures():

@@ -181,20 +181,6 @@ def test_choices_are_those_that_led_to_the_pairs():
     assert len(set(chosen["q"][1:].tolist())) == M - 1
 
 
-def test_only_choices_inside_a_mini_batch_are_kept():
-    schedule = GritSchedule(SIZE + 5, BATCH, grit_settings(), seed=1)
-    train(schedule, 2)
-    plan, table = schedule.next_plan, schedule.hardness.table
-    assert len(schedule.plan.leftover) == 5
-    batches = plan.mini_batches(0)
-    kept = ~np.isnan(table["q"])
-    # The first mini-batch begins with the leftover samples; the first pair of a chain was not
-    # chosen, nor does the first of a mini-batch depend on how.
-    assert not kept[batches[0]].any() and not kept[batches[:, 0]].any()
-    assert kept[batches[1:, 1:]].all()
-    assert plan.hardness == pytest.approx(table["q"][kept].astype(float).mean())
-
-
 # Learning
 
 
@@ -279,17 +265,6 @@ def test_first_rewards_and_those_that_are_not_finite_change_nothing():
     assert all(torch.equal(before["network"][k], v) for k, v in after["network"].items())
     learned.learn(np.arange(BATCH), 0.5)
     assert not torch.equal(start["first.weight"], learned.network.state_dict()["first.weight"])
-
-
-def test_choices_that_have_become_much_likelier_are_not_learned_from_again():
-    """Choices of an epoch stay those of its beginning, while the network moves on."""
-    learned = filled()
-    learned.table["density"] -= 1.0  # they were less likely when they were drawn
-    before = copy.deepcopy(learned.network.state_dict())
-    learned.learn(np.arange(BATCH), 3.0)
-    assert same_state(before, learned.network.state_dict())
-    learned.learn(np.arange(BATCH), -3.0)  # but what turns out worse is left again
-    assert not same_state(before, learned.network.state_dict())
 
 
 # Threads, resumption, ranks

@@ -8,7 +8,7 @@ from runs import records, run_here, same_weights, weights
 from test_falcon import BEFORE, REGISTERED, falcon
 
 from lavis_mafa.algorithm.grit import HARDNESS
-from lavis_mafa.runners import runner_mafa
+from lavis_mafa.training import runner_mafa
 
 LEARNED = {
     "run__plugins": '["research.falcon"]',

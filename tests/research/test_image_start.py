@@ -56,21 +56,10 @@ def test_a_trained_start_tells_the_labels_apart_and_is_taken_as_pretrained(pictu
     assert all(torch.equal(fresh.state_dict()[key], value) for key, value in saved.items())
 
 
-def test_seeds_decide_the_start(pictures):
-    weights = []
-    for seed in ("1", "1", "2"):
-        assert start(pictures, "--epochs", "1", "--seed", seed) == 0
-        weights.append(torch.load(pictures / "start.pth", weights_only=True)["model"])
-    key = "visual_encoder.pos_embed"
-    assert torch.equal(weights[0][key], weights[1][key])
-    assert not torch.equal(weights[0][key], weights[2][key])
-
-
 @pytest.mark.parametrize(
     "content, message",
     [
-        ({"a.png": "x", "b.png": "x"}, "1 different labels, expected 2 or more"),
-        ({"a.png": "x", "b.png": ["y"]}, r"the label of b.png is \['y'\]; expected a JSON object"),
+        ({"a.png": "x", "b.png": "x"}, "at least two different labels"),
         ([["a.png", "x"]], "expected a JSON object"),
     ],
 )
@@ -78,10 +67,3 @@ def test_labels_in_another_form_are_refused(tmp_path, content, message):
     (tmp_path / "labels.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=rf"labels\.json: .*{message}"):
         read_labels(tmp_path / "labels.json")
-
-
-def test_a_missing_image_ends_the_command_with_its_name(pictures, capsys):
-    (pictures / "labels.json").write_text(json.dumps({"0.png": "a", "gone.png": "b"}))
-    with pytest.raises(SystemExit):
-        start(pictures, "--epochs", "1")
-    assert "gone.png" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from conftest import ROOT
 
-from lavis_mafa.pages.tables import markdown_section
+from lavis_mafa.tools.tables import markdown_section
 from research import study as command
 from research.__main__ import main
 from research.figures import search_space, three_data_sets
@@ -121,24 +121,6 @@ def pool(tmp_path, *files, more=()):
     return main([*words, "--output", str(tmp_path / "output"), *more]), out
 
 
-def test_column_that_a_file_lacks_is_left_out(tmp_path):
-    """A mean over some of the seeds only would stand beside means over all."""
-
-    def forget(recorded):
-        del recorded["columns"]["itm_auc"]
-
-    status, out = pool(
-        tmp_path, part(tmp_path / "a.json", {0, 1}, forget), part(tmp_path / "b.json", {2})
-    )
-    assert not status
-    rows = json.loads(out.with_suffix(".json").read_text(encoding="utf-8"))["rows"]
-    assert all("itm_auc" not in row["spread"] for row in rows.values())
-    assert rows["ECM"]["spread"]["any_r1"]["n"] == 3
-    tables = [text.split("\n\n")[0] for text in sections_of(out.read_text()).values()]
-    assert any("any R@1" in table for table in tables)
-    assert not any("ITM AUC" in table.splitlines()[0] for table in tables)
-
-
 def other_parameters(recorded):
     recorded["parameters"]["epochs"] = 99
 
@@ -165,17 +147,6 @@ def test_results_that_do_not_fit_together_are_refused(tmp_path, capsys, seeds, c
     status, out = pool(tmp_path, *files)
     assert status == 2 and not out.exists()
     assert message in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"rows": {"ECM": {"seeds": {"x": {}}}}, "parameters": {}}']
-)
-def test_other_files_are_refused(tmp_path, capsys, text):
-    path = tmp_path / "other.json"
-    path.write_text(text)
-    assert pool(tmp_path, str(path))[0] == 2
-    assert "expected the JSON file next to the results" in capsys.readouterr().out
-    assert pool(tmp_path, str(path), more=["--seeds", "1"])[0] == 2
 
 
 def parts_of(svg):

@@ -16,7 +16,7 @@ from conftest import ROOT
 from PIL import Image
 from small_study import plan_for
 
-from research.picture_data import labels_of, main, verified_rows
+from research.picture_data import labels_of, verified_rows
 from research.picture_measures import KnownSplit, ceilings, itm_figures, measure
 from research.studies.plan import check
 
@@ -64,12 +64,6 @@ def test_verified_images_are_a_share_and_do_not_depend_on_others(folder):
     kept = {row["image"] for row in train[:10]}
     assert {row["image"] for row in verified_rows(folder, 0.5, seed=3)} == images & kept
     assert {row["image"] for row in verified_rows(folder, 1.0, seed=3)} == kept
-
-
-def test_an_image_without_a_class_is_named(folder, capsys):
-    (folder / "meta.json").write_text('{"classes": {"12.png": "red"}}')
-    assert main(["labels", "--data", str(folder), "--output", str(folder / "out.json")]) == 2
-    assert "no class for images/13.png" in capsys.readouterr().err
 
 
 def test_ceilings_are_what_a_random_order_of_the_valid_reaches():
@@ -152,34 +146,6 @@ def test_all_runs_of_the_studies_have_valid_configs(name, folder, tmp_path):
     assert ("image_start" in uses) == (name == "ucm")
     if oracles:
         assert "verified.jsonl" in uses["con_d"] and "con_d" in oracles
-
-
-@pytest.mark.research
-@pytest.mark.timeout(900)
-@pytest.mark.skipif(not UCM.is_dir(), reason=f"UCM-Captions is not in {UCM} (LAVIS_MAFA_UCM)")
-def test_a_study_of_60_pictures_from_end_to_end(tmp_path):
-    data = tmp_path / "data"
-    data.mkdir()
-    (data / "images").symlink_to(UCM / "images")
-    rows = json.loads((UCM / "train.json").read_text())
-    images = sorted({row["image"] for row in rows})[:: 1669 // 45][:45]
-    train = [row for row in rows if row["image"] in images]
-    test = json.loads((UCM / "test.json").read_text())
-    test = test[:8] + test[50:57]  # of few classes, which share captions
-    for name, content in (("train", train), ("test", test)):
-        (data / f"{name}.json").write_text(json.dumps(content))
-    (data / "meta.json").write_bytes((UCM / "meta.json").read_bytes())
-    values = [f"{key}={value}" for key, value in {**TINY, "data": data}.items()]
-    command = [sys.executable, "-m", "research", "study", str(STUDIES / "ucm.yaml")]
-    command += ["--set", *values, "--seeds", "0", "--output", str(tmp_path / "out")]
-    command += ["--rows", "warm_up", "con_d", "grit", "ecm", "fixed_oracle"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:]
-    found = json.loads((tmp_path / "out/results.json").read_text())["rows"]
-    figures = {name: row["seeds"]["0"] for name, row in found.items()}
-    assert figures["fixed hardness + ECM, oracle"]["false_negative_rate_in_itm"] == 0
-    assert figures["GRIT-VLP"]["false_negative_rate_in_itm"] > 0
-    assert figures["Con-D"]["itm_auc_far"] is not None
 
 
 @pytest.mark.research

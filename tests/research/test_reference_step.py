@@ -11,8 +11,8 @@ from same_gradients import assert_same_gradients
 from lavis_mafa.algorithm.mining import AMBIGUOUS, POSITIVE, MiningRule
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
-from lavis_mafa.models import AlbefMafa
-from lavis_mafa.models.con_d.discriminators import ModelDiscriminator
+from lavis_mafa.families import AlbefMafa
+from lavis_mafa.judges.discriminators import ModelDiscriminator
 from research.benchmarks.reference_step import PlainAlbef, reference_step
 
 SIZE = 12

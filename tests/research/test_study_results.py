@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import json
 import logging
-import os
 import re
-import signal
-import sys
 from xml.etree import ElementTree
 
 import pytest
-import scipy.stats
 from conftest import ROOT
-from small_study import BASE, SPACE, TOY, plan_for, read_small_study, write_log, write_study
+from small_study import BASE, TOY, plan_for, read_small_study, write_log, write_study
 
 from research import study as command
 from research.studies import plan as plan_module
-from research.studies.outputs import _log_curve, write_all
+from research.studies.outputs import write_all
 from research.studies.plan import make_plan
 from research.studies.results import Results, measure_all, measured, results_of
 from research.studies.spread import frame_of
-from research.studies.study_file import LogCurve
 from research.studies.study_tables import outcome, tables_of, verdict
 
 
@@ -95,56 +89,6 @@ def test_written_results_equal_the_logs(tmp_path):
     assert "11.5 ± 2.1" in page and "76.60" in page and "image/svg+xml" in page
 
 
-def self_check(auc, own, random, problems=()):
-    """Return a record as a run logs it; shares are those above the highest threshold, .8."""
-    above = [
-        {"threshold": 0.5, "own": 1.0, "random": 0.5},
-        {"threshold": 0.8, "own": own, "random": random},
-    ]
-    record = {"name": "albef_mafa", "pairs": 256, "auc": auc, "above": above}
-    return {**record, "problems": list(problems)}
-
-
-def test_results_show_the_self_checks_of_con_d(tmp_path):
-    """Plain rows have no Con-D; of a restarted run the last check counts."""
-    plan = study_with_results(tmp_path)
-    poor = "only 1.0% of own pairs are above 0.8"
-    checks = {
-        ("mined, M=128", 3): self_check(0.5, 0.5, 0.5, ["not complete: not shown"]),
-        ("mined, M=128", 5): self_check(0.7, 0.01, 0.0, [poor]),
-        ("mined, M=256", 3): self_check(0.9, 0.25, 0.0),
-        ("mined, M=256", 5): self_check(0.7, 0.01, 0.125, [poor]),
-    }
-    for (row, seed), found in checks.items():
-        line = {"kind": "con_d_self_check", "time": 1, **found}
-        write_log(plan.of[row][seed]["train"], {**line, "auc": 0.1}, line)
-    (plan.of["mined, M=128"][3]["train"].folder / "done").unlink()
-    text, page, content = written(plan)
-    section = text.split("## Con-D self-check")[1].split("## The rows")[0]
-    cells = cells_of(section)
-    assert cells[0] == [
-        *("row", "n", "AUC", "threshold", "own above %", "random above %", "verdict")
-    ]
-    assert cells[2:] == [
-        ["mined, M=128", "1", "0.700", "0.8", "1.0", "0.0", "fails"],
-        [
-            *("mined, M=256", "2", "0.800 ± 0.141", "0.8", "13.0 ± 17.0", "6.2 ± 8.8"),
-            "fails with seed 5",
-        ],
-    ]
-    warning = (
-        "Warning: Con-D of mined, M=128 and mined, M=256 fails its self-check: "
-        f"with seed 5, {poor}."
-    )
-    assert warning in section and section.count("Warning") == 1
-    assert warning in page and "0.800 ± 0.141" in page
-    rows = content["rows"]
-    assert rows["plain, M=128"]["self_check"] == {}
-    assert rows["mined, M=128"]["self_check"].keys() == {"5"}
-    for seed in (3, 5):
-        assert rows["mined, M=256"]["self_check"][str(seed)] == checks["mined, M=256", seed]
-
-
 def test_figure_has_a_line_per_row(tmp_path):
     """A line for each row, a point for each value; no numbers of the paper; reproducible."""
     plan = study_with_results(tmp_path)
@@ -157,77 +101,12 @@ def test_figure_has_a_line_per_row(tmp_path):
     assert (plan.page / "figure.svg").read_text() == picture
 
 
-def test_figure_over_rows(tmp_path):
-    changes = {"vary": {}, "figure": {"x": "row", "y": ["tr1", "loss"]}, "paper": None}
-    plan = make_plan(read_small_study(tmp_path, **changes), tmp_path / "out", [3])
-    assert "figure.svg" not in written(plan)[0] and not (plan.page / "figure.svg").exists()
-    write_log(plan.of["plain"][3]["test"], {"kind": "eval", "split": "test", "txt_r1": 5.0})
-    written(plan)
-    root = ElementTree.fromstring((plan.page / "figure.svg").read_text())
-    texts = {node.text.strip() for node in root.iter() if node.text}
-    assert {"plain", "mined", "TR@1"} <= texts and "loss" not in texts, "it has no values"
-
-
-def test_curves_of_the_logs_are_means_over_seeds_and_keys(tmp_path):
-    """Of steps that a resumed run repeats the last counts; a key that a record lacks is not 0."""
-    changes = {"vary": {}, "figure": {}, "paper": None}
-    plan = make_plan(read_small_study(tmp_path, **changes), tmp_path / "out", [3, 5])
-    for seed, steps in ((3, (1, 2, 3, 2, 3)), (5, (1, 2))):
-        records = [
-            {"kind": "step", "global_step": step, "i2t": 10.0 * place + seed, "t2i": 2.0 * seed}
-            for place, step in enumerate(steps)
-        ]
-        write_log(plan.of["plain"][seed]["test"], *records, {"kind": "step", "global_step": 9})
-    results = results_of(plan)[0]
-    curve = LogCurve(title="ITC", key="i2t", kind="step", lines=["plain", "mined"])
-    (series,) = _log_curve(results, curve).series
-    assert (series.name, series.x, series.y) == ("plain", [1, 2, 3], [4.0, 24.0, 43.0])
-    (series,) = _log_curve(results, curve.model_copy(update={"key": ["i2t", "t2i"]})).series
-    assert series.y[0] == pytest.approx(((3 + 6) / 2 + (5 + 10) / 2) / 2)
-
-
-def test_missing_log_key_is_reported(tmp_path):
-    plan = study_with_results(tmp_path)
-    for row, seed in (("plain, M=128", 3), ("plain, M=128", 5), ("mined, M=256", 5)):
-        record = {"kind": "eval", "split": "test", "txt_r5": 1.0}
-        write_log(plan.of[row][seed]["test"], record)
-    _, problems = results_of(plan)
-    assert len(problems) == 1 and "column tr1: no log of stage test has txt_r1" in problems[0]
-
-
 # Tables of figures
 
 
 def results_with(by_row, *rows):
     study = plan_for("compare", "--seeds", 0, 1, 2, "--rows", *rows).study
     return Results(study, frame_of(by_row), {}, {})
-
-
-def test_significant_differences_are_named():
-    own = {
-        "GRIT-VLP": [(10.0, 0.5), (11.0, 0.5), (12.0, 0.5)],
-        "MAFA": [(20.0, 0.5), (21.1, 0.6), (21.9, 0.4)],  # gains of 10, 10.1 and 9.9; none
-        "ECM": [(11.0, 0.5), (12.3, 0.5), (13.6, 0.5)],  # gains of 1, 1.3 and 1.6; equal
-    }
-    figures = {
-        row: {seed: {"txt_r1": r, "itm_auc": auc} for seed, (r, auc) in enumerate(values)}
-        for row, values in own.items()
-    }
-
-    def difference():
-        tables = tables_of(results_with(figures, "grit", "mafa", "ecm"))
-        return next(table for table in tables if table.title.startswith("Difference"))
-
-    table = difference()
-    assert table.columns[-2:] == ["significant alone", "significant among all rows"]
-    named = {row[0]: row[-2:] for row in table.rows}
-    assert named["MAFA"] == ["TR@1", "TR@1"]
-    assert named["ECM"] == ["TR@1", "TR@1"], "p is .017, of two rows"
-    gains = (1.0, 1.3, 1.9)
-    assert 0.025 < scipy.stats.ttest_1samp(gains, 0.0).pvalue < 0.05
-    for row in ("MAFA", "ECM"):
-        figures[row] = {seed: {"txt_r1": 10.0 + seed + gain} for seed, gain in enumerate(gains)}
-    assert {tuple(row[-2:]) for row in difference().rows} == {("TR@1", None)}
 
 
 def test_claims_hold_do_not_hold_or_are_open():
@@ -290,34 +169,6 @@ def test_runs_are_measured_once_unless_their_judges_change(tmp_path, monkeypatch
     assert set(caplog.messages) == {"a checkpoint lacks weights", "measured"}
 
 
-def test_runs_are_measured_anew_when_the_measuring_code_or_the_run_changed(tmp_path, monkeypatch):
-    code = "def measure(runs, judges):\n    for run in runs:\n        yield run, {'found': 1.0}\n"
-    (tmp_path / "own_measures.py").write_text(code)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    changes = {
-        **{"measure": {"function": "own_measures:measure"}, "vary": {}, "figure": {}},
-        **{"columns": {"found": {"kind": "measured"}}, "shows": ["found"], "paper": None},
-    }
-
-    def figures():
-        plan = make_plan(read_small_study(tmp_path, **changes), tmp_path / "out", [3])
-        for job in plan.jobs.values():
-            write_log(job)
-        results = results_of(plan)[0].figures
-        measure_all(plan)
-        return results, results_of(plan)[0].figures["found"].tolist()
-
-    assert figures()[1] == [1.0, 1.0]
-    (tmp_path / "own_measures.py").write_text(code.replace("1.0", "2.0"))
-    sys.modules.pop("own_measures")
-    importlib.invalidate_caches()
-    old, new = figures()
-    assert old.empty and new == [2.0, 2.0], "no old figure is shown"
-    changes["options"] = {"run.max_epoch": 9}
-    old, new = figures()
-    assert old.empty
-
-
 # The command
 
 
@@ -331,8 +182,7 @@ def fake_runs(monkeypatch):
     """Replace runs by log writers; return the started titles and the set of failing titles."""
     started, fails = [], set()
 
-    def run_all(jobs, at_once, after, measured):
-        assert not measured or set(measured) <= jobs.keys()
+    def run_all(jobs, at_once, after):
         failed = {}
         for name, job in jobs.items():
             if job.done:
@@ -365,36 +215,11 @@ def test_finished_rows_are_skipped_and_failures_reported(tmp_path, fake_runs, ca
     assert "10 runs, 2 to do" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_stopped_study_says_what_is_kept(tmp_path, fake_runs, monkeypatch, capsys, number):
-    real = command.run_all
-    before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)]
-
-    def killed(jobs, at_once, after, measured):
-        real({name: job for name, job in list(jobs.items())[:3]}, at_once, after, measured)
-        for job in list(jobs.values())[:3]:
-            (job.folder / "done").write_text(job.key)
-        os.kill(os.getpid(), number)
-
-    monkeypatch.setattr(command, "run_all", killed)
-    try:
-        with pytest.raises(SystemExit) as stop:
-            run_small_study(tmp_path)
-    finally:
-        for one, handler in zip((signal.SIGTERM, signal.SIGINT), before, strict=True):
-            signal.signal(one, handler)
-    assert stop.value.code == 128 + number
-    printed = capsys.readouterr().out
-    assert "stopping: 3 of 10 runs are done" in printed
-    assert f"kept in {tmp_path / 'out'}; rerun the command" in printed
-
-
 EDITS = {  # by what is edited: the runs that are started again
     "config": ["mined, train", "mined, test"],
     "names": ["con_d", "mined, train", "mined, test"],
     "checkpoint": ["mined, train", "mined, test"],
     "module": ["start", "con_d", "mined, train", "mined, test"],
-    "helper": ["start", "con_d", "mined, train", "mined, test"],
     "version": ["start", "con_d", "mined, train", "mined, test"],
     "nothing": [],
 }
@@ -407,8 +232,7 @@ def test_edited_files_are_another_run(tmp_path, fake_runs, edited, monkeypatch, 
         "config": ("own_config.yaml", (ROOT / TOY).read_text()),
         "names": ("names.json", "[1]"),
         "checkpoint": ("given.pth", "weights"),
-        "module": ("own_module.py", "from own_helper import VALUE\n"),
-        "helper": ("own_helper.py", "VALUE = 1\n"),
+        "module": ("own_module.py", "VALUE = 1\n"),
     }
     for name, text in files.values():
         (tmp_path / name).write_text(text)
@@ -444,9 +268,7 @@ def test_edited_files_are_another_run(tmp_path, fake_runs, edited, monkeypatch, 
         assert run_small_study(tmp_path, *given, **changes) == 0 and len(started) == before
 
 
-def test_list_and_dry_run_start_nothing(tmp_path, fake_runs, capsys):
-    assert run_small_study(tmp_path, "--list") == 0
-    assert "  mined, M=256\n    model.mafa.con_d.arch=albef_mafa" in capsys.readouterr().out
+def test_dry_run_starts_nothing(tmp_path, fake_runs, capsys):
     assert run_small_study(tmp_path, "--dry-run", "--rows", "plain, M=128") == 0
     output = capsys.readouterr().out
     assert "plain, M=128, train, seed 3 (to do)\n  python " in output
@@ -463,13 +285,3 @@ def test_invalid_studies_are_rejected_before_any_run(tmp_path, fake_runs, capsys
     assert run_small_study(tmp_path, measure={"function": "research.nothing:measure"}) == 2
     assert "measure.function: 'research.nothing:measure': No module" in capsys.readouterr().out
     assert not fake_runs[0] and not (tmp_path / "out").exists()
-
-
-def test_results_contain_a_command_that_reproduces_them(tmp_path, fake_runs):
-    file = "projects/mafa/studies/table_13.yaml"
-    options = ["--at", "toy", "--seeds", "1", "--columns", "tr1"]
-    assert command.run(command.parsed(ROOT / file, *options, "--output", tmp_path)) == 0
-    text = (tmp_path / "table_13/results.md").read_text()
-    line = next(line for line in text.splitlines() if line.startswith("python -m "))
-    assert line.split()[3:] == ["study", file, *options] and str(tmp_path) not in text
-    assert SPACE in text

@@ -16,11 +16,11 @@ from lavis.processors.blip_processors import BlipCaptionProcessor
 from lavis.tasks.retrieval import RetrievalTask
 
 from lavis_mafa import load_model
-from lavis_mafa.config import ConfigError
-from lavis_mafa.metrics.known_truth import original_pairs, read_truth, truth_with
-from lavis_mafa.metrics.recall import retrieval_with_truth
-from lavis_mafa.runners.session import run
+from lavis_mafa.data.known_truth import original_pairs, read_truth, truth_with
+from lavis_mafa.settings import ConfigError
 from lavis_mafa.tasks import MafaRetrievalTask
+from lavis_mafa.tasks.recall import retrieval_with_truth
+from lavis_mafa.training.session import run
 from research.toy_measures import K_TEST, measure, toy_world
 
 

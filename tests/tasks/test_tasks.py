@@ -26,9 +26,9 @@ from lavis_mafa.algorithm.mining import (
 from lavis_mafa.algorithm.output import COUNTS, StepOutput
 from lavis_mafa.algorithm.pickers import NONE
 from lavis_mafa.algorithm.settings import StepSettings
-from lavis_mafa.metrics.recall import retrieval_with_truth
-from lavis_mafa.models.con_d.discriminators import _Oracle
+from lavis_mafa.judges.discriminators import _Oracle
 from lavis_mafa.tasks import MafaPretrainTask, MafaRetrievalTask
+from lavis_mafa.tasks.recall import retrieval_with_truth
 from lavis_mafa.tasks.tally import Tally
 
 

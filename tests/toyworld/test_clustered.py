@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lavis_mafa.config import load_config
+from lavis_mafa.settings import load_config
 from lavis_mafa.toyworld import ToyScenesBuilder, WorldConfig, make_captions, make_scenes, valid
 from lavis_mafa.toyworld.builder import DETAILED, _make_world, _read_build_info
 from lavis_mafa.toyworld.world import SHAPES, valid_matrix

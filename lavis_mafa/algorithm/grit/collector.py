@@ -247,7 +247,7 @@ def share_out(states: Sequence[dict[str, Any] | None], count: int) -> list[dict[
     """
     given = [state for state in states if state is not None]
     if not given:
-        return [None] * count
+        return [None for _ in range(count)]
     names: list[str] = [name for name in ("order", "choices") if name in given[0]]
     orders: dict[str, Tensor] = {
         name: torch.cat([state[name] for state in given]) for name in names

@@ -188,7 +188,7 @@ class _Ramp(Checked):
 
     @classmethod
     def problems_of(cls, cfg: Any) -> Iterator[tuple[str, str, bool]]:
-        """Yield contradictions in a config; see `lavis_mafa.problems`."""
+        """Yield contradictions in a config; see `lavis_mafa.io.problems`."""
         key = f"run.grit.{cfg['run.grit.schedule']}.epochs"
         start, epochs, last = cfg["run.grit.start_epoch"], cfg[key], cfg["run.max_epoch"]
         if None not in (start, epochs, last) and start < last <= start + epochs:

@@ -17,11 +17,11 @@ from lavis_mafa.algorithm.options import option
 from lavis_mafa.algorithm.pickers import NONE, PICKERS
 from lavis_mafa.algorithm.rules import KEPT, POSITIVE, RULES
 from lavis_mafa.algorithm.scores import SCORES
-from lavis_mafa.loggers import LOGGERS, Logger
-from lavis_mafa.metrics import METRICS
-from lavis_mafa.models.con_d.discriminators import DISCRIMINATORS
-from lavis_mafa.models.families.albef.albef_mafa import AlbefMafa
+from lavis_mafa.families.albef_mafa import AlbefMafa
+from lavis_mafa.judges.discriminators import DISCRIMINATORS
+from lavis_mafa.settings.loggers import LOGGERS, Logger
 from lavis_mafa.tasks.mafa_pretrain import MafaPretrainTask
+from lavis_mafa.tasks.metrics import METRICS
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,12 @@ from lavis.datasets.datasets.base_dataset import BaseDataset
 from lavis.models.base_model import BaseModel
 from torch import nn
 
-from lavis_mafa.algorithm.backbone import Images, Texts
+from lavis_mafa.algorithm.backbone import FAMILIES, Images, Texts
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.algorithm.tokens import Tokens, tokens_of
-from lavis_mafa.models.families import FAMILIES
-from lavis_mafa.models.mafa_model import MafaModel, step_parts
-from lavis_mafa.models.parts.tokenizers import build_tokenizer
-from lavis_mafa.problems import Problem
+from lavis_mafa.families.mafa_model import MafaModel, step_parts
+from lavis_mafa.families.tokenizers import build_tokenizer
+from lavis_mafa.io.problems import Problem
 
 HERE = Path(__file__).parent
 

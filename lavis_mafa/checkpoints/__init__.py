@@ -1,0 +1,1 @@
+"""Checkpoints: read, rename and resize; to and from Hugging Face."""

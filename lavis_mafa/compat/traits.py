@@ -1,0 +1,170 @@
+"""Properties of model classes that the package needs before a model is built.
+
+A class declares its traits as class attributes with the names of the fields of `Traits`; its
+subclasses inherit them, under whatever name they are registered. LAVIS's own classes, which we
+cannot edit, are described by one table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from lavis.common.registry import registry
+from omegaconf import OmegaConf
+
+
+@dataclass(frozen=True)
+class Traits:
+    """Traits of a model class.
+
+    Attributes:
+        family: models of one family take each other's checkpoints; "" if unknown.
+        stage: 2 for a Q-Former in front of a language model (BLIP-2), which has no text encoder and
+            no ITC and ITM heads; otherwise 1.
+        loads_with_our_loader: reads ``tokenizer``, ``vit`` and weights as this package's models do,
+            and only the config keys of its default YAMLs.
+        starts_from_parts: may be built with ``load_pretrained`` and without a checkpoint: its
+            encoders have published weights of their own.
+        trains_by_step: trains by `run_step`: reads ``model.mafa`` and yields features for GRIT.
+        can_judge: can serve as Con-D; None if only a built model can tell.
+        has_temperature: has the temperature of ITC, so that one that can judge can also serve as
+            the encoder of hard negatives.
+        patch_size: side of the ViT's patches where no config states it.
+        takes_conv_stem: reads ``vit.stem``.
+        keeps_word_states: keeps a state of every word, as TCL's local loss needs.
+        attends_from_text: has text layers that attend to the image, of which heat maps are drawn.
+        images_per_sample: 2 for models that read pairs of images; None if unknown.
+        ranks_without_itm: its retrieval accepts ``run.k_test: 0``.
+        reranks: its retrieval re-ranks ``run.k_test`` candidates by ITM.
+        pretrained_is_file: ``model.pretrained`` names a file; for LAVIS's CLIP it is a tag.
+        llm_key: config key of its language model; None if it has none.
+    """
+
+    family: str = ""
+    stage: int = 1
+    loads_with_our_loader: bool = False
+    starts_from_parts: bool = False
+    trains_by_step: bool = False
+    can_judge: bool | None = None
+    has_temperature: bool = True
+    patch_size: int = 16
+    takes_conv_stem: bool = False
+    keeps_word_states: bool = False
+    attends_from_text: bool = True
+    images_per_sample: int | None = None
+    ranks_without_itm: bool = True
+    reranks: bool = True
+    pretrained_is_file: bool = True
+    llm_key: str | None = None
+
+
+_UNKNOWN = Traits()
+_ALBEF, _BLIP, _BLIP2 = (
+    Traits(family=family, can_judge=False, ranks_without_itm=False)
+    for family in ("albef", "blip", "blip2")
+)
+_BLIP2 = replace(_BLIP2, patch_size=14, attends_from_text=False)
+_CLIP = replace(
+    _ALBEF,
+    family="clip",
+    attends_from_text=False,
+    ranks_without_itm=True,
+    reranks=False,
+    pretrained_is_file=False,
+)
+# LAVIS's classes by a name that LAVIS registers them under.
+_LAVIS_MODELS = {
+    "albef_classification": _ALBEF,
+    "albef_feature_extractor": _ALBEF,
+    "albef_nlvr": replace(_ALBEF, images_per_sample=2),
+    "albef_pretrain": replace(_ALBEF, can_judge=True),
+    "albef_retrieval": replace(_ALBEF, can_judge=True),
+    "albef_vqa": _ALBEF,
+    "blip_caption": _BLIP,
+    "blip_classification": _BLIP,
+    "blip_feature_extractor": _BLIP,
+    "blip_image_text_matching": replace(_BLIP, can_judge=True, has_temperature=False),
+    "blip_nlvr": replace(_BLIP, images_per_sample=2),
+    "blip_pretrain": replace(_BLIP, can_judge=True),
+    "blip_retrieval": replace(_BLIP, can_judge=True),
+    "blip_vqa": _BLIP,
+    "blip2": replace(_BLIP2, can_judge=True),
+    "blip2_image_text_matching": replace(_BLIP2, can_judge=True),
+    "blip2_opt": replace(_BLIP2, stage=2),
+    "blip2_t5": replace(_BLIP2, stage=2),
+    "clip": _CLIP,
+    "alpro_qa": replace(_ALBEF, family="alpro"),
+    "alpro_retrieval": replace(_ALBEF, family="alpro"),
+    "gpt_dialogue": replace(_ALBEF, family="gpt"),
+    "img2prompt_vqa": replace(_ALBEF, family="img2prompt"),
+    "pnp_unifiedqav2_fid": replace(_ALBEF, family="pnp"),
+    "pnp_vqa": replace(_ALBEF, family="pnp"),
+}
+
+
+def traits_of(model: Any) -> Traits:
+    """Return the traits of a model class, of a model, or of what is registered under a name.
+
+    Classes that are neither LAVIS's nor declare anything have the defaults of `Traits`, and so has
+    a name under which nothing is registered.
+    """
+    if isinstance(model, str):
+        model = registry.get_model_class(model)
+    if model is None:
+        return _UNKNOWN
+    cls = model if isinstance(model, type) else type(model)
+    # By class, so that a name under which a user registers a subclass finds its parent's traits.
+    table = {registry.get_model_class(name): traits for name, traits in _LAVIS_MODELS.items()}
+    traits = next((table[base] for base in cls.__mro__ if base in table), _UNKNOWN)
+    declared = {field.name: getattr(cls, field.name, None) for field in fields(Traits)}
+    # A class may use one of these names for a property or method of its own.
+    plain: dict[str, Any] = {
+        name: one for name, one in declared.items() if isinstance(one, (bool, int, str))
+    }
+    return replace(traits, **plain)
+
+
+def shipped_config(model_cls: Any, model_type: str | None = None) -> Any:
+    """Return the default YAML of a model type; None: of the class's first one."""
+    first = next(iter(model_cls.PRETRAINED_MODEL_CONFIG_DICT))
+    return OmegaConf.load(model_cls.default_config_path(model_type or first))
+
+
+def judges() -> Iterator[str]:
+    """Yield the models that can serve as Con-D, each class by one of its registered names."""
+    classes = set()
+    for name in registry.list_models():
+        cls = registry.get_model_class(name)
+        if traits_of(cls).can_judge and cls not in classes:
+            classes.add(cls)
+            yield name
+
+
+def negatives_encoders() -> Iterator[str]:
+    """Yield the models that can serve as the encoder of hard negatives, as `judges` does."""
+    yield from (name for name in judges() if traits_of(name).has_temperature)
+
+
+def same_model(one: Any, other: Any) -> bool:
+    """Return whether two registered names are of one class, or of a class and its subclass, that
+    load with our loader: what a config says of one then holds for the other."""
+    if one == other:
+        return True
+    a, b = (registry.get_model_class(name) for name in (one, other))
+    if a is None or b is None:
+        return False
+    ours = traits_of(a).loads_with_our_loader and traits_of(b).loads_with_our_loader
+    return ours and (issubclass(a, b) or issubclass(b, a))
+
+
+def image_size_of(model: Any) -> int | None:
+    """Return the image size of a LAVIS model's image encoder in pixels, None if unknown."""
+    encoder = getattr(model, "visual_encoder", None)
+    # LAVIS's ViTs do not record their image size, their patch embedding does.
+    size = getattr(getattr(encoder, "patch_embed", None), "img_size", None)
+    if size is not None:
+        return int(size[0])
+    size = getattr(encoder, "input_resolution", None)  # CLIP's ViT
+    return None if size is None else int(size)

@@ -1,0 +1,268 @@
+"""Data sets over a converted table: one sample per pair for training, one per image otherwise."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from PIL import Image
+from torch.utils.data import Dataset
+from torch.utils.data.dataloader import default_collate
+
+from lavis_mafa.data.caption_truth import CaptionTruth, PairTruth
+from lavis_mafa.data.feature_folder import FeatureFolder, FeatureView, KeptImage, processed
+from lavis_mafa.data.image_reading import (
+    image_suffix,
+    read_file,
+    read_rgb,
+    require_below,
+    suffix_of,
+)
+from lavis_mafa.data.pair_table import PairTable, describe_conflict
+
+
+class Pairs(Dataset[dict[str, Any]]):
+    """The base of all splits: a converted table and the processors.
+
+    Args:
+        table: the pairs.
+        vis_processor: PIL image (RGB) -> tensor.
+        text_processor: caption -> caption.
+        vis_root: folder that the image paths are relative to.
+    """
+
+    images_by_content = False  # whether stored images are identified by their bytes
+    features: FeatureFolder | None = None
+    vis_processor: Callable[[Any], Any]
+
+    def __init__(
+        self,
+        table: PairTable,
+        vis_processor: Callable[[Image.Image], Any],
+        text_processor: Callable[[str], str],
+        vis_root: str | None = None,
+    ) -> None:
+        self.table, self.vis_root = table, vis_root
+        self.set_processors(vis_processor, text_processor)
+
+    def picture(self, row: int) -> Image.Image:
+        """Return the image (RGB) of pair `row` of the table.
+
+        Raises:
+            OSError: naming the image, if it cannot be read, or lies outside of the image root.
+        """
+        path = self._path_of(row)
+        if path is None:
+            return read_rgb(self.table.place(row), self.table.image_bytes(row))
+        if self.vis_root is None:
+            raise OSError(f"{path}: build_info.images.storage names no folder of pictures")
+        require_below(path, self.vis_root)
+        return read_rgb(path)
+
+    def require_pictures(self) -> None:
+        """Refuse image paths without an image root, where pictures are read.
+
+        Raises:
+            ValueError: if there are some.
+        """
+
+    def use_features(self, folder: FeatureFolder, draw: bool) -> None:
+        """Replace pictures by their features.
+
+        Args:
+            draw: whether to draw one of the views at random; else the first is taken.
+
+        Raises:
+            ValueError: if an image of the table has no features.
+        """
+        names = self.table.image_names()
+        rows = pc.index_in(names, value_set=pa.array(folder.names(), pa.string()))
+        self._feature_rows = rows.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
+        missing = np.flatnonzero(self._feature_rows < 0)
+        if len(missing):
+            raise ValueError(
+                f"{folder.folder} has no features of the images of {len(missing)} of "
+                f"{len(self.table)} pairs of {', '.join(self.table.meta['sources'])}, first "
+                f"{names[int(missing[0])].as_py()!r}. Add them, or remove these pairs"
+            )
+        self.features, self.vis_processor = folder, FeatureView(draw)
+
+    def _image(self, row: int) -> Any:
+        """Return what the image processor makes of the image of pair `row`.
+
+        Raises:
+            OSError: if the picture cannot be read, or could not when its features were made.
+        """
+        if self.features is None:
+            return self.vis_processor(self.picture(row))
+        views = self.features.row(int(self._feature_rows[row]))
+        if np.isnan(views.flat[0]):
+            raise OSError(f"{self.table.place(row)}: its features are NaN: an unreadable picture")
+        return processed(self.vis_processor, KeptImage(views, partial(self.picture, row)))
+
+    def _path_of(self, row: int) -> str | None:
+        """Return the path of the image of pair `row` of the table, including the image root; None
+        if the image lies in another file."""
+        if not self.table.has_path(row):
+            return None
+        return os.path.join(self.vis_root or "", self.table.image(row))
+
+    def set_processors(
+        self,
+        vis_processor: Callable[[Image.Image], Any],
+        text_processor: Callable[[str], str],
+    ) -> None:
+        self.vis_processor = vis_processor
+        self.text_processor = text_processor
+
+    def know(self, truth: PairTruth) -> None:
+        """Take over which pairs of the table are valid."""
+
+    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        return default_collate(samples)
+
+
+class TrainPairs(Pairs):
+    """One sample per pair, in the order of the table.
+
+    An item is `{"image": tensor, "text_input": str, "image_id": int}`; pairs with the same
+    `image_id` show the same image. An unreadable image raises OSError naming it.
+
+    Attributes:
+        truth: which of the pairs are valid; None if it is not known.
+    """
+
+    truth: PairTruth | None = None
+
+    # Because of the random augmentation.
+    deterministic = False
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {
+            "image": self._image(index),
+            "text_input": self.text_processor(self.table.caption(index)),
+            "image_id": int(self.image_ids[index]),
+        }
+
+    def know(self, truth: PairTruth) -> None:
+        self.truth = truth
+
+    @property
+    def image_ids(self) -> npt.NDArray[np.int64]:
+        """The image of each pair, a number from 0 to n_images - 1: (N,) int64, memory-mapped."""
+        return self.table.image_ids
+
+    @property
+    def group_ids(self) -> npt.NDArray[np.int64] | None:
+        """The group of each pair, a number from 0 on, -1 for none: (N,) int64, memory-mapped; None
+        if the data have no groups."""
+        return self.table.group_ids
+
+    def path(self, index: int) -> str | None:
+        """Return the path of pair `index`'s image, including the image root; None if the image
+        lies in another file."""
+        return self._path_of(index)
+
+    def image_bytes(self, index: int) -> tuple[bytes, str]:
+        """Return the image file of pair `index`, and its suffix."""
+        name, path = self.table.image(index), self._path_of(index)
+        if path is not None:
+            return read_file(path, self.vis_root or ""), image_suffix(path)
+        data = self.table.image_bytes(index)
+        assert data is not None
+        return data, (suffix_of(data) if self.images_by_content else None) or image_suffix(name)
+
+    def own_image_id(self, index: int) -> str | None:
+        """Return the `image_id` that pair `index` has in its file; None without one."""
+        return self.table.own_image_id(index)
+
+    def own_group_id(self, index: int) -> str | None:
+        """Return the id that the group of pair `index` has in its file; None if it is unknown."""
+        return self.table.own_group_id(index)
+
+    def annotated(self, index: int) -> tuple[str, str]:
+        """Return the name of the image of pair `index` in the table, and its caption."""
+        return self.table.image(index), self.table.caption(index)
+
+    def caption(self, index: int) -> str:
+        """Return the unprocessed caption of pair `index`."""
+        return self.table.caption(index)
+
+    def show(self, index: int) -> tuple[Image.Image, str]:
+        """Return the unprocessed image (RGB) and caption of pair `index`."""
+        return self.picture(index), self.table.caption(index)
+
+
+class EvalPairs(Pairs):
+    """One sample per image, with all its captions, as in LAVIS's RetrievalEvalDataset.
+
+    Attributes:
+        text: processed captions, image by image.
+        image: names of the images in the table, in order of first appearance.
+        txt2img: index of a caption -> index of its image.
+        img2txt: index of an image -> indices of its captions.
+        truth_matrix: returns which captions are valid for which images, bool ``(I, T)``; absent if
+            only the pairs themselves are known.
+
+    An item is `{"image": tensor, "index": int}`.
+
+    Raises:
+        ValueError: if several files have the same `image_id`: all their captions would be scored
+            against the first file.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        if self.table.meta["id_conflicts"]:
+            raise ValueError(
+                f"{', '.join(self.table.meta['sources'])}: {describe_conflict(self.table)}; give "
+                "each file a different image_id, or remove image_id"
+            )
+        self.text: list[str] = []
+        self.image: list[str] = []
+        self.txt2img: dict[int, int] = {}
+        self.img2txt: dict[int, list[int]] = {}
+        self._rows: list[int] = []
+        image_ids = np.asarray(self.table.image_ids)
+        self._row_of_text = np.argsort(image_ids, kind="stable")
+        for row in self._row_of_text.tolist():
+            image = int(image_ids[row])
+            if image == len(self.image):
+                self.image.append(self.table.image(row))
+                self._rows.append(row)
+                self.img2txt[image] = []
+            self.img2txt[image].append(len(self.text))
+            self.txt2img[len(self.text)] = image
+            self.text.append(self.text_processor(self.table.caption(row)))
+
+    def __len__(self) -> int:
+        return len(self.image)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"image": self._image(self._rows[index]), "index": index}
+
+    def know(self, truth: PairTruth) -> None:
+        if isinstance(truth, CaptionTruth):
+            self.truth_matrix = partial(truth.matrix, self._row_of_text)
+
+    def annotated(self, number: int) -> tuple[str, str]:
+        """Return the image's name and the caption that the table has for caption `number`."""
+        row = int(self._row_of_text[number])
+        return self.table.image(row), self.table.caption(row)
+
+    def path(self, index: int) -> str | None:
+        """Return the path of image `index`, as `TrainPairs.path`."""
+        return self._path_of(self._rows[index])
+
+    def show_image(self, index: int) -> Image.Image:
+        """Return the unprocessed image `index` (RGB)."""
+        return self.picture(self._rows[index])

@@ -1,0 +1,435 @@
+"""Read any map-style LAVIS training set by index, and replace unreadable samples.
+
+A sample is unreadable if `image_reading` refuses its image, or `caption_reading` its caption
+(processed, but without the text processor's prompt). All other samples are trained on; captions
+that the text processor or the tokenizer cuts, and those with only unknown words, are counted where
+they are tokenised.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from lavis.datasets.datasets.base_dataset import BaseDataset
+from PIL import Image, ImageFile
+from torch.utils.data import ConcatDataset as TorchConcatDataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from lavis_mafa.algorithm.context import NO_GROUP
+from lavis_mafa.algorithm.tokens import TOKENS, Tokenizer, Tokens
+from lavis_mafa.data.augmentation import ImageBytes, QuickAugmentation, quick
+from lavis_mafa.data.caption_reading import require_readable, was_cut
+from lavis_mafa.data.feature_folder import processed
+from lavis_mafa.data.image_reading import (
+    as_png,
+    image_suffix,
+    read_file,
+    read_rgb,
+    reduced_jpegs,
+    require_below,
+)
+from lavis_mafa.data.lavis_pairs import read_here, read_sample
+from lavis_mafa.data.pairs import TrainPairs
+
+UNREADABLE = (
+    OSError,
+    SyntaxError,  # raised by PIL for a broken PNG
+    ValueError,
+    EOFError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
+Processor = Callable[[Any], Any]
+ATTEMPTS = 20
+NUMBERS = ("index", "loaded_index", "image_id", "group_id")
+_OWN_KEYS = (*NUMBERS, "load_error", "was_cut")
+
+
+class TrainingSet(Dataset[dict[str, Any]]):
+    """Add to every sample the keys that GRIT and the step need.
+
+    ``self[index, epoch]`` is the sample of the wrapped set plus ``index``, ``loaded_index`` (of the
+    sample that was read: another one if ``index`` is unreadable), ``image_id`` (equal for samples
+    of one image), ``group_id`` (only if the data have groups: equal for samples of one group, -1
+    for a sample in none) and ``load_error`` (a message, empty without an error). Augmentation draws
+    from generators seeded by (seed, epoch, index), so that it depends neither on the number of
+    workers nor on where a run was resumed.
+
+    Args:
+        dataset: a map-style data set whose items have ``image`` and ``text_input``, such as LAVIS's
+            concatenation of several.
+        seed: of augmentation and replacement.
+        reduce_jpegs: decode large JPEGs at 1/2, 1/4 or 1/8 of their size, as far as a
+            `QuickAugmentation` has no use for more.
+    """
+
+    def __init__(self, dataset: Any, seed: int = 0, reduce_jpegs: bool = False) -> None:
+        if isinstance(dataset, (tuple, list)) or isinstance(dataset, IterableDataset):
+            raise TypeError(
+                "training needs map-style data sets; webdataset pipelines (laion2B_multi) have no "
+                "index. Use image_text_shards, image_text_json or one of LAVIS's map-style "
+                "builders."
+            )
+        self.dataset = dataset
+        self.seed = seed
+        self.reduce_jpegs = reduce_jpegs
+        parts: list[Any] = (
+            dataset.datasets if isinstance(dataset, TorchConcatDataset) else [dataset]
+        )
+        self.image_ids = _image_ids_of(parts)
+        self.group_ids = _group_ids_of(parts)
+        self._deterministic = all(getattr(part, "deterministic", False) for part in parts)
+        only = parts[0] if len(parts) == 1 else None
+        self.truth = getattr(only, "truth", None)
+        self.parts = parts
+        for part in parts:
+            if hasattr(part, "vis_processor"):
+                part.vis_processor = quick(part.vis_processor)
+        self._ends = np.cumsum([len(part) for part in parts])
+        self._tokenizers: dict[str, Tokenizer] = {}
+        self._sent_as_bytes: dict[str, QuickAugmentation] = {}  # by the images' names
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
+        index, epoch = key
+        loaded, error = index, ""
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                sample = self._read(loaded, epoch)
+                break
+            except UNREADABLE as problem:
+                error = error or _message(problem)
+                draw = np.random.SeedSequence([self.seed, index, attempt]).generate_state(1)[0]
+                loaded = int(draw) % len(self)
+        else:
+            raise OSError(
+                f"sample {index} and {ATTEMPTS - 1} in its place cannot be read; first: {error}"
+            )
+        own = {"index": index, "loaded_index": loaded, "image_id": int(self.image_ids[loaded])}
+        if self.group_ids is not None:
+            own["group_id"] = int(self.group_ids[loaded])
+        return {**sample, **own, "load_error": error}
+
+    def _read(self, index: int, epoch: int) -> dict[str, Any]:
+        part, local = self._part_of(index)
+        if self._deterministic:
+            sample = part[local]
+        else:
+            # For data sets that read images themselves; see `image_reading`.
+            ImageFile.LOAD_TRUNCATED_IMAGES = False
+            with _seeded([self.seed, epoch, index]), self._reduced(part):
+                sample = read_sample(part, local)
+        if sample is None:
+            raise OSError(f"sample {index} is empty")
+        if isinstance(sample.get("text_input"), str):
+            processor = getattr(part, "text_processor", None)
+            require_readable(sample["text_input"].removeprefix(getattr(processor, "prompt", "")))
+            if was_cut(processor, lambda: self.source(index)[1], sample["text_input"]):
+                sample = {**sample, "was_cut": True}
+        if isinstance(sample.get("image"), dict):  # of `_Views`
+            return {**sample, **sample["image"]}
+        return sample
+
+    def _reduced(self, part: Any) -> AbstractContextManager[None]:
+        """Return the context in which a sample of a part is read."""
+        if not self.reduce_jpegs:
+            return nullcontext()
+        made = _processors_of(getattr(part, "vis_processor", None)).values()
+        known = [one for one in made if isinstance(one, QuickAugmentation)]
+        if len(known) < len(made):
+            return nullcontext()
+        return reduced_jpegs(lambda *size: min(one.reduction(*size) for one in known))
+
+    def add_view(self, name: str, processor: Processor | None = None) -> bool:
+        """Add another image ``name`` to every sample: its decoded picture after ``processor``.
+
+        Args:
+            processor: None: that of ``image``, with new random draws.
+
+        Returns:
+            False, with nothing added, if a part of the data creates images without a processor.
+        """
+        if any(getattr(part, "vis_processor", None) is None for part in self.parts):
+            return False
+        for part in self.parts:
+            own = part.vis_processor
+            views = own if isinstance(own, _Views) else _Views(own)
+            part.vis_processor = views.with_one_more(name, processor or views.processor)
+        return True
+
+    def send_bytes(self) -> None:
+        """Let mini-batches have `ImageBytes` where normalising can wait until they are on a device.
+
+        These are the images of data sets that leave them as a `QuickAugmentation` has made them.
+        Call it after `add_view`.
+        """
+        if not all(_leaves_images(one) for one in self.parts):
+            return
+        made = [_processors_of(part.vis_processor) for part in self.parts]
+        for name, first in made[0].items():
+            alike = [own[name] for own in made]
+            if all(isinstance(one, QuickAugmentation) and one.scales_as(first) for one in alike):
+                for one in alike:
+                    one.as_bytes = True
+                self._sent_as_bytes[name] = first
+
+    def add_tokens(self, name: str, tokenizer: Tokenizer) -> None:
+        """Add the `Tokens` of the captions to every mini-batch as ``name``, computed by the data
+        loader's workers."""
+        # Workers are forked after the main process has used the tokenizer, and would warn of it.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        self._tokenizers[name] = tokenizer
+
+    def show(self, index: int) -> tuple[Image.Image, str]:
+        """Return the unprocessed picture and caption of a sample, for people to look at.
+
+        Raises:
+            OSError: if the picture cannot be read, or lies outside of the data's image folder: an
+                annotation file must not bring any picture of the machine into a page.
+        """
+        dataset, local = self._part_of(index)
+        if (root := getattr(dataset, "vis_root", None)) is not None:
+            require_below(self.source(index)[0], root)
+        if hasattr(dataset, "show"):
+            shown: tuple[Image.Image, str] = dataset.show(local)
+            return shown
+        path, caption = self.source(index)
+        assert path is not None
+        return read_rgb(path), caption
+
+    def source(self, index: int) -> tuple[str | None, str]:
+        """Return the file of a sample's image (None: it has no file) and its unprocessed caption.
+
+        A data set provides them by ``path(i)`` and ``caption(i)``, or by LAVIS's ``annotation``.
+        """
+        dataset, local = self._part_of(index)
+        if hasattr(dataset, "caption"):
+            path = dataset.path(local) if hasattr(dataset, "path") else None
+            return path, dataset.caption(local)
+        annotation = dataset.annotation[local]
+        return os.path.join(dataset.vis_root, annotation["image"]), annotation["caption"]
+
+    def annotated(self, index: int) -> tuple[str | None, str]:
+        """Return the name of a sample's image (None: it has no name) and the caption, as in the
+        annotation file.
+
+        A data set provides them by ``annotated(i)``, or by LAVIS's ``annotation``; the name of an
+        image is otherwise its path.
+        """
+        dataset, local = self._part_of(index)
+        if hasattr(dataset, "annotated"):
+            given: tuple[str | None, str] = dataset.annotated(local)
+            return given
+        path, caption = self.source(index)
+        annotation = getattr(dataset, "annotation", None)
+        return (annotation[local]["image"] if annotation else path), caption
+
+    def own_image_id(self, index: int) -> str | int | None:
+        """Return the ``image_id`` that a sample has in its annotation file; None without one.
+
+        A data set provides it by ``own_image_id(i)``, or by LAVIS's ``annotation``.
+        """
+        dataset, local = self._part_of(index)
+        if hasattr(dataset, "own_image_id"):
+            own: str | int | None = dataset.own_image_id(local)
+            return own
+        annotation = getattr(dataset, "annotation", None)
+        found = annotation[local].get("image_id") if annotation else None
+        return found if isinstance(found, (str, int)) else None
+
+    def own_group_id(self, index: int) -> str | int | None:
+        """Return the id that a sample's group has in its annotation file; None if it is unknown.
+
+        A data set provides it by ``own_group_id(i)``.
+        """
+        dataset, local = self._part_of(index)
+        found: str | int | None = getattr(dataset, "own_group_id", lambda _: None)(local)
+        return found
+
+    def image_bytes(self, index: int) -> tuple[bytes, str]:
+        """Return a sample's image file and its suffix, such as ``jpg``; a PNG if it has no file."""
+        dataset, local = self._part_of(index)
+        if hasattr(dataset, "image_bytes"):
+            stored: tuple[bytes, str] = dataset.image_bytes(local)
+            return stored
+        path, _ = self.source(index)
+        if path is not None:
+            return read_file(path, getattr(dataset, "vis_root", "/")), image_suffix(path)
+        return as_png(self.show(index)[0])
+
+    def by_content(self, index: int) -> bool:
+        """Return whether a sample's image is identified by its bytes, where it has no `image_id`.
+
+        A data set that does so has a true attribute ``images_by_content``.
+        """
+        return bool(getattr(self._part_of(index)[0], "images_by_content", False))
+
+    def _part_of(self, index: int) -> tuple[Any, int]:
+        """Return the part of the data that contains a sample, and the sample's index in it."""
+        which = int(np.searchsorted(self._ends, index, side="right"))
+        return self.parts[which], index - int(self._ends[which]) + len(self.parts[which])
+
+    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        """Collate as the wrapped set does, and add our own keys as int64 tensors and a list, the
+        captions' tokens, and `COUNTS` of the tokens that the trained model reads."""
+        theirs = [{k: v for k, v in s.items() if k not in _OWN_KEYS} for s in samples]
+        collate = getattr(self.dataset, "collater", None) or torch.utils.data.default_collate
+        batch = collate(theirs)
+        for name, processor in self._sent_as_bytes.items():
+            batch[name] = ImageBytes(batch[name], processor.mean, processor.std)
+        # A data set's own `group_id`, which may be text, is not that of a sample.
+        for key in NUMBERS if self.group_ids is not None else NUMBERS[:-1]:
+            batch[key] = torch.tensor([s[key] for s in samples], dtype=torch.int64)
+        batch["load_error"] = [s["load_error"] for s in samples]
+        made: dict[int, Tokens] = {}  # shared by models with the same tokenizer
+        for name, tokenizer in self._tokenizers.items():
+            if id(tokenizer) not in made:
+                made[id(tokenizer)], counts = tokenizer.counted(
+                    batch["text_input"], [bool(s.get("was_cut")) for s in samples]
+                )
+                if name == TOKENS:
+                    batch.update(counts)
+            batch[name] = made[id(tokenizer)]
+        return batch
+
+
+def _message(problem: Exception) -> str:
+    """Return an error's message for log files, with lone surrogates in file names escaped."""
+    text = f"{type(problem).__name__}: {problem}"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+class _Views:
+    """Apply several processors to a picture that is decoded once.
+
+    The original one comes first, so that further views do not change its random draws.
+    """
+
+    reads_features = True
+
+    def __init__(self, processor: Processor, others: dict[str, Processor] | None = None) -> None:
+        self.processor, self.others = processor, others or {}
+
+    def with_one_more(self, name: str, processor: Processor) -> _Views:
+        return _Views(self.processor, {**self.others, name: processor})
+
+    def __call__(self, picture: Any) -> dict[str, Any]:
+        image = processed(self.processor, picture)
+        others = {name: processed(other, picture) for name, other in self.others.items()}
+        return {"image": image, **others}
+
+
+def _processors_of(processor: Any) -> dict[str, Any]:
+    """Return the processors of a data set's images by the images' names."""
+    if isinstance(processor, _Views):
+        return {"image": processor.processor, **processor.others}
+    return {"image": processor}
+
+
+def _leaves_images(dataset: Any) -> bool:
+    """Return whether a data set returns images as its processor has made them, and stacks them."""
+    kind = type(dataset)
+    if getattr(kind, "collater", None) not in (TrainPairs.collater, BaseDataset.collater):
+        return False
+    return read_here(dataset) or kind.__getitem__ is TrainPairs.__getitem__
+
+
+def _image_ids_of(parts: list[Any]) -> npt.NDArray[np.int64]:
+    """Return ``(N,)`` int64 over concatenated data sets, equal for samples of one image.
+
+    A part provides them by ``image_ids``, or by the image paths of LAVIS's ``annotation``; in a
+    part without either every sample counts as a different image.
+    """
+    own: npt.NDArray[np.int64]
+    if len(parts) == 1 and hasattr(parts[0], "image_ids"):
+        own = parts[0].image_ids  # not copied, because it may be a memory map
+        return own
+    ids, first_free = [], 0
+    paths: dict[str, int] = {}
+    for part in parts:
+        if hasattr(part, "image_ids"):
+            own = np.asarray(part.image_ids, np.int64) + first_free
+        elif getattr(part, "annotation", None) and "image" in part.annotation[0]:
+            root = str(getattr(part, "vis_root", ""))
+            names = [os.path.normpath(os.path.join(root, a["image"])) for a in part.annotation]
+            own = np.array(
+                [paths.setdefault(n, first_free + i) for i, n in enumerate(names)], np.int64
+            )
+        else:
+            own = np.arange(first_free, first_free + len(part))
+        ids.append(own)
+        first_free = max(first_free + len(part), int(own.max(initial=0)) + 1)
+    return np.concatenate(ids)
+
+
+def _group_ids_of(parts: list[Any]) -> npt.NDArray[np.int64] | None:
+    """Return ``(N,)`` int64 over concatenated data sets, equal for samples of one group.
+
+    A part provides them by ``group_ids``, `NO_GROUP` for samples in none. Groups of different parts
+    are different groups, whatever they are called in their files.
+
+    Returns:
+        None if no sample is in a group.
+
+    Raises:
+        ValueError: if a part's ``group_ids`` are not ``(N,)`` integers from `NO_GROUP` on.
+    """
+    given = [_group_ids_of_part(part) for part in parts]
+    if all(one is None or int(one.max(initial=NO_GROUP)) == NO_GROUP for one in given):
+        return None
+    if len(parts) == 1:
+        return given[0]  # not copied, because it may be a memory map
+    ids, first_free = [], 0
+    for part, numbers in zip(parts, given, strict=True):
+        if numbers is None:
+            ids.append(np.full(len(part), NO_GROUP, np.int64))
+            continue
+        ids.append(np.where(numbers == NO_GROUP, NO_GROUP, numbers + first_free))
+        first_free += int(numbers.max(initial=NO_GROUP)) + 1
+    return np.concatenate(ids)
+
+
+def _group_ids_of_part(part: Any) -> npt.NDArray[np.int64] | None:
+    given = getattr(part, "group_ids", None)
+    if given is None:
+        return None
+    ids = np.asarray(given)
+    wanted = ids.shape == (len(part),) and np.issubdtype(ids.dtype, np.integer)
+    if not wanted or ids.min(initial=NO_GROUP) < NO_GROUP:
+        raise ValueError(
+            f"group_ids of {type(part).__name__}: expected {len(part)} integers, {NO_GROUP} for no "
+            f"group and others from 0 on, got {ids.dtype} of shape {ids.shape}"
+        )
+    return ids.astype(np.int64, copy=False)
+
+
+@contextmanager
+def _seeded(entropy: list[int]) -> Iterator[None]:
+    """Seed Python's, NumPy's and PyTorch's generators; restore them in the main process."""
+    in_worker = get_worker_info() is not None
+    if not in_worker:
+        before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    words = np.random.SeedSequence(entropy).generate_state(3)
+    random.seed(int(words[0]))
+    np.random.seed(int(words[1]))
+    # Not torch.manual_seed, which in the main process would reseed the GPU too.
+    torch.default_generator.manual_seed(int(words[2]))
+    try:
+        yield
+    finally:
+        if not in_worker:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
+            torch.set_rng_state(before[2])

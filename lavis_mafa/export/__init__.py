@@ -1,1 +1,0 @@
-"""Export checkpoints to the formats of other programs: LAVIS's own models and Hugging Face's."""

@@ -1,0 +1,90 @@
+"""An image encoder over features of images, which another encoder has computed before training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lavis_mafa.algorithm.options import option
+
+
+@dataclass(frozen=True)
+class FeatureOptions:
+    """Keys of ``model`` of the families that can read features."""
+
+    image_encoder: str = option(
+        "vit",
+        "features: no image encoder, but features of images that build_info.features of the data "
+        "sets holds",
+        choices=("vit", "features"),
+    )
+    feature_width: int | None = option(
+        None, "V, the width of these features; null: that of the data's", low=1
+    )
+
+
+def feature_width_of(cfg: Any) -> int | None:
+    """Return V of a ``model`` config; None if its images are pictures.
+
+    Raises:
+        ValueError: if neither the config nor a folder of features has said V.
+    """
+    if cfg.get("image_encoder") != "features":
+        return None
+    if not cfg.get("feature_width"):
+        raise ValueError(
+            "model.feature_width: image_encoder: features needs the width of the features, V; it "
+            "is read from build_info.features of the data sets, or give it here"
+        )
+    return int(cfg.feature_width)
+
+
+class Features(nn.Module):
+    """BLIP-2's frozen image encoder for features: pass on ``(B, S, V)`` unchanged.
+
+    Args:
+        feature_width: V.
+
+    Raises:
+        ValueError: in the forward pass, if it is given anything else, such as pictures.
+    """
+
+    takes_features = True
+
+    def __init__(self, feature_width: int) -> None:
+        super().__init__()
+        self.num_features = feature_width
+
+    def forward(self, features: Tensor) -> Tensor:
+        if features.ndim != 3 or features.shape[-1] != self.num_features:
+            raise ValueError(
+                f"model.image_encoder: features expects features (B, S, {self.num_features}), got "
+                f"{tuple(features.shape)}: set build_info.features of the data set, or remove this "
+                "key to train on pictures"
+            )
+        return features
+
+
+class ProjectedFeatures(Features):
+    """ALBEF's and BLIP's image encoder for features: a projection and a normalisation.
+
+    Args:
+        feature_width: V.
+        vision_width: D, which the text encoder attends to.
+    """
+
+    def __init__(self, feature_width: int, vision_width: int) -> None:
+        super().__init__(feature_width)
+        self.vision_width = vision_width
+        self.proj = nn.Linear(feature_width, vision_width)
+        self.norm = nn.LayerNorm(vision_width, eps=1e-6)
+
+    def forward_features(self, features: Tensor) -> Tensor:
+        """Return tokens ``(B, 1 + S, D)``; the first, the mean of the others, stands for the image
+        as a ViT's [CLS] does."""
+        tokens = self.proj(self(features))
+        normalised: Tensor = self.norm(torch.cat([tokens.mean(1, keepdim=True), tokens], dim=1))
+        return normalised

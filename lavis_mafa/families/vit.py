@@ -1,0 +1,126 @@
+"""Build ALBEF's and BLIP's ViT in the sizes of a config."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch.nn.functional as F
+from lavis.models.vit import VisionTransformerEncoder
+from torch import Tensor, nn
+
+from lavis_mafa.families.feature_encoder import ProjectedFeatures, feature_width_of
+from lavis_mafa.io.project_files import read_config
+
+# ImageNet's weights of LAVIS's ViT-B/16.
+DEIT = "https://dl.fbaipublicfiles.com/deit/deit_base_patch16_224-b5f2ef4d.pth"
+STEMS = ("patch", "conv")
+
+
+def build_vit(cfg: Any, from_pretrained: bool) -> VisionTransformerEncoder | ProjectedFeatures:
+    """Build a ViT by ``vit_type`` as LAVIS does, or by the sizes in ``vit``; with
+    ``image_encoder: features`` what takes its place.
+
+    Args:
+        cfg: a ``model`` config.
+        from_pretrained: start from ImageNet's weights, which are downloaded.
+    """
+    feature_width = feature_width_of(cfg)
+    if feature_width:
+        width = read_config(cfg.med_config_path)["encoder_width"]
+        return ProjectedFeatures(feature_width, width)
+    sizes = cfg.get("vit")
+    if sizes is None:
+        return VisionTransformerEncoder.from_config(cfg, from_pretrained=from_pretrained)
+    encoder = VisionTransformerEncoder(
+        img_size=cfg.image_size,
+        patch_size=sizes.patch_size,
+        embed_dim=sizes.width,
+        depth=sizes.depth,
+        num_heads=sizes.heads,
+        drop_path_rate=cfg.get("vit_drop_path_rate", 0),
+        use_grad_checkpointing=cfg.get("vit_grad_ckpt", False),
+        ckpt_layer=cfg.get("vit_ckpt_layer", 0),
+        norm_layer=partial(nn.LayerNorm, eps=float(cfg.get("vit_layer_norm_epsilon", 1e-6))),
+    )
+    encoder.vision_width = sizes.width
+    if sizes.get("stem", "patch") == "conv":
+        encoder.patch_embed = _ConvStem(cfg.image_size, sizes.patch_size, sizes.width)
+    begin_narrow(encoder)
+    return encoder
+
+
+class _ConvStem(nn.Module):
+    """Turn images into tokens by small convolutions instead of one large one.
+
+    Xiao et al. 2021, "Early Convolutions Help Transformers See Better", section 3: convolutions of
+    3 x 3 pixels and stride 2, each with twice the channels of the one before and the last with
+    those of the tokens, then one of 1 x 1. Two things differ from the paper: the depth of the ViT
+    is left to the config, and the normalisation is that of a group of all channels instead of
+    batch normalisation, whose statistics would be those of a grouped mini-batch.
+
+    Args:
+        image_size: side of the images in pixels.
+        patch_size: 2 to the power of the number of convolutions.
+        width: of the tokens.
+
+    Raises:
+        ValueError: as `problem_of_stem`.
+    """
+
+    def __init__(self, image_size: int, patch_size: int, width: int) -> None:
+        super().__init__()
+        problem = problem_of_stem(patch_size, width)
+        if problem:
+            raise ValueError(f"model.vit.stem: {problem}")
+        # Attributes of timm's PatchEmbed, which LAVIS reads.
+        self.img_size = (image_size, image_size)
+        self.patch_size = (patch_size, patch_size)
+        self.grid_size = (image_size // patch_size, image_size // patch_size)
+        self.num_patches = self.grid_size[0] * self.grid_size[1]
+        channels = [3, *_channels(patch_size, width)]
+        pairs = zip(channels, channels[1:], strict=False)
+        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, 2, 1, bias=False) for a, b in pairs)
+        self.norms = nn.ModuleList(nn.GroupNorm(1, count) for count in channels[1:])
+        self.proj = nn.Conv2d(width, width, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return tokens ``(B, patches, width)`` of images ``(B, 3, H, W)``."""
+        if tuple(images.shape[2:]) != self.img_size:
+            raise ValueError(
+                f"images are {images.shape[2]} x {images.shape[3]} pixels, the model was built for "
+                f"{self.img_size[0]} x {self.img_size[1]}"
+            )
+        hidden = images
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            hidden = F.relu(norm(conv(hidden)))
+        tokens: Tensor = self.proj(hidden)
+        return tokens.flatten(2).transpose(1, 2)
+
+
+def problem_of_stem(patch_size: int, width: int) -> str | None:
+    """Return why a convolutional stem of these sizes cannot be built; None if it can."""
+    if patch_size < 2 or patch_size & (patch_size - 1):
+        return f"conv halves the image, and patch_size {patch_size} is no power of 2; use 16 or 8"
+    if width % (patch_size // 2):
+        why = f"conv has width / {patch_size // 2} channels first, and width is {width}"
+        return f"{why}; use a multiple of {patch_size // 2}"
+    return None
+
+
+def _channels(patch_size: int, width: int) -> list[int]:
+    count = patch_size.bit_length() - 1
+    return [width >> (count - 1 - place) for place in range(count)]
+
+
+def begin_narrow(encoder: nn.Module) -> None:
+    """Initialise the weights of a narrow ViT again, with larger values.
+
+    LAVIS's standard deviation of 0.02 suits a width of 768: with it the tokens of a narrow encoder
+    would be nearly equal.
+    """
+    for weight in encoder.parameters():
+        if weight.ndim == 2:
+            nn.init.xavier_uniform_(weight)
+    for name in ("pos_embed", "cls_token"):
+        nn.init.normal_(getattr(encoder, name), std=0.2)

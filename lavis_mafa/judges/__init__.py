@@ -1,0 +1,1 @@
+"""Everything that can be Con-D, and its self-check."""

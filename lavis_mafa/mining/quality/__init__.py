@@ -1,1 +1,0 @@
-"""Label judged pairs by hand, and measure Con-D by labels or ground truth."""

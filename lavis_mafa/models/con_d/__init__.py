@@ -1,1 +1,0 @@
-"""The connection discriminator (Con-D) as a LAVIS model."""

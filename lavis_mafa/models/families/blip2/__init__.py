@@ -1,1 +1,0 @@
-"""BLIP-2, stage 1 and stage 2."""

@@ -1,1 +1,0 @@
-"""Dual encoders without fusion (FNE)."""

@@ -1,1 +1,0 @@
-"""Inference: match scores of many pairs, retrieval with re-ranking, and heat maps."""

@@ -1,1 +1,0 @@
-"""Building blocks of several families: tokenizers, ViT, prompts, beam search."""

@@ -1,1 +1,0 @@
-"""Create HTML pages, tables and charts from plain data."""

@@ -1,0 +1,348 @@
+"""Load a config: merge file, options and default YAMLs, check it and fill in the defaults.
+
+Precedence: ``--options``, then the file, then the default YAMLs of the model type and of every
+dataset's type (chosen after the options are merged), then the schema's defaults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lavis.common.config import Config
+from lavis.common.registry import registry
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lavis_mafa.io.plugins import PluginError, load_plugins
+from lavis_mafa.io.problems import ConfigError
+from lavis_mafa.io.project_files import PROJECTS, config_named
+from lavis_mafa.io.yaml_files import check_yaml, check_yaml_file
+from lavis_mafa.judges.frozen import FROZEN_MODELS
+from lavis_mafa.settings.check import Keys, Report, filled, key_at
+from lavis_mafa.settings.config_of_run import LOG, is_run, is_trusted, recorded_config
+from lavis_mafa.settings.contradictions import ask_all
+from lavis_mafa.settings.defaults import merge
+from lavis_mafa.settings.foreign import usable
+from lavis_mafa.settings.key import Key
+from lavis_mafa.settings.named_files import check_files, take_features
+from lavis_mafa.settings.registered import FILE, keys_for, names_of
+
+logger = logging.getLogger(__name__)
+
+
+class MafaConfig(Config):
+    """Extend LAVIS's `Config` by checks that run before anything is built.
+
+    It has all attributes that LAVIS's code reads (``run_cfg``, ``model_cfg``, ``datasets_cfg``,
+    ``config``, ``to_dict()``, ``pretty_print()``, ``args``) and is registered like LAVIS's. The
+    schema's defaults are filled in, so that ``cfg.run_cfg.grit.queue_size`` can be read directly.
+
+    Args:
+        args: has ``cfg_path`` and ``options``, as ``train.py`` parses them.
+        machine: also check that files and devices exist.
+        named: what a file names of the config; None: nothing.
+        data_only: only the data are built, see `usable`.
+
+    Attributes:
+        notes: warnings about a config that works.
+
+    Raises:
+        ConfigError: lists every problem found.
+    """
+
+    def __init__(
+        self, args: Any, machine: bool = True, named: Named | None = None, data_only: bool = False
+    ) -> None:
+        self.args = args
+        cfg_path, options = str(args.cfg_path), list(getattr(args, "options", None) or [])
+        user, problems, unused = _read(cfg_path, options, named, data_only, FILE)
+        if user is None:
+            raise ConfigError(cfg_path, problems)
+        plugins = _load_plugins(user)
+        if options or named:  # again: the keys of data sets and plugins say which are texts
+            keys = keys_for(_resolved(user))[1]
+            user, problems, unused = _read(cfg_path, options, named, data_only, keys)
+        config, found, self.notes = complete(_resolved(user), machine)
+        if problems or plugins or found:
+            raise ConfigError(cfg_path, [*problems, *plugins, *found, *(unused if found else [])])
+        self.notes += unused
+        self.config = OmegaConf.create(config)
+        self._unresolved = user
+        registry.register("configuration", self)
+
+    def unresolved(self) -> dict[str, Any]:
+        """Return the whole config as plain data to record: values that the environment gives, such
+        as ``${oc.env:TOKEN}``, stay as they are written."""
+        return _as_written(self.to_dict(), self._unresolved)
+
+
+def _as_written(value: Any, written: Any) -> Any:
+    """Return a resolved value with the resolvers that are written in it."""
+    if isinstance(value, dict) and isinstance(written, dict):
+        return {name: _as_written(one, written.get(name)) for name, one in value.items()}
+    if isinstance(value, list) and isinstance(written, list) and len(value) == len(written):
+        return [_as_written(one, other) for one, other in zip(value, written, strict=True)]
+    # A text may also stand elsewhere in the config, where the environment gives it.
+    is_text = isinstance(value, str) and isinstance(written, str)
+    return written if is_text and "${" in written else value
+
+
+def _resolved(user: Any) -> Any:
+    return _without_frozen(OmegaConf.to_container(OmegaConf.create(user), resolve=True))
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a file names of a config, and not the user.
+
+    Attributes:
+        file: such as ``judged.npz``.
+        cfg_path: whether it names the config.
+        options: that it names; the user's override them.
+    """
+
+    file: Path
+    cfg_path: bool
+    options: tuple[str, ...]
+
+
+def load_config(
+    cfg_path: str | Path,
+    options: Sequence[str] | None = None,
+    machine: bool = True,
+    named: Named | None = None,
+    data_only: bool = False,
+) -> MafaConfig:
+    """Load and check a config.
+
+    Args:
+        cfg_path: YAML file with ``run``, ``model`` and ``datasets``, the name of a shipped one, or
+            the folder of a run, which has recorded its config, see `lavis_mafa.settings.foreign`.
+        options: ``["run.seed=7", ...]``, or LAVIS's older ``["run.seed", "7", ...]``.
+        machine, named, data_only: see `MafaConfig`.
+
+    Raises:
+        ConfigError: lists every problem found, one a line.
+    """
+    try:
+        found = config_named(cfg_path)
+    except ValueError as error:
+        raise ConfigError(str(cfg_path), [str(error)]) from None
+    args = argparse.Namespace(cfg_path=found, options=list(options or []))
+    config = MafaConfig(args, machine, named, data_only)
+    for note in config.notes:
+        logger.warning("%s", note)
+    return config
+
+
+def format_config(cfg: MafaConfig) -> str:
+    """Return the whole config as YAML, ``run`` first, with resolvers as they are written."""
+    plain = cfg.unresolved()
+    parts = {name: plain[name] for name in ("run", "model", "datasets")}
+    return OmegaConf.to_yaml(OmegaConf.create(parts))
+
+
+def _load_plugins(user: Any) -> list[str]:
+    """Import installed plugins and those in ``run.plugins``, so that their keys are known; return
+    the problems."""
+    run = user.get("run")
+    names = run.get("plugins") if isinstance(run, dict) else None
+    try:
+        # The check reports a value that is not a list of strings.
+        given = names if isinstance(names, list) else []
+        load_plugins(name for name in given if isinstance(name, str))
+    except PluginError as error:
+        return [f"run.plugins: {error}"]
+    return []
+
+
+def _read(
+    cfg_path: str, options: list[str], named: Named | None, data_only: bool, keys: Keys
+) -> tuple[Any, list[str], list[str]]:
+    """Merge file and options into plain data, without what a stranger may not choose.
+
+    Returns:
+        The unresolved config, None if it cannot be used; the problems; notes on what is not used.
+    """
+    problems: list[str] = []
+    chosen: Any = OmegaConf.to_container(_read_options(options, problems, keys))
+    recorded: Any = {}
+    if named is not None:
+        recorded = OmegaConf.to_container(_read_options(named.options, problems, keys))
+    try:
+        base, stranger = _base_of(cfg_path, named)
+        user, given = _without_frozen(merge(merge(base, recorded), chosen)), chosen
+        notes: list[str] = []
+        if stranger is None:
+            given = merge(base, given)
+        if named is not None and recorded and is_trusted(named.file):
+            given = merge(recorded, given)
+        elif named is not None and recorded:
+            stranger = stranger or named.file
+        if stranger is not None:
+            found, notes = usable(user, stranger, given, data_only)
+            if found:  # not resolved and checked: its values are a stranger's
+                return None, problems + found, notes
+        _resolved(user)
+        return user, problems, notes
+    except OSError as error:
+        problems.append(f"{cfg_path}: cannot be read ({error.strerror or error})")
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        problems.append(f"{cfg_path}: is not YAML ({_one_line(error)})")
+    except OmegaConfBaseException as error:
+        problems.append(f"{error.full_key or cfg_path}: {str(error).splitlines()[0]}")
+    except ValueError as error:
+        problems.append(str(error))
+    return None, problems, []
+
+
+def _base_of(cfg_path: str, named: Named | None) -> tuple[dict[str, Any], Path | None]:
+    """Return the config in a file or the folder of a run, and what names it; None if the user does,
+    or trusts what does, or it is shipped."""
+    if is_run(cfg_path):
+        log = Path(cfg_path) / LOG
+        return recorded_config(cfg_path), None if is_trusted(log) else log
+    check_yaml_file(cfg_path)
+    loaded = OmegaConf.load(cfg_path)
+    if not isinstance(loaded, DictConfig):
+        raise ValueError(f"{cfg_path}: is not a mapping of run, model and datasets")
+    plain: Any = OmegaConf.to_container(loaded)
+    if named is None or not named.cfg_path or is_trusted(named.file) or is_trusted(cfg_path):
+        return plain, None
+    shipped = Path(cfg_path).resolve().is_relative_to(PROJECTS)
+    return plain, None if shipped else named.file
+
+
+def _read_options(
+    options: Sequence[str], problems: list[str], keys: Keys = FILE, flag: str = "--options"
+) -> DictConfig:
+    """Parse options ``key=value``, or LAVIS's older ``key value``; see `_value_of`.
+
+    Args:
+        problems: to which those of the options are added.
+        keys: of the config.
+        flag: the argument that they are given by, for messages.
+    """
+    merged = OmegaConf.create()
+    rest = iter(options)
+    for option in rest:
+        key, equals, text = option.partition("=")
+        if not equals:
+            value = next(rest, None)
+            if value is None:
+                problems.append(f"{flag}: {option!r} has no value; write key=value")
+                break
+            text = value
+        path = key.split(".")
+        if not all(path):
+            problems.append(f"{flag}: {option!r} is not of the form key=value")
+            continue
+        nested = _value_of(text, key_at(keys, path))
+        for name in reversed(path):
+            nested = {name: nested}
+        try:
+            # One by one, so that a bad option does not hide what is wrong with the others.
+            merged.merge_with(OmegaConf.create(nested))
+        except OmegaConfBaseException as error:
+            problems.append(f"{key}: {option!r} cannot be read ({_one_line(error)})")
+    return merged
+
+
+def plain_options(options: Sequence[str], keys: Keys, flag: str = "--options") -> dict[str, Any]:
+    """Parse options of other keys than those of a config, as `_read_options` does.
+
+    Raises:
+        ValueError: with all problems.
+    """
+    problems: list[str] = []
+    found: Any = OmegaConf.to_container(_read_options(options, problems, keys, flag), resolve=True)
+    if problems:
+        raise ValueError("\n".join(problems))
+    return dict(found)
+
+
+def _value_of(text: str, key: Key | None) -> Any:
+    """Return the value of an option: its text as it was typed, unless it means something else.
+
+    YAML would drop what follows " #", and blanks at the end. A number, True, False, null, and a
+    list or mapping in brackets are read as YAML where the key does not take a text. Quotation marks
+    around a whole text are removed.
+
+    Args:
+        key: that the option sets; None if it is unknown.
+    """
+    try:
+        check_yaml(text)
+        value = OmegaConf.to_container(OmegaConf.from_dotlist([f"x={text}"]))["x"]  # type: ignore
+    except (yaml.YAMLError, OmegaConfBaseException):
+        return text
+    kind = "any" if key is None else key.kind
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return value if text[:1] in "'\"" and text.strip()[-1] == text[0] else text
+    if kind == "str" or (kind == "strs" and not isinstance(value, list)):
+        return text
+    if isinstance(value, list | dict):
+        return value if text.lstrip()[0] in "[{" else text
+    if isinstance(value, bool) and kind != "bool":
+        return value if text.strip().lower() in ("true", "false") else text
+    # To YAML, 0123 is octal and 12:30 is of base 60.
+    return text if re.search(r"^[-+]?0\d|[_:]", text.strip()) else value
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def complete(
+    user: Mapping[str, Any], machine: bool = True
+) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Check a config given as plain data and add all defaults.
+
+    Returns:
+        The whole config, the problems (empty if it is valid) and the notes.
+    """
+    user, keys, shipped, wrong_names = keys_for(_without_frozen(user))
+    report = Report(keys, _active(user.get("run")), machine)
+    report.bad |= {one.key for one in wrong_names}  # reported once, at the end
+    # Values of the default YAMLs that the user did not change are not checked.
+    trusted = {name: shipped[name] for name in ("model", "datasets") if name in shipped}
+    config = filled(merge(trusted, user), keys, report, shipped=trusted)
+    report.take(wrong_names)
+    take_features(config, report)
+    ask_all(config, report)
+    check_files(config, report)
+    if "preprocess" in shipped:
+        config["preprocess"] = shipped["preprocess"]
+    return config, report.problems, report.notes
+
+
+def _without_frozen(user: Any) -> Any:
+    """Disable the frozen models of an evaluation-only config, which only training uses."""
+    if not isinstance(user, Mapping):
+        return user
+    run, model = user.get("run"), user.get("model")
+    mafa = model.get("mafa") if isinstance(model, dict) else None
+    only_evaluates = isinstance(run, dict) and run.get("evaluate") is True
+    if not only_evaluates or not isinstance(mafa, dict):
+        return user
+    off = {name: None for name in FROZEN_MODELS if mafa.get(name)}
+    return {**user, "model": {**user["model"], "mafa": {**mafa, **off}}} if off else user
+
+
+def _active(run: Any) -> list[str]:
+    """Return the conditions under which keys are required; see `Report`."""
+    if not isinstance(run, dict):
+        return ["always"]
+    training = ["training", *names_of("runner", run.get("runner"))]
+    if run.get("evaluate") is True:
+        training = []
+    return ["always", *training, *names_of("task", run.get("task"))]

@@ -1,0 +1,264 @@
+"""Keys of one config: those of its model, task and data sets, and of registered entries.
+
+Entries may come from this package, from installed plugins and from users' files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any, get_type_hints
+
+from lavis.common.registry import registry
+
+from lavis_mafa.algorithm.grit import HARDNESS
+from lavis_mafa.algorithm.losses import LOSSES
+from lavis_mafa.algorithm.options import Option
+from lavis_mafa.algorithm.registry import MAFA, Registry
+from lavis_mafa.algorithm.settings import StepSettings
+from lavis_mafa.compat.traits import traits_of
+from lavis_mafa.io.problems import Problem, Registered
+from lavis_mafa.judges.discriminators import DISCRIMINATORS
+from lavis_mafa.settings.check import Keys, suggest
+from lavis_mafa.settings.defaults import default_or_none, default_yaml, merge
+from lavis_mafa.settings.key import UNSET, Key, key_of, keys_of, section_of
+from lavis_mafa.settings.lavis_classes import declared
+from lavis_mafa.settings.loggers import LOGGERS
+from lavis_mafa.settings.schema import (
+    BLANK,
+    DatasetOptions,
+    FileOptions,
+    LavisDataset,
+    LavisModel,
+    LavisRun,
+    ModelOptions,
+    ModelParts,
+    OurModelOptions,
+    ProcessorArguments,
+    RunOptions,
+)
+
+
+def _lavis_keys(listed: type) -> dict[str, Key]:
+    """Return the keys of a class that lists only names, types and defaults."""
+    option, hints = Option("see LAVIS", "LAVIS", words=BLANK), get_type_hints(listed)
+    return {
+        one.name: Key(
+            hints[one.name], option, UNSET if one.default is dataclasses.MISSING else one.default
+        )
+        for one in dataclasses.fields(listed)
+    }
+
+
+FILE = keys_of(FileOptions)
+LISTED = [_lavis_keys(one) for one in (LavisRun, LavisModel, LavisDataset)]
+RUN = {**keys_of(RunOptions), **LISTED[0]}
+MODEL = {**keys_of(ModelOptions), **LISTED[1]}
+DATASET = {**keys_of(DatasetOptions), **LISTED[2]}
+OURS, PARTS, ARGUMENTS = map(keys_of, (OurModelOptions, ModelParts, ProcessorArguments))
+BUILD_KEYS = ("arch", "model_type", "load_pretrained", "pretrained", "load_finetuned", "finetuned")
+_MODELS, _JUDGES = Registered("model"), Registered("model", DISCRIMINATORS)
+ANY = Key(Any, Option("passed on unchanged", "LAVIS"))
+
+
+def keys_for(
+    user: Mapping[str, Any],
+) -> tuple[dict[str, Any], Keys, dict[str, Any], list[Problem]]:
+    """Return the config to check, its keys, and the default YAMLs of its model and datasets.
+
+    The problems are those of the names that determine the keys, such as ``model.arch``.
+    """
+    # A key that looks like a number is one to YAML.
+    user = {str(name): value for name, value in user.items()}
+    keys = {**FILE, "run": _run_key(user.get("run"))}
+    shipped: dict[str, Any] = {}
+    problems: list[Problem] = []
+    if isinstance(user.get("model"), dict):
+        shipped, keys["model"], problems = _model_key(user["model"])
+    if isinstance(user.get("datasets"), dict):
+        user["datasets"] = {str(name): value or {} for name, value in user["datasets"].items()}
+        found = {name: _dataset_key(name, one) for name, one in user["datasets"].items()}
+        shipped["datasets"] = {name: one[0] for name, one in found.items()}
+        keys["datasets"] = section_of({name: one[1] for name, one in found.items()})
+        problems += [problem for one in found.values() for problem in one[2]]
+        if not found:
+            problems.append(Problem("datasets", "is empty; name at least one builder"))
+    return user, keys, shipped, problems
+
+
+def own_keys(one: Registry[Any], chosen: Any = ...) -> dict[str, Key]:
+    """Return a section with the settings of each registered entry, by the entry's name.
+
+    Args:
+        chosen: name of the only entry whose settings are filled in, as those of the others would
+            be recorded for nothing; ``...``: all.
+    """
+    return {
+        name: section_of(
+            keys_of(entry.settings),
+            f"settings of the {one.kind} {name}",
+            entry.source,
+            {} if chosen in (..., name) else UNSET,
+        )
+        for name, entry in one.entries().items()
+        if entry.settings is not None
+    }
+
+
+def _run_key(run: Any) -> Key:
+    """Return the key ``run`` with the options of the config's task, of all loggers and of all
+    hardness schedules."""
+    run = run if isinstance(run, Mapping) else {}
+    schedule = run["grit"].get("schedule") if isinstance(run.get("grit"), Mapping) else None
+    options = declared("task", run.get("task"), "run_options")
+    loggers = section_of(own_keys(LOGGERS, None), "settings of loggers, by their names", default={})
+    keys = {
+        **({} if options is None else keys_of(options)),
+        **RUN,
+        "logger_options": loggers,
+        "grit": RUN["grit"].having(own_keys(HARDNESS, schedule)),
+    }
+    return dataclasses.replace(FILE["run"], keys=keys)
+
+
+def mafa_key(con_d_given: Any = None) -> Key:
+    """Return the key ``model.mafa`` with the settings of all entries registered so far.
+
+    Args:
+        con_d_given: the section ``con_d`` as the user wrote it.
+    """
+    keys: Any = OURS["mafa"].keys
+    weights, con_d, encoder = keys["loss_weights"], keys["con_d"], keys["negatives_encoder"]
+    further = {
+        name: key_of(float, Option(f"weight of {name}; 0: off", entry.source, low=0), 0.0)
+        for name, entry in LOSSES.entries().items()
+        if name not in weights.keys
+    }
+    chosen = con_d_given.get("arch") if isinstance(con_d_given, Mapping) else None
+    chosen = chosen if isinstance(chosen, str) else None
+    path = getattr(DISCRIMINATORS.get(chosen or ""), "checkpoint_path", "checkpoint")
+    of_con_d = {
+        **own_keys(DISCRIMINATORS, chosen),
+        "arch": con_d.keys["arch"].about(choices=_JUDGES),
+        "checkpoint": con_d.keys["checkpoint"].about(path=path),
+    }
+    # `posterior` is a registered label and also a field of the step's settings.
+    built_in = {field.name for field in dataclasses.fields(StepSettings)}
+    own = {name: key for one in MAFA.registries for name, key in own_keys(one).items()}
+    own = {name: key for name, key in own.items() if name not in built_in}
+    own["loss_weights"] = weights.having(further)
+    own["con_d"] = con_d.having(of_con_d)
+    arch = encoder.keys["arch"].about(choices=_MODELS)
+    own["negatives_encoder"] = encoder.having({"arch": arch})
+    return OURS["mafa"].having(own)
+
+
+def _model_key(user: Mapping[str, Any]) -> tuple[dict[str, Any], Key, list[Problem]]:
+    """Return the default YAML of the model, the key ``model`` that its arch accepts, and what is
+    wrong with the names of the model and of its type."""
+    arch, model_type, mafa = user.get("arch"), user.get("model_type"), user.get("mafa")
+    con_d = mafa.get("con_d") if isinstance(mafa, dict) else None
+    ours = {**OURS, **PARTS, "mafa": mafa_key(con_d)}
+    cls = registry.get_model_class(arch) if isinstance(arch, str) else None
+    if cls is None:  # the arch is reported when it is checked
+        return {}, FILE["model"].having({**MODEL, **ours}), []
+    problems: list[Problem] = []
+    types = getattr(cls, "PRETRAINED_MODEL_CONFIG_DICT", {})
+    shipped: dict[str, Any] = {}
+    if model_type is None:
+        why = f"missing; {arch} has {', '.join(types)}; use one of them"
+        problems.append(Problem("model.model_type", why))
+    else:
+        shipped, problems = default_or_none("model.model_type", cls, model_type)
+    # If the model type is wrong, the keys of the first type are accepted instead.
+    names = (shipped or default_or_none("", cls, None)[0]).get("model", {})
+    traits, keys = traits_of(cls), dict(MODEL)
+    unread = [name for name in ours if name in user and name not in names]
+    if traits.loads_with_our_loader:
+        # Keys that only LAVIS's other models read would have no effect here, so reject them.
+        read = {*OURS, *BUILD_KEYS, *names}
+        for other in types:
+            read |= default_yaml(cls, other).get("model", {}).keys()
+        keys = {name: key for name, key in {**MODEL, **ours}.items() if name in read}
+        if not traits.trains_by_step:
+            del keys["mafa"]
+        unread = ["mafa"] if "mafa" in user and not traits.trains_by_step else []
+    for name in unread:
+        why = f"not read by {arch}; only models of lavis_mafa that train by its step read it"
+        problems.append(Problem(f"model.{name}", f"{why}; remove it"))
+        keys[name] = ANY
+    if hasattr(cls, "model_options"):
+        keys |= keys_of(cls.model_options)
+    return shipped, section_of(_extended(keys, names), "the model"), problems
+
+
+def _dataset_key(name: str, given: Any) -> tuple[dict[str, Any], Key, list[Problem]]:
+    """Return the default YAML of one dataset, its key, and what is wrong with its names."""
+    path, builder = f"datasets.{name}", registry.get_builder_class(name)
+    if builder is None:
+        why = f"no such builder; {suggest(name, registry.list_datasets())}"
+        return {}, ANY, [Problem(path, why)]
+    which = given.get("type", "default") if isinstance(given, dict) else "default"
+    found, problems = default_or_none(f"{path}.type", builder, which)
+    # In LAVIS's default YAMLs the dataset's name may differ from the builder's.
+    shipped: dict[str, Any] = next(iter(found.get("datasets", {}).values()), {})
+    options = getattr(builder, "build_options", None)
+    info = DATASET["build_info"].having({} if options is None else keys_of(options))
+    keys = _extended({**DATASET, "build_info": info}, shipped)
+    keys |= dict(_processors(keys, merge(shipped, given)))
+    return shipped, section_of(keys, "one dataset"), problems
+
+
+def _processors(keys: Keys, dataset: Any) -> Iterator[tuple[str, Key]]:
+    """Yield the processors of a dataset with the constructor arguments of the chosen ones."""
+    for kind in ("vis_processor", "text_processor"):
+        chosen = dataset.get(kind) if isinstance(dataset, dict) else None
+        phases = dict(keys[kind].keys or {})
+        for phase, key in phases.items():
+            given = chosen.get(phase) if isinstance(chosen, dict) else None
+            name = given.get("name") if isinstance(given, dict) else None
+            cls = registry.get_processor_class(name) if isinstance(name, str) else None
+            arguments = [*inspect.signature(cls.__init__).parameters.values()][1:] if cls else []
+            named = [one for one in arguments if one.kind != one.VAR_KEYWORD]
+            further = {one.name: ARGUMENTS.get(one.name) or _like(one.default) for one in named}
+            phases[phase] = key.having(further, is_open=cls is None or len(named) < len(arguments))
+        yield kind, keys[kind].having(phases)
+
+
+def _extended(keys: Keys, shipped: Mapping[str, Any]) -> dict[str, Key]:
+    """Return keys and those of a default YAML; our own sections are complete already."""
+    keys = dict(keys)
+    for name, value in shipped.items():
+        if name not in keys:
+            keys[name] = _like(value)
+        elif isinstance(value, dict) and keys[name].option.source == "LAVIS":
+            if keys[name].keys is not None:
+                keys[name] = keys[name].having(_extended(keys[name].keys or {}, value))
+    return keys
+
+
+def _like(value: Any) -> Key:
+    """Return a key that accepts values of the type of ``value``."""
+    option = Option("see the default YAML", "LAVIS")
+    if isinstance(value, bool):
+        return Key(bool | None, option)
+    if isinstance(value, int | float):
+        return Key(int | float | None, option)
+    if isinstance(value, dict):
+        keys = {str(name): _like(child) for name, child in value.items()}
+        return Key(dict | None, option, UNSET, keys)
+    return ANY
+
+
+def names_of(kind: str, name: Any) -> list[str]:
+    """Return a registered name and the registered names of its class's base classes.
+
+    Args:
+        kind: table of LAVIS's registry, such as ``task``.
+    """
+    table: Mapping[str, type] = registry.mapping[f"{kind}_name_mapping"]
+    cls = table.get(name) if isinstance(name, str) else None
+    bases = () if cls is None else cls.__mro__
+    others = [other for base in bases for other, known in table.items() if known is base]
+    return list(dict.fromkeys([str(name), *others]))

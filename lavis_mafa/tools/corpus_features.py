@@ -1,0 +1,272 @@
+"""Encode samples with a model and cache their features and captions in files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lavis.common.dist_utils import get_rank, get_world_size
+from numpy.typing import NDArray
+from torch import Tensor
+from tqdm import tqdm
+
+from lavis_mafa.algorithm.backbone import backbone_of
+from lavis_mafa.io.arrays import read_npz
+from lavis_mafa.io.files import atomic_write, read_json, remove_partial_files, write_json
+from lavis_mafa.io.identity import claim_folder, digest, fingerprint
+from lavis_mafa.io.processes import barrier, on_main_process, progress
+from lavis_mafa.judges.self_check import random_partners
+from lavis_mafa.tools.model_and_data import ModelAndData, log_on_main
+from lavis_mafa.tools.tables import one_line
+from lavis_mafa.training.loaders import to_device
+
+_COMPARED = 1000  # samples of which own and other images are compared
+_BLOCK = 2048  # samples in a file: an interruption loses at most this many
+_UTF_8 = ("utf-8", "surrogatepass")
+_COMPLETE = "samples.json"  # written last: all files are complete if it exists
+
+
+@dataclass
+class Features:
+    """Features of S samples; positions 0 to S - 1 index them here.
+
+    Those of `make_features` are memory-mapped files: a slice is read when it is used. Their pages
+    are shared by all ranks of a machine and can be dropped by the operating system, so that neither
+    the number of ranks nor that of samples is limited by memory.
+
+    Attributes:
+        numbers: ``(S,)`` int64, ascending, the sample numbers in the training set.
+        images, texts: normalised features ``(S, E)``; images ``(S, Q, E)`` in half precision if
+            the model has Q queries for an image.
+        vectors: ``(S, E)``, the single vector of each image that GRIT groups by.
+        captions: S processed captions.
+        unreadable: number and error of each requested sample that could not be read.
+    """
+
+    numbers: NDArray[Any]
+    images: Tensor
+    texts: Tensor
+    vectors: Tensor
+    captions: Sequence[str]
+    unreadable: list[tuple[int, str]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def own_auc(self, image_ids: NDArray[Any], seed: int) -> float:
+        """Return how often a text is more similar to its own image than to another, 0 to 1.
+
+        Args:
+            image_ids: ``(N,)`` of all samples, by number; 1 is returned if all are of one image.
+        """
+        generator = np.random.default_rng((seed, 7))
+        some = generator.choice(len(self), min(len(self), _COMPARED), replace=False)
+        rows, others = random_partners(image_ids[self.numbers[some]], generator)
+        images, texts = (one[torch.from_numpy(some)].float() for one in (self.vectors, self.texts))
+        own, other = ((images[of] * texts[rows]).sum(1) for of in (rows, others))
+        # NaN is never more similar.
+        found = (own > other).float() + (own == other).float() / 2
+        return float(found.mean()) if len(rows) else 1.0
+
+    def positions(self, numbers: NDArray[Any]) -> NDArray[Any]:
+        """Return the positions 0 to S - 1 of sample numbers; all must be in ``numbers``."""
+        return np.searchsorted(self.numbers, numbers)
+
+
+class _StoredTexts(Sequence[str]):
+    """Read-only strings in UTF-8 that stay in a file.
+
+    Args:
+        content: bytes of all strings, one after the other.
+        ends: ``(S,)`` int64, the byte after the end of each string.
+    """
+
+    def __init__(self, content: NDArray[Any], ends: NDArray[Any]) -> None:
+        self._content, self._ends = content, ends
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, index: int) -> str:  # type: ignore[override]  # no slices
+        place = range(len(self))[index]
+        begin = int(self._ends[place - 1]) if place else 0
+        # A caption may hold the lone surrogates by which Python stands for invalid bytes.
+        return self._content[begin : int(self._ends[place])].tobytes().decode(*_UTF_8)
+
+
+def make_features(loaded: ModelAndData, numbers: NDArray[Any], folder: Path) -> Features:
+    """Encode samples; blocks that are in ``folder`` already are not encoded again.
+
+    All ranks must call this function; they share the work through ``folder``, and each maps the
+    files of all features into memory instead of holding them.
+
+    Args:
+        numbers: ``(S,)`` ascending sample numbers.
+        folder: cache of the features.
+
+    Raises:
+        ValueError: if ``folder`` holds the features of another model, data set or sample.
+    """
+    # The identity of the folder hashes the bytes of the numbers, so their type must be fixed.
+    numbers = np.asarray(numbers, np.int64)
+    folder.mkdir(parents=True, exist_ok=True)
+    identity = _identity(loaded, numbers)
+    claim_folder(folder, identity)
+    if not (folder / _COMPLETE).is_file():
+        blocks = [numbers[i : i + _BLOCK] for i in range(0, len(numbers), _BLOCK)]
+        paths = [folder / f"block_{k:06d}.npz" for k in range(len(blocks))]
+        _encode_missing(loaded, blocks, paths)
+        barrier()
+        on_main_process(partial(_join_blocks, paths, folder))
+    return _load(folder, len(numbers), identity)
+
+
+def _encode_missing(
+    loaded: ModelAndData, blocks: Sequence[NDArray[Any]], paths: Sequence[Path]
+) -> None:
+    """Encode this rank's share of the blocks that have no file yet."""
+    rank, world = get_rank(), get_world_size()
+    missing = [k for k in range(rank, len(blocks), world) if not paths[k].is_file()]
+    total = sum(len(blocks[k]) for k in missing)
+    if total:
+        log_on_main("encoding %d of %d samples", total, sum(map(len, blocks)))
+    size = int(loaded.cfg.run_cfg.batch_size_eval)
+    with progress(desc="features", total=total, unit=" samples") as bar:
+        for k in missing:
+            batches = [blocks[k][i : i + size] for i in range(0, len(blocks[k]), size)]
+            arrays = _encode(loaded, batches, bar)
+            with atomic_write(paths[k]) as file:
+                np.savez(file, **arrays)  # type: ignore[arg-type]
+
+
+def _encode(
+    loaded: ModelAndData, batches: Sequence[NDArray[Any]], bar: tqdm
+) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a block, with a row for each sample that could be read."""
+    backbone = backbone_of(loaded.model)
+    parts: dict[str, list[NDArray[Any]]] = {}
+    captions: list[bytes] = []
+    unreadable: list[tuple[int, str]] = []
+    for numbers, batch in zip(batches, loaded.data.batches(batches), strict=True):
+        samples = to_device(batch, loaded.device)
+        with torch.inference_mode(), loaded.autocast():
+            images = backbone.encode_images(samples["image"])
+            texts = backbone.encode_texts(samples["text_input"])
+            vectors, text_vectors = backbone.grit_vectors(images, texts)
+        _require_finite(numbers, vectors, text_vectors)
+        found = {"vectors": vectors.float(), "texts": text_vectors.float()}
+        assert images.features is not None
+        if images.features.ndim == 3:
+            found["images"] = images.features.half()
+        errors = list(batch["load_error"])
+        good = np.array([not error for error in errors], bool)
+        for name, values in found.items():
+            parts.setdefault(name, []).append(values.cpu().numpy()[good])
+        parts.setdefault("numbers", []).append(numbers[good])
+        for number, caption, error in zip(numbers, batch["text_input"], errors, strict=True):
+            if error:
+                unreadable.append((int(number), error))
+            else:
+                captions.append(caption.encode(*_UTF_8))
+        bar.update(len(numbers))
+    return {
+        **{name: np.concatenate(values) for name, values in parts.items()},
+        "captions": np.frombuffer(b"".join(captions), np.uint8),
+        "ends": np.cumsum([len(one) for one in captions], dtype=np.int64),
+        "unreadable": np.frombuffer(json.dumps(unreadable).encode(), np.uint8),
+    }
+
+
+def _require_finite(numbers: NDArray[Any], *vectors: Tensor) -> None:
+    good = torch.stack([torch.isfinite(v).flatten(1).all(1).cpu() for v in vectors]).all(0)
+    if not good.all():
+        raise ValueError(
+            f"features of samples {numbers[~good.numpy()][:5].tolist()} are NaN or infinite: the "
+            "checkpoint is damaged, or fp16 overflows (run.amp_dtype=bf16, or run.amp=False)"
+        )
+
+
+def _join_blocks(blocks: Sequence[Path], folder: Path) -> None:
+    """Append the arrays of the blocks to one file each, and remove the blocks."""
+    arrays: dict[str, list[Any]] = {}  # type and shape of each file
+    unreadable: list[Any] = []
+    end = 0
+    with ExitStack() as files:
+        opened: dict[str, Any] = {}
+        for path in blocks:
+            block = read_npz(path)
+            unreadable += json.loads(block.pop("unreadable").tobytes())
+            block["ends"] = block["ends"] + end
+            end += len(block["captions"])
+            for name, values in block.items():
+                if name not in opened:
+                    opened[name] = files.enter_context(atomic_write(folder / f"{name}.bin"))
+                    arrays[name] = [values.dtype.str, 0, *values.shape[1:]]
+                opened[name].write(np.ascontiguousarray(values).tobytes())
+                arrays[name][1] += len(values)
+    write_json(folder / _COMPLETE, {"arrays": arrays, "unreadable": unreadable})
+    for path in blocks:
+        path.unlink()
+    remove_partial_files(folder, "*")
+
+
+def _load(folder: Path, requested: int, identity: Mapping[str, str]) -> Features:
+    """Map the files of `_join_blocks` into memory."""
+    try:
+        content = read_json(folder / _COMPLETE)
+        arrays = {
+            name: _mapped(folder / f"{name}.bin", kind, shape)
+            for name, (kind, *shape) in content["arrays"].items()
+        }
+        unreadable = [(int(number), str(error)) for number, error in content["unreadable"]]
+        found = Features(
+            arrays["numbers"],
+            torch.from_numpy(arrays.get("images", arrays["vectors"])),
+            torch.from_numpy(arrays["texts"]),
+            torch.from_numpy(arrays["vectors"]),
+            _StoredTexts(arrays["captions"], arrays["ends"]),
+            unreadable,
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"the features in {folder} are damaged ({error}): remove the folder, and the samples "
+            "are encoded again"
+        ) from error
+    if unreadable:
+        number, problem = unreadable[0]
+        log_on_main(
+            "%d of %d samples cannot be read and are skipped, the first: %d (%s). If they have "
+            "been repaired, delete %s to read them again",
+            len(unreadable),
+            requested,
+            number,
+            one_line(problem),
+            folder,
+        )
+    return found
+
+
+def _mapped(path: Path, kind: str, shape: Sequence[int]) -> NDArray[Any]:
+    if not shape[0]:  # an empty file cannot be mapped
+        return np.empty(shape, kind)
+    # Copy on write: PyTorch warns of arrays that it cannot write to; nobody does write.
+    return np.memmap(path, kind, "c", shape=tuple(shape))
+
+
+def _identity(loaded: ModelAndData, numbers: NDArray[Any]) -> dict[str, str]:
+    """Return what the features depend on."""
+    run = loaded.cfg.run_cfg
+    precision = str(run.get("amp_dtype", "fp16")) if run.get("amp", False) else "fp32"
+    return {
+        "model": fingerprint(loaded.model),
+        "data": f"{len(loaded.data)} samples, {loaded.data.fingerprint()}",
+        "read with": f"{precision}, {getattr(loaded.model, 'max_txt_len', None)} tokens",
+        "sample": f"{len(numbers)} of them, {digest(numbers)}",
+    }

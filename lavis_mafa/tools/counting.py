@@ -1,0 +1,234 @@
+"""Count false negatives among hard negatives; see `lavis_mafa.commands.count`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from lavis.common.dist_utils import is_main_process
+from numpy.typing import NDArray
+
+from lavis_mafa.algorithm.intervals import clustered
+from lavis_mafa.data.caption_truth import CaptionTruth
+from lavis_mafa.io.files import write_json
+from lavis_mafa.tools import ALL
+from lavis_mafa.tools.charts import Bars, Table
+from lavis_mafa.tools.count_advice import NOTE, TRUTH, advice_of
+from lavis_mafa.tools.engine import Mined, mine
+from lavis_mafa.tools.gallery import SampleViewer
+from lavis_mafa.tools.hard_negatives import HardNegatives, Sampling
+from lavis_mafa.tools.judged_pairs import FILE, INVALID, UNKNOWN, Judged
+from lavis_mafa.tools.judged_report import report_of_judged
+from lavis_mafa.tools.judging import discriminators_of
+from lavis_mafa.tools.model_and_data import ModelAndData, data_source, load_model_and_data
+from lavis_mafa.tools.tables import markdown_table
+
+_ANCHORS = {"image": True, "text": False}  # modality of the anchor: whether it is an image
+
+
+@dataclass
+class Count:
+    """False negatives among the hard negatives of one sampling, by one judge.
+
+    Attributes:
+        judge: the discriminator, or `TRUTH`.
+        anchors: modality of the anchors, ``image`` or ``text``.
+        found: false negatives among the ``judged`` hard negatives.
+        share: ``found / judged``, 0 to 1; ``low`` and ``high`` are its 95 % interval, which treats
+            mini-batches as independent.
+        estimated: estimated number in an epoch over all samples; with ``neighbours``, among the
+            K candidates of all anchors.
+        batch_size, search_space: None where there are no mini-batches or no grouping.
+        neighbours: K, if the search space is the whole data set.
+    """
+
+    judge: str
+    sampling: str
+    batch_size: int | None
+    search_space: int | None
+    anchors: str
+    found: int
+    judged: int
+    share: float
+    low: float
+    high: float
+    estimated: int
+    neighbours: int | None = None
+
+
+def count_false_negatives(args: argparse.Namespace) -> None:
+    """Count and write ``counts.json``, ``report.html`` and ``judged.npz``.
+
+    Raises:
+        ValueError: if nothing can judge the pairs, or the data do not fill a mini-batch.
+    """
+    con_ds = discriminators_of(args)
+    loaded = load_model_and_data(args)
+    if not con_ds and loaded.data.truth is None:
+        raise ValueError(
+            "nothing can judge the pairs: there is no discriminator, and the data set does not "
+            "know which pairs match. Give a discriminator, such as "
+            "--con-d blip.arch=blip_retrieval blip.model_type=coco, or valid pairs as "
+            "build_info.truth of the data"
+        )
+    run_cfg = loaded.cfg.run_cfg
+    sizes = args.batch_sizes or [int(run_cfg.batch_size_train)]
+    spaces = args.search_spaces or [int(run_cfg.grit.search_space)]
+    wanted = [
+        Sampling(kind, size, space)
+        for size in dict.fromkeys(sizes)
+        for kind in dict.fromkeys(args.sampling)
+        for space in (dict.fromkeys(spaces) if kind == "grit" else [None])
+        if space != ALL
+    ]
+    if ALL in spaces:
+        wanted.append(Sampling(ALL, None, neighbours=args.neighbours))
+    samplings = [(one, args.seed) for one in wanted]
+    found = mine(loaded, args, con_ds, (args.threshold,), samplings)
+    judged = found.judged
+    judged.about["con_d"] = con_ds
+    counts = []
+    for one, negatives in zip(wanted, found.negatives, strict=True):
+        rows = judged.rows_of(negatives.image, negatives.text)
+        judged.samplings[one.name] = np.zeros(len(judged), bool)
+        judged.samplings[one.name][rows] = True
+        counts += _count_one(one, negatives, judged, rows, args.threshold, len(loaded.data))
+    if is_main_process():
+        judged.save(args.output / FILE)
+        _write_results(args, counts, loaded, found)
+
+
+def _count_one(
+    sampling: Sampling,
+    negatives: HardNegatives,
+    judged: Judged,
+    rows: NDArray[Any],
+    threshold: float,
+    size: int,
+) -> list[Count]:
+    """Count the false negatives of one sampling by every judge, in both directions.
+
+    Args:
+        rows: ``(R,)`` of ``negatives`` in ``judged``.
+        size: number of samples in the training set.
+    """
+    calls: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
+    for name, probability in judged.probability.items():
+        own = probability[rows]
+        calls[name] = (own > threshold, ~np.isnan(own))
+    if (judged.truth != UNKNOWN).any():
+        truth = judged.truth[rows]
+        calls[TRUTH] = (truth > INVALID, truth != UNKNOWN)
+    counts = []
+    for name, (called, known) in calls.items():
+        for anchors, from_image in _ANCHORS.items():
+            of = (negatives.from_image == from_image) & known
+            hits = np.bincount(negatives.batch[of], weights=called[of])
+            total = np.bincount(negatives.batch[of])
+            low, high = clustered(hits, total)
+            number = int(total.sum())
+            share = int(hits.sum()) / number if number else 0.0
+            counts.append(
+                Count(
+                    judge=name,
+                    sampling=sampling.kind,
+                    batch_size=sampling.batch_size,
+                    search_space=sampling.search_space,
+                    anchors=anchors,
+                    found=int(hits.sum()),
+                    judged=number,
+                    share=share,
+                    low=low,
+                    high=high,
+                    estimated=round(share * size * (sampling.neighbours or 1)),
+                    neighbours=sampling.neighbours,
+                )
+            )
+    return counts
+
+
+def _write_results(
+    args: argparse.Namespace, counts: Sequence[Count], loaded: ModelAndData, found: Mined
+) -> None:
+    """Write the counts as JSON and an HTML page, and print the table and the advice."""
+    judged, features = found.judged, found.features
+    own_auc = features.own_auc(loaded.data.image_ids, args.seed)
+    is_lower_bound = isinstance(loaded.data.truth, CaptionTruth)
+    advice = advice_of(counts, judged, found.checks, loaded.cfg, own_auc, is_lower_bound)
+    content = {
+        **data_source(args),
+        "checkpoint": args.checkpoint,
+        "samples": len(loaded.data),
+        "looked_at": len(features),
+        "own_auc": own_auc,
+        "unreadable": [number for number, _ in features.unreadable],
+        "threshold": args.threshold,
+        "seed": args.seed,
+        "self_check": judged.about["self_check"],
+        "neighbours": judged.about.get("neighbours"),
+        "counts": [asdict(count) for count in counts],
+        "advice": advice,
+    }
+    write_json(args.output / "counts.json", content)
+    table = _count_table(counts)
+    checks = [f"{check.line}. {check.warning}".strip() for check in found.checks.values()]
+    notes = [
+        *advice,
+        NOTE,
+        f"{len(loaded.data):,} samples. One epoch of hardest negatives: one text for every image "
+        "and one image for every text. Intervals treat mini-batches as independent. A pair with a "
+        f"probability above {args.threshold:g} is classified as a match.",
+        *checks,
+    ]
+    known = int((judged.truth != UNKNOWN).sum())
+    if 0 < known < len(judged):
+        notes.append(
+            f"The truth of {known:,} of the {len(judged):,} pairs is known, "
+            f"{int((judged.truth > INVALID).sum()):,} of them valid. Its shares refer to these "
+            "pairs, which are no random sample of the hard negatives."
+        )
+    page = report_of_judged(
+        judged,
+        SampleViewer(loaded.data.pairs),
+        args.output / "report.html",
+        table.title,
+        tables=[table],
+        bars=_bars_of(counts),
+        notes=notes,
+    )
+    print("\n".join([markdown_table(table), *checks, "", *advice, NOTE]))
+    print(f"written: {args.output / 'counts.json'}, {FILE}, {page.name}")
+
+
+def _count_table(counts: Sequence[Count]) -> Table:
+    """Return a table like MAFA's Tables 1 and 9, with a row for each judge and sampling."""
+    columns = ["judge", "sampling", "B", "M"]
+    for side in _ANCHORS:
+        columns += [f"FN w.r.t. {side}", f"{side} %", f"{side} % (95 %)"]
+    rows: dict[tuple[Any, ...], list[Any]] = {}
+    for count in counts:
+        space = f"{ALL}, K = {count.neighbours}" if count.neighbours else count.search_space
+        key = (count.judge, count.sampling, count.batch_size, space)
+        row = rows.setdefault(key, list(key))
+        row += [f"{count.estimated:,}", f"{100 * count.share:.2f}"]
+        row += [f"{100 * count.low:.2f}–{100 * count.high:.2f}"]
+    return Table("False negatives among hard negatives", columns, list(rows.values()))
+
+
+def _bars_of(counts: Sequence[Count]) -> list[Bars]:
+    """Return the shares of false negatives by sampling, for each judge (MAFA Figures 2 and 5)."""
+    shares: dict[str, dict[str, list[float]]] = {}
+    for one in counts:
+        name = Sampling(one.sampling, one.batch_size, one.search_space, one.neighbours).name
+        shares.setdefault(one.judge, {}).setdefault(name, []).append(100 * one.share)
+    return [
+        Bars(
+            f"False negatives by {judge} (%, mean over image anchors and text anchors)",
+            {name: float(np.mean(values)) for name, values in by_sampling.items()},
+            high=100.0,
+        )
+        for judge, by_sampling in shares.items()
+    ]

@@ -1,0 +1,204 @@
+"""Load the model and the data of a config for an analysis: no augmentation, no training."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from lavis.common.dist_utils import is_main_process
+from lavis.common.registry import registry
+from lavis.common.utils import get_cache_path
+from omegaconf import OmegaConf
+
+from lavis_mafa.data.local_files import reads_as_lavis
+from lavis_mafa.data.split_as_pairs import SplitAsPairs
+from lavis_mafa.data.training_set import TrainingSet
+from lavis_mafa.families.mafa_model import checkpoint_of
+from lavis_mafa.io.plugins import load_plugins
+from lavis_mafa.judges.build import view_of
+from lavis_mafa.judges.frozen import FROZEN_MODELS
+from lavis_mafa.settings import ConfigError, load_config
+from lavis_mafa.settings.check import listed
+from lavis_mafa.settings.config_of_run import LOG, is_trusted, recorded_config
+from lavis_mafa.settings.foreign import usable
+from lavis_mafa.settings.key import is_url
+from lavis_mafa.settings.load import Named
+from lavis_mafa.tools.corpus import Corpus
+from lavis_mafa.tools.judged_pairs import Judged
+from lavis_mafa.training.launch import amp_dtype_of
+from lavis_mafa.training.loaders import evaluation_sets, training_set
+from lavis_mafa.training.prefetch import require_sources
+from lavis_mafa.training.session import begin, build_data, build_model
+
+CPU = torch.device("cpu")
+# An analysis evaluates no split, and has no logger.
+_ONLY_DATA = ["run.valid_splits=[]", "run.test_splits=[]", "run.loggers=[]"]
+
+
+@dataclass
+class ModelAndData:
+    """The objects that a config describes.
+
+    Attributes:
+        cfg: the checked config.
+        model: in evaluation mode, on ``device``, without Con-D.
+        data: the pairs of a split.
+        device: where to compute.
+    """
+
+    cfg: Any
+    model: Any
+    data: Corpus
+    device: torch.device
+
+    def autocast(self) -> torch.autocast:
+        """Return the mixed precision of ``run.amp`` and ``run.amp_dtype``."""
+        dtype = amp_dtype_of(self.cfg.run_cfg)
+        return torch.autocast(self.device.type, dtype, enabled=dtype is not None)
+
+
+def options_of(args: argparse.Namespace) -> list[str]:
+    """Return ``--options``, the config keys that ``--checkpoint`` stands for, and the folder of the
+    results in the place of the run's, to which nothing is written."""
+    options = [f"run.output_dir={args.output.parent}", *args.options, *_ONLY_DATA]
+    if not args.checkpoint:
+        return options
+    if not is_url(args.checkpoint) and not os.path.exists(args.checkpoint):
+        raise FileNotFoundError(f"--checkpoint: no such file: {args.checkpoint}")
+    given = ["model.load_finetuned=True", f"model.finetuned={args.checkpoint}"]
+    return [*options, *given]
+
+
+def data_source(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
+    """Return what later commands need to load the same data: config, options and split."""
+    options = [str(option) for option in args.options]
+    return {"cfg_path": str(args.cfg_path), "options": options, "split": args.split, **more}
+
+
+def load_model_and_data(args: argparse.Namespace) -> ModelAndData:
+    """Build the model and the pairs of a config; joins the processes of a launcher.
+
+    Raises:
+        ConfigError: with all problems of the config.
+        ValueError: if the data have no such split.
+    """
+    cfg = begin(args.cfg_path, options_of(args))
+    require_sources(cfg)
+    task, train = _build_pairs(cfg, args.split)
+    mafa = cfg.model_cfg.get("mafa")
+    # The commands that need frozen models build them: here they would take memory for nothing.
+    frozen = {name: mafa.get(name) for name in FROZEN_MODELS} if mafa else {}
+    if mafa:
+        mafa.update(dict.fromkeys(FROZEN_MODELS))
+    model = build_model(cfg, task)
+    if mafa:
+        mafa.update(frozen)
+    if checkpoint_of(cfg.model_cfg) is None:
+        logging.warning(
+            "the weights of %s are random, and so are its similarities: give --checkpoint",
+            cfg.model_cfg.arch,
+        )
+    run = cfg.run_cfg
+    device = torch.device("cuda", int(run.get("gpu", 0))) if run.device == "cuda" else CPU
+    view = view_of(cfg.model_cfg.arch, cfg.model_cfg.get("model_type"), model)
+    data = Corpus(train, view, int(run.num_workers))
+    return ModelAndData(cfg, model.to(device).eval(), data, device)
+
+
+def data_of_judged(judged: Judged, path: Path) -> TrainingSet:
+    """Build the data that a file of judged pairs is about, by the config that it records.
+
+    Raises:
+        ValueError: if the file records no config, or the data do not have all its samples.
+        ConfigError: as in `load_model_and_data`.
+    """
+    cfg_path = judged.about.get("cfg_path")
+    if not cfg_path:
+        raise ValueError(f"{path} does not record its config")
+    named = Named(path, True, tuple(map(str, judged.about.get("options") or ())))
+    # The page may be written on a machine without the GPU that the config asks for.
+    cfg = load_config(str(cfg_path), _ONLY_DATA, machine=False, named=named, data_only=True)
+    data = _shown_pairs(cfg, str(judged.about.get("split", "train")), path)
+    highest = int(max(judged.image.max(initial=-1), judged.text.max(initial=-1)))
+    if highest >= len(data):
+        raise ValueError(
+            f"{path} has a pair with sample {highest}, but the data of {cfg_path} have only "
+            f"{len(data)} samples: the data have changed since, judge them again"
+        )
+    return data
+
+
+def recorded_data(folder: Path) -> TrainingSet:
+    """Build the training pairs of the config that a run recorded, to show them to people.
+
+    The rest of the config need not be valid; its plugins are imported only if the user trusts the
+    folder.
+
+    Raises:
+        ConfigError: if the config names places of data that are not used.
+        ValueError: if there is no config, or it names no training data; and whatever the builders
+            raise.
+    """
+    config, log = recorded_config(folder), folder / LOG
+    if is_trusted(log):
+        load_plugins(listed(config["run"].get("plugins")))
+    else:
+        problems, notes = usable(config, log, data_only=True)
+        for note in notes:
+            logging.warning("%s", note)
+        if problems := [one for one in problems if not one.startswith("run.plugins")]:
+            raise ConfigError(str(log), problems)
+    config["run"]["world_size"] = 1
+    parts = {f"{name}_cfg": OmegaConf.create(config[name]) for name in ("run", "model", "datasets")}
+    recorded = SimpleNamespace(**parts, args=SimpleNamespace(cfg_path=log))
+    return _shown_pairs(recorded, "train", log)
+
+
+def _shown_pairs(cfg: Any, split: str, origin: Any) -> TrainingSet:
+    """Build the pairs of a config that a file names, fetching nothing; say from where they are."""
+    places: list[str] = []
+    for builder, dataset in cfg.datasets_cfg.items():
+        plain: Any = OmegaConf.to_container(dataset)
+        info = plain.get("build_info") or {}
+        files = (info.get("annotations") or {}).get(split)
+        cls = registry.get_builder_class(builder)
+        if files and cls and reads_as_lavis(cls):
+            urls = listed(files.get("url"))
+            if any(map(is_url, urls)):
+                dataset.build_info.annotations[split].url, urls = None, []
+            for file in urls or listed(files.get("storage")):
+                if not os.path.isfile(file) and not os.path.isfile(get_cache_path(file)):
+                    raise FileNotFoundError(f"no such annotation file: {file}")
+        places += listed((info.get("images") or {}).get("storage"))
+    if places:
+        logging.warning("the page shows images of %s, which %s names", ", ".join(places), origin)
+    return _build_pairs(cfg, split)[1]
+
+
+def _build_pairs(cfg: Any, split: str) -> tuple[Any, TrainingSet]:
+    """Build the task and the pairs of a split."""
+    task, datasets = build_data(cfg, [split])
+    seed = int(cfg.run_cfg.seed)
+    pairs = None
+    if split == "train":
+        pairs = training_set(datasets, seed)
+    elif split in (others := evaluation_sets(datasets)):
+        pairs = TrainingSet(SplitAsPairs(others[split]), seed)
+    if pairs is None:
+        known = sorted({name for own in datasets.values() for name in own})
+        raise ValueError(
+            f"{cfg.args.cfg_path}: the data have no split {split!r}; known: {', '.join(known)}"
+        )
+    return task, pairs
+
+
+def log_on_main(text: str, *values: Any) -> None:
+    """Log a message on the main process only."""
+    if is_main_process():
+        logging.info(text, *values)

@@ -1,0 +1,80 @@
+"""Con-D's self-check before training: on the mini-batches that it will see in training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from lavis_mafa.algorithm.settings import StepSettings
+from lavis_mafa.data.training_set import TrainingSet
+from lavis_mafa.io.random_streams import unchanged_random_streams
+from lavis_mafa.judges.self_check import (
+    SKIP,
+    SelfCheck,
+    drawn_samples,
+    mode_of,
+    on_all_ranks,
+    self_check,
+)
+from lavis_mafa.training.loaders import to_device
+from lavis_mafa.training.run_log import RunLog
+from lavis_mafa.training.termination import ignore_signals_to_job
+
+RECORD = "con_d_self_check"  # kind of its line in the run's log, and its prefix in loggers
+
+
+def check_con_d(
+    model_cfg: Mapping[str, Any],
+    run_cfg: Mapping[str, Any],
+    model: Any,
+    train_set: TrainingSet,
+    device: torch.device,
+) -> SelfCheck | None:
+    """Judge own and random pairs of the training data; all ranks must call this function.
+
+    Images are augmented and captions tokenised as in training. No random stream of training is
+    advanced, and Con-D's cache of image features must not be open yet: training is the same, bit
+    for bit, as without the check.
+
+    Returns:
+        The figures; None without Con-D, if the config skips the check, or for a discriminator that
+        says by ``needs_self_check`` that it needs none.
+
+    Raises:
+        PoorDiscriminatorError: on all ranks, if Con-D fails and the config says ``refuse``.
+    """
+    con_d = getattr(model, "con_d", None)
+    cfg = (model_cfg.get("mafa") or {}).get("con_d") or {}
+    mode = mode_of(cfg)
+    if con_d is None or mode == SKIP or not getattr(con_d, "needs_self_check", True):
+        return None
+    rule = getattr(model, "settings", StepSettings()).connections
+    seed = int(run_cfg["seed"])
+
+    def check() -> SelfCheck:
+        drawn = drawn_samples(len(train_set), cfg, seed)
+        loader: Any = DataLoader(
+            train_set,
+            batch_sampler=[[(int(number), 0) for number in batch] for batch in drawn],
+            num_workers=int(run_cfg["num_workers"]),
+            collate_fn=train_set.collater,
+            worker_init_fn=ignore_signals_to_job,
+            generator=torch.Generator(),
+        )
+        where = {"epoch": 0, "iters": 0, "num_iters_per_epoch": len(drawn), "grouped": False}
+        batches = ({**to_device(batch, device), **where} for batch in loader)
+        return self_check(con_d, batches, (rule.low, rule.high), str(cfg.get("arch")), seed)
+
+    with unchanged_random_streams():
+        found = on_all_ranks(check)
+    found.settle(mode)
+    return found
+
+
+def log_check(log: RunLog, found: SelfCheck) -> None:
+    """Write the figures to a run's JSON lines and to its loggers."""
+    log.write(RECORD, name=found.name, **found.content())
+    log.scalars(RECORD, found.scalars(), 0)

@@ -1,0 +1,175 @@
+"""LAVIS's runner without its assumptions of CUDA and a process group."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from lavis.common.dist_utils import get_rank, get_world_size
+from lavis.common.optims import LinearWarmupStepLRScheduler, warmup_lr_schedule
+from lavis.common.registry import registry
+from lavis.runners.runner_base import RunnerBase
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.parallel import DistributedDataParallel
+
+from lavis_mafa.io.processes import share_tensors
+from lavis_mafa.judges.frozen import frozen_models
+from lavis_mafa.training.launch import amp_dtype_of, compile_image_encoders
+from lavis_mafa.training.sharding import shard_frozen
+
+# Shares of the epochs after which FNE's rate drops: after 5 and 15 of its 25.
+_DROPS = (1, 5), (3, 5)
+# Keys of `model` by which LAVIS's models recompute activations in the backward pass.
+_RECOMPUTATION_KEYS = ("use_grad_checkpoint", "vit_grad_ckpt")
+
+
+class AnyDeviceRunner(RunnerBase):
+    """Overrides what LAVIS's runner can do on GPUs with a launcher only.
+
+    Model, optimizer, loss scaler and scheduler are made on first use, as in LAVIS.
+    """
+
+    def __init__(self, cfg: Any, task: Any, model: nn.Module, datasets: Any, job_id: str) -> None:
+        # Before LAVIS's constructor, which calls `setup_output_dir`.
+        self.run_cfg = cfg.run_cfg
+        self.output_dir: Path
+        self.result_dir: Path
+        self._model: Any
+        self._device: torch.device | None
+        self._wrapped_model: Any
+        self._scaler: GradScaler | None
+        self._lr_sched: Any
+        self._static_graph = False
+        super().__init__(cfg, task, model, datasets, job_id)
+        if self.run_cfg.get("cached_batch"):
+            copies = getattr(self._model, "momentum_encoders", None)
+            for one in (self._model, *frozen_models(self._model), copies):
+                if one is not None:
+                    one.cached_batch = int(self.run_cfg.cached_batch)
+        self.rank, self.world_size = get_rank(), get_world_size()
+
+    def setup_output_dir(self) -> None:
+        """Create ``output_dir/job_id`` relative to the working directory, and ``result/`` in it."""
+        self.output_dir = Path.cwd() / str(self.run_cfg.output_dir) / self.job_id
+        self.result_dir = self.output_dir / "result"
+        self.result_dir.mkdir(parents=True, exist_ok=True)
+        for name, path in (("result_dir", self.result_dir), ("output_dir", self.output_dir)):
+            # Not by register_path, which refuses a second run in the same process.
+            registry.mapping["paths"][name] = str(path)
+
+    @property
+    def device(self) -> torch.device:
+        if self._device is None:
+            device = torch.device(self.run_cfg.device)
+            # DDP asks for a number, and a bare "cuda" would be GPU 0 on every rank.
+            if device.type == "cuda" and device.index is None:
+                device = torch.device("cuda", int(self.run_cfg.get("gpu", 0)))
+            self._device = device
+        return self._device
+
+    @property
+    def model(self) -> Any:
+        """The model on the device, compiled, sharded and wrapped for several ranks as the config
+        says."""
+        if self._wrapped_model is None:
+            if self.shards:
+                shard_frozen(self._model, self.device)
+            self._model = self._model.to(self.device)
+            if self.run_cfg.get("compile"):
+                compile_image_encoders(self._model)
+            self._wrapped_model = self._distributed() if self.use_distributed else self._model
+        return self._wrapped_model
+
+    @property
+    def shards(self) -> bool:
+        """Whether frozen weights are divided over the ranks (``run.fsdp``)."""
+        return bool(self.run_cfg.get("fsdp") and self.use_distributed and not self.evaluate_only)
+
+    def _distributed(self) -> DistributedDataParallel:
+        unused = self.run_cfg.get("find_unused_parameters")
+        if unused is None:
+            unused = getattr(self._model, "has_unused_parameters", False)
+        # With recomputed activations DDP can find unused parameters only if the graph is the same
+        # at every step. A static graph in turn averages gradients at every backward pass: see
+        # `no_sync` in `RunnerMafa`.
+        recomputes = any(self.config.model_cfg.get(key, False) for key in _RECOMPUTATION_KEYS)
+        self._static_graph = bool(unused) and recomputes
+        # Once, since queues begin with random values. Every rank updates its buffers by what all
+        # ranks have gathered, so that DDP need not send them before every forward pass.
+        share_tensors(self._model.buffers())
+        return DistributedDataParallel(
+            self._model,
+            device_ids=[self.device.index] if self.cuda_enabled else None,
+            find_unused_parameters=bool(unused) and not self._static_graph,
+            static_graph=self._static_graph,
+            broadcast_buffers=False,
+        )
+
+    @property
+    def amp_dtype(self) -> torch.dtype | None:
+        """The dtype of autocast, None without mixed precision."""
+        return amp_dtype_of(self.run_cfg)
+
+    def autocast(self) -> torch.autocast:
+        """Return a context of mixed precision as the config says."""
+        return torch.autocast(self.device.type, self.amp_dtype, enabled=self.amp_dtype is not None)
+
+    @property
+    def scaler(self) -> GradScaler | None:
+        """The loss scaler of fp16, None otherwise."""
+        if self._scaler is None and self.amp_dtype is torch.float16:
+            self._scaler = GradScaler(self.device.type)
+        return self._scaler
+
+    @property
+    def warmup_steps(self) -> int:
+        """``run.warmup_steps``, at most the share ``run.warmup_share`` of all steps."""
+        steps, share = int(self.run_cfg.get("warmup_steps", 0)), self.run_cfg.get("warmup_share")
+        if share is None:
+            return steps
+        return min(steps, int(float(share) * self.steps_per_epoch * self.max_epoch))
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Mini-batches of a rank in an epoch."""
+        raise NotImplementedError
+
+    @property
+    def lr_scheduler(self) -> Any:
+        if self._lr_sched is None:
+            run = self.run_cfg
+            self._lr_sched = registry.get_lr_scheduler_class(run.lr_sched)(
+                optimizer=self.optimizer,
+                max_epoch=run.get("lr_horizon") or self.max_epoch,
+                min_lr=self.min_lr,
+                init_lr=self.init_lr,
+                decay_rate=run.get("lr_decay_rate"),
+                warmup_start_lr=float(run.get("warmup_lr", -1)),
+                warmup_steps=self.warmup_steps,
+            )
+        return self._lr_sched
+
+    def set_learning_rate(self, epoch: int, global_step: int) -> None:
+        """Apply LAVIS's scheduler; the warm-up may last longer than the first epoch."""
+        # LAVIS's schedulers warm up by the step in epoch 0 only, and ignore the step afterwards.
+        warming_up = global_step < self.warmup_steps
+        self.lr_scheduler.step(cur_epoch=0 if warming_up else epoch, cur_step=global_step)
+
+
+@registry.register_lr_scheduler("linear_warmup_drops_lr")
+class _LinearWarmupDropsLRScheduler(LinearWarmupStepLRScheduler):
+    """``init_lr``, times ``lr_decay_rate`` (default 0.1) after 1/5 and again after 3/5 of the
+    epochs, at least ``min_lr``; with the linear warm-up of LAVIS's schedulers."""
+
+    def step(self, cur_epoch: int, cur_step: int) -> None:
+        if cur_epoch == 0:
+            warmup_lr_schedule(
+                self.optimizer, cur_step, self.warmup_steps, self.warmup_start_lr, self.init_lr
+            )
+            return
+        drops = sum(cur_epoch * whole >= part * self.max_epoch for part, whole in _DROPS)
+        rate = 0.1 if self.decay_rate is None else self.decay_rate
+        for group in self.optimizer.param_groups:
+            group["lr"] = max(self.min_lr, self.init_lr * rate**drops)

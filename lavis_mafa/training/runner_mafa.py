@@ -1,0 +1,580 @@
+"""LAVIS's runner with GRIT order, exact resumption and guards."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from lavis.common.dist_utils import is_main_process
+from lavis.common.registry import registry
+from lavis.tasks.base_task import BaseTask
+from lavis.tasks.retrieval import RetrievalTask
+from torch import Tensor, nn
+
+from lavis_mafa.algorithm.grit import EpochPlan, GritSchedule, GritSettings
+from lavis_mafa.algorithm.grit.hardness import StepAhead
+from lavis_mafa.algorithm.tokens import captions_of
+from lavis_mafa.io.files import atomic_write, lost_writes
+from lavis_mafa.io.problems import ConfigView, Problem
+from lavis_mafa.io.processes import all_gather_objects, any_rank, barrier
+from lavis_mafa.judges.frozen import frozen_models, models_beside
+from lavis_mafa.judges.self_check import SelfCheck
+from lavis_mafa.training import loaders
+from lavis_mafa.training.agreement import judges_of, of_state, require_agreement
+from lavis_mafa.training.checkpoint import BEST, LAST
+from lavis_mafa.training.checkpoint_schedule import CheckpointSchedule, NotSavedError
+from lavis_mafa.training.con_d_check import check_con_d, log_check
+from lavis_mafa.training.evaluation import EvaluatingRunner, matching_splits
+from lavis_mafa.training.figures import Figures
+from lavis_mafa.training.guard import NonFiniteGuard, UnreadableSamples
+from lavis_mafa.training.guarded import loggers_of
+from lavis_mafa.training.loaders import LostWorkerError
+from lavis_mafa.training.run_log import RunLog, TimeLeft, duration
+from lavis_mafa.training.sharding import problem_of_torch
+from lavis_mafa.training.state import RunState
+from lavis_mafa.training.termination import Terminated, Termination
+from lavis_mafa.training.training_step import CON_D, optimizer_step, read_values
+
+_SCHEDULED = "scheduled_lr"  # key of a parameter group: its rate without `run.grit.lr_factor`
+_SECONDS_BETWEEN_LINES = 60.0  # about the progress of training, where no bar is shown
+
+
+@registry.register_runner("runner_mafa")
+class RunnerMafa(EvaluatingRunner):
+    """Trains and evaluates any LAVIS task and model; with GRIT where ``run.grit.enabled``.
+
+    Beyond LAVIS's runner: CPU (gloo) or GPU with or without launcher, epochs that are permutations
+    of the data, ``fp16`` and ``bf16``, gradient accumulation with the right scale, clipping,
+    warm-up over steps across epochs, atomic checkpoints from which a run resumes bit for bit, and a
+    stop before a loss or gradient that is not finite reaches the weights.
+
+    Attributes:
+        train_set: None if the run only evaluates.
+        unreadable, guard: what keeps bad data and numbers out of training.
+        termination: whether a signal has arrived.
+        judges: see `judges_of`.
+    """
+
+    groups_mini_batches = True  # read by the config check: `run.grit` has an effect
+
+    @classmethod
+    def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
+        """Yield what would be ignored, or fail after the model is built."""
+        if cfg["run.fsdp"] and cfg.training and (problem := problem_of_torch()):
+            yield Problem("run.fsdp", problem)
+        if cfg.training and cfg["run.train_splits"] not in (None, [], ["train"]):
+            why = "training supports only the split train; use ['train']"
+            yield Problem("run.train_splits", why)
+        if cfg.training and cfg["run.train_dataset_ratios"]:
+            why = "has no effect: runner_mafa uses every sample once per epoch; remove it"
+            yield Problem("run.train_dataset_ratios", why)
+
+    def __init__(self, cfg: Any, task: Any, model: nn.Module, datasets: Any, job_id: str) -> None:
+        super().__init__(cfg, task, model, datasets, job_id)
+        run = self.run_cfg
+        loggers = loggers_of(run) if is_main_process() else {}
+        self.log = RunLog(self.output_dir, is_main_process(), loggers)
+        self.train_set = None
+        if not self.evaluate_only:
+            reduce_jpegs = bool(run.get("reduce_jpegs", False))
+            self.train_set = loaders.training_set(datasets, run.seed, reduce_jpegs)
+        if self.train_set is not None:
+            loaders.add_views(self.train_set, model, models_beside(model))
+            loaders.add_tokens(self.train_set, model, frozen_models(model))
+        # Retrieval ranks all candidates of a split, so that no rank can evaluate a share of it.
+        share = not isinstance(task, RetrievalTask) and self.use_dist_eval_sampler
+        self.loaders = loaders.Loaders(
+            run,
+            self.train_set,
+            self.eval_sets,
+            self.rank,
+            self.device,
+            share_evaluation=bool(self.use_distributed and share),
+        )
+        self.unreadable = UnreadableSamples(float(run.get("max_unreadable", 0.01)))
+        self.guard = NonFiniteGuard(model, int(run.get("skip_bad_steps", 0)))
+        self.termination = Termination(saves=not self.evaluate_only)
+        self.figures = Figures(task, self.log, self.log_freq, int(run.get("log_connections", 64)))
+        self.time_left: TimeLeft | None = None  # since training began
+        self._terminating = False  # a signal has arrived on any rank
+        self._lost_worker: LostWorkerError | None = None  # of this rank
+        self._worker_lost = False  # on any rank
+        self.judges: dict[str, str] = {}
+        self._schedule: GritSchedule | None = None
+        self._checkpoints: CheckpointSchedule | None = None
+
+    @property
+    def steps_per_epoch(self) -> int:
+        assert self.train_set is not None
+        return len(self.train_set) // (int(self.run_cfg.batch_size_train) * self.world_size)
+
+    @property
+    def total_steps(self) -> int:
+        """Mini-batches of a rank in the whole run."""
+        steps = self.steps_per_epoch * self.max_epoch
+        return min(steps, int(self.run_cfg.get("max_steps") or steps))
+
+    @property
+    def same_group(self) -> str | None:
+        """``model.mafa.same_group``; None if the model does not train by the step, and so makes no
+        use of groups."""
+        return getattr(getattr(self._model, "settings", None), "same_group", None)
+
+    @property
+    def schedule(self) -> GritSchedule:
+        """The orders of the epochs."""
+        if self._schedule is None:
+            assert self.train_set is not None
+            # Grouping keeps groups apart, unless pairs of one group are negatives.
+            apart = self.same_group not in (None, "negative")
+            self._schedule = GritSchedule(
+                len(self.train_set),
+                int(self.run_cfg.batch_size_train),
+                GritSettings.from_config(self.run_cfg.grit),
+                self.rank,
+                self.world_size,
+                int(self.run_cfg.seed),
+                self.train_set.image_ids,
+                self.train_set.group_ids if apart else None,
+            )
+        return self._schedule
+
+    def set_learning_rate(self, epoch: int, global_step: int) -> None:
+        """Apply LAVIS's scheduler, then ``run.grit.lr_factor`` in grouped epochs."""
+        groups, factor = self.optimizer.param_groups, self.schedule.lr_factor
+        # A registered scheduler may keep or multiply the rate that it has set before.
+        for group in groups:
+            group["lr"] = group.get(_SCHEDULED, group["lr"])
+        super().set_learning_rate(epoch, global_step)
+        for group in groups:
+            group[_SCHEDULED] = group["lr"]
+            group["lr"] *= factor
+
+    @property
+    def checkpoints(self) -> CheckpointSchedule:
+        """Saves and resumes the state of training."""
+        if self._checkpoints is None:
+            assert self.train_set is not None
+            state = RunState(
+                config=self.config.unresolved(),
+                progress=self.progress,
+                model=self.unwrap_dist_model(self.model),
+                optimizer=self.optimizer,
+                scaler=self.scaler,
+                schedule=self.schedule,
+                guard=self.guard,
+                unreadable=self.unreadable,
+                tally=self.figures.tally,
+                train_set=self.train_set,
+                log=self.log,
+                judges=self.judges,
+                rank=self.rank,
+                world_size=self.world_size,
+                device=self.device,
+            )
+            allowed = int(self.run_cfg.max_failed_saves)
+            self._checkpoints = CheckpointSchedule(state, self.output_dir, allowed)
+        return self._checkpoints
+
+    # The run
+
+    def train(self) -> None:
+        """Train, validate after every epoch, save the last and the best, test at the end.
+
+        Raises:
+            Terminated: if SIGTERM or SIGUSR1 arrived on any rank, once the state is saved.
+        """
+        status = "failed"
+        with self.termination:
+            try:
+                if self.evaluate_only:
+                    self._evaluate_only()
+                else:
+                    self._train()
+                status = "finished"
+            except (Terminated, KeyboardInterrupt):
+                status = "stopped"
+                raise
+            finally:
+                self.loaders.close()
+                self.log.close(status)
+
+    def _evaluate_only(self) -> None:
+        self.log.begin(self.config.unresolved())
+        with self._interruptible():
+            splits = [*self.valid_splits, *self.test_splits]
+            for split in matching_splits(self.eval_sets, splits):
+                self.eval_epoch(split, "given")
+        if any(any_rank([bool(lost_writes.count)], self.device)):
+            files = ", ".join(lost_writes.count) or "see the messages of other ranks"
+            raise NotSavedError(
+                f"results could not be written: {files}. Free disk space, then rerun the command"
+            )
+
+    def _train(self) -> None:
+        began = time.time()
+        for warning in self.warnings_of_size():
+            logging.warning("%s", warning)
+        self.prepare()
+        # Before `self.model` compiles Con-D, which the check's mini-batches would do for other
+        # shapes.
+        found = None if self.resume_ckpt_path else self.check_con_d()
+        self.checkpoints.begin(self.resume_ckpt_path and str(self.resume_ckpt_path))
+        model = self.unwrap_dist_model(self.model)
+        require_agreement(of_state, model, self.judges, self.progress)
+        if found is not None:
+            log_check(self.log, found)
+        if self._max_steps_done():
+            return
+        first = self.progress.epoch
+        if self.progress.step == 0 and self.progress.finished_epochs < first:
+            self._finish_epoch(first - 1)  # the run stopped between its last step and here
+        for epoch in range(first, self.max_epoch):
+            if not self.train_epoch(epoch):
+                return
+            # Before validation, so that a run killed there repeats only that.
+            self.checkpoints.save(epoch + 1, 0)
+            self._finish_epoch(epoch)
+        self.checkpoints.retry_unsaved()  # now: the evaluation loads the best weights
+        with self._interruptible():
+            self.evaluate(cur_epoch="best" if self.valid_splits else self.max_epoch - 1)
+        folder = shlex.quote(str(self.output_dir))
+        logging.info(
+            f"finished in {duration(time.time() - began)}; results in {folder}\n"
+            f"next: lavis-mafa report {folder}\n      lavis-mafa evaluate --run {folder}"
+        )
+
+    def warnings_of_size(self) -> list[str]:
+        """Return warnings of settings that cannot work on data of this size."""
+        found = []
+        share = self.steps_per_epoch * int(self.run_cfg.batch_size_train)
+        steps, limit = self.steps_per_epoch * self.max_epoch, self.run_cfg.get("max_steps")
+        # The config check compares warmup_steps with max_steps.
+        if self.warmup_steps >= steps and not (limit and limit <= self.warmup_steps):
+            found.append(
+                f"run.warmup_steps: {self.warmup_steps:,} is not below the {steps:,} steps of the "
+                f"whole run, which never reaches run.init_lr; use at most {steps // 10:,}, or "
+                "run.warmup_share: 0.1"
+            )
+        grit = self.run_cfg.grit
+        if grit.enabled and grit.regions and grit.queue_size >= share:
+            found.append(
+                f"run.grit.regions: one queue holds all {share:,} pairs of a rank, and the most "
+                "similar share a mini-batch; on photographs that destroyed ITM "
+                "(docs/results.md): leave it out, or lower run.grit.queue_size"
+            )
+        return found
+
+    def prepare(self) -> None:
+        """Give model and task what they need of the training data, before state is resumed."""
+        assert self.train_set is not None
+        if hasattr(self._model, "allocate"):
+            self._model.allocate(len(self.train_set))
+        if self.train_set.group_ids is not None:
+            if self.same_group is None:
+                logging.warning(
+                    "the training data have groups (group_id_key), of which %s makes no use",
+                    type(self._model).__name__,
+                )
+            elif hasattr(self._model, "expect_groups"):
+                self._model.expect_groups()
+        if hasattr(self.task, "before_training"):
+            self.task.before_training(self._model, self.train_set)
+        self.judges = judges_of(self._model)  # now: `self.model` may divide them over the ranks
+
+    def check_con_d(self) -> SelfCheck | None:
+        """Check that Con-D tells own from random pairs; see `con_d_check.check_con_d`."""
+        assert self.train_set is not None
+        return check_con_d(
+            self.config.model_cfg, self.run_cfg, self._model, self.train_set, self.device
+        )
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Let a signal end the run at once inside: a restart repeats the work from a checkpoint.
+
+        Only if the last checkpoint was saved. Ranks enter and leave together, since the launcher
+        ends all ranks when one of them ends, also one that is still evaluating.
+        """
+        repeatable = self.evaluate_only or self.checkpoints.unsaved is None
+        barrier()
+        with self.termination.raise_at_once() if repeatable else nullcontext():
+            yield
+            barrier()
+
+    def _finish_epoch(self, epoch: int) -> None:
+        """Validate after an epoch, and save its best and kept checkpoints.
+
+        A run that was stopped inside repeats it when it resumes.
+        """
+        progress = self.progress
+        before, better = progress.best, None
+        if self.valid_splits:
+            with self._interruptible():
+                better = all_gather_objects(self.validate(epoch))[0]  # figures are on rank 0 only
+        progress.best = better or before
+        progress.finished_epochs = epoch + 1
+        if better and not self.checkpoints.save(epoch + 1, 0, BEST):
+            progress.best, better = before, None
+        every = self.run_cfg.get("keep_every_epochs")
+        kept = [f"checkpoint_{epoch}.pth"] if every and (epoch + 1) % every == 0 else []
+        if better or kept:  # the last one again, since it records the best figure
+            self.checkpoints.save(epoch + 1, 0, *kept, LAST)
+
+    # An epoch
+
+    def train_epoch(self, epoch: int) -> bool:
+        """Train one epoch, from ``progress.step`` on after a resumption.
+
+        Returns:
+            Whether the run continues; not if ``run.max_steps`` is reached.
+        """
+        first_step, self.progress.step = self.progress.step, 0
+        if self.time_left is None:
+            self.time_left = TimeLeft(self.total_steps, self.progress.global_step)
+        if first_step == 0:
+            self._begin_epoch(epoch)
+        plan = self.schedule.plan
+        assert plan is not None
+        with loaders.explain_lost_worker():  # between epochs, whose state is saved
+            batches = iter(self.loaders.train(plan, epoch, first_step))
+        bar = self.log.progress(
+            range(first_step, plan.steps), f"epoch {epoch}", first_step, plan.steps
+        )
+        self.model.train()
+        for _, momentum in getattr(self._model, "model_pairs", []):
+            momentum.eval()  # targets without dropout
+        window = self.accum_grad_iters
+        for step in bar:
+            window_size = min(window, plan.steps - step // window * window)  # shorter at the end
+            ends_window = (step + 1) % window == 0 or step + 1 == plan.steps
+            samples = self._prepare(self._next(batches, epoch, step, plan), epoch, step, plan)
+            self.set_learning_rate(epoch, self.progress.global_step)
+            output, losses = self._train_step(samples, window_size, ends_window)
+            self.progress.global_step += 1
+            self._record_step(output, losses, samples, bar)
+            if self._terminating or self._worker_lost or self._max_steps_done():
+                bar.close()
+                self._stop_after(epoch, step)
+                return False
+            if ends_window and step + 1 < plan.steps and self._save_is_due():
+                self.checkpoints.save(epoch, step + 1)
+        self._end_epoch(epoch)
+        return True
+
+    def _begin_epoch(self, epoch: int) -> None:
+        self.figures.begin_epoch()
+        self.unreadable.reset()
+        if self.schedule.wants_grouped(epoch) and self.schedule.settings.naive:
+            with self._interruptible():
+                self.schedule.collect_first(epoch, partial(self._vectors, epoch=epoch))
+        self.schedule.begin(epoch)
+
+    @torch.no_grad()
+    def _vectors(self, plan: EpochPlan, epoch: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Compute indices, image and text vectors of a plan's mini-batches, without training."""
+        model = self.unwrap_dist_model(self.model)
+        model.eval()
+        bar = self.log.progress(range(plan.steps), f"grouping {epoch}", 0, plan.steps)
+        for _, batch in zip(bar, self.loaders.train(plan, epoch, 0), strict=True):
+            samples = self.loaders.to_device(batch)
+            with self.autocast():
+                vectors = self._vectors_of(model, samples)
+            yield (samples["index"], *vectors)
+        bar.close()
+
+    def _vectors_of(self, model: Any, samples: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        encoder = getattr(model, "negatives_encoder", None)
+        if encoder is not None:
+            found = encoder.compare(samples)
+            return found.image_vectors, found.text_vectors
+        backbone = model.step_backbone
+        images = backbone.encode_images(samples["image"])
+        texts = backbone.encode_texts(captions_of(samples))
+        vectors: tuple[Tensor, Tensor] = backbone.grit_vectors(images, texts)
+        return vectors
+
+    def _end_epoch(self, epoch: int) -> None:
+        if self.unreadable.allowed < 1.0 and any(any_rank([self.unreadable.exceeded], self.device)):
+            self.unreadable.stop(f"epoch {epoch}")
+        plan = self.schedule.plan
+        self.schedule.end(epoch)
+        following = self.schedule.next_plan
+        assert following is not None
+        if self.run_cfg.grit.get("save_order") and following.grouped and is_main_process():
+            path = self.output_dir / "grit_order.npy"  # no run needs it to resume
+            with lost_writes.allow(path), atomic_write(path) as file:
+                np.save(file, following.order)
+        self.figures.record_epoch(
+            epoch,
+            self.progress.global_step,
+            self.device,
+            hardness=None if plan is None else plan.hardness,
+        )
+
+    def _stop_after(self, epoch: int, step: int) -> None:
+        """Save before the run ends early; raise if it ends because of a signal or a lost worker."""
+        self.checkpoints.save(epoch, step + 1, last=True)
+        if self._worker_lost:
+            barrier()
+            other = LostWorkerError("a data loader's worker of another rank was killed")
+            raise self._lost_worker or other
+        if self._terminating:
+            self.log.close("stopped")
+            barrier()  # the launcher ends all ranks once the first one has ended
+            raise self.termination.exception()
+
+    def _max_steps_done(self) -> bool:
+        limit = self.run_cfg.get("max_steps")
+        if limit and self.progress.global_step >= limit:
+            logging.info("stopped: run.max_steps = %d reached", limit)
+            return True
+        return False
+
+    def _save_is_due(self) -> bool:
+        """Return whether ``run.save_every_steps`` was reached in the last accumulation window.
+
+        Checked at the end of windows: within one, every rank's gradients would be saved as well.
+        """
+        every, done = self.run_cfg.get("save_every_steps"), self.progress.global_step
+        return bool(every) and done // every > (done - self.accum_grad_iters) // every
+
+    # A step
+
+    def _next(
+        self, batches: Iterator[dict[str, Any]], epoch: int, step: int, plan: EpochPlan
+    ) -> dict[str, Any]:
+        """Return the next mini-batch; read it here if a worker was killed that was to read it.
+
+        The other ranks are in this step already: the run ends after it, with its state saved.
+        """
+        try:
+            with loaders.explain_lost_worker():
+                return next(batches)
+        except LostWorkerError as error:
+            self._lost_worker = error
+            return self.loaders.read_here(plan, epoch, step)
+
+    def _prepare(
+        self, batch: dict[str, Any], epoch: int, step: int, plan: EpochPlan
+    ) -> dict[str, Any]:
+        """Move a mini-batch to the device, add what LAVIS's models expect, log replaced samples."""
+        for index, loaded, error in self.unreadable.count(batch):
+            logging.warning("sample %d is unreadable, %d replaces it: %s", index, loaded, error)
+            record = {"epoch": epoch, "step": step, "index": index, "read": loaded, "error": error}
+            self.log.append("unreadable.jsonl", record, self.rank)
+        samples = self.loaders.to_device(batch)
+        samples.update(
+            epoch=epoch, num_iters_per_epoch=plan.steps, iters=step, grouped=plan.grouped
+        )
+        return samples
+
+    def _train_step(
+        self, samples: dict[str, Any], window_size: int, ends_window: bool
+    ) -> tuple[Any, dict[str, float]]:
+        """Pass a mini-batch forward and back, end its window if it is the last one; return the
+        model's output and loss terms."""
+        where = f"epoch {samples['epoch']}, step {samples['iters']}"
+        self.guard.begin(samples)
+        after_step = self.schedule.before_step(self._step_ahead(samples)) if ends_window else None
+        # Average gradients over ranks once a window rather than after every mini-batch.
+        local = self.use_distributed and not ends_window and not self._static_graph
+        with self.model.no_sync() if local else nullcontext():
+            output = self._forward(self.model, samples)
+            loss = output["loss"] / window_size
+            (self.scaler.scale(loss) if self.scaler else loss).backward()
+        losses = read_values(output, self.device)
+        # One collective for all four: each costs a round trip at every step.
+        bad, too_many, self._terminating, self._worker_lost = any_rank(
+            [
+                self.guard.check(losses),
+                self.unreadable.too_many,
+                self.termination.signal_name is not None,
+                self._lost_worker is not None,
+            ],
+            self.device,
+        )
+        if too_many:
+            self.unreadable.stop(where)
+        self.guard.merge(bad)
+        # No loss: it was read only to be checked for NaN with them.
+        losses.pop(CON_D, None)
+        if ends_window:
+            # Reading the scale waits for the GPU: only where it is needed.
+            scale = self._loss_scale() if after_step is not None else 0.0
+            taken = self._update(where)
+            if after_step is not None:
+                # fp16's scaler has skipped the step if it lowered its scale.
+                losses |= after_step(taken and self._loss_scale() >= scale)
+        return output, losses
+
+    def _step_ahead(self, samples: dict[str, Any]) -> StepAhead:
+        """Return the optimizer step that ends with a mini-batch."""
+        done, model = self.progress.global_step, self.unwrap_dist_model(self.model)
+        return StepAhead(done // self.accum_grad_iters, model, samples, done, self.autocast)
+
+    def _forward(self, model: Any, samples: dict[str, Any]) -> Any:
+        with self.autocast():
+            if type(self.task).train_step is BaseTask.train_step:
+                return model(samples)  # LAVIS's train_step returns only the sum of the loss terms
+            return self.task.train_step(model, samples)
+
+    def _update(self, where: str) -> bool:
+        """Take an optimizer step, or skip it and log which and why.
+
+        Returns:
+            False if it was skipped; what fp16's scaler skips by itself counts as taken.
+        """
+        limit = self.run_cfg.get("max_grad_norm")
+        skipped = optimizer_step(
+            self._model.parameters(),
+            self.optimizer,
+            self.scaler,
+            self.guard,
+            None if limit is None else float(limit),
+            where,
+        )
+        if skipped is not None:
+            left = self.guard.allowed - self.guard.skipped
+            logging.error("%s: step skipped, %d more may be skipped.\n  %s", where, left, skipped)
+            step = self.progress.global_step
+            self.log.write("skipped", global_step=step, where=where, reason=skipped)
+        return skipped is None
+
+    def _loss_scale(self) -> float:
+        """Return the scale of fp16's loss scaler; 0 without one."""
+        return self.scaler.get_scale() if self.scaler else 0.0
+
+    def _record_step(
+        self, output: Any, losses: dict[str, float], samples: dict[str, Any], bar: Any
+    ) -> None:
+        """Collect a mini-batch's features for GRIT, and log its figures."""
+        bad = self.guard.bad_batch
+        if output.get("image_features") is not None and "index" in samples:
+            features = [output["image_features"], output["text_features"]]
+            if bad:  # NaN cannot be grouped, but the next order needs every pair
+                features = [torch.nan_to_num(one) for one in features]
+            self.schedule.collect(samples["index"], *features)
+        lr = self.optimizer.param_groups[0]["lr"]
+        assert self.time_left is not None
+        left = self.time_left.after(self.progress.global_step)
+        if not bad:
+            bar.set_postfix(loss=f"{losses['loss']:.3f}", lr=f"{lr:.1e}", left=left, refresh=False)
+        if bar.disable and is_main_process() and self.time_left.is_due(_SECONDS_BETWEEN_LINES):
+            # Instead of a bar, which only a terminal shows.
+            logging.info(
+                "epoch %d, step %d of %d: loss %.3f, %s left of the run",
+                samples["epoch"],
+                samples["iters"] + 1,
+                samples["num_iters_per_epoch"],
+                losses["loss"],
+                left,
+            )
+        self.figures.record_step(output, samples, losses, lr, self.progress.global_step, bad)

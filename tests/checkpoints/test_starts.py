@@ -1,0 +1,240 @@
+"""The initial state of a model: seeds, momentum, frozen parts, files with relative paths."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from conftest import ROOT, mini_batch, tiny_config
+from omegaconf import OmegaConf
+
+from lavis_mafa import load_model
+from lavis_mafa.algorithm.labels import SoftLabels
+from lavis_mafa.algorithm.settings import StepSettings
+from lavis_mafa.algorithm.step import run_step
+from lavis_mafa.checkpoints.weight_loading import complete_lavis_loading, registered_name
+from lavis_mafa.families import AlbefMafa, Blip2Mafa, BlipMafa
+from lavis_mafa.settings import ConfigError, load_config
+
+FAMILIES = {"albef": AlbefMafa, "blip": BlipMafa, "blip2": Blip2Mafa}
+
+
+def load_toy_config(family, *options, machine=True):
+    path = ROOT / f"projects/mafa/train/{family}_toy.yaml"
+    return load_config(path, list(options), machine=machine)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_con_d_does_not_change_the_random_start_of_the_model(tmp_path, family):
+    cls = FAMILIES[family]
+    torch.save({"model": cls.from_config(tiny_config(cls)).state_dict()}, tmp_path / "c.pth")
+    con_d = {"arch": f"{family}_mafa", "model_type": "tiny", "checkpoint": f"{tmp_path}/c.pth"}
+    starts = []
+    for mafa in ({}, {"con_d": con_d}):
+        torch.manual_seed(9)
+        model = cls.from_config(tiny_config(cls, mafa=mafa))
+        starts.append((model.state_dict(), torch.rand(1)))
+        assert (model.con_d is not None) == bool(mafa)
+    (plain, draw), (judged, other) = starts
+    assert all(torch.equal(plain[key], judged[key]) for key in plain) and draw == other
+
+
+@pytest.mark.parametrize("family", ["albef", "blip"])
+def test_momentum_encoders_start_equal(toy_train, family):
+    cls = FAMILIES[family]
+    cfg = tiny_config(cls, mafa={"soft_labels": {"type": "momentum"}}, queue_size=30)
+    model = cls.from_config(cfg)
+    for encoder, momentum in model.model_pairs:
+        for weight, copied in zip(encoder.parameters(), momentum.parameters(), strict=True):
+            assert torch.equal(weight, copied) and not copied.requires_grad
+    samples = mini_batch(toy_train, range(6), epoch=3)
+    model(samples).loss.backward()
+    assert all(p.grad is None for n, p in model.named_parameters() if "_m." in n)
+
+
+def test_momentum_settings_are_rejected_without_momentum_encoders(tiny, toy_train):
+    with pytest.raises(ConfigError, match="blip2_mafa has no momentum encoders"):
+        load_toy_config("blip2", "model.mafa.soft_labels.type=momentum")
+    settings = StepSettings(soft_labels=SoftLabels("momentum"))
+    with pytest.raises(ValueError, match="momentum encoders go with"):
+        run_step(tiny.backbone, mini_batch(toy_train, range(3)), settings)
+    for family in ("albef", "blip"):
+        options = ["model.mafa.soft_labels.type=momentum", "model.queue_size=77"]
+        cfg = load_toy_config(family, *options, "run.grit.enabled=False")
+        assert cfg.model_cfg.queue_size == 77
+        assert not any("one-hot" in note for note in cfg.notes)
+
+
+def test_fp16_vit_cannot_be_trained():
+    with pytest.raises(ConfigError, match="fp16 requires a frozen ViT"):
+        load_toy_config("blip2", "model.vit_precision=fp16")
+    cfg = load_toy_config("blip2", "model.vit_precision=fp16", "model.freeze_vit=True")
+    assert any("fp16 is not supported on cpu; fp32 is used" in note for note in cfg.notes)
+
+
+def test_relative_paths_are_stored_as_absolute_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"model": load_model("blip2_mafa", "tiny").state_dict()}, "vit.pth")
+    cfg = load_toy_config("blip2", "model.vit_weights=vit.pth", "model.freeze_vit=True")
+    assert cfg.model_cfg.vit_weights == os.path.join(tmp_path.resolve(), "vit.pth")
+    model = Blip2Mafa.from_config(cfg.model_cfg)
+    frozen = {key: v for key, v in model.state_dict().items() if key.startswith("visual_encoder.")}
+    trained = {key: v for key, v in model.state_dict().items() if key not in frozen}
+    torch.save({"model": trained, "config": cfg.to_dict()}, tmp_path / "trained.pth")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    checkpoint, given = str(tmp_path / "trained.pth"), {"vit_weights": str(tmp_path / "vit.pth")}
+    reloaded = load_model("blip2_mafa", checkpoint=checkpoint, model=given)
+    assert all(torch.equal(reloaded.state_dict()[key], value) for key, value in frozen.items())
+    # A checkpoint that contains the image encoder needs no other file.
+    (tmp_path / "vit.pth").unlink()
+    torch.save({"model": model.state_dict(), "config": cfg.to_dict()}, tmp_path / "whole.pth")
+    assert load_model("blip2_mafa", checkpoint=str(tmp_path / "whole.pth")) is not None
+    with pytest.raises(FileNotFoundError, match="vit.pth"):
+        load_model("blip2_mafa", checkpoint=checkpoint, model=given)
+    with pytest.raises(ValueError, match="vit_weights is .*not followed"):
+        load_model("blip2_mafa", checkpoint=checkpoint)
+
+
+def test_config_for_evaluation_needs_no_con_d():
+    options = ["model.mafa.con_d.arch=blip2_mafa", "model.mafa.con_d.model_type=tiny"]
+    with pytest.raises(ConfigError, match="con_d.checkpoint"):
+        load_toy_config("blip2", *options)
+    cfg = load_toy_config("blip2", *options, "run.evaluate=True")
+    assert cfg.model_cfg.mafa.con_d is None
+
+
+def test_subclass_of_a_registered_class_loads_its_checkpoints(tmp_path):
+    class Mine(BlipMafa):
+        pass
+
+    assert registered_name(Mine) == "blip_mafa"
+    cfg = tiny_config(BlipMafa)
+    config = {"model": OmegaConf.to_container(cfg)}
+    torch.save({"model": Mine.from_config(cfg).state_dict(), "config": config}, tmp_path / "c.pth")
+    Mine.from_config(tiny_config(Mine, load_finetuned=True, finetuned=f"{tmp_path}/c.pth"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_activation_checkpointing_settings_reach_a_small_vit(family):
+    name = "use_grad_checkpoint" if family == "blip2" else "vit_grad_ckpt"
+    cfg = tiny_config(FAMILIES[family], **{name: True, "vit_ckpt_layer": 2})
+    encoder = FAMILIES[family].from_config(cfg).visual_encoder
+    # fairscale replaces forward on the instance
+    recomputing = any("forward" in vars(block.attn) for block in encoder.blocks)
+    assert recomputing or getattr(encoder, "use_checkpoint", False)
+
+
+def load_finetuned(tmp_path, cls, state, config=None, **changes):
+    torch.save({"model": state, "config": config or {}}, tmp_path / "given.pth")
+    settings = {"load_finetuned": True, "finetuned": str(tmp_path / "given.pth"), **changes}
+    return cls.from_config(tiny_config(cls, **settings))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("part", ["itm_head.", "text_proj.", "visual_encoder."])
+def test_incomplete_finetuned_checkpoint_is_rejected(tmp_path, family, part):
+    cls = FAMILIES[family]
+    complete = load_model(f"{family}_mafa", "tiny").state_dict()
+    heads = ("text_encoder.cls.", "text_decoder.", "Qformer.cls.")
+    load_finetuned(tmp_path, cls, {k: v for k, v in complete.items() if not k.startswith(heads)})
+    state = {key: value for key, value in complete.items() if not key.startswith(part)}
+    lacking = rf"given.pth lacks \d+ weights:\n  {part[:-1]}: \d+, such"
+    with pytest.raises(ValueError, match=lacking):
+        load_finetuned(tmp_path, cls, state)
+    cls.from_config(tiny_config(cls, load_pretrained=True, pretrained=f"{tmp_path}/given.pth"))
+
+
+def test_finetuned_checkpoint_needs_an_image_encoder(tmp_path):
+    complete = load_model("blip2_mafa", "tiny").state_dict()
+    without_vit = {key: v for key, v in complete.items() if not key.startswith("visual_encoder.")}
+    with pytest.raises(ValueError, match="visual_encoder: .*\n.*model.vit_weights"):
+        load_finetuned(tmp_path, Blip2Mafa, without_vit, freeze_vit=True)
+    torch.save({"model": complete}, tmp_path / "vit.pth")
+    vit_settings = {"freeze_vit": True, "vit_weights": str(tmp_path / "vit.pth")}
+    model = load_finetuned(tmp_path, Blip2Mafa, without_vit, **vit_settings)
+    assert torch.equal(model.visual_encoder.pos_embed, complete["visual_encoder.pos_embed"])
+
+
+@pytest.mark.parametrize(
+    "arch", [pytest.param("blip2_opt_mafa", marks=pytest.mark.downstream), "blip2_t5"]
+)
+def test_stage_2_checkpoint_is_rejected_by_stage_1(tmp_path, arch):
+    state = load_model("blip2_mafa", "tiny").state_dict()
+    with pytest.raises(ValueError, match=f"saved by {arch}, which is of stage 2"):
+        load_finetuned(tmp_path, Blip2Mafa, state, {"model": {"arch": arch}})
+
+
+def test_other_image_size_than_in_training_is_warned_about(tmp_path, tiny, caplog):
+    size = tiny.visual_encoder.patch_embed.img_size[0]
+    for trained, warned in ((size, False), (2 * size, True)):
+        caplog.clear()
+        load_finetuned(tmp_path, AlbefMafa, tiny.state_dict(), {"model": {"image_size": trained}})
+        assert (f"was trained at model.image_size {trained}" in caplog.text) is warned
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fixed_temperature_is_not_learnt(tmp_path, family):
+    cls = FAMILIES[family]
+    state = load_model(f"{family}_mafa", "tiny").state_dict()
+    state["temp"] = torch.tensor(0.2)
+    torch.save({"model": state}, tmp_path / "warm.pth")
+    pretrained = {"load_pretrained": True, "pretrained": str(tmp_path / "warm.pth")}
+    learnt = cls.from_config(tiny_config(cls, **pretrained))
+    fixed = cls.from_config(tiny_config(cls, **pretrained, mafa={"learn_temperature": False}))
+    assert learnt.temp.item() == pytest.approx(0.2) and learnt.temp.requires_grad
+    assert fixed.temp.item() == pytest.approx(0.07) and not fixed.temp.requires_grad
+
+
+def test_queue_and_posterior_are_not_loaded_from_pretrained_weights(tmp_path, toy_train):
+    """They depend on the data of that run: only resuming continues with them."""
+    mafa = {"soft_labels": {"type": "momentum"}, "negatives": "posterior"}
+    model = AlbefMafa.from_config(tiny_config(AlbefMafa, mafa=mafa, queue_size=16))
+    model(mini_batch(toy_train, range(6), epoch=0))
+    model.posterior.positive.count.fill_(500)
+    assert (model.idx_queue >= 0).any()
+    torch.save({"model": model.state_dict()}, tmp_path / "one.pth")
+    again = {"mafa": mafa, "load_pretrained": True, "pretrained": str(tmp_path / "one.pth")}
+    for size in (16, 24, 0):
+        other = AlbefMafa.from_config(tiny_config(AlbefMafa, queue_size=size, **again))
+        assert torch.equal(other.text_proj_m.weight, model.text_proj_m.weight)
+        assert (other.idx_queue < 0).all() and int(other.queue_ptr) == 0
+        assert int(other.posterior.positive.count) == 0
+
+
+def test_lavis_queue_forgets_image_ids_of_other_data(tmp_path):
+    class Theirs(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("idx_queue", torch.arange(4)[None])
+
+        def copy_params(self):
+            raise AssertionError("it has no copies")
+
+    torch.save({"model": {}}, tmp_path / "any.pth")
+    model = Theirs()
+    complete_lavis_loading(model, str(tmp_path / "any.pth"))
+    assert (model.idx_queue == -100).all()
+
+
+def test_only_missing_momentum_copies_start_from_the_encoders(tmp_path):
+    """A retrieval checkpoint has copies of all encoders, and of no language head."""
+    mafa = {"soft_labels": {"type": "momentum"}}
+    torch.manual_seed(4)
+    state = AlbefMafa.from_config(tiny_config(AlbefMafa, mafa=mafa, queue_size=8)).state_dict()
+    state = {key: value + 0.5 if "_m." in key else value for key, value in state.items()}
+    saved = {
+        key.replace("bert.", ""): value
+        for key, value in state.items()
+        if ".cls." not in key and "queue" not in key
+    }
+    torch.save({"model": saved}, tmp_path / "retrieval.pth")
+    given = {"load_pretrained": True, "pretrained": str(tmp_path / "retrieval.pth")}
+    model = AlbefMafa.from_config(tiny_config(AlbefMafa, mafa=mafa, queue_size=8, **given))
+    for key, value in model.state_dict().items():
+        if "_m.cls." in key and not key.endswith("decoder.weight"):  # that is the embeddings
+            assert torch.equal(value, model.state_dict()[key.replace("_m.", ".", 1)]), key
+        elif "_m." in key and "cls." not in key and "position_ids" not in key:
+            assert torch.equal(value, state[key]), key

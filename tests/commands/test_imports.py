@@ -1,0 +1,233 @@
+"""Check that importing is cheap and registers with LAVIS in either import order."""
+
+from __future__ import annotations
+
+import ast
+import os
+import pkgutil
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from packaging.version import Version
+
+import lavis_mafa
+from lavis_mafa.cli import COMMANDS
+
+REGISTERED = """
+from lavis.common.registry import registry
+from lavis.models import model_zoo
+from lavis_mafa.families import AlbefMafa
+assert registry.get_model_class("albef_mafa") is AlbefMafa
+assert registry.get_runner_class("runner_mafa") and registry.get_task_class("mafa_pretrain")
+assert registry.get_builder_class("toy_scenes")
+assert "albef_mafa" in dict(model_zoo.model_zoo)
+"""
+LIGHT = """
+import sys
+heavy = {"lavis", "torch", "transformers", "numpy"} & set(sys.modules)
+assert not heavy, heavy
+"""
+# What a plain training has no use for, though LAVIS or what it imports may have.
+UNUSED = (
+    *("datasets", "matplotlib", "mlflow", "pandas", "sentence_transformers", "spacy"),
+    "wandb",
+)
+
+
+def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a separate process."""
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", *arguments],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+        capture_output=True,
+        text=True,
+    )
+
+
+# What LAVIS imports is imported once, before the forks.
+IN_FORKS = """
+import sys
+import cv2, fairscale, omegaconf, pandas, timm, torch, torchvision
+from transformers.models.bert import modeling_bert
+from in_forks import failures
+sys.exit(bool(failures(sys.argv[1:])))
+"""
+
+
+def in_forks(*codes: str) -> None:
+    """Run each code in a process of its own."""
+    process = run_python("-c", IN_FORKS, *codes)
+    assert process.returncode == 0, process.stderr[-6000:]
+
+
+def run_lines(*lines: str) -> None:
+    process = run_python("-c", "\n".join(lines))
+    assert process.returncode == 0, process.stderr[-3000:]
+
+
+# Ways to begin: importing the package or LAVIS first, as a whole or by one module.
+FIRST = {
+    "import lavis_mafa; from lavis.models import load_model; load_model('albef_mafa', 'tiny')",
+    "import lavis_mafa.settings",
+    "from lavis_mafa.toyworld import ToyScenesBuilder",
+    "from lavis_mafa import load_model; load_model('albef_mafa', 'tiny')",
+    "import lavis_mafa; lavis_mafa.register(); lavis_mafa.register()",
+}
+if Version(version("transformers")) < Version("4.53"):  # LAVIS alone cannot be imported since
+    FIRST.add(
+        "from lavis.models import load_model; import lavis_mafa; load_model('albef_mafa', 'tiny')"
+    )
+
+
+def test_package_registers_with_lavis():
+    in_forks(*(f"{lines}\n{REGISTERED}" for lines in sorted(FIRST)))
+
+
+def test_package_can_be_reimported_before_lavis():
+    """Check that the import hook does not recurse when it is installed twice."""
+    run_lines(
+        "import sys, lavis_mafa",
+        "for name in [one for one in sys.modules if one.split('.')[0] == 'lavis_mafa']:",
+        "    del sys.modules[name]",
+        "import lavis_mafa.io.problems",
+        REGISTERED,
+    )
+
+
+def test_a_failed_import_of_lavis_can_be_repeated():
+    """Check that a missing dependency of LAVIS does not leave the package partly registered."""
+    run_lines(
+        "import sys, lavis_mafa",
+        "sys.modules['omegaconf'] = None",
+        "try:\n    import lavis\nexcept ImportError:\n    del sys.modules['omegaconf']",
+        REGISTERED,
+    )
+
+
+def test_installed_plugins_are_registered(tmp_path):
+    (tmp_path / "my_plugin.py").write_text(
+        "from lavis.common.registry import registry\n"
+        "from lavis_mafa.families import AlbefMafa\n"
+        "@registry.register_model('albef_of_a_plugin')\n"
+        "class Mine(AlbefMafa):\n    pass\n"
+    )
+    info = tmp_path / "my_plugin-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-plugin\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[lavis_mafa.plugins]\nmine = my_plugin\n")
+    run_lines(
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})",
+        "import lavis_mafa; from lavis.models import load_model, model_zoo",
+        "assert 'albef_of_a_plugin' in dict(model_zoo.model_zoo)",
+        "load_model('albef_of_a_plugin', 'tiny')",
+    )
+
+
+def test_a_plain_training_imports_no_package_that_it_does_not_use(tmp_path):
+    size = {"train_size": 64, "val_size": 32, "test_size": 32}
+    options = [
+        *(f"datasets.toy_scenes.build_info.{key}={value}" for key, value in size.items()),
+        *("run.max_epoch=2", "run.batch_size_train=32", "run.grit.start_epoch=1"),
+        *("run.grit.queue_size=64", "run.grit.search_space=64", f"run.output_dir={tmp_path}"),
+    ]
+    run_lines(
+        "import sys",
+        "from lavis_mafa.cli import main",
+        f"assert not main(['train', '--cfg-path', 'albef_toy', '--options', *{options}])",
+        f"unused = set({UNUSED}) & set(sys.modules)",
+        "assert not unused, unused",
+    )
+    assert list(tmp_path.glob("*/checkpoint_last.pth"))
+
+
+def test_importing_the_package_imports_neither_lavis_nor_torch():
+    run_lines("import lavis_mafa, lavis_mafa.cli, lavis_mafa.io.files", LIGHT)
+
+
+def test_algorithm_is_used_without_lavis():
+    run_lines(
+        "from lavis_mafa import GritSchedule, MiningRule, StepSettings, find_connections, run_step",
+        "import sys",
+        "assert 'lavis' not in sys.modules and 'torch' in sys.modules",
+    )
+
+
+def test_type_checking_block_declares_every_name():
+    """Compare the block under TYPE_CHECKING with the names that `__getattr__` resolves."""
+    tree = ast.parse(Path(lavis_mafa.__file__).read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    names = {alias.name: str(node.module) for node in imports for alias in node.names}
+    expected = {name for name in lavis_mafa.__all__ if name not in ("__version__", "register")}
+    assert names.keys() == expected
+    assert {name: names[name] for name in lavis_mafa.algorithm.EXPORTS} == {
+        **lavis_mafa.algorithm.EXPORTS
+    }
+
+
+@pytest.mark.parametrize("with_lavis", [True, False])
+def test_a_star_import_gives_the_names_of_dir(with_lavis):
+    run_lines(
+        "import sys",
+        "" if with_lavis else "sys.modules['lavis'] = None  # as if it was not installed",
+        "before = set(dir())",
+        "from lavis_mafa import *",
+        "found = {*(set(dir()) - before), '__version__'} - {'before'}",
+        "import lavis_mafa",
+        "assert found == set(dir(lavis_mafa)), found ^ set(dir(lavis_mafa))",
+        f"assert ('load_model' in found) == {with_lavis}",
+        "from lavis_mafa.toyworld import WorldConfig, make_scenes, render",
+        f"assert (sys.modules.get('lavis') is not None) == {with_lavis}",
+    )
+
+
+def test_every_public_name_exists():
+    assert all(getattr(lavis_mafa, name) is not None for name in lavis_mafa.__all__)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = lavis_mafa.no_such_name  # type: ignore[attr-defined]
+
+
+def module_names() -> list[str]:
+    found = pkgutil.walk_packages(lavis_mafa.__path__, "lavis_mafa.")
+    return [one.name for one in found if not one.name.endswith("__main__")]
+
+
+@pytest.mark.slow
+def test_every_module_can_be_imported_first():
+    """Check that no circular import is hidden by the order of registration."""
+    code = """
+import sys
+from lavis_mafa import registration
+registration._finder.registered = True  # so that nothing is registered
+import lavis.runners
+sys.modules["lavis"].__spec__._initializing = True
+for name in [one for one in sys.modules if one.split(".")[0] == "lavis_mafa"]:
+    del sys.modules[name]
+import lavis_mafa
+from in_forks import failures
+sys.exit(bool(failures(f"import {name}" for name in sys.argv[1:])))
+"""
+    names = module_names()
+    assert len(names) > 100
+    process = run_python("-c", code, *names)
+    assert process.returncode == 0, process.stderr[-6000:]
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_imports_neither_lavis_nor_torch(command):
+    code = [
+        "from lavis_mafa.cli import main",
+        f"try:\n    main({[command] if command else []} + ['--help'])",
+        "except SystemExit as error:\n    assert not error.code",
+        LIGHT,
+    ]
+    process = run_python("-c", "\n".join(code))
+    assert process.returncode == 0, process.stderr[-3000:]
+    assert (
+        f"usage: lavis-mafa {command}".rstrip() in process.stdout
+        and len(process.stdout.split()) > 40
+    )

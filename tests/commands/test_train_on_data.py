@@ -1,0 +1,137 @@
+"""`lavis-mafa train --data`: pairs in any form train without another option."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+from shard_files import write_shards
+
+from lavis_mafa.cli import main
+from lavis_mafa.commands.own_data import write_config
+from lavis_mafa.settings import load_config
+
+IMAGES = 60
+COLOURS = ("red", "green", "blue", "grey", "white")
+
+
+def picture(n):
+    stream = io.BytesIO()
+    Image.new("RGB", (40, 32), (4 * n, 250 - 4 * n, 30)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def captions(n):
+    return [f"a {COLOURS[n % 5]} square number {n % 7}", f"square {n} in {COLOURS[n % 5]}"]
+
+
+def make(form, folder):
+    """Write 60 images with two captions each; return the arguments of the command."""
+    folder.mkdir()
+    if form not in ("parquet", "tar"):
+        for n in range(IMAGES):
+            (folder / f"{n}.png").write_bytes(picture(n))
+    rows = [(f"{n}.png", caption) for n in range(IMAGES) for caption in captions(n)]
+    file = folder / f"pairs.{form}"
+    if form == "json":
+        file.write_text(json.dumps([{"image": name, "caption": text} for name, text in rows]))
+    elif form == "csv":
+        with open(file, "w", newline="") as stream:
+            csv.writer(stream).writerows([("image", "caption"), *rows])
+    elif form == "parquet":
+        columns = {"image": [picture(n) for n in range(IMAGES)]}
+        columns["caption"] = [captions(n) for n in range(IMAGES)]
+        pq.write_table(pa.table(columns), file)
+    elif form == "tar":
+        samples = [
+            (f"{n}_{k}", picture(n), "png", caption, {"image_id": str(n)})
+            for n in range(IMAGES)
+            for k, caption in enumerate(captions(n))
+        ]
+        write_shards(folder / "shards", samples)
+        (file,) = (folder / "shards").glob("*.tar")
+    else:
+        for n in range(IMAGES):
+            (folder / f"{n}.txt").write_text("\n".join(captions(n)))
+        file = folder
+    return [str(file)]
+
+
+@pytest.mark.parametrize("form", ["json", "csv", "parquet", "tar", "folder"])
+def test_every_form_becomes_a_config_that_is_complete(form, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file, chosen = write_config(make(form, tmp_path / "mine"), None)
+    assert "120 pairs of 60 images; 30.0% of the images are held out" in chosen
+    config = load_config(file, [])  # checks all of it, and the files
+    (builder,) = config.datasets_cfg
+    assert builder == ("image_text_shards" if form == "tar" else "image_text_json")
+    assert config.run_cfg.batch_size_train == 8 and config.run_cfg.max_epoch == 30
+    assert config.run_cfg.rerank_by == "odds"
+    assert config.run_cfg.device == ("cuda" if torch.cuda.is_available() else "cpu")
+    vocabulary = (file.parent / "vocab.txt").read_text().split()
+    assert {"square", "green", "[MASK]"} <= set(vocabulary)
+
+
+def test_train_evaluate_and_count_need_files_and_folders_only(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    data = make("json", tmp_path / "mine")
+    assert main(["train", "--data", *data, "--options", "run.max_epoch=1", "run.job_id=run"]) == 0
+    printed = capsys.readouterr().out
+    assert "output/pairs/config.yaml; edit it and pass it as --cfg-path" in printed
+    run = tmp_path / "output/pairs/run"
+    log = [json.loads(line) for line in open(run / "log.jsonl", encoding="utf-8")]
+    assert any("txt_r1" in key for line in log for key in line), log[-1].keys()
+    assert any(line.get("judged_pairs", 0) > 0 for line in log)
+    assert main(["evaluate", "--run", str(run)]) == 0
+    assert main(["count", "--run", str(run), "--output", "counted"]) == 0
+    # The config that was written is the whole of the command.
+    written = str(tmp_path / "output/pairs/config.yaml")
+    assert main(["train", "--cfg-path", written, "--dry-run"]) == 0
+
+
+def test_pictures_without_text_are_counted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make("folder", tmp_path / "mine")
+    (tmp_path / "mine/3.txt").unlink()
+    (tmp_path / "mine/4.txt").rename(tmp_path / "mine/other.txt")  # a text without a picture
+    _, chosen = write_config([str(tmp_path / "mine")], None)
+    assert "3 files belong to no sample and are left out\n116 pairs of 58 images" in chosen
+    for text in (tmp_path / "mine").glob("*.txt"):
+        text.unlink()
+    with pytest.raises(ValueError, match="or pictures, each with a text file"):
+        write_config([str(tmp_path / "mine")], None)
+
+
+def test_gpu_and_many_pairs_train_vit_b(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("lavis_mafa.commands.own_data._LARGE", 100)
+    file, chosen = write_config(make("json", tmp_path / "mine"), None)
+    assert "ViT-B" in chosen and not (file.parent / "vocab.txt").exists()
+    config = load_config(file, [], machine=False)
+    assert config.model_cfg.model_type == "base" and config.run_cfg.device == "cuda"
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("[]", "0 images: at least 20 are needed"),
+        ('[{"image": "a.png", "caption": "a"}]', "1 images: at least 20"),
+        (None, "does not exist"),
+    ],
+)
+def test_unusable_data_are_one_sentence(content, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "pairs.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(SystemExit) as error:
+        main(["train", "--data", str(file)])
+    printed = capsys.readouterr().err
+    assert error.value.code == 2 and message in printed and printed.count("\n") == 1

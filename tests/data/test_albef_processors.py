@@ -1,0 +1,188 @@
+"""The processing of ALBEF, GRIT-VLP, MAFA and FNE: captions, questions, augmentation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from lavis.common.registry import registry
+from lavis.processors import randaugment
+from lavis.processors.blip_processors import BlipImageEvalProcessor, BlipImageTrainProcessor
+from omegaconf import OmegaConf
+from PIL import Image
+
+from lavis_mafa.data import TrainingSet
+from lavis_mafa.data.augmentation import AlbefImageTrainProcessor, QuickAugmentation, quick
+from lavis_mafa.data.texts import AlbefCaptionProcessor, AlbefQuestionProcessor
+
+REMOVED = [",", ".", "'", "!", "?", '"', "(", ")", "*", "#", ":", ";", "~"]
+NO_EFFECT_AT_FIVE = ("Brightness", "Sharpness")
+
+
+# Texts
+
+
+def without_punctuation(text):
+    made = ""
+    for character in text.lower():
+        if character in REMOVED:
+            continue
+        made += " " if character in ("-", "/") else character
+    return made
+
+
+def slow_caption(caption, max_words):
+    text, made, place = without_punctuation(caption), "", 0
+    while place < len(text):
+        if text[place : place + 8] == "<person>":
+            made, place = made + "person", place + 8
+            continue
+        end = place
+        while end < len(text) and text[end].isspace():
+            end += 1
+        if end - place >= 2:
+            made, place = made + " ", end
+        else:
+            made, place = made + text[place], place + 1
+    while made.endswith("\n"):
+        made = made[:-1]
+    while made.startswith(" "):
+        made = made[1:]
+    while made.endswith(" "):
+        made = made[:-1]
+    words = made.split(" ")
+    return " ".join(words[:max_words])
+
+
+def slow_question(question, max_words):
+    text = without_punctuation(question)
+    while text.endswith(" "):
+        text = text[:-1]
+    return " ".join(text.split(" ")[:max_words])
+
+
+PIECES = st.sampled_from(
+    [
+        *REMOVED,
+        *"-/ \n\t<>_&",
+        "  ",
+        " \n",
+        "<person>",
+        "<PERSON>",
+        "A",
+        "dog",
+        "É",
+        "İ",
+        "2",
+        "t-shirt",
+    ]
+)
+TEXTS = st.one_of(st.lists(PIECES, max_size=90).map("".join), st.text(max_size=60))
+
+
+@given(TEXTS, st.integers(1, 40))
+@example('A man\'s T-shirt and/or hat, "red" (new)!', 30)
+@example("<person> hugs <person>-s dog\n", 30)
+def test_captions_equal_a_slow_reference(text, max_words):
+    found = AlbefCaptionProcessor(max_words=max_words)(text)
+    assert found == slow_caption(text, max_words)
+    assert not set(found) & {*REMOVED, "-", "/"} and len(found.split(" ")) <= max_words
+
+
+@given(TEXTS, st.integers(1, 40))
+@example("What's the man's T-shirt  for? ", 30)
+def test_questions_equal_a_slow_reference(text, max_words):
+    assert AlbefQuestionProcessor(max_words=max_words)(text) == slow_question(text, max_words)
+
+
+@pytest.mark.parametrize("name", ["albef_caption", "albef_question"])
+def test_thirty_words_unless_a_config_says_otherwise(name):
+    cls, text = registry.get_processor_class(name), " ".join(map(str, range(60)))
+    assert cls.from_config()(text) == " ".join(map(str, range(30)))
+    assert cls.from_config(OmegaConf.create({"max_words": 50}))(text).endswith(" 48 49")
+
+
+def test_a_prompt_comes_before_the_caption():
+    made = AlbefCaptionProcessor.from_config(OmegaConf.create({"prompt": "a photo: "}))
+    assert made("A dog.") == "a photo: a dog" and made.prompt == "a photo: "
+
+
+# Images
+
+
+def noise(height=40, width=50, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def test_two_of_the_authors_operations_at_level_seven():
+    step = AlbefImageTrainProcessor(image_size=32).transform.transforms[2]
+    drawn = [step.get_random_ops() for _ in range(300)]
+    assert {(len(one), *{level for _, _, level in one}) for one in drawn} == {(2, 7)}
+    lavis = BlipImageTrainProcessor(image_size=32).transform.transforms[2]
+    assert lavis.M == 5  # the difference
+    assert {str(name) for one in drawn for name, _, _ in one} == set(lavis.augs)
+
+
+def test_all_but_the_augmentation_is_that_of_lavis(monkeypatch):
+    monkeypatch.setattr(randaugment.RandomAugment, "__call__", lambda self, image: image)
+    config = OmegaConf.create({"image_size": 24, "min_scale": 0.2, "mean": [0.1, 0.2, 0.3]})
+    made = []
+    for name in ("albef_image_train", "blip_image_train"):
+        torch.manual_seed(3)
+        processor = registry.get_processor_class(name).from_config(config)
+        assert processor.transform.transforms[0].scale == (0.2, 1.0)
+        made.append(processor(Image.fromarray(noise())))
+    assert torch.equal(*made)
+
+
+def test_without_a_crop_images_are_resized_and_flipped(monkeypatch):
+    monkeypatch.setattr(randaugment.RandomAugment, "__call__", lambda self, image: image)
+    config = OmegaConf.create({"image_size": 24, "crop": False})
+    processor = AlbefImageTrainProcessor.from_config(config)
+    image = Image.fromarray(noise(30, 90))
+    expected = BlipImageEvalProcessor(image_size=24)(image)
+    found = [quick(processor)(image) for _ in range(20)]
+    flipped = [torch.equal(one, expected.flip(2)) for one in found]
+    assert all(
+        torch.equal(one, expected) or is_flipped
+        for one, is_flipped in zip(found, flipped, strict=True)
+    )
+    assert 0 < sum(flipped) < 20
+
+
+class Pairs(torch.utils.data.Dataset):
+    """Pairs of noise and a caption, processed by the authors' processors."""
+
+    def __init__(self):
+        self.vis_processor = AlbefImageTrainProcessor(image_size=32)
+        self.text_processor = AlbefCaptionProcessor(prompt="a photo of ")
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        text = "???" if index == 3 else f"A dog's {index}"
+        image = self.vis_processor(Image.fromarray(noise(seed=index)))
+        return {"image": image, "text_input": self.text_processor(text)}
+
+
+def test_training_draws_by_seed_epoch_and_sample():
+    """As resuming needs it: neither earlier samples nor the global state change an image."""
+    first, again = TrainingSet(Pairs(), seed=1), TrainingSet(Pairs(), seed=1)
+    assert isinstance(first.dataset.vis_processor, QuickAugmentation)
+    expected = {key: first[key]["image"] for key in ((0, 0), (1, 0), (0, 1))}
+    torch.manual_seed(9)
+    np.random.seed(9)
+    for key in reversed(expected):
+        assert torch.equal(again[key]["image"], expected[key])
+    assert not torch.equal(expected[0, 0], expected[0, 1])
+    assert not torch.equal(TrainingSet(Pairs(), seed=2)[0, 0]["image"], expected[0, 0])
+
+
+def test_a_caption_of_signs_only_is_unreadable():
+    """Nothing is left of it but the prompt, so that training replaces the sample and says so."""
+    sample = TrainingSet(Pairs())[3, 0]
+    assert "no readable character" in sample["load_error"] and sample["loaded_index"] != 3
+    assert sample["text_input"].startswith("a photo of a dogs ")

@@ -1,0 +1,164 @@
+"""Every kind of image file is read as upright 8-bit RGB or raises an OSError that names it."""
+
+from __future__ import annotations
+
+import io
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageFile, ImageOps
+
+from lavis_mafa.data.image_reading import read_rgb
+
+RED, WHITE = (255, 0, 0), (255, 255, 255)
+
+
+def half_transparent() -> Image.Image:
+    """Return a 2 x 1 image: an opaque red pixel and a transparent blue one."""
+    image = Image.new("RGBA", (2, 1), (255, 0, 0, 255))
+    image.putpixel((1, 0), (0, 0, 255, 0))
+    return image
+
+
+def pixels(path: Path) -> list[tuple[int, ...]]:
+    image = read_rgb(path)
+    assert image.mode == "RGB"
+    return [image.getpixel((x, y)) for y in range(image.height) for x in range(image.width)]
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "P", "RGB"])
+def test_transparent_parts_become_white(mode: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    if mode == "RGB":  # one colour declared transparent
+        image = Image.new("RGB", (2, 1), RED)
+        image.putpixel((1, 0), (0, 0, 255))
+        image.save(path, transparency=(0, 0, 255))
+    elif mode == "P":
+        image = half_transparent().convert("RGB").quantize(4)
+        image.save(path, transparency=image.getpixel((1, 0)))
+    else:
+        half_transparent().save(path)
+    assert Image.open(path).mode == mode
+    assert pixels(path) == [RED, WHITE]
+
+
+def test_grey_with_alpha(tmp_path: Path) -> None:
+    image = Image.new("LA", (2, 1), (10, 255))
+    image.putpixel((1, 0), (10, 0))
+    image.save(tmp_path / "a.png")
+    assert pixels(tmp_path / "a.png") == [(10, 10, 10), WHITE]
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tif", "a.pgm"])
+def test_16_bit_grey_is_scaled(name: str, tmp_path: Path) -> None:
+    values = np.array([[0, 128, 129, 257 * 100, 65535]], dtype=np.uint16)
+    Image.fromarray(values).save(tmp_path / name)
+    assert [pixel[0] for pixel in pixels(tmp_path / name)] == [0, 0, 1, 100, 255]
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "CMYK"])
+def test_other_modes(mode: str, tmp_path: Path) -> None:
+    white = {"1": 1, "L": 255, "CMYK": (0, 0, 0, 0)}[mode]
+    Image.new(mode, (8, 8), white).save(tmp_path / "a.tif")
+    assert set(pixels(tmp_path / "a.tif")) == {WHITE}
+
+
+@pytest.mark.parametrize("mode, value", [("F", 0.5), ("I", 1 << 20), ("I", -1)])
+def test_values_without_a_defined_range_are_rejected(mode: str, value, tmp_path: Path) -> None:
+    Image.new(mode, (2, 2), value).save(tmp_path / "a.tif")
+    with pytest.raises(OSError, match=r"a\.tif.*no defined range"):
+        read_rgb(tmp_path / "a.tif")
+
+
+def test_first_frame_of_an_animation_is_read(tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (2, 2), colour) for colour in (RED, (0, 255, 0))]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+    assert set(pixels(tmp_path / "a.gif")) == {RED}
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+def test_exif_orientation_is_applied_and_broken_exif_ignored(tmp_path: Path, monkeypatch) -> None:
+    image = Image.new("RGB", (16, 8), RED)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # stored rotated by 90 degrees
+    image.save(tmp_path / "a.jpg", exif=exif)
+    assert read_rgb(tmp_path / "a.jpg").size == (8, 16)
+    image.save(tmp_path / "b.jpg", exif=b"Exif\0\0MM\0*\0\0\0\x08\xff\xffgarbage")
+    assert read_rgb(tmp_path / "b.jpg").size == (16, 8)
+    monkeypatch.setattr(ImageOps, "exif_transpose", lambda image: {}[274])
+    assert read_rgb(tmp_path / "b.jpg").size == (16, 8)
+
+
+def jpeg() -> bytes:
+    stream = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(stream, "JPEG")
+    return stream.getvalue()
+
+
+def test_unreadable_files_raise_an_oserror_with_their_name(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "bad.jpg"
+    with pytest.raises(FileNotFoundError, match=r"bad\.jpg"):
+        read_rgb(path)
+    for content in (b"", b"<html>404</html>", jpeg()[:400], b"\x89PNG\r\n\x1a\n" + b"\0" * 50):
+        path.write_bytes(content)
+        with pytest.raises(OSError, match=r"bad\.jpg"):
+            read_rgb(path)
+    path.write_bytes(jpeg())
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(OSError, match=r"bad\.jpg.*DecompressionBombError"):
+        read_rgb(path)
+    with pytest.raises(OSError, match="null"):
+        read_rgb("a\0b")
+
+
+@pytest.mark.parametrize("lenient", [True, False])
+def test_truncated_files_are_rejected_whatever_pillow_setting(
+    lenient, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", lenient)  # importing LAVIS sets True
+    path = tmp_path / "bad.jpg"
+    path.write_bytes(jpeg()[:-200])
+    with ThreadPool(4) as pool:
+        for error in pool.map(error_of, [path] * 200):
+            assert "bad.jpg" in error and "truncated" in error
+    assert not ImageFile.LOAD_TRUNCATED_IMAGES
+
+
+def error_of(path: Path) -> str:
+    try:
+        read_rgb(path)
+    except OSError as error:
+        return str(error)
+    return "none"
+
+
+def encoded(kind: str) -> bytes:
+    stream = io.BytesIO()
+    half_transparent().convert("RGB" if kind in ("JPEG", "BMP") else "RGBA").save(stream, kind)
+    return stream.getvalue()
+
+
+SAMPLES = {kind: encoded(kind) for kind in ("PNG", "GIF", "TIFF", "BMP", "JPEG", "WEBP")}
+
+
+@pytest.mark.filterwarnings("ignore")  # Pillow warns about some of the damage
+@settings(deadline=None, max_examples=150)
+@given(
+    kind=st.sampled_from(list(SAMPLES)),
+    damage=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), min_size=1, max_size=6),
+)
+def test_damaged_files_give_rgb_or_an_oserror(kind, damage, tmp_path_factory) -> None:
+    content = bytearray(SAMPLES[kind])
+    for position, value in damage:
+        content[position % len(content)] = value
+    path = tmp_path_factory.getbasetemp() / "damaged"
+    path.write_bytes(content)
+    try:
+        assert read_rgb(path).mode == "RGB"
+    except OSError as error:
+        assert "damaged" in str(error)

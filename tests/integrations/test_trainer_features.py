@@ -1,0 +1,269 @@
+"""Features of other trainers with the losses of this package: each works or is refused."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+pytest.importorskip("accelerate")
+sentence_transformers = pytest.importorskip("sentence_transformers", minversion="6")
+pytest.importorskip("datasets")
+
+from datasets import Dataset, DatasetDict  # noqa: E402
+from sentence_transformers.sentence_transformer.losses import (  # noqa: E402
+    AdaptiveLayerLoss,
+    Matryoshka2dLoss,
+    MatryoshkaLoss,
+    MultipleNegativesRankingLoss,
+)
+from test_transformers_trainer import MODELS  # noqa: E402
+from tiny_sentences import GROUPED, cross_encoder, encoder, pairs  # noqa: E402
+from transformers import TrainerCallback, TrainingArguments  # noqa: E402
+
+from lavis_mafa import MiningRule, SoftLabels, StepSettings  # noqa: E402
+from lavis_mafa.integrations.sentence_transformers import (  # noqa: E402
+    Grit,
+    MinedLoss,
+    PairJudge,
+    numbered,
+)
+from lavis_mafa.integrations.transformers import MinedTrainer  # noqa: E402
+
+SETTINGS = StepSettings(soft_labels=SoftLabels("one_hot"), connections=MiningRule())
+SYMMETRIC = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
+
+
+class Gradients(TrainerCallback):
+    """The norm of the gradient of every update."""
+
+    def __init__(self):
+        self.norms = []
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **rest):
+        self.norms.append(norm_of(model))
+
+
+def norm_of(model):
+    found = [one.grad.flatten() for one in model.parameters() if one.grad is not None]
+    return torch.cat(found).norm().item()
+
+
+def arguments(folder, kind, **changes):
+    given = {
+        "output_dir": str(folder / "out"),
+        "max_steps": 2,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 1e-3,
+        "save_strategy": "no",
+        "report_to": "none",
+        "logging_steps": 1,
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "max_grad_norm": 0,
+        "lr_scheduler_type": "constant",
+    }
+    return kind(**{**given, **changes})
+
+
+def train(folder, data=None, evaluation=None, judged=True, **changes):
+    data, model = pairs() if data is None else data, encoder(folder)
+    judge = cross_encoder(folder) if judged else None
+    loss = MinedLoss(model, SETTINGS, judge)
+    kind = sentence_transformers.SentenceTransformerTrainingArguments
+    trainer = sentence_transformers.SentenceTransformerTrainer(
+        model, arguments(folder, kind, **changes), data, evaluation, loss=loss
+    )
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"bf16": True},
+        {"gradient_checkpointing": True},
+        {"dataloader_num_workers": 1},
+        {"dataloader_drop_last": True, "max_steps": -1},
+        {"gradient_accumulation_steps": 2},
+        {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True},
+        {"prompts": {"anchor": "red: ", "positive": "blue: "}},
+        {"batch_sampler": "no_duplicates"},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_sentence_transformers_trains_with(tmp_path, changes):
+    data = pairs().remove_columns("label")  # a judge of texts needs no numbers
+    trainer = train(tmp_path, data, data.select(range(6)), **changes)
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    assert len(losses) >= 2 and all(0 < float(loss) < 20 for loss in losses)
+    assert trainer.loss.output.counts[:, 1].sum() > 0  # judged
+    if "eval_strategy" in changes:
+        assert sum("eval_loss" in row for row in trainer.state.log_history) == 3
+
+
+def test_several_data_sets_are_judged_by_their_own_texts(tmp_path):
+    data = DatasetDict(one=pairs(16, seed=1), two=pairs(16, seed=2))
+    trainer = train(tmp_path, data.remove_columns("label"), max_steps=-1, num_train_epochs=1)
+    assert trainer.state.global_step == 8
+
+
+def test_a_column_label_of_ones_own_is_left_alone(tmp_path):
+    data = pairs().remove_columns("label")
+    data = data.add_column("label", [0.5 for _ in range(len(data))])
+    assert train(tmp_path, data).loss.output.counts[:, 1].sum() > 0
+
+
+def test_grouping_is_refused_where_it_cannot_be_had(tmp_path):
+    data = pairs()
+    grit = Grit(data, GROUPED)
+    with pytest.raises(ValueError, match="has 36 rows, fewer than one mini-batch of 64"):
+        grit.batch_sampler(data, 64)
+    with pytest.raises(ValueError, match="no numbers in a column 'label'"):
+        Grit(data.remove_columns("label"))
+    twice = Dataset.from_list([*data.select(range(2)), *data.select(range(1))])
+    with pytest.raises(ValueError, match="1 rows have the number of another row"):
+        Grit(twice)
+    other = grit.batch_sampler(pairs(12, seed=5), 4)
+    assert sorted(row for batch in other for row in batch) == list(range(12))
+
+
+WRAPPERS = {
+    "matryoshka": lambda model, loss: MatryoshkaLoss(model, loss, [16, 8, 4]),
+    "matryoshka 2d": lambda model, loss: Matryoshka2dLoss(model, loss, [16, 8]),
+    "adaptive layers": AdaptiveLayerLoss,
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_wrapped_losses_equal_the_librarys(tmp_path, wrapper):
+    model = encoder(tmp_path)
+    rows = pairs()[:8]
+
+    def run(loss):
+        model.zero_grad()
+        torch.manual_seed(0)
+        random.seed(0)  # Matryoshka2dLoss draws layers
+        columns = [model.preprocess(rows[name]) for name in ("anchor", "positive")]
+        value = WRAPPERS[wrapper](model, loss)(columns, None)
+        value.backward()
+        return value.item(), norm_of(model)
+
+    theirs = run(MultipleNegativesRankingLoss(model, **SYMMETRIC))
+    assert run(MinedLoss(model)) == pytest.approx(theirs, rel=1e-4)
+    with pytest.raises(ValueError, match="do not work inside MatryoshkaLoss"):
+        run(MinedLoss(model, mini_batch_size=3))
+
+
+def test_a_wrapped_loss_collects_each_mini_batch_once(tmp_path):
+    data, model = pairs(), encoder(tmp_path)
+    grit = Grit(data, GROUPED)
+    loss = MatryoshkaLoss(model, MinedLoss(model, grit=grit), [16, 8])
+    kind = sentence_transformers.SentenceTransformerTrainingArguments
+    given = arguments(
+        tmp_path, kind, max_steps=-1, num_train_epochs=2, batch_sampler=grit.batch_sampler
+    )
+    trainer = sentence_transformers.SentenceTransformerTrainer(
+        model, given, data, loss=loss, callbacks=[grit]
+    )
+    trainer.train()
+    assert trainer.state.global_step == 18 and grit.schedule.plan.grouped
+
+
+# transformers' Trainer
+
+
+def trainer_of(folder, name, evaluation=True, judge=None, grouped=False, **changes):
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    ids = torch.randint(2, 50, (24, 6))
+    ids[:, -1] = 1
+    rows = {"pixel_values": torch.randn(24, 3, 16, 16), "input_ids": ids}
+    data = numbered(Dataset.from_dict(rows)).with_format("torch")
+    return MinedTrainer(
+        model,
+        arguments(folder, TrainingArguments, **changes),
+        train_dataset=data,
+        eval_dataset=data.select(range(8)) if evaluation else None,
+        grit=Grit(data, GROUPED) if grouped else None,
+        judge=judge,
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_an_update_is_the_mean_of_its_mini_batches(tmp_path, name, steps):
+    """With gradient accumulation; and the logged loss does not grow with it."""
+    trainer = trainer_of(
+        tmp_path, name, learning_rate=0.0, gradient_accumulation_steps=steps, max_steps=1
+    )
+    seen, watch = [], Gradients()
+    loss_of = trainer.compute_loss
+
+    def recording(model, inputs, *args, **rest):
+        seen.append({key: value for key, value in inputs.items() if key != "labels"})
+        return loss_of(model, inputs, *args, **rest)
+
+    trainer.compute_loss = recording
+    trainer.add_callback(watch)
+    trainer.train()
+    model, losses = trainer.model, []
+    model.zero_grad()
+    for inputs in seen[:steps]:
+        loss = model(**inputs, return_loss=True).loss / steps
+        loss.backward()
+        losses.append(loss.item())
+    assert watch.norms[0] == pytest.approx(norm_of(model), rel=1e-4)
+    logged = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    assert float(logged[0]) == pytest.approx(sum(losses), rel=1e-2)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_evaluation_before_during_and_after_training(tmp_path, name):
+    trainer = trainer_of(tmp_path, name, eval_strategy="steps", eval_steps=1, grouped=True)
+    before = trainer.evaluate()["eval_loss"]
+    batch = trainer.data_collator([trainer.eval_dataset[row] for row in range(8)])
+    batch.pop("labels")
+    with torch.no_grad():
+        assert before == pytest.approx(trainer.model(**batch, return_loss=True).loss.item(), 1e-3)
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] != before
+    assert sum("eval_loss" in row for row in trainer.state.log_history) == 3
+    assert trainer.predict(trainer.eval_dataset).predictions[0].shape == (8, 16)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"bf16": True}, {"dataloader_num_workers": 1}, {"dataloader_drop_last": True}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_transformers_trains_with(tmp_path, changes):
+    trainer = trainer_of(tmp_path, "CLIP", grouped=True, max_steps=8, **changes)
+    assert trainer.train().training_loss > 0 and trainer.state.global_step == 8
+
+
+def test_evaluation_rows_are_not_judged_as_rows_of_training(tmp_path):
+    class Refuses(PairJudge):
+        def __init__(self, rows):
+            self.rows = rows
+
+        def judge(self, *args, **rest):
+            raise AssertionError("judged")
+
+    trainer = trainer_of(tmp_path, "CLIP", judge=Refuses(_Nothing()))
+    assert trainer.evaluate()["eval_loss"] > 0
+    with pytest.raises(AssertionError, match="judged"):
+        trainer.train()
+
+
+class _Nothing:
+    def known(self, numbers):
+        return False
+
+
+def test_grit_of_other_rows_is_refused(tmp_path):
+    trainer = trainer_of(tmp_path, "CLIP")
+    trainer.grit = Grit(pairs(), GROUPED)
+    with pytest.raises(ValueError, match="Grit has other rows than train_dataset"):
+        trainer.get_train_dataloader()

@@ -1,0 +1,708 @@
+"""Configuration: invalid configs are rejected with all problems named, valid ones are completed."""
+
+from __future__ import annotations
+
+import copy
+import json
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lavis
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lavis.common.registry import registry
+from omegaconf import OmegaConf
+
+import lavis_mafa  # noqa: F401  registers models, tasks, runners and builders
+from lavis_mafa.algorithm.settings import StepSettings
+from lavis_mafa.settings import (
+    ConfigError,
+    MafaConfig,
+    format_config,
+    load_config,
+)
+from lavis_mafa.settings.check import Report
+from lavis_mafa.settings.key import known_keys, section_of
+from lavis_mafa.settings.load import _read_options, complete
+from lavis_mafa.settings.registered import DATASET, FILE, MODEL, OURS, PARTS, RUN, keys_for
+
+GOOD: dict[str, Any] = {
+    "model": {"arch": "albef_mafa", "model_type": "tiny"},
+    "datasets": {"toy_scenes": {"type": "dense"}},
+    "run": {
+        "task": "mafa_pretrain",
+        "runner": "runner_mafa",
+        "lr_sched": "linear_warmup_cosine_lr",
+        "init_lr": 1e-3,
+        "min_lr": 1e-4,
+        "weight_decay": 0.02,
+        "max_epoch": 4,
+        "batch_size_train": 64,
+        "batch_size_eval": 128,
+        "num_workers": 0,
+        "grit": {"queue_size": 3840, "search_space": 1280},
+        "output_dir": "output",
+        "device": "cpu",
+        "train_splits": ["train"],
+    },
+}
+LAVIS_PRETRAIN: dict[str, Any] = {
+    "model": {"arch": "albef_pretrain", "model_type": "base", "load_pretrained": False},
+    "datasets": {
+        "coco_caption": {
+            "vis_processor": {"train": {"name": "blip_image_train", "image_size": 256}},
+            "text_processor": {"train": {"name": "blip_caption"}},
+        }
+    },
+    "run": {**GOOD["run"], "task": "image_text_pretrain", "runner": "runner_base"},
+}
+
+
+def put(config: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """Return a copy of ``config`` with ``value`` at the dotted ``path``; `DELETE` removes the
+    key.
+    """
+    config = copy.deepcopy(config)
+    node = config
+    *parents, leaf = path.split(".")
+    for name in parents:
+        if not isinstance(node.get(name), dict):
+            node[name] = {}
+        node = node[name]
+    if value is DELETE:
+        node.pop(leaf, None)
+    else:
+        node[leaf] = value
+    return config
+
+
+DELETE = object()
+
+
+def problems(config: dict[str, Any], machine: bool = True) -> list[str]:
+    return complete(config, machine)[1]
+
+
+def problems_at(found: list[str], path: str) -> list[str]:
+    return [line for line in found if line.startswith((f"{path}:", f"{path}["))]
+
+
+@pytest.fixture
+def save(tmp_path: Path):
+    def write(config: Any) -> str:
+        path = tmp_path / "config.yaml"
+        # JSON is YAML that keeps "1e-4" a string.
+        path.write_text(config if isinstance(config, str) else json.dumps(config))
+        return str(path)
+
+    return write
+
+
+def test_valid_configs_pass(save):
+    assert problems(GOOD) == []
+    assert problems(LAVIS_PRETRAIN, machine=False) == []
+    assert isinstance(load_config(save(GOOD)), MafaConfig)
+
+
+# Key, wrong value, text that the message must contain besides the key.
+WRONG = [
+    ("run.batch_size_trian", 64, "did you mean run.batch_size_train?"),
+    ("run.lr", 1e-4, "did you mean run.init_lr?"),
+    ("run.epochs", 3, "did you mean run.max_epoch?"),
+    ("run.queue_size", 480, "did you mean run.grit.queue_size?"),
+    ("run.grit.serch_space", 480, "did you mean run.grit.search_space?"),
+    ("run.grit.M", 480, "did you mean run.grit.search_space?"),
+    ("model.negatives", "hardest", "did you mean model.mafa.negatives?"),
+    ("model.mafa.alpha", 0.5, "did you mean model.mafa.soft_labels.alpha?"),
+    ("model.mafa.loss_weights.mlm", 1, "did you mean model.mafa.loss_weights.lm?"),
+    ("modle", {"arch": "albef_mafa"}, "did you mean model?"),
+    ("datasets.toy_scene", {}, "did you mean toy_scenes?"),
+    ("datasets.toy_scenes.vis_procesor", {}, "did you mean datasets.toy_scenes.vis_processor?"),
+    ("datasets.toy_scenes.build_info.train_sise", 9, "datasets.toy_scenes.build_info.train_size?"),
+    ("datasets.toy_scenes.build_info.train_size", "many", "is not a number"),
+    ("datasets.toy_scenes.type", "dens", "did you mean dense?"),
+    ("datasets.toy_scenes.vis_processor.train", {"image_size": 9}, "name: missing"),
+    ("datasets.toy_scenes.vis_processor.train.name", "blip_image_trian", "blip_image_train?"),
+    *(
+        (
+            f"datasets.toy_scenes.vis_processor.{part}",
+            {"name": f"blip_image_{part}", "image_size": 48},
+            "image_size: 48 differs from model.image_size 32",
+        )
+        for part in ("train", "eval")
+    ),
+    ("datasets.toy_scenes.vis_processor.tain", {}, "vis_processor.train?"),
+    ("datasets.toy_scenes", 3, "is not a mapping"),
+    ("datasets", DELETE, "missing"),
+    ("model", DELETE, "missing"),
+    ("run", None, "is empty"),
+    ("run.grit", 3, "is not a mapping"),
+    ("run.task", DELETE, "missing"),
+    ("run.runner", "runner_base", "use runner_mafa"),
+    ("run.init_lr", DELETE, "missing"),
+    ("run.max_epoch", 1.5, "is not a whole number"),
+    ("run.max_epoch", True, "is not a whole number"),
+    ("run.max_unreadable", 1.5, "from 0 to 1"),
+    ("run.amp", "yes", "True or False"),
+    ("run.amp", True, "bf16"),
+    ("run.seed", [1], "is not a whole number"),
+    ("run.min_lr", float("nan"), "is not a number"),
+    ("run.train_splits", "train", "such as [train]"),
+    ("run.train_splits", ["tran"], "did you mean train?"),
+    ("run.grit.search_space", 63, None),
+    ("run.grit.linear", {"strat": 0.5}, "did you mean run.grit.linear.start?"),
+    ("run.grit.cosine", {"start": 0}, "expected a number > 0"),
+    ("run.grit.linear", {"epochs": 0}, "expected a whole number >= 1"),
+    ("run.grit.skip", 1280, "is not below run.grit.search_space 1280"),
+    ("model.arch", DELETE, "missing"),
+    ("model.model_type", DELETE, "albef_mafa has base, tiny"),
+    ("model.model_type", "tinny", "did you mean tiny?"),
+    ("model.model_type", ["tiny"], "is not a type"),
+    (
+        "model.pretrained",
+        "nowhere.pth",
+        "nothing is loaded",
+    ),  # not read because load_pretrained is off
+    ("model.finetuned", 3, "is not a string"),
+    ("model.image_size", 64, "pictures of toy_scenes are 16 * 2 = 32 pixels wide"),
+    ("model.num_query_token", 32, "unknown key"),
+    ("model.freeze_vit", True, "unknown key"),
+    ("model.mafa.soft_labels.alpha", 1.5, "from 0 to 1"),
+    ("model.mafa.connections.action", "???", "missing"),
+    ("model.mafa.con_d", "oracle", "is not a mapping"),
+    ("model.mafa.con_d.arch", "orakle", "did you mean oracle?"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "message"), WRONG)
+def test_wrong_values_are_rejected_by_name(path, value, message):
+    config = put(GOOD, path, value)
+    if message is None:
+        assert problems(config) == []
+        return
+    lines = [line for line in problems(config) if line.startswith(path)]
+    assert lines, problems(config)
+    assert any(message in line for line in lines), lines
+
+
+# The keys of a file that names every kind of model and data set.
+KEYS = {
+    **FILE,
+    "run": FILE["run"].having(RUN),
+    "model": FILE["model"].having({**MODEL, **OURS, **PARTS}),
+    "datasets": section_of({"mine": section_of(DATASET)}),
+}
+
+
+def test_all_problems_are_reported_at_once(save):
+    config = put(GOOD, "run.batch_size_trian", 64)
+    config = put(config, "run.batch_size_train", DELETE)
+    config = put(config, "run.init_lr", -1)
+    config = put(config, "model.mafa.negatives", "hard")
+    config = put(config, "datasets.coco_captoin", {})
+    with pytest.raises(ConfigError) as caught:
+        load_config(save(config), ["run.grit.queue_size=64", "run.seeds=1", "broken"])
+    keys = [line.split(":")[0] for line in caught.value.problems]
+    assert sorted(keys) == [
+        "--options",
+        "datasets.coco_captoin",
+        "model.mafa.negatives",
+        "run.batch_size_trian",  # and no second line for the missing batch_size_train
+        "run.grit.search_space",
+        "run.init_lr",
+        "run.seeds",
+    ]
+    text = str(caught.value)
+    assert text.splitlines()[0].startswith("7 problems in the configuration ")
+    assert "run.batch_size_trian: unknown key; did you mean run.batch_size_train?" in text
+    assert len(text.splitlines()) == 8
+
+
+def test_keys_of_other_sections_are_not_suggested():
+    for name in ("preset", "margin", "drop_empty", "mode"):
+        report = Report(KEYS)
+        report.unknown(f"datasets.mine.build_info.{name}")
+        assert "did you mean" not in report.problems[0]
+    for name, near in {"image_size": "model.image_size", "image_sizes": ""}.items():
+        report = Report(KEYS)
+        report.unknown(f"run.{name}")
+        assert ("did you mean model.image_size" in report.problems[0]) is bool(near)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("run: [", "is not YAML"),
+        ("run: {seed: 1, seed: 2}", "is not YAML"),
+        ("- 1", "is not a mapping"),
+        ("", "run: missing"),
+        ("3", "cannot be read"),
+        ("run: ${nothing}", "run: Interpolation key 'nothing' not found"),
+    ],
+)
+def test_files_that_are_not_configs_are_rejected(save, text, message):
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(").replace("$", r"\$")):
+        load_config(save(text))
+
+
+def test_missing_file_is_rejected():
+    with pytest.raises(ConfigError, match="nowhere.yaml: cannot be read"):
+        load_config("nowhere.yaml")
+
+
+def test_options_override_the_file(save):
+    path = save(GOOD)
+    options = ["run.seed=7", "model.mafa.con_d.arch=oracle", "run.valid_splits=[val]"]
+    cfg = load_config(path, options)
+    assert cfg.run_cfg.seed == 7
+    assert cfg.model_cfg.mafa.con_d.arch == "oracle"
+    assert list(cfg.run_cfg.valid_splits) == ["val"]
+    older = load_config(path, ["run.seed", "7", "run.job_id", "a=b", "run.evaluate=True"] + options)
+    assert (older.run_cfg.job_id, older.run_cfg.evaluate) == ("a=b", True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["run.sead=7"], "run.sead: unknown key; did you mean run.seed?"),
+        (["seed=7"], "seed: unknown key; did you mean run.seed?"),
+        (["model.model_type=huge"], "model.model_type: 'huge' is not a type of AlbefMafa"),
+        (["run.seed=7", "run.amp"], "'run.amp' has no value"),
+        (["run.seed", "7", "run.amp"], "'run.amp' has no value"),
+        (["run.seed=[7"], "run.seed: '[7' is not a whole number"),
+        (["run.job_id=${"], "run.job_id: 'run.job_id=${' cannot be read"),
+        (["=7"], "'=7' is not of the form key=value"),
+        (["run.seed.x=7"], "run.seed: {'x': 7} is not a whole number from 0 to 4e+09"),
+        (["run.train_splits.x=7"], "run.train_splits: {'x': 7} is not a list"),
+    ],
+)
+def test_invalid_options_are_rejected(save, options, message):
+    with pytest.raises(ConfigError) as caught:
+        load_config(save(GOOD), options)
+    assert message in str(caught.value)
+
+
+TEXT = [
+    *("Question: {} Short answer:", "a photo of ", "/data/set #1/train.json", "[new]/train.json"),
+    *(
+        "{a,b}.tar",
+        "{00000..00331}.tar",
+        "C:\\data",
+        "~/x",
+        "*.json",
+        "@x",
+        "%x",
+        "!x",
+        "- x",
+        "? x",
+    ),
+    *("&a b", "a: b", "a, b", "no", "True", "12:30", "0123", "20240101", "2024-01-01", "1_000"),
+    *("1e5", "it's", "'a' and 'b'", "| a", "> a"),
+]
+
+
+@pytest.mark.parametrize("text", TEXT)
+def test_an_option_of_a_text_is_what_was_typed(text):
+    """Also where only the data set's own class knows that its key takes a text."""
+    config = put(GOOD, "datasets.image_text_json", {})
+    keys = keys_for(config)[1]
+    info = "datasets.image_text_json.build_info"
+    paths = ("run.prompt", f"{info}.caption_key", f"{info}.annotations.train.storage")
+    found = _read_options([f"{path}={text}" for path in paths], [], keys)
+    assert [OmegaConf.select(found, path) for path in paths] == [text] * 3
+
+
+def test_options_are_read_by_the_keys_of_the_config(save):
+    info = "datasets.image_text_json.build_info"
+    given = [f"{info}.group_id_key=0123", f"{info}.annotations.train.storage=a #1.json"]
+    given.append(f"{info}.images.storage=images")
+    size = "datasets.image_text_json.vis_processor.{}.image_size=32"
+    given += [size.format("train"), size.format("eval")]
+    cfg = load_config(save(GOOD), given, machine=False)
+    found = cfg.datasets_cfg.image_text_json.build_info
+    assert (found.group_id_key, found.annotations.train.storage) == ("0123", "a #1.json")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("run.prompt='Question: {} Answer: '", "Question: {} Answer: "),
+        ('run.prompt="it\'s"', "it's"),
+        ("run.job_id=''", ""),
+        ("run.job_id=null", None),
+        ("run.job_id=", None),
+        ("run.init_lr=1e-4", 1e-4),
+        ("run.init_lr=.5", 0.5),
+        ("run.seed= 7 ", 7),
+        ("run.seed=0123", 123),
+        ("run.amp=yes", True),
+        ("run.valid_splits=[val, 'test']", ["val", "test"]),
+        ("run.annotation_file={val: /a b.json}", {"val": "/a b.json"}),
+    ],
+)
+def test_an_option_of_another_kind_is_read_as_yaml(option, value):
+    config = put(GOOD, "run.amp_dtype", "bf16")
+    config["run"] |= OmegaConf.to_container(_read_options([option], []))["run"]
+    completed, found, _ = complete(config, machine=False)
+    read = completed["run"][option.partition("=")[0].removeprefix("run.")]
+    assert found == [] and read == value and type(read) is type(value)
+
+
+def test_options_choose_the_default_yaml(save):
+    tiny = load_config(save(GOOD))
+    base = load_config(save(GOOD), ["model.model_type=base", "model.image_size=32"])
+    assert (tiny.model_cfg.embed_dim, base.model_cfg.embed_dim) == (64, 256)
+    assert "vit" in tiny.model_cfg and "vit" not in base.model_cfg
+    sparse = load_config(save(GOOD), ["datasets.toy_scenes.type=sparse"])
+    assert sparse.datasets_cfg.toy_scenes.build_info.preset == "sparse"
+    # An option adds a complete dataset with its defaults.
+    more = load_config(
+        save(GOOD),
+        [
+            "datasets.flickr30k.sample_ratio=2",
+            "datasets.flickr30k.vis_processor.train.name=blip_image_train",
+        ],
+        machine=False,
+    )
+    assert more.datasets_cfg.flickr30k.build_info.images.storage == "flickr30k/images"
+
+
+@pytest.mark.parametrize("name", ["con_d", "negatives_encoder"])
+def test_an_evaluation_needs_no_checkpoint_of_a_frozen_model(name):
+    """Only training uses them: the same config trains with them, and evaluates where they lack."""
+    frozen = {"arch": "albef_mafa", "model_type": "tiny", "checkpoint": "nowhere.pth"}
+    config = put(GOOD, f"model.mafa.{name}", frozen)
+    assert problems(config) == [
+        f"model.mafa.{name}.checkpoint: no such file, folder or URL: 'nowhere.pth'"
+    ]
+    config = put(put(config, "run.evaluate", True), "run.test_splits", ["test"])
+    config = put(put(config, "run.task", "mafa_retrieval"), "run.k_test", 2)
+    config = put(config, "model.load_pretrained", True)
+    completed, found, _ = complete(config)
+    assert found == [] and completed["model"]["mafa"][name] is None
+
+
+def test_number_strings_become_numbers(save):
+    config = put(put(GOOD, "run.init_lr", "1e-4"), "run.warmup_steps", "2e3")
+    cfg = load_config(save(config))
+    assert cfg.run_cfg.init_lr == 1e-4
+    assert cfg.run_cfg.warmup_steps == 2000 and isinstance(cfg.run_cfg.warmup_steps, int)
+
+
+def test_defaults_are_filled_in():
+    config, found, _ = complete(GOOD)
+    assert found == []
+    run = config["run"]
+    assert run["grit"]["enabled"] is True and run["grit"]["same_image"] == "apart"
+    assert run["amp"] is False and run["evaluate"] is False and run["valid_splits"] == []
+    assert run["resume_ckpt_path"] is None and run["job_id"] is None
+    assert "k_test" not in run  # LAVIS has no default for it
+    assert config["model"]["mafa"]["con_d"] is None
+    found = StepSettings.from_config(config["model"]["mafa"])
+    assert replace(found, own={}) == StepSettings(detach_other=True)
+    assert all(own == type(own)() for own in found.own.values())
+    lavis_own = complete(LAVIS_PRETRAIN, machine=False)[0]
+    assert lavis_own["run"]["grit"]["enabled"] is False
+    assert "mafa" not in lavis_own["model"]
+    # Defaults are copies: changing a config does not change the next one.
+    run["valid_splits"].append("val")
+    assert complete(GOOD)[0]["run"]["valid_splits"] == []
+
+
+def test_evaluation_needs_no_training_keys():
+    run = {"task": "mafa_retrieval", "evaluate": True, "test_splits": ["test"], "device": "cpu"}
+    run |= {"batch_size_eval": 8, "num_workers": 0, "output_dir": "o", "grit": {"search_space": 9}}
+    assert problems({**GOOD, "run": run}) == []
+    nothing = problems({**GOOD, "run": {**run, "test_splits": []}})
+    assert [line.split(":")[0] for line in nothing] == ["run.test_splits"]
+
+
+def test_grit_is_checked_only_if_enabled():
+    off = put(put(GOOD, "run.grit.enabled", False), "run.grit.search_space", 9999)
+    assert problems(off) == []
+    config = put(GOOD, "run.grit.search_space", 64)
+    assert problems(config) == []
+    assert complete(config)[2] == [
+        "run.grit.search_space: equals run.batch_size_train: nothing is grouped"
+    ]
+
+
+def test_settings_of_the_chosen_hardness_schedule_are_filled_in():
+    config, found, notes = complete(put(GOOD, "run.grit.schedule", "linear"))
+    grit = config["run"]["grit"]
+    assert found == [] and grit["linear"] == {"start": 0.5, "epochs": 10} and "cosine" not in grit
+    assert [note.partition(":")[0] for note in notes] == ["run.grit.linear.epochs"]
+    assert "10 grouped epochs from epoch 1 on are not over before run.max_epoch" in notes[0]
+    shorter = put(put(GOOD, "run.grit.schedule", "cosine"), "run.grit.cosine", {"epochs": 1})
+    assert complete(put(shorter, "run.max_epoch", 3))[1:] == ([], [])
+
+
+def test_device_and_precision(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    cuda = put(put(GOOD, "run.device", "cuda"), "run.amp", True)
+    assert problems(cuda) == [
+        "run.device: cuda is not available on this machine; use run.device: cpu"
+    ]
+    assert problems(cuda, machine=False) == []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert problems(cuda) == []
+    bf16 = put(put(GOOD, "run.amp", True), "run.amp_dtype", "bf16")
+    assert problems(bf16) == []
+
+
+def test_con_d_needs_weights(tmp_path):
+    con_d = {"arch": "albef_mafa", "model_type": "tiny"}
+    lines = problems(put(GOOD, "model.mafa.con_d", con_d))
+    assert [line.split(":")[0] for line in lines] == ["model.mafa.con_d.checkpoint"]
+    weights = tmp_path / "con_d.pth"
+    for arch in (
+        {"arch": "oracle"},
+        {"arch": "blip2_image_text_matching", "model_type": "coco"},  # downloads them
+        {**con_d, "checkpoint": "https://example.org/con_d.pth"},
+        {**con_d, "checkpoint": str(weights)},
+    ):
+        torch.save({"temp": torch.ones(())}, weights)
+        assert problems(put(GOOD, "model.mafa.con_d", arch)) == []
+    weights.unlink()
+    lines = problems(put(GOOD, "model.mafa.con_d", {**con_d, "checkpoint": str(weights)}))
+    assert lines == [f"model.mafa.con_d.checkpoint: no such file, folder or URL: {str(weights)!r}"]
+    lines = problems(put(GOOD, "model.mafa.con_d", {**con_d, "model_type": "tinny"}))
+    assert "did you mean tiny?" in problems_at(lines, "model.mafa.con_d.model_type")[0]
+
+
+def test_missing_files_are_reported(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = put(GOOD, "run.resume_ckpt_path", "auto")
+    assert problems(config) == []
+    start = put(put(GOOD, "model.load_pretrained", True), "model.pretrained", "start.pth")
+    assert problems_at(problems(start), "model.pretrained")
+    assert problems(start, machine=False) == []
+    torch.save({"temp": torch.ones(())}, tmp_path / "start.pth")
+    assert problems(start) == []
+    own = put(GOOD, "model.tokenizer", "vocab.txt")
+    assert problems_at(problems(own), "model.tokenizer")
+    (tmp_path / "vocab.txt").touch()
+    assert problems(own) == []
+    assert problems(put(GOOD, "model.tokenizer", "org/some-tokenizer")) == []
+    (tmp_path / "order.txt").touch()
+    order = put(GOOD, "run.grit.first_order", "order.txt")
+    assert "ends in .npy" in problems_at(problems(order), "run.grit.first_order")[0]
+
+
+def test_annotation_files_of_own_data_are_checked(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    info = {"annotations": {"train": {"storage": ["a.json", "b.json"]}}, "images": {"storage": "i"}}
+    sizes = {part: {"name": f"blip_image_{part}", "image_size": 32} for part in ("train", "eval")}
+    own = {"build_info": info, "vis_processor": sizes}
+    config = put(GOOD, "datasets", {"image_text_json": own})
+    (tmp_path / "a.json").touch()
+    where = "datasets.image_text_json.build_info"
+    start = f"relative paths start at the working directory, {tmp_path}"
+    assert problems(config) == [
+        f"{where}.annotations.train.storage: no such file: 'b.json', which is "
+        f"{tmp_path / 'b.json'}: {start}",
+        f"{where}.images.storage: no such folder: 'i', which is {tmp_path / 'i'}: {start}",
+    ]
+    (line,) = problems_at(
+        problems(put(config, f"{where}.images.storage", "/i")), f"{where}.images.storage"
+    )
+    assert line == f"{where}.images.storage: no such folder: '/i'"
+    (tmp_path / "b.json").touch()
+    (tmp_path / "i").mkdir()
+    assert problems(config) == []
+    empty = put(config, f"{where}.annotations", {})
+    assert problems_at(problems(empty), f"{where}.annotations")
+    valid = problems(put(config, "run.valid_splits", ["val"]))
+    assert valid == ["run.valid_splits[0]: no dataset has a split 'val'; they have train"]
+    url = put(config, f"{where}.annotations.train.url", "https://example.org/a.json")
+    assert "1 url for 2 storage" in problems(url)[0]
+
+
+def test_files_of_lavis_builders_are_searched_in_its_cache(tmp_path, monkeypatch):
+    monkeypatch.setitem(registry.mapping["paths"], "cache_root", str(tmp_path))
+    info = "datasets.coco_caption.build_info"
+    config = LAVIS_PRETRAIN
+    start = f"relative paths start at the cache of LAVIS, {tmp_path}"
+    assert problems(config) == [
+        f"{info}.images.storage: no such folder: 'coco/images/', which is "
+        f"{tmp_path / 'coco/images'}: {start}"
+    ]
+    (tmp_path / "coco" / "images").mkdir(parents=True)
+    assert problems(config) == []
+    with_url = put(
+        config, f"{info}.annotations.train", {"url": "nowhere.json", "storage": "c/t.json"}
+    )
+    assert problems(with_url) == [
+        f"{info}.annotations.train.storage: no such file: neither url 'nowhere.json' nor storage "
+        f"'c/t.json', which is {tmp_path / 'c/t.json'}: {start}"
+    ]
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "t.json").touch()
+    assert problems(with_url) == []
+
+
+def test_keys_of_this_package_need_a_model_of_this_package():
+    lines = problems(put(LAVIS_PRETRAIN, "model.mafa", {"negatives": "hardest"}), machine=False)
+    assert [line.split(":")[0] for line in lines] == ["model.mafa"]
+    assert "not read by albef_pretrain; only models of lavis_mafa" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("model.finetuned", "", "model.finetuned: is empty"),
+        ("model.load_finetuned", True, "model.finetuned: is empty"),
+        ("run.batch_size_train", 100, "model.queue_size: 65536 is not a positive multiple"),
+        ("run.lr_sched", "linear_warmup_step_lr", "run.lr_decay_rate: missing"),
+        ("run.task", "retrieval", "run.k_test: missing"),
+        ("run.task", "captioning", "run.num_beams: missing"),
+        ("datasets.coco_caption.text_processor.train.max_word", 9, "train.max_words?"),
+        ("datasets.coco_caption.vis_processor.train.image_size", "big", "is not a whole number"),
+        (
+            "datasets.coco_caption.vis_processor.train",
+            None,
+            "vis_processor.train: missing; the run",
+        ),
+        ("datasets.coco_caption.build_info.annotations.tarin", {}, "build_info.annotations.train?"),
+        ("datasets.coco_caption.build_info.annotations.val.storage", 3, "is not a string"),
+    ],
+)
+def test_configs_of_lavis_models_are_checked_too(path, value, message):
+    config = put(LAVIS_PRETRAIN, "model.queue_size", 65536)
+    config = put(config, path, value)
+    if path == "model.finetuned":
+        config = put(config, "model.load_finetuned", True)
+    found = problems(config, machine=False)
+    assert any(message in line for line in found), found
+
+
+# Known errors of LAVIS's own configs: no split val; no such model type; an empty file.
+LAVIS_WRONG = {
+    "albef/train/okvqa_ft",
+    "blip/coco_cap_ft_iter",
+    "blip2/eval/caption_coco_flant5xl_eval",
+}
+
+
+@pytest.mark.slow
+def test_configs_of_lavis_projects_pass():
+    root = Path(lavis.__file__).parent / "projects"
+    files = sorted(root.rglob("*.yaml"))
+    if not files:
+        pytest.skip("LAVIS came without its projects")
+    rejected = set()
+    for file in files:
+        try:
+            load_config(file, machine=False)
+        except ConfigError:
+            rejected.add(str(file.relative_to(root).with_suffix("")))
+    assert rejected <= LAVIS_WRONG
+
+
+def test_config_has_the_interface_that_lavis_reads(save, capsys):
+    cfg = load_config(save(GOOD), ["run.seed=7"])
+    assert registry.get("configuration") is cfg
+    assert cfg.args.options == ["run.seed=7"]
+    assert cfg.run_cfg.get("amp", None) is False
+    assert cfg.config.preprocess.vis_processor.train.image_size == 32
+    assert set(cfg.to_dict()) == {"run", "model", "datasets", "preprocess"}
+    cfg.pretty_print()
+    shown = yaml.safe_load(format_config(cfg))
+    assert list(shown) == ["run", "model", "datasets"]
+    assert shown["run"]["grit"]["search_space"] == 1280
+    # The printed text is a valid config.
+    assert problems(shown) == []
+
+
+def test_rejected_config_is_not_registered(save):
+    registry.register("configuration", "before")
+    with pytest.raises(ConfigError):
+        load_config(save(put(GOOD, "run.seed", "x")))
+    assert registry.get("configuration") == "before"
+
+
+def test_loading_builds_nothing_and_uses_no_network(save, monkeypatch):
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("touched")
+
+    monkeypatch.setattr(registry.get_model_class("albef_mafa"), "from_config", refuse)
+    monkeypatch.setattr(registry.get_builder_class("toy_scenes"), "__init__", refuse)
+    monkeypatch.setattr(socket, "socket", refuse)
+    base = ["model.model_type=base", "model.image_size=32", "model.load_pretrained=True"]
+    load_config(save(GOOD), base)
+
+
+def test_every_key_is_documented():
+    for path, key in known_keys(KEYS):
+        if path not in ("datasets", "datasets.mine"):
+            assert key.option.doc and "\n" not in key.option.doc, path
+            assert key.option.source, path
+    # No key of this package replaces one of LAVIS's.
+    assert not set(MODEL) & set(OURS)
+
+
+JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 5000),
+    st.floats(),
+    st.sampled_from(["", "x", "train", "???", "1e3", "tiny", "oracle"]),
+    st.lists(st.one_of(st.integers(), st.none(), st.text(max_size=3)), max_size=2),
+    st.dictionaries(st.sampled_from(["name", "storage", "arch", "x"]), st.integers(), max_size=2),
+)
+PATHS = [path for path, _ in known_keys(KEYS)] + [
+    f"datasets.image_text_json{rest}"
+    for rest in ("", ".type", ".build_info", ".build_info.annotations", ".vis_processor.train.name")
+    + (".build_info.annotations.train", ".build_info.annotations.train.storage", ".text_processor")
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(PATHS), JUNK), min_size=1, max_size=3))
+def test_arbitrary_values_never_crash_the_check(changes):
+    config = GOOD
+    for path, value in changes:
+        config = put(config, path, value)
+    before = copy.deepcopy(config)
+    _, found, notes = complete(config)
+    assert repr(config) == repr(before)
+    assert all(line.split(":")[0] for line in found + notes)
+
+
+def test_lavis_models_need_a_queue_and_re_ranking(save):
+    lines = problems(put(put(LAVIS_PRETRAIN, "model.queue_size", 0), "run.k_test", 0))
+    assert any(
+        line.startswith("model.queue_size: 0 is not a positive multiple") for line in lines
+    ), lines
+    assert any(line.startswith("run.k_test: 0 (ITC only)") for line in lines), lines
+
+
+RULE = "model.mafa.connections"
+
+
+@pytest.mark.parametrize(
+    ("values", "path", "text"),
+    [
+        ({f"{RULE}.score": "similarity", "model.mafa.con_d": {"arch": "oracle"}}, f"{RULE}.score",
+         "judges in Con-D's place; remove model.mafa.con_d"),
+        ({f"{RULE}.score": "similarity", f"{RULE}.labels": "probability"}, "model.mafa",
+         "needs a score that is a probability"),
+        ({f"{RULE}.rule": "global_threshold"}, f"{RULE}.rule", "needs scores of all candidates"),
+        ({f"{RULE}.score": "similarty"}, f"{RULE}.score", "similarity"),
+        ({f"{RULE}.rule": "margin", "model.mafa.margin": {"kind": "share"}},
+         "model.mafa.margin.kind", "not one of absolute, relative"),
+        ({f"{RULE}.score": "similarity", f"{RULE}.use_in": []}, f"{RULE}.use_in",
+         "no loss with a weight uses connections"),
+    ],
+)  # fmt: skip
+def test_scores_and_rules_that_do_not_go_together(values, path, text):
+    config = GOOD
+    for key, value in values.items():
+        config = put(config, key, value)
+    found = problems_at(problems(config), path)
+    assert found and any(text in line for line in found), (found, problems(config))

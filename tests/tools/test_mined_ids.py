@@ -1,0 +1,161 @@
+"""Mined records keep the ids of the user's files, so that both can be read as one data set."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+from torch.utils.data import ConcatDataset
+
+from lavis_mafa.data import TrainingSet
+from lavis_mafa.data.image_text_json import ImageTextTrain
+from lavis_mafa.tools.corpus import Corpus
+from lavis_mafa.tools.pair_records import PairRecords, _ids_of_images
+
+
+def rows_with(ids):
+    """Return six rows of three images; an id of None is left out."""
+    images = ["a.png", "a.png", "./b.png", "./b.png", "c.png", "c.png"]
+    rows = []
+    for number, (image, own) in enumerate(zip(images, ids, strict=True)):
+        row = {"image": image, "caption": f"caption {number}"}
+        rows.append(row if own is None else {**row, "image_id": own})
+    return rows
+
+
+def data_set(folder, *names, **options):
+    files = [folder / name for name in names]
+    return ImageTextTrain(np.asarray, str, folder, files, cache_dir=folder / "cache", **options)
+
+
+IDS = [
+    ["coco_7", "coco_7", "coco_5", "coco_5", "x", "x"],
+    [391895, 391895, 3, 3, 0, 0],
+    ["007", "007", "7", "7", "8", "8"],
+    ["7", "7", "5", "5", str(2**70), str(2**70)],
+    [None] * 6,
+    [1, 1, None, None, 2, 2],
+]
+
+
+CASES = [(ids, kind) for ids in IDS for kind in ("json", "parquet")]
+
+
+def save_rows(path, rows):
+    if path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+@pytest.mark.parametrize("ids, kind", [*CASES, (["007", "007", "7", "7", 8, 8], "json")])
+def test_mined_and_original_files_are_read_together(tmp_path, ids, kind):
+    """From JSON, and from parquet with paths."""
+    for number, name in enumerate("abc"):
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / f"{name}.png")
+    rows, names = rows_with(ids), (f"train.{kind}", "mined.json")
+    save_rows(tmp_path / names[0], rows)
+    records = PairRecords(Corpus(TrainingSet(data_set(tmp_path, names[0])), None), tmp_path)
+    mined = [{**records.record(0, 5), "score": 0.9, "direction": "i2t"}, records.record(2, 1)]
+    records.write("mined", [*mined, records.record(4, 0)])
+    assert not (tmp_path / "images").exists()
+    together = data_set(tmp_path, *names)
+    assert list(together.image_ids) == [0, 0, 1, 1, 2, 2, 0, 1, 2]
+    assert [together.caption(k) for k in (6, 7, 8)] == ["caption 5", "caption 1", "caption 0"]
+    for place, number in ((6, 0), (7, 2), (8, 4)):
+        assert together.own_image_id(place) == (None if ids[number] is None else str(ids[number]))
+        assert together.show(place)[0].getpixel((0, 0)) == (number // 2, 0, 0)
+    written = json.loads((tmp_path / names[1]).read_text())
+    assert [one["image"] for one in written] == [rows[k]["image"] for k in (0, 2, 4)]
+
+
+@pytest.mark.parametrize("ids", [IDS[0], IDS[4]])
+def test_images_inside_parquet_are_written_once(tmp_path, ids):
+    """The augmented file can be read alone, whether or not the data have ids."""
+    for number, name in enumerate("abc"):
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / f"{name}.png")
+    rows = [{**row, "image": (tmp_path / row["image"]).read_bytes()} for row in rows_with(ids)]
+    save_rows(tmp_path / "train.parquet", rows)
+    corpus = Corpus(TrainingSet(data_set(tmp_path, "train.parquet")), None)
+    records = PairRecords(corpus, tmp_path)
+    records.write("augmented", [*map(records.own, range(6)), records.record(0, 5)])
+    assert len(list((tmp_path / "images").iterdir())) == 3
+    found = data_set(tmp_path, "augmented.json")
+    assert list(found.image_ids) == [0, 0, 1, 1, 2, 2, 0] and found.caption(6) == "caption 5"
+    assert found.show(6)[0].getpixel((0, 0)) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("kind", ["json", "parquet"])
+@pytest.mark.parametrize(
+    "groups",
+    [
+        ["shoe", "shoe", "cup", None, "cup", "hat"],
+        [2, 2, 1, None, 1, 0],  # numbers in order of appearance are other ones
+        ["007", "007", "7", None, "7", "5"],
+    ],
+)
+def test_mined_pairs_are_of_the_groups_of_the_original_files(tmp_path, groups, kind):
+    for name in "abc":
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{name}.png")
+    rows = [
+        {**row, "group_id": own} for row, own in zip(rows_with([None] * 6), groups, strict=True)
+    ]
+    grouped = {"group_id_key": "group_id"}
+    names = f"train.{kind}", "mined.json"
+    save_rows(tmp_path / names[0], rows)
+    records = PairRecords(
+        Corpus(TrainingSet(data_set(tmp_path, names[0], **grouped)), None), tmp_path
+    )
+    pairs = [(0, 5), (2, 1), (3, 0), (5, 0)]
+    records.write("mined", [records.record(*pair) for pair in pairs])
+    together = data_set(tmp_path, *names, **grouped)
+    assert list(together.group_ids) == [0, 0, 1, -1, 1, 2, 0, 1, -1, 2]
+    # A file of pairs in no group is read as well.
+    records.write("none", [records.record(3, 0)])
+    assert list(data_set(tmp_path, "none.json", **grouped).group_ids) == [-1]
+    # Of two data sets with the same names in different groups the groups get numbers.
+    two = [data_set(tmp_path, name, **grouped) for name in names]
+    both = Corpus(TrainingSet(ConcatDataset(two)), None)
+    of_both = [PairRecords(both, tmp_path).record(k, k).get("group_id") for k in (0, 3, 6)]
+    assert of_both == [0, None, 3]
+
+
+def test_ids_that_do_not_tell_images_apart_are_replaced():
+    """Two data sets may use the same ids for different images."""
+
+    class Pairs:
+        def __init__(self, own, numbers):
+            self.own, self.image_ids = own, np.array(numbers)
+
+        def __len__(self):
+            return len(self.own)
+
+        def own_image_id(self, number):
+            return self.own[number]
+
+    class Data:
+        def __init__(self, *given):
+            self.pairs = Pairs(*given)
+            self.image_ids = self.pairs.image_ids
+
+        def __len__(self):
+            return len(self.pairs)
+
+    assert _ids_of_images(Data(["5", "6", "5"], [0, 1, 2])) is None
+    assert _ids_of_images(Data(["5", None], [0, 0])) is None
+    assert _ids_of_images(Data(["5", "5", None], [0, 0, 1]))(0) == 5
+
+
+def test_ids_of_lavis_annotations_are_kept():
+    class Lavis:
+        annotation = [{"image": "a.jpg", "caption": "a", "image_id": "coco_9"}]
+        vis_root = "/nowhere"
+
+        def __len__(self):
+            return 1
+
+    assert TrainingSet(Lavis()).own_image_id(0) == "coco_9"

@@ -1,0 +1,260 @@
+"""A resumed run equals an uninterrupted run bit for bit."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from runs import ROOT, resume_bit_for_bit, run_here, same_weights, weights
+
+from lavis_mafa import load_model
+from lavis_mafa.io.random_streams import random_states, set_random_states
+from lavis_mafa.training.checkpoint import load_trained_state, trained_state
+from lavis_mafa.training.state import BestFigure
+
+BLIP2 = str(ROOT / "projects/mafa/train/blip2_toy.yaml")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    run_here(folder)
+    return folder
+
+
+def test_workers_change_no_random_augmentation(tmp_path):
+    changes = {
+        "run__max_epoch": 2,
+        "datasets__toy_scenes__vis_processor__train__name": "blip_image_train",
+        "datasets__toy_scenes__vis_processor__train__image_size": 32,
+        "datasets__toy_scenes__vis_processor__eval__name": "blip_image_eval",
+        "datasets__toy_scenes__vis_processor__eval__image_size": 32,
+    }
+    for workers in (2, 0):
+        run_here(tmp_path / str(workers), run__num_workers=workers, **changes)
+    assert same_weights(weights(tmp_path / "2"), weights(tmp_path / "0"))
+
+
+def test_best_value_is_resumed(tmp_path):
+    changes = {"run__valid_splits": '["val"]'}
+    run_here(tmp_path, run__max_epoch=1, **changes)
+    path = tmp_path / "job" / "checkpoint_last.pth"
+    content = torch.load(path, weights_only=True)
+    assert content["run"]["best"]["epoch"] == 0 and content["run"]["best"]["split"] == "val"
+    assert (tmp_path / "job" / "checkpoint_best.pth").is_file()
+    content["run"]["best"]["value"] = 1000.0
+    torch.save(content, path)
+    runner = run_here(tmp_path, run__resume_ckpt_path="auto", **changes)
+    assert runner.progress.best == BestFigure(1000.0, 0, "val")
+
+
+def test_settings_of_adamw_come_from_the_config(tmp_path):
+    """The checkpoint holds them too, as the optimizer's state."""
+    run_here(tmp_path, run__max_steps=2)
+    changes = {"run__beta2": 0.9, "run__weight_decay": 0.3, "run__max_steps": 3}
+    runner = run_here(tmp_path, **changes, run__resume_ckpt_path="auto")
+    groups = runner.optimizer.param_groups
+    assert {group["betas"] for group in groups} == {(0.9, 0.9)}
+    assert {group["weight_decay"] for group in groups} == {0, 0.3}
+
+
+def test_random_states_are_restored():
+    states = random_states()
+    drawn = [random.random(), np.random.rand(), torch.rand(1).item()]
+    set_random_states(states)
+    assert drawn == [random.random(), np.random.rand(), torch.rand(1).item()]
+
+
+def test_resuming_with_other_settings_is_rejected(uninterrupted, tmp_path):
+    changes = {"run__batch_size_train": 4, "run__grit__search_space": 8}
+    changes |= {"run__grit__hardness": 0.9, "run__accum_grad_iters": 2}
+    changes |= {"run__seed": 7, "run__amp": True, "run__amp_dtype": "bf16"}
+    path = uninterrupted / "job" / "checkpoint_last.pth"
+    with pytest.raises(ValueError) as refused:
+        run_here(tmp_path, run__resume_ckpt_path=path, **changes)
+    for message in (
+        "run.batch_size_train: 8 before, 4 now",
+        "run.grit.search_space: 16 before, 8 now",
+        "run.grit.hardness: 1.0 before, 0.9 now",
+        "run.accum_grad_iters: ",
+        "run.seed: 42 before, 7 now",
+        "run.amp: False before, True now",
+        "run.amp_dtype: fp16 before, bf16 now",
+    ):
+        assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "key, before, after",
+    [
+        ("image_size", 32, 48),
+        ("vit.patch_size", 16, 8),
+        ("embed_dim", 64, 32),
+        ("queue_size", 16, 24),
+        ("num_query_token", 8, 4),
+    ],
+)
+def test_resuming_a_model_of_another_size_names_the_key(tmp_path, monkeypatch, key, before, after):
+    """Before anything is built, also where the checkpoint is found by ``auto``."""
+    from lavis_mafa.training import session
+
+    changes = {"config": BLIP2} if key == "num_query_token" else {}
+    if key == "queue_size":
+        changes["model__mafa__soft_labels__type"] = "momentum"
+    name = f"model__{key.replace('.', '__')}"
+
+    def sized(size):
+        own = {name: size}
+        for split in ("train", "eval") if key == "image_size" else ():
+            processor = f"datasets__toy_scenes__vis_processor__{split}"
+            own |= {f"{processor}__name": f"blip_image_{split}", f"{processor}__image_size": size}
+        return {**changes, **own}
+
+    run_here(tmp_path, run__max_steps=1, **sized(before))
+    monkeypatch.setattr(session, "build_data", lambda *_: 1 / 0)
+    with pytest.raises(ValueError, match=f"\\n  model.{key}: {before} before, {after} now\\n"):
+        run_here(tmp_path, run__resume_ckpt_path="auto", **sized(after))
+
+
+def test_another_learning_rate_and_more_epochs_resume(tmp_path):
+    run_here(tmp_path, run__max_epoch=1)
+    more = {"run__resume_ckpt_path": "auto", "run__max_epoch": 2, "run__init_lr": 1e-5}
+    runner = run_here(tmp_path, **more, run__min_lr=1e-6)
+    assert runner.progress.global_step == 18
+    assert runner.optimizer.param_groups[0]["lr"] <= 1e-5
+
+
+def test_negatives_that_change_by_epoch_resume(tmp_path):
+    """The later picker has state and random draws."""
+    changes = {
+        "model__mafa__warm_up_negatives": "uniform",
+        "model__mafa__warm_up_epochs": 1,
+        "model__mafa__negatives": "posterior",
+        "model__mafa__posterior__minimum": 3,
+        "run__max_epoch": 2,
+    }
+    _, whole, _ = resume_bit_for_bit(tmp_path, 13, **changes)
+    assert int(whole["picker_by_epoch.later.epoch"]) == 1
+
+
+def test_resumed_run_keeps_its_folder(tmp_path):
+    first = run_here(tmp_path, run__job_id=None, run__max_steps=3)
+    resumed = run_here(tmp_path, run__job_id=None, run__resume_ckpt_path="auto", run__max_steps=5)
+    assert resumed.output_dir == first.output_dir and resumed.progress.global_step == 5
+    other = run_here(tmp_path, run__job_id=None, run__max_steps=1)
+    assert other.output_dir != first.output_dir
+
+
+def test_folder_of_another_run_is_rejected(uninterrupted):
+    from lavis_mafa.settings import ConfigError
+
+    with pytest.raises(ConfigError, match="holds another run's checkpoint"):
+        run_here(uninterrupted)
+
+
+@pytest.fixture
+def validated(monkeypatch):
+    """Give validation the figures of a list, and record the weights that are tested."""
+    from lavis_mafa.tasks import MafaPretrainTask
+
+    values, tested = [], []
+
+    def evaluation(self, model, data_loader, **_):
+        if values:
+            return {"agg_metrics": values.pop(0)}
+        tested.append({k: v.clone() for k, v in trained_state(model).items()})
+        return {"agg_metrics": 0.0}
+
+    monkeypatch.setattr(MafaPretrainTask, "evaluation", evaluation)
+    return values, tested
+
+
+@pytest.mark.parametrize(
+    "origin, removed, best",
+    [
+        ("checkpoint_0.pth", (), "checkpoint_0.pth"),  # it holds the best weights itself
+        ("checkpoint_1.pth", (), "checkpoint_0.pth"),
+        ("checkpoint_1.pth", ("checkpoint_0.pth",), None),  # the best weights are lost
+        ("checkpoint_last.pth", (), "checkpoint_best.pth"),
+    ],
+)
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_best_weights_are_of_the_resumed_epochs(
+    tmp_path, validated, caplog, origin, removed, best, elsewhere
+):
+    """Epoch 2 was the best, but the run goes back to an epoch before it, and only draws level."""
+    values, tested = validated
+    changes = {"run__valid_splits": '["val"]', "run__test_splits": '["test"]'}
+    values += [0.5, 0.4, 0.9]
+    run_here(tmp_path, **changes, run__keep_every_epochs=1)
+    before = {path.name: weights(tmp_path, path.name) for path in tmp_path.glob("job/*.pth")}
+    for name in removed:
+        (tmp_path / "job" / name).unlink()
+    resumed = "other" if elsewhere else "job"
+    epochs = 4 if origin == "checkpoint_last.pth" else int(origin[11]) + 2
+    values += [0.9 if origin == "checkpoint_last.pth" else 0.5]
+    path = tmp_path / "job" / origin
+    changes |= {"run__init_lr": 1e-3, "run__job_id": resumed, "run__max_epoch": epochs}
+    run_here(tmp_path, **changes, run__resume_ckpt_path=path)
+    expected = before[best] if best else weights(tmp_path, job=resumed)
+    assert same_weights(tested[-1], expected) and not values
+    assert same_weights(weights(tmp_path, "checkpoint_best.pth", resumed), expected)
+    aside = [path.name for path in tmp_path.glob("*/discarded*")]
+    if elsewhere or origin == "checkpoint_last.pth":
+        assert not aside
+        assert same_weights(weights(tmp_path, "checkpoint_best.pth"), before["checkpoint_best.pth"])
+    else:
+        assert (
+            aside == ["discarded_best_1.pth"] and "renamed to discarded_best_1.pth" in caplog.text
+        )
+        assert same_weights(weights(tmp_path, *aside), before["checkpoint_best.pth"])
+    assert ("best figure is forgotten" in caplog.text) == (best is None)
+
+
+def test_best_checkpoint_of_an_earlier_run_is_not_tested(tmp_path, validated):
+    values, tested = validated
+    changes = {"run__test_splits": '["test"]', "run__max_epoch": 1}
+    changes["run__valid_splits"] = '["val", "test"]'  # the first one chooses
+    values += [0.9, 1.0]
+    assert run_here(tmp_path, **changes).progress.best == BestFigure(0.9, 0, "val")
+    (tmp_path / "job" / "checkpoint_last.pth").unlink()
+    values += [float("nan"), 0.5]  # no best epoch
+    run_here(tmp_path, **changes, run__seed=3)
+    assert same_weights(tested[-1], weights(tmp_path)) and not values
+    assert not (tmp_path / "job" / "checkpoint_best.pth").exists()
+
+
+def test_failing_validation_keeps_the_epoch(tmp_path, monkeypatch):
+    from lavis_mafa.tasks import MafaPretrainTask
+
+    monkeypatch.setattr(MafaPretrainTask, "evaluation", lambda *a, **k: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run_here(tmp_path, run__valid_splits='["val"]')
+    saved = torch.load(tmp_path / "job" / "checkpoint_last.pth", weights_only=True)
+    assert saved["run"]["epoch"] == 1
+
+
+@pytest.mark.parametrize("saved_by", ["older", "newer"])
+def test_buffers_saved_only_by_some_transformers_versions_are_ignored(tiny, saved_by):
+    state, name = trained_state(tiny), "text_encoder.bert.embeddings.position_ids"
+    constant = state.pop(name, torch.arange(4))
+    if saved_by == "older":
+        state["text_encoder.bert.of_theirs.position_ids"] = constant
+    load_trained_state(tiny, state, "it")
+    del state["temp"]
+    with pytest.raises(ValueError, match="Missing: \\['temp'\\]; unknown: none"):
+        load_trained_state(tiny, state, "it")
+
+
+def test_resuming_with_another_judge_is_refused(tmp_path):
+    changes = {"model__mafa__con_d__arch": "albef_mafa", "model__mafa__con_d__model_type": "tiny"}
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        state = load_model("albef_mafa", "tiny").state_dict()
+        torch.save({"model": state}, tmp_path / f"{seed}.pth")
+    key = "model__mafa__con_d__checkpoint"
+    run_here(tmp_path, **changes, **{key: tmp_path / "0.pth"}, run__max_steps=1)
+    with pytest.raises(ValueError, match="another Con-D.*weights of model.mafa.con_d"):
+        run_here(tmp_path, **changes, **{key: tmp_path / "1.pth"}, run__resume_ckpt_path="auto")

@@ -1,0 +1,68 @@
+"""What a run shows on a terminal, and what it leaves out in a file or a pipe."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from runs import run_here
+
+from lavis_mafa.cli import main
+from lavis_mafa.io.processes import progress
+from lavis_mafa.training import run_log, runner_mafa
+from lavis_mafa.training.run_log import TimeLeft, duration
+
+
+def test_time_left_is_of_the_whole_run(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(run_log.time, "monotonic", lambda: now[0])
+    left = TimeLeft(total=110, done=10)
+    now[0] += 20  # 10 steps in 20 s, 90 to go
+    assert left.after(20) == "0:03:00"
+    assert left.is_due(20) and not left.is_due(20)
+    assert duration(3723) == "1:02:03" and left.after(110) == "0:00:00"
+
+
+def test_no_bars_in_a_pipe(capfd):
+    assert list(progress(range(3), desc="counting")) == [0, 1, 2]
+    captured = capfd.readouterr()
+    assert "counting" not in captured.err + captured.out
+
+
+def test_lines_of_a_run(tmp_path, caplog, capfd, monkeypatch):
+    """Progress with the time left where no bar is shown, rounded figures, and what to run next."""
+    monkeypatch.setattr(runner_mafa, "_SECONDS_BETWEEN_LINES", 0.0)
+    caplog.set_level(logging.INFO)
+    run_here(tmp_path, run__max_epoch=1, run__test_splits='["test"]')
+    text = caplog.text
+    assert "epoch 0, step 3 of 9: loss " in text and " left of the run" in text
+    assert f"next: lavis-mafa report {tmp_path / 'job'}" in text
+    assert f"lavis-mafa evaluate --run {tmp_path / 'job'}" in text
+    (line,) = (line for line in text.splitlines() if " test: " in line)
+    numbers = [word for word in line.split(" test: ")[1].split() if word[0].isdigit()]
+    assert numbers and all(len(number) <= 9 for number in numbers), line
+    assert "%|" not in capfd.readouterr().err
+
+
+def test_check_data_says_where_it_looked(tmp_path, capsys):
+    (tmp_path / "train.json").write_text('[{"image": "a.jpg", "caption": "a dog"}]')
+    wrong = tmp_path / "pictures"
+    wrong.mkdir()
+    main(["check-data", str(tmp_path / "train.json"), "--image-root", str(wrong)])
+    output = capsys.readouterr().out
+    assert f"looked for in {wrong}" in output and "not one of them is there" in output
+
+
+@pytest.mark.parametrize(
+    "arch, form, message",
+    [
+        ("albef_mafa", "hf", "--to hf takes checkpoints of BLIP-2 and BLIP only"),
+        ("blip2_mafa", "hf_captioning", "--to hf_captioning takes checkpoints of BLIP only"),
+    ],
+)
+def test_export_names_the_family_that_can(tmp_path, capsys, arch, form, message):
+    config = {"model": {"arch": arch, "model_type": "tiny"}}
+    torch.save({"model": {"a": torch.ones(2)}, "config": config}, tmp_path / "one.pth")
+    status = main(["export", str(tmp_path / "one.pth"), str(tmp_path / "out"), "--to", form])
+    assert status == 1 and message in capsys.readouterr().err
