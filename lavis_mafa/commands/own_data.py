@@ -18,7 +18,7 @@ def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
     """Write a config that trains on the pairs in files, and the vocabulary of a small model.
 
     It mines in random mini-batches with a Con-D that compares captions, which needs no weights; on
-    photographs grouping did not pay (docs/real_pictures.md). Both files lie in ``output/NAME``,
+    photographs grouping did not pay (docs/results.md). Both files lie in ``output/NAME``,
     after the first file; the files of an earlier call are replaced.
 
     Args:

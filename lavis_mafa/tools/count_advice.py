@@ -15,7 +15,7 @@ from lavis_mafa.judges.self_check import LEAST_AUC, SelfCheck
 from lavis_mafa.tools.judged_pairs import UNKNOWN, VALID, Judged
 
 TRUTH = "truth"  # name of the ground truth among the judges
-# Bounds and their sources; docs/results.md and docs/real_pictures.md have the experiments. Shares
+# Bounds and their sources; docs/results.md and docs/results.md have the experiments. Shares
 # are of false negatives among hard negatives.
 _MOST_RANDOM = 0.03  # grouping helped at .4 to 1 %, and at 2.5 % in MAFA's Table 1
 _UNSURE_RANDOM = 0.13  # mixed results at 4.6 and 13 %; no gain at 28 %

@@ -268,7 +268,7 @@ class RunnerMafa(EvaluatingRunner):
             found.append(
                 f"run.grit.regions: one queue holds all {share:,} pairs of a rank, and the most "
                 "similar share a mini-batch; on photographs that destroyed ITM "
-                "(docs/real_pictures.md): leave it out, or lower run.grit.queue_size"
+                "(docs/results.md): leave it out, or lower run.grit.queue_size"
             )
         return found
 
