@@ -193,7 +193,7 @@ def add_output_argument(parser: argparse.ArgumentParser) -> None:
 
     def folder(text: str) -> Path:
         path = Path(text)
-        if path.exists() and not path.is_dir():
+        if path.is_file():
             raise argparse.ArgumentTypeError(f"{text} is a file, expected a folder")
         return path
 
