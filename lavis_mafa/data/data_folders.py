@@ -4,9 +4,10 @@ Folders, told apart by what they contain:
 
 - one that ``save_to_disk`` of Hugging Face's ``datasets`` has written: its Arrow files, in the
   order of `state.json`;
+- one with parquet files, also in folders below: all of them, if their names are of one split;
 - one with pictures and text files of the same names: the folder itself.
 
-A folder with other parquet or Arrow files is refused: which of them are a split, a glob says.
+A folder with several splits is refused: which files are a split, a glob says.
 Symbolic links to folders are followed; a folder that several links lead to is read once.
 """
 
@@ -15,11 +16,14 @@ from __future__ import annotations
 import glob
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 _STATE = "state.json"
+_SPLITS = re.compile(r"(?<![a-z])(train|val|valid|validation|dev|test|eval)(?:ing)?(?![a-z])")
+_PARTS = re.compile(r"-(\d{5})-of-(\d{5})(?!\d)")
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 
 
@@ -36,12 +40,14 @@ def files_of(given: str | os.PathLike[str]) -> list[Path]:
     if (path / _STATE).is_file():
         return _saved_files(path)
     if path.is_dir():
-        return _folder_of_pictures(path)
+        return _files_in(path)
     found = [Path(one) for one in files_named(os.fspath(path))]
     if not found:
         raise FileNotFoundError(
             f"no file matches {path} (relative paths start at {os.getcwd()}); correct the pattern"
         )
+    if "-of-" not in path.name:  # else the pattern itself chooses among the parts
+        _require_all_parts(found)
     return found
 
 
@@ -63,16 +69,21 @@ def captioned_in(folder: Path) -> tuple[dict[Path, Path], list[Path]]:
     return found, [path for path in files if path not in used]
 
 
-def _folder_of_pictures(folder: Path) -> list[Path]:
-    """Return the folder itself if it has pictures with texts, and refuse every other one."""
+def _files_in(folder: Path) -> list[Path]:
+    """Return the parquet files of a folder, or the folder itself if it has pictures with texts."""
     files = sorted(_below(folder))
     columnar = [path for path in files if path.suffix.lower() in (".parquet", ".arrow")]
-    if columnar:
+    names = [path.relative_to(folder).as_posix().lower() for path in columnar]
+    splits = {frozenset(_SPLITS.findall(name)) for name in names}
+    if columnar and (len(splits) > 1 or any(path.suffix.lower() == ".arrow" for path in columnar)):
         raise ValueError(
-            f"folder {folder} has files such as {columnar[0].relative_to(folder)}: name those of "
-            "one split by a glob, such as data/train-*.parquet, or the folder of one split that "
+            f"folder {folder} has files such as {names[0]} and {names[-1]}: name those of one "
+            "split by a glob, such as data/train-*.parquet, or the folder of one split that "
             "save_to_disk of Hugging Face's datasets has written"
         )
+    if columnar:
+        _require_all_parts(columnar)
+        return columnar
     if captioned_in(folder)[0]:
         return [folder]
     kinds = Counter(path.suffix.lower() or path.name for path in files).most_common(5)
@@ -82,6 +93,24 @@ def _folder_of_pictures(folder: Path) -> list[Path]:
         "expected a folder that save_to_disk of Hugging Face's datasets has written, or pictures, "
         "each with a text file (.txt) of the same name; name annotation files one by one"
     )
+
+
+def _require_all_parts(paths: list[Path]) -> None:
+    """Refuse a data set that lacks files, by names such as train-00000-of-00002.parquet."""
+    parts: dict[tuple[Path, str, int], set[int]] = {}
+    for path in paths:
+        part = _PARTS.search(path.name)
+        if part:  # a digest may follow, which differs from part to part
+            key = path.parent, path.name[: part.start()], int(part[2])
+            parts.setdefault(key, set()).add(int(part[1]))
+    for (folder, name, count), numbers in parts.items():
+        missing = sorted({*range(count)} - numbers)
+        if missing:
+            raise FileNotFoundError(
+                f"{folder} has {len(numbers)} of the {count} files {name}-...: "
+                f"{name}-{missing[0]:05d}-of-{count:05d} is missing; download or copy all, or "
+                "name the files to read"
+            )
 
 
 def _saved_files(folder: Path) -> list[Path]:

@@ -34,13 +34,40 @@ def names_of(folder: Path, given: str) -> list[str]:
     return [str(path.relative_to(folder)) for path in files_of(folder / given)]
 
 
-def test_folders_of_parquet_files_are_refused(tmp_path):
+def test_folders_of_several_splits_are_refused(tmp_path):
     make(tmp_path, "README.md", "data/train-0.parquet", "data/test-0.parquet")
     make(tmp_path / "dict", "train/data-0.arrow", "dataset_dict.json")
-    with pytest.raises(ValueError, match=r"such as data/test-0.parquet: name .* by a glob"):
-        files_of(tmp_path)
-    with pytest.raises(ValueError, match=r"such as train/data-0.arrow: .* the folder of one split"):
+    make(tmp_path / "mixed", "train-0.parquet", "a.parquet")
+    with pytest.raises(ValueError, match=r"such as data/test-0.parquet .*: name .* by a glob"):
+        files_of(tmp_path / "data/..")
+    with pytest.raises(ValueError, match=r"such as train/data-0.arrow .* the folder of one split"):
         files_of(tmp_path / "dict")
+    with pytest.raises(ValueError, match=r"such as a.parquet and train-0.parquet: name those"):
+        files_of(tmp_path / "mixed")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["a.parquet", "deep/b.parquet"],
+        ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"],
+        ["train/0000.parquet", "train/train-1.parquet"],
+    ],
+)
+def test_all_parquet_files_of_a_folder_are_read(tmp_path, names):
+    make(tmp_path, "README.md", *names)
+    assert names_of(tmp_path, ".") == names
+
+
+def test_missing_parts_are_named(tmp_path):
+    """A download that stopped half way has fewer rows."""
+    make(tmp_path, "train-00000-of-00003.parquet", "train-00002-of-00003.parquet")
+    for given in (tmp_path, tmp_path / "*.parquet"):
+        with pytest.raises(
+            FileNotFoundError, match="2 of the 3 .* train-00001-of-00003 is missing"
+        ):
+            files_of(given)
+    assert len(files_of(tmp_path / "train-*-of-00003.parquet")) == 2  # chosen by the pattern
 
 
 def test_links_to_folders_are_followed_once(tmp_path):
