@@ -90,8 +90,9 @@ def _files_in(folder: Path) -> list[Path]:
     shown = ", ".join(f"{count} {kind}" for kind, count in kinds)
     raise ValueError(
         f"folder {folder} has {f'files of other kinds ({shown})' if files else 'no files'}; "
-        "expected a folder that save_to_disk of Hugging Face's datasets has written, or pictures, "
-        "each with a text file (.txt) of the same name; name annotation files one by one"
+        "expected parquet files, a folder that save_to_disk of Hugging Face's datasets has "
+        "written, or pictures, each with a text file (.txt) of the same name; name annotation "
+        "files one by one"
     )
 
 

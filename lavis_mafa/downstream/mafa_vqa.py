@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lavis.common.registry import registry
@@ -19,7 +19,9 @@ from lavis_mafa.downstream.answer_metrics import (
     local_files,
     read_questions,
 )
+from lavis_mafa.downstream.language_model import check_prompt
 from lavis_mafa.downstream.row_values import Id
+from lavis_mafa.io.problems import ConfigView, Problem
 from lavis_mafa.io.processes import on_main_process
 
 logger = logging.getLogger(__name__)
@@ -48,6 +50,14 @@ class MafaVQATask(results.InBatches, VQATask):
         self.length_penalty = length_penalty
         self._questions: Mapping[Id, Annotation] | None = None
         self._annotation: Any = ()
+
+    @classmethod
+    def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
+        """Yield why a question cannot be put into the prompt; see `lavis_mafa.io.problems`."""
+        try:
+            check_prompt(cfg["run.prompt"] or "")
+        except ValueError as error:
+            yield Problem("run.prompt", str(error))
 
     @classmethod
     def setup_task(cls, cfg: Any) -> MafaVQATask:

@@ -114,12 +114,8 @@ def test_exported_folder_starts_a_run(exported):
     _, arch, folder = exported
     own = {"tokenizer": str(folder / "vocab.txt"), "embed_dim": 32}
     assert not [one for one in problems_with(folder, arch, **own) if "model." in one]
-    found = problems_with(folder, arch, tokenizer=own["tokenizer"])
-    assert len(found) == 1 and "embed_dim 32 in the file, 64 here" in found[0]
     found = problems_with(folder, "albef_mafa")
     assert len(found) == 1 and "of another family" in found[0]
-    found = problems_with(folder, "blip_pretrain", model_type="base")
-    assert any("LAVIS's, which reads files of torch.save only" in one for one in found)
 
 
 def test_folder_without_record_loads_with_the_type_that_is_given(exported, tmp_path):

@@ -78,8 +78,6 @@ CONTRADICTIONS = [
     ("albef_4m", {"run.valid_splits": ["val"]}, "datasets.coco_caption.vis_processor.eval", "name"),
     ("retrieval_coco", {"run.test_splits": []}, "run.test_splits", "name a split to evaluate"),
     ("albef_own_data", {f"{JSON}.build_info.annotations": {}}, f"{JSON}.build_info.ann", "name a"),
-    ("albef_own_data", {f"{JSON}.build_info.images": {"storage": None}},
-     f"{JSON}.build_info.images.storage", "missing"),
     ("albef_4m", {"run.train_dataset_ratios": {"vg_caption": 2}}, "run.train_dataset_rat",
      "remove"),
     ("albef_4m", {"datasets": {}}, "datasets", "is empty"),

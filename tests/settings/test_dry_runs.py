@@ -93,6 +93,8 @@ def content(builder, split, position):
     both.
     """
     rows = [row(builder, split, number) for number in range(PAIRS)]
+    if builder in ("coco_retrieval", "flickr30k") and split != "train":
+        return rows[: len(PHOTOS)]  # one row an image
     if split == "train" or position == 0:
         return rows
     asked = [{"question_id": r.get("question_id")} for r in rows]

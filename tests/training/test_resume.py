@@ -50,6 +50,16 @@ def test_best_value_is_resumed(tmp_path):
     assert runner.progress.best == BestFigure(1000.0, 0, "val")
 
 
+def test_a_checkpoint_of_another_format_is_rejected(tmp_path):
+    run_here(tmp_path, run__max_steps=1)
+    path = tmp_path / "job" / "checkpoint_last.pth"
+    content = torch.load(path, weights_only=True)
+    content["run"]["format"] += 1
+    torch.save(content, path)
+    with pytest.raises(ValueError, match="start a new run from its weights by model.pretrained"):
+        run_here(tmp_path, run__resume_ckpt_path=path)
+
+
 def test_settings_of_adamw_come_from_the_config(tmp_path):
     """The checkpoint holds them too, as the optimizer's state."""
     run_here(tmp_path, run__max_steps=2)

@@ -29,7 +29,7 @@ for name in lavis_mafa.EXPORTS:
 for module in pkgutil.walk_packages(algorithm.__path__, "lavis_mafa.algorithm."):
     importlib.import_module(module.name)
 import lavis_mafa.integrations.open_clip
-for name in ("load_model", "processors", "tasks"):
+for name in ("load_model", "data", "tasks"):
     try:
         getattr(lavis_mafa, name)
     except ImportError as error:
@@ -80,7 +80,7 @@ def run(python, folder, *arguments):
 
 def test_everything_exported_is_imported_and_the_rest_says_what_it_needs(python, tmp_path):
     printed = run(python, tmp_path, "-c", IMPORTS).splitlines()
-    assert [line.split()[0] for line in printed] == ["load_model", "processors", "tasks"]
+    assert [line.split()[0] for line in printed] == ["load_model", "data", "tasks"]
     assert all('pip install ".[lavis]" && pip install --no-deps' in line for line in printed)
 
 
