@@ -90,7 +90,7 @@ class FeaturesLoss(nn.Module):
         self.by_place = RULES.entry(settings.connections.rule).traits.needs_all
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._average_gradients()  # hooks are neither copied nor pickled
 
     def _average_gradients(self) -> None:
