@@ -3,7 +3,7 @@
 `written/SET_ARCH.pth` was trained for three steps and saved by the runner with that set. As a
 script, ``python tests/compat/test_checkpoints_between_sets.py SET`` writes the files of a set with
 the packages of its interpreter. They hold what the model gave there (``expected``), and neither
-optimizer nor state of the run, which `tests/faults/kept` has.
+optimizer nor state of the run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lavis_mafa import load_model
 
 ROOT = Path(__file__).resolve().parents[2]
 WRITTEN = Path(__file__).parent / "written"
-BERT = ROOT / "tests" / "faults" / "kept" / "kept_bert.json"
+BERT = WRITTEN / "bert.json"
 SETS = ("today", "modern", "strict")
 # Key of the language model's sizes and further options, by arch. FNE's BERT is that of
 # transformers, the others' are LAVIS's.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from lavis_mafa.settings import ConfigError, load_config
 from lavis_mafa.settings.con_d import check_con_d
 
 ROOT = Path(__file__).resolve().parents[2]
-KEPT = Path(__file__).parent / "kept"
 TRAIN = ROOT / "projects/mafa/train"
 FAMILIES = {"albef_mafa": "albef_toy", "blip_mafa": "blip_toy", "blip2_mafa": "blip2_toy"}
 CON_D = {"model.mafa.con_d.arch": "albef_mafa", "model.mafa.con_d.model_type": "tiny"}
@@ -110,7 +108,6 @@ def test_damaged_files_are_rejected(saved, tmp_path, key, what):
     path.write_bytes(change(saved("albef_mafa").read_bytes()))
     found = problems(key, path)
     assert len(found) == 1 and message in found[0], found
-    pass
 
 
 def weights(path):
@@ -139,7 +136,6 @@ def test_files_with_other_content_are_rejected(saved, tmp_path, key, what):
     torch.save(make(weights(saved("albef_mafa"))), path)
     found = problems(key, path)
     assert len(found) == 1 and message in found[0], found
-    pass
 
 
 @pytest.mark.parametrize("key", ALL)
@@ -151,7 +147,6 @@ def test_checkpoints_of_other_families_are_rejected(saved, key, arch, given):
     judge = {"model__mafa__con_d__arch": arch} if "con_d" in key else {}
     found = problems(key, saved(given), FAMILIES[arch], **judge)
     assert len(found) == 1 and f"was saved by {given}, which is of another family" in found[0]
-    pass
 
 
 @pytest.mark.downstream
@@ -164,11 +159,6 @@ def test_checkpoints_of_another_stage_are_rejected(saved, key):
     judge = {"model__mafa__con_d__arch": "blip2_mafa"} if "con_d" in key else {}
     found = problems(key, path, "blip2_toy", **judge)
     assert len(found) == 1 and "which is of stage 2" in found[0]
-    pass
-
-
-def file_stem(arch, settings):
-    return re.sub(r"\W+", "_", f"{arch} {settings}")
 
 
 def test_con_d_takes_its_sizes_from_its_checkpoint(saved):
@@ -188,12 +178,11 @@ def test_invalid_recorded_config_is_reported_or_ignored(saved, recorded):
     def invalidate(content):
         content["config"]["model"]["vit"] = recorded
 
-    path = saved("albef_mafa", file_stem("nonsense", recorded), invalidate)
+    path = saved("albef_mafa", f"nonsense_{type(recorded).__name__}_{len(recorded)}", invalidate)
     assert problems("model.pretrained", path) == []
     found = problems("model.mafa.con_d.checkpoint", path)
     assert all("contains a model config that cannot be read" in line for line in found)
     assert len(found) == 1 and "model.vit" in found[0]
-    pass
 
 
 def test_another_image_size_is_interpolated(saved):
@@ -211,7 +200,6 @@ def test_weights_without_run_state_cannot_be_resumed(saved, tmp_path):
         found = problems("run.resume_ckpt_path", path)
         assert len(found) == 1 and "no state of a run" in found[0]
         assert "model.pretrained" in found[0]
-        pass
 
 
 def test_checkpoint_of_lavis_runner(saved, tmp_path):
@@ -233,7 +221,6 @@ def test_checkpoint_for_an_image_encoder(saved, tmp_path):
     for content in ([torch.ones(2)], {"model": 3}, {"epoch": 3}):
         torch.save(content, path)
         assert len(problems(key, path, config)) == 1
-        pass
 
 
 def test_all_problems_are_reported_together(saved, tmp_path):
@@ -243,8 +230,8 @@ def test_all_problems_are_reported_together(saved, tmp_path):
     given |= {key: path for key in ALL if key != "model.finetuned"}
     with pytest.raises(ConfigError) as caught:
         load_config(TRAIN / "albef_toy.yaml", [f"{k}={v}" for k, v in given.items()])
-    file_stem = {line.split(":")[0] for line in caught.value.problems}
-    assert file_stem == {*ALL, "run.seed"} - {"model.finetuned"}
+    found = {line.split(":")[0] for line in caught.value.problems}
+    assert found == {*ALL, "run.seed"} - {"model.finetuned"}
 
 
 def test_unused_checkpoints_are_not_checked(saved, tmp_path):
