@@ -16,7 +16,7 @@ from lavis_mafa import load_model
 from lavis_mafa.algorithm.backbone import Images, Texts
 from lavis_mafa.algorithm.binary import area_under_roc
 from lavis_mafa.algorithm.mining import DIRECTIONS
-from lavis_mafa.checkpoints.recorded_sizes import places_in
+from lavis_mafa.checkpoints.recorded_sizes import PLACES
 from lavis_mafa.families.many_pairs import ManyPairs
 from lavis_mafa.families.rerank import MAX_TOKENS, encode_split, rerank
 from lavis_mafa.settings import load_config
@@ -59,7 +59,7 @@ class Examined:
         whole = load_config(run.config, list(run.options), machine=False)
         cfg = whole.model_cfg
         # A checkpoint's own paths are not followed, those of the run's config are.
-        own, device = places_in(cfg), whole.run_cfg.device
+        own, device = {name: cfg[name] for name in PLACES if cfg.get(name)}, whole.run_cfg.device
         model = load_model(cfg.arch, None, True, device, str(run.checkpoint), own)
         with torch.inference_mode():
             images, texts = encode_split(model.backbone, loader)

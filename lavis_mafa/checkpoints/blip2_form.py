@@ -22,7 +22,11 @@ from lavis_mafa.checkpoints.hub_form import (
     vision_config,
 )
 from lavis_mafa.checkpoints.hub_names import BLIP2, State
-from lavis_mafa.checkpoints.source import language_model
+
+
+def _language_model(model: Any) -> Any:
+    """Return OPT or T5 of stage 2; None for stage 1."""
+    return getattr(model, "opt_model", None) or getattr(model, "t5_model", None)
 
 
 class _Blip2Form(HubForm):
@@ -99,7 +103,7 @@ class Blip2Generation(_Blip2Form):
 
     @classmethod
     def takes(cls, model: Any) -> bool:
-        return language_model(model) is not None
+        return _language_model(model) is not None
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -109,7 +113,7 @@ class Blip2Generation(_Blip2Form):
 
     def _settings(self) -> dict[str, Any]:
         model: Any = self.model
-        config: dict[str, Any] = copy.deepcopy(language_model(model).config).to_dict()
+        config: dict[str, Any] = copy.deepcopy(_language_model(model).config).to_dict()
         for key in ("_name_or_path", "architectures", "torch_dtype", "transformers_version"):
             config.pop(key, None)
         # LAVIS's begin and end tokens of a text.

@@ -67,7 +67,7 @@ def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any
     if os.path.isdir(path):
         checkpoint = read_hub_folder(path)
     elif path.endswith(".safetensors"):
-        checkpoint = read_safetensors(path)
+        checkpoint = {"model": read_safetensors(path)}
     else:
         require_regular(path)
         checkpoint = _read_torch_file(path, mapped)

@@ -35,15 +35,6 @@ def vocabulary_in(origin: str) -> str | None:
     return path if os.path.isdir(origin) and os.path.isfile(path) else None
 
 
-def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a file with the names of LAVIS's weights.
-
-    Raises:
-        ValueError: if it is damaged or not a safetensors file.
-    """
-    return {"model": _tensors(path)}
-
-
 def read_hub_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a folder of transformers as a checkpoint with LAVIS's names.
 
@@ -124,11 +115,16 @@ def _weights(folder: Path) -> State:
             )
     state: State = {}
     for name in files:
-        state.update(_tensors(folder / name))
+        state.update(read_safetensors(folder / name))
     return state
 
 
-def _tensors(path: str | os.PathLike[str]) -> State:
+def read_safetensors(path: str | os.PathLike[str]) -> State:
+    """Return the weights in a file under their names.
+
+    Raises:
+        ValueError: if it is damaged or not a safetensors file.
+    """
     require_regular(path)
     try:
         return load_file(path)

@@ -49,7 +49,7 @@ _CHOICES = {
 }
 _UNUSED = ("mafa", "pretrained", "finetuned", "load_pretrained", "load_finetuned")
 # Keys that name files, folders or names on a hub, and the weights that make starting ones needless.
-_PLACES: dict[str, tuple[str, ...]] = {
+PLACES: dict[str, tuple[str, ...]] = {
     "tokenizer": (),
     "med_config_path": (),
     "q_former_config": (),
@@ -104,12 +104,12 @@ def recorded_model(
             continue
         if name in given and name != "vit":  # of a ViT, single sizes may be given
             continue
-        if name in _PLACES:
+        if name in PLACES:
             # A folder's own vocabulary is as good as its weights; see `read_hub_folder`.
             own = value is not None and value in (known.get(name), vocabulary_in(origin))
             if own or _is_shipped(name, value, shipped):
                 found[name] = value
-            elif any(one.startswith(_PLACES[name]) for one in names):
+            elif any(one.startswith(PLACES[name]) for one in names):
                 found[name] = None  # the weights are in the checkpoint
             else:
                 problems.append(
@@ -146,14 +146,9 @@ def shareable_model(model: Mapping[str, Any], arch: str) -> dict[str, Any]:
     kept = {
         name: value
         for name, value in model.items()
-        if name not in _PLACES or _is_shipped(name, value, shipped)
+        if name not in PLACES or _is_shipped(name, value, shipped)
     }
     return recorded_model({"config": {"model": {**kept, "arch": arch}}, "model": {}}, arch)
-
-
-def places_in(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the files, folders and names on a hub that a user's ``model`` config names."""
-    return {name: model[name] for name in sorted(_PLACES) if model.get(name)}
 
 
 def recorded_type_of(content: dict[str, Any], arch: str) -> str | None:

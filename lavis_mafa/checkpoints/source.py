@@ -94,8 +94,3 @@ def _model_config(
             raise ValueError(f"--options {name}: {arch} has no such setting; did you mean {near}?")
     given: Any = OmegaConf.to_container(OmegaConf.from_dotlist(list(options)), resolve=True)
     return model_cls, config_of(arch, str(model_type), checkpoint, content, given)
-
-
-def language_model(model: Any) -> Any:
-    """Return OPT or T5 of stage 2; None for stage 1."""
-    return getattr(model, "opt_model", None) or getattr(model, "t5_model", None)

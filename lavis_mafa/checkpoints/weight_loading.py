@@ -138,7 +138,7 @@ def problem_of_origin(content: dict[str, Any], arch: str, origin: str) -> str | 
     return None
 
 
-def fold_token_types(state: dict[str, Tensor], own: Container[str]) -> dict[str, Tensor]:
+def _fold_token_types(state: dict[str, Tensor], own: Container[str]) -> dict[str, Tensor]:
     """Add the first token type to the positions wherever a model has no token types.
 
     The published ALBEF, GRIT-VLP and MAFA add the embedding of token type 0 to every token; LAVIS's
@@ -208,7 +208,7 @@ def complete_lavis_loading(model: torch.nn.Module, checkpoint: str | None) -> No
         if state:
             load_state(model, state, checkpoint)  # of a form that LAVIS does not know
     elif traits.family == "albef":
-        folded = fold_token_types(state, own)
+        folded = _fold_token_types(state, own)
         keys = {_own_name(key, own): key for key in state}
         for name, value in own.items():
             # LAVIS's decoder of answers starts as a copy of the text encoder.
@@ -245,7 +245,7 @@ def load_state(
 
     ALBEF's pre-training models have BERT under ``text_encoder.bert.``, its retrieval models under
     ``text_encoder.``; both are understood. Token types that the model lacks become part of its
-    positions, see `fold_token_types`.
+    positions, see `_fold_token_types`.
 
     Args:
         say_dropped: log the weights of the file that the model lacks.
@@ -260,7 +260,7 @@ def load_state(
     problem = problem_of_state(state, origin)
     if problem:
         raise ValueError(problem)
-    state = fold_token_types(state, own)
+    state = _fold_token_types(state, own)
     state = {_own_name(key, own): value for key, value in state.items()}
     for name in ("visual_encoder", "visual_encoder_m"):
         encoder, prefix = getattr(model, name, None), f"{name}."

@@ -18,7 +18,7 @@ from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertEmbeddings, BertEncoder
 
 from lavis_mafa import load_model
-from lavis_mafa.checkpoints.weight_loading import complete_lavis_loading, fold_token_types
+from lavis_mafa.checkpoints.weight_loading import _fold_token_types, complete_lavis_loading
 from lavis_mafa.families import AlbefMafa, albef_mafa
 from lavis_mafa.families.tokenizers import build_tokenizer
 from lavis_mafa.io.project_files import CONFIGS
@@ -263,9 +263,9 @@ def test_dropped_weights_are_said_once_by_group(published, tmp_path, caplog):
 
 def test_token_types_stay_where_the_model_has_them():
     state = {BERT + TYPES: torch.ones(2, 4), BERT + POSITIONS: torch.zeros(6, 4)}
-    assert fold_token_types(state, state)[BERT + TYPES] is state[BERT + TYPES]
+    assert _fold_token_types(state, state)[BERT + TYPES] is state[BERT + TYPES]
     shorter = {key.replace("bert.", ""): value for key, value in state.items()}
-    kept = fold_token_types(state, shorter)
+    kept = _fold_token_types(state, shorter)
     assert torch.equal(kept[BERT + POSITIONS], state[BERT + POSITIONS])
 
 
@@ -273,11 +273,11 @@ def test_token_types_stay_where_the_model_has_them():
 def test_token_types_that_do_not_fit_are_named(shape):
     state = {BERT + TYPES: torch.ones(shape), BERT + POSITIONS: torch.zeros(6, 4)}
     with pytest.raises(ValueError, match="token_type_embeddings.*does not fit"):
-        fold_token_types(state, ())
+        _fold_token_types(state, ())
 
 
 def test_half_precision_is_summed_in_float32():
     state = {BERT + TYPES: torch.full((2, 4), 1e-3).half(), BERT + POSITIONS: torch.ones(6, 4)}
     state = {key: value.half() for key, value in state.items()}
-    total = fold_token_types(state, ())[BERT + POSITIONS]
+    total = _fold_token_types(state, ())[BERT + POSITIONS]
     assert total.dtype == torch.float32 and (total != total.half().float()).all()
