@@ -155,7 +155,8 @@ def probes(folder: Path) -> Iterator[tuple[str, Any]]:
     import yaml
 
     sys.path.insert(0, str(ROOT / "tests"))
-    sys.path.insert(0, str(ROOT / "tests/settings"))
+    # The second folder has them in revisions whose rooms had other names.
+    sys.path[:0] = [str(ROOT / "tests/settings"), str(ROOT / "tests/config")]
     for name, (config, options) in TRAININGS.items():
         run = train(folder / name, config, options)
         yield f"{name}: figures", figures(run / "log.jsonl")
