@@ -8,7 +8,7 @@
 #              a training, resuming, two ranks, mine and count; a few minutes
 #   --fast     the tests only
 #   --slow     also the tests marked slow
-#   --faults   only the injected faults: kills, full disks, bad data and numbers, wrong configs
+#   --faults   only the faults: kills, full disks, bad data and numbers, wrong configs
 #   --core     the tests only, with lavis_mafa/downstream moved away
 #   --research only the tests of research/, also those that run studies and benchmarks
 # All other options are passed to pytest: bash run_scripts/test.sh --fast tests/algorithm/grit -k sampler -n 0
