@@ -34,7 +34,6 @@ CONTRADICTIONS = [
 def test_contradictions_are_rejected(name, changes, key, message):
     lines = problems_at(config_of(name, changes), key)
     found = any(message in line for line in lines)
-    pass
     assert found, complete(config_of(name, changes), machine=False)[1]
 
 
@@ -56,4 +55,3 @@ def test_language_models_that_run_code_are_rejected(tmp_path):
     with pytest.raises(OSError, match=r"(?s)model\.opt_model: .* cannot be loaded"):
         load_model("blip2_opt_mafa", "tiny", model={"opt_model": str(folder)})
     assert not world.mark.exists(), "its code ran"
-    pass

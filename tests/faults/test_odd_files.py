@@ -58,7 +58,6 @@ def test_yaml_that_grows_is_refused(tmp_path, message):
     with pytest.raises(ConfigError, match=f"config.yaml: is not YAML .{message}"):
         load_config(path)
     assert time.perf_counter() - began < 5
-    pass
 
 
 def test_anchors_of_usual_files_are_read():
@@ -80,7 +79,6 @@ def test_names_that_are_too_long_are_problems_of_a_config(tmp_path, key, name):
     with pytest.raises(ConfigError) as caught:
         load_config(TOY, [f"{key}={value}"])
     assert any(line.startswith(f"{key}: ") for line in caught.value.problems), caught.value
-    pass
 
 
 # Tar files
@@ -108,7 +106,6 @@ def test_joined_tar_files_are_refused(tmp_path):
     padded = tmp_path / "padded.tar"
     padded.write_bytes(one.read_bytes() + bytes(3 * 2**20))
     assert len(listed([padded], cache_dir=tmp_path / "cache")) == 3
-    pass
 
 
 @pytest.mark.parametrize("size", [2**62, 2**63 - 1, 2**63, 2**70, 10**6])
@@ -125,7 +122,6 @@ def test_sizes_beyond_the_file_are_refused(tmp_path, size, suffix):
             tar.addfile(member, io.BytesIO(content))
     with pytest.raises(ValueError, match="huge.tar, after its beginning: .*damaged or cut short"):
         listed([path], cache_dir=tmp_path / "cache")
-    pass
 
 
 # Shards and sources that change
@@ -146,7 +142,6 @@ def test_shard_overwritten_while_open_gives_no_other_picture(tmp_path):
     assert dataset.image_bytes(1) == before
     os.replace(other, again)
     assert dataset.image_bytes(1) == before
-    pass
 
 
 @pytest.mark.parametrize("kind", ["csv", "tar"])
@@ -174,7 +169,6 @@ def test_source_put_back_with_its_times_is_read_again(tmp_path, kind):
     path.write_bytes(contents[1])
     os.utime(path, ns=(10**18, 10**18))
     assert caption() == "a square"
-    pass
 
 
 def test_leftovers_of_a_killed_conversion_are_removed(tmp_path):
@@ -199,7 +193,6 @@ def test_leftovers_of_a_killed_conversion_are_removed(tmp_path):
         other.mkdir()
     table = converted([path], cache_dir=cache)
     assert not left.exists() and set(tables.iterdir()) == {table.folder, *others}
-    pass
 
 
 # Annotations
@@ -219,7 +212,6 @@ def test_image_id_of_two_files_in_a_coco_file_is_a_problem(tmp_path):
     (problem,) = [row for row in rows() if isinstance(row, Problem)]
     assert problem.where == "image 5"
     assert problem.message == "'id' 1 is of two files, '1.png' and 'other.png'; give each its own"
-    pass
 
 
 @pytest.mark.parametrize("column", ["image", "caption", "image_id", "group"])
@@ -232,7 +224,6 @@ def test_column_that_occurs_twice_is_a_problem(tmp_path, column):
     )
     path.write_text("image,caption,note,note\na.png,a circle,1,b\n")
     assert [row.captions for row in read_rows(path)] == [["a circle"]]
-    pass
 
 
 # Labels
@@ -245,7 +236,6 @@ def test_odd_description_of_judged_pairs_is_refused(tmp_path, about):
     np.savez(path, about=np.array(about), **columns, probability_a=none)
     with pytest.raises(ValueError, match="judged.npz is not a file of judged pairs"):
         Judged.load(path)
-    pass
 
 
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.9])
@@ -256,4 +246,3 @@ def test_truncated_judged_pairs_are_refused(tmp_path, part):
     path.write_bytes(content[: int(part * len(content))])
     with pytest.raises(ValueError, match="judged.npz is not a file of judged pairs"):
         Judged.load(path)
-    pass

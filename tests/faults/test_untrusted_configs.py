@@ -105,7 +105,6 @@ def test_no_url_or_interpolation_of_a_checkpoint_is_resolved(content, server, tm
                 assert f"model.{key} is" in str(error) and SECRET not in str(error)
             else:
                 assert "oc.env" not in repr(found) and key not in ("tokenizer", "med_config_path")
-            pass
     assert asked == []
 
 
@@ -121,7 +120,6 @@ def test_no_reader_resolves_a_url_or_interpolation(content, server, tmp_path, ke
         else:
             assert type(read()).__name__ == "AlbefMafa", name
         assert asked == []
-        pass
 
 
 @pytest.mark.parametrize("key", ["tokenizer", "med_config_path"])
@@ -137,7 +135,6 @@ def test_no_path_of_a_checkpoint_is_opened_unless_the_user_names_it(
         for read in readers(path).values():
             with pytest.raises(ValueError, match=f"model.{key} is .*not followed"):
                 read()
-            pass
         found = check_con_d({"arch": "albef_mafa", "model_type": "tiny", "checkpoint": str(path)})[
             1
         ]
@@ -185,7 +182,6 @@ def test_sizes_out_of_range_are_refused(content, tmp_path, monkeypatch, key, val
         with pytest.raises(ValueError, match=rf"c.pth contains .*model.{key}\S* is") as caught:
             read()
         assert "expected a" in str(caught.value), name
-        pass
     # The user's own value replaces it, and is what counts.
     recorded_model(content, "albef_mafa", given={key: value})
 
@@ -217,7 +213,6 @@ def test_position_embeddings_are_limited(content, tmp_path):
     for read in readers(path).values():
         with pytest.raises(ValueError, match=f"patches of 1 px, expected at most {_MOST_PATCHES}"):
             read()
-        pass
 
 
 @pytest.mark.parametrize("odd", [["albef_mafa"], {"a": 1}, 3, None, "no_such_model", "${oc.env:A}"])
@@ -311,7 +306,6 @@ def test_plugins_of_a_run_are_imported_only_if_the_user_says_so(foreign):
     assert "data:image" in (foreign.folder / "report.html").read_text()
     assert main(["train", "--cfg-path", folder, "--print-config"]) == 2
     assert not foreign.mark.exists()
-    pass
     load_config(folder, [f"run.plugins=[{foreign.plugin}]"])
     assert foreign.mark.exists()
     foreign.plugin.write_text(foreign.plugin.read_text().replace("it_ran", "once_more"))
@@ -342,7 +336,6 @@ def test_plugins_of_judged_pairs_are_not_imported(foreign, caplog):
             assert status == (2 if command[0] == "label" else 0)
             assert "run.plugins" in caplog.text and "--trust" in caplog.text
             assert not foreign.mark.exists()
-            pass
     trust = ["--trust", pairs, "--trust", str(foreign.folder)]
     assert main(["label", "page", pairs, "--output", "page.html", *trust]) == 0
     assert foreign.mark.exists()
@@ -366,7 +359,6 @@ def test_nothing_of_a_run_is_fetched_or_written_elsewhere(foreign, server, caplo
         assert (main(command) == 0) == (command[0] == "report")
         assert f"train.url: '{url}' is named by {folder}/log.jsonl, not by you" in caplog.text
         assert asked == [] and not place.exists()
-        pass
 
 
 REFUSED = {
