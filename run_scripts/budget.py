@@ -285,7 +285,7 @@ def trace(arguments: list[str]) -> None:
 
 
 def rooms(package: Path) -> dict[str, int]:
-    """Return the code lines of every room, and of the files beside them under `.`."""
+    """Return the code lines of every room, and of the files of no room under `.`."""
     counts: Counter[str] = Counter()
     for file in python_files(package):
         parts = file.relative_to(package).parts

@@ -82,7 +82,7 @@ def take_features(config: MutableMapping[str, Any], report: Report) -> None:
 
 
 def _may_have_features(builder: str) -> bool:
-    """Return whether a builder reads features in the place of pictures if it is told so."""
+    """Return whether a builder can read features instead of pictures."""
     cls = registry.get_builder_class(builder)
     return isinstance(cls, type) and issubclass(cls, ConvertingBuilder)
 
