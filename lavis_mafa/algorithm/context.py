@@ -15,6 +15,7 @@ from lavis_mafa.algorithm.backbone import Backbone, Images, Teacher, Texts
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.tokens import captions_of
 
+HARD_TEXTS = "hard_texts"  # of samples: features (M, E) of texts that are in no pair
 NO_GROUP = -1  # ``group_id`` of a pair that is in no group
 
 
@@ -182,6 +183,9 @@ class MiniBatch:
         similarity = self.backbone.similarity
         i2t = similarity(images, self.texts.features)
         t2i = similarity(self.images.features, texts).t()
+        if HARD_TEXTS in self.samples:  # further columns, as those of a queue
+            hard = self.ranks.gather(self.samples[HARD_TEXTS], with_grad=True)
+            i2t = torch.cat([i2t, similarity(images, hard)], dim=1)
         return Compared(i2t / self.temperature, t2i / self.temperature)
 
     def zero_of_gathered(self) -> Tensor | float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, cast
 
@@ -13,9 +13,11 @@ from torch.utils.hooks import unserializable_hook
 
 from lavis_mafa.algorithm.backbone import Backbone, Images, Texts
 from lavis_mafa.algorithm.discriminator import Discriminator
+from lavis_mafa.algorithm.context import HARD_TEXTS
+from lavis_mafa.algorithm.itc_forms import ITC_LOSSES
 from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.output import StepOutput
-from lavis_mafa.algorithm.parts import build_parts
+from lavis_mafa.algorithm.parts import StepParts, build_parts
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.rules import RULES
 from lavis_mafa.algorithm.settings import LossWeights, StepSettings
@@ -46,6 +48,23 @@ class _Features:
 
     def grit_vectors(self, images: Images, texts: Texts) -> tuple[Tensor, Tensor]:
         return self.images.detach(), self.texts.detach()
+
+
+def _own_pairs_loss(parts: StepParts, samples: Mapping[str, Any]) -> Callable[..., Tensor] | None:
+    """Return the form's loss for steps in which nothing is mined and only own pairs are positives;
+    None if the step is another one, or the form has none."""
+    settings = parts.settings
+    soft = settings.soft_labels
+    plain = (
+        parts.con_d is None
+        and settings.connections.by_con_d
+        and settings.detach_other is False
+        and soft.type == PLAIN.soft_labels.type
+        and not soft.label_smoothing
+        and not samples.keys() & {"image_id", "group_id", HARD_TEXTS}
+    )
+    found = ITC_LOSSES.entry(settings.itc_loss).traits.own_pairs
+    return getattr(parts.form, "own_pairs", found) if plain else None
 
 
 def _mean_of_ranks(gradient: Tensor) -> Tensor:
@@ -113,6 +132,7 @@ class FeaturesLoss(nn.Module):
         temperature: Tensor,
         samples: Mapping[str, Any] | None = None,
         mines: bool = True,
+        hard_texts: Tensor | None = None,
     ) -> Tensor:
         """Pick, judge and mine in a mini-batch, and return ITC.
 
@@ -122,11 +142,20 @@ class FeaturesLoss(nn.Module):
             samples: optional keys of `run_step`: ``image_id``, ``group_id``, ``loaded_index``,
                 ``epoch``, and what Con-D reads.
             mines: whether Con-D judges.
+            hard_texts: ``(M, E)``, normalised: negatives of every image that are in no pair. They
+                are compared, not judged.
         """
         rows = torch.arange(len(images), device=images.device)[:, None]
         own = {TOKENS: Tokens(rows, torch.ones_like(rows)), **(samples or {}), "image": images}
+        if hard_texts is not None:
+            own[HARD_TEXTS] = hard_texts
         backbone = cast(Backbone, _Features(images, texts, temperature))
         parts = self.parts if mines else replace(self.parts, con_d=None)
+        own_pairs = _own_pairs_loss(parts, own)
+        if own_pairs is not None:
+            plain = own_pairs(images, texts, temperature, Ranks(parts.settings.all_ranks))
+            self.output = StepOutput(plain.detach(), {"itc": plain.detach()})
+            return plain
         output = run_step(backbone, own, parts)
         found: Tensor = output["loss"]
         # Without the graph of the step, which would stay in memory until the next one.

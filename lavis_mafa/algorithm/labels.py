@@ -31,7 +31,9 @@ def labels_from_positives(positives: Tensor) -> Tensor:
         ValueError: if an anchor has no positive. On a GPU, where that would wait for the device,
             its labels are NaN.
     """
-    counts = positives.sum(dim=1, keepdim=True)
+    # Of bool, `sum` would make integers of all elements first.
+    whole = positives.dtype == torch.bool
+    counts = (positives.count_nonzero(dim=1) if whole else positives.sum(dim=1))[:, None]
     if counts.device.type == "cpu" and bool((counts == 0).any()):
         rows = torch.nonzero(counts.squeeze(1) == 0).flatten().tolist()
         raise ValueError(f"every anchor needs a positive; anchors without one: {rows}")

@@ -48,6 +48,7 @@ class Connections:
         state: ``(R,)`` `KEPT`, `AMBIGUOUS`, `POSITIVE`, or `ABSENT` where ``hard`` is `NONE`.
         dropped: ``(B, N)`` bool, candidates that are known to be no negatives and are left out of
             ITC; none of them is nominated. None: none.
+        by_number: each anchor in turn nominates all C candidates in the order of their numbers.
 
     Which pairs follow from the verdicts is decided on the host: on a GPU every selection among
     tensors of the device would wait for it.
@@ -59,13 +60,15 @@ class Connections:
     probability: Tensor
     state: Tensor
     dropped: Tensor | None = None
+    by_number: bool = False
     _host: Connections | None = field(default=None, repr=False)
 
     @property
     def anchor(self) -> Tensor:
         """The anchor ``(R,)``, 0 to B - 1, of every nomination."""
-        size = len(self.second)
-        return torch.arange(len(self.hard), device=self.hard.device) % max(1, size)
+        size, count = max(1, len(self.second)), len(self.hard)
+        rows = torch.arange(count, device=self.hard.device)
+        return rows // max(1, count // size) if self.by_number else rows % size
 
     @property
     def judged(self) -> Tensor:
@@ -100,14 +103,17 @@ class Connections:
             rows = self._rows(self.host.judged)
             weights[self.anchor[rows], self.hard[rows]] = self.probability[rows]
             return weights, self.dropped
-        mark = torch.zeros_like(self.positives)
-        rows = self._rows(self.host.found(rule, "itc"))
-        # Not `= True`, which would be copied to the device first.
-        mark[self.anchor[rows], self.hard[rows]] = mark.new_ones(())
+        if self.by_number:
+            mark = self.found(rule, "itc").view_as(self.positives)
+        else:
+            mark = torch.zeros_like(self.positives)
+            rows = self._rows(self.host.found(rule, "itc"))
+            # Not `= True`, which would be copied to the device first.
+            mark[self.anchor[rows], self.hard[rows]] = mark.new_ones(())
+            if not len(rows):
+                return self.positives, self.dropped
         if rule.action == "drop":
-            if self.dropped is not None:
-                return self.positives, mark | self.dropped
-            return self.positives, mark if len(rows) else None
+            return self.positives, mark if self.dropped is None else mark | self.dropped
         return self.positives | mark, self.dropped
 
     def itm_pairs(self, rule: MiningRule) -> tuple[Tensor, Tensor, Tensor]:
@@ -268,17 +274,53 @@ def _connect(
         found.probability = judged = padded[row].masked_fill(absent, float("nan"))
         anchor = found.anchor
         own = None if own_score is None else own_score.to(judged.dtype)[anchor]
-        pairs = ScoredPairs(direction, judged, own, anchor)
-        found.state = (verdict or RULES.entry(rule.rule).make())(pairs, rule)
-        # Of bool, True would mean "ambiguous".
-        if found.state.shape != judged.shape or found.state.dtype not in (torch.int32, torch.int64):
-            raise ValueError(
-                f"rule {rule.rule} returned an array {tuple(found.state.shape)} of "
-                f"{str(found.state.dtype).removeprefix('torch.')}, expected {tuple(judged.shape)} "
-                "integers: KEPT, AMBIGUOUS or POSITIVE for every nomination"
-            )
+        found.state = _states(ScoredPairs(direction, judged, own, anchor), rule, verdict)
     found.state = found.state.masked_fill(absent, ABSENT)
     return found
+
+
+def _states(pairs: ScoredPairs, rule: MiningRule, verdict: Rule | None) -> Tensor:
+    """Return the verdicts ``(R,)`` of the rule, checked."""
+    found: Tensor = (verdict or RULES.entry(rule.rule).make())(pairs, rule)
+    # Of bool, True would mean "ambiguous".
+    if found.shape != pairs.score.shape or found.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            f"rule {rule.rule} returned an array {tuple(found.shape)} of "
+            f"{str(found.dtype).removeprefix('torch.')}, expected {tuple(pairs.score.shape)} "
+            "integers: KEPT, AMBIGUOUS or POSITIVE for every nomination"
+        )
+    return found
+
+
+def _connect_all(
+    positives: Tensor,
+    scores: Tensor,
+    own: Tensor,
+    rule: MiningRule,
+    verdict: Rule | None,
+    direction: str,
+    dropped: Tensor | None,
+) -> Connections:
+    """Assign verdicts to all candidates of one direction, see `Connections.by_number`.
+
+    Args:
+        scores: ``(B, C)``; the others as in `_connect`.
+    """
+    shape, device = scores.shape, own.device
+    absent = (positives if dropped is None else positives | dropped).reshape(-1)
+    own_score = scores.gather(1, own[:, None]).expand(shape).reshape(-1)
+    anchor = torch.arange(shape[0], device=device)[:, None].expand(shape).reshape(-1)
+    flat = scores.reshape(-1)
+    state = _states(ScoredPairs(direction, flat, own_score, anchor), rule, verdict)
+    return Connections(
+        positives,
+        torch.arange(shape[1], device=device).repeat(shape[0]).masked_fill_(absent, NONE),
+        torch.full_like(own, NONE),
+        flat.float().masked_fill(absent, float("nan")),
+        state.masked_fill(absent, ABSENT),
+        dropped,
+        by_number=True,
+    )
 
 
 def find_connections(
@@ -293,6 +335,7 @@ def find_connections(
     scores: tuple[Tensor, Tensor] | None = None,
     verdict: Rule | None = None,
     dropped: Tensor | None = None,
+    by_hardness: bool = True,
 ) -> tuple[Connections, Connections, int]:
     """Pick, judge and connect, both directions (MAFA Algorithm 1).
 
@@ -309,6 +352,8 @@ def find_connections(
         verdict: the rule of `RULES` with its settings; None: ``rule.rule`` with its defaults.
         dropped: ``(B, C)`` bool, candidates that are neither picked nor negatives of ITC, see
             `lavis_mafa.algorithm.context.MiniBatch.dropped`; None: none.
+        by_hardness: nominations are needed in the order of hardness; ITC by itself does without,
+            which saves sorting where all candidates are scored.
 
     Returns:
         Connections of images and of texts, and how many pairs Con-D judged.
@@ -316,6 +361,12 @@ def find_connections(
     judges = judge is not None or scores is not None
     resample = judges and rule.resample
     top_k = rule.top_k if judges else 1
+    if scores is not None and top_k == ALL and not by_hardness:
+        i2t, t2i = (
+            _connect_all(positives, score, own, rule, verdict, direction, dropped)
+            for direction, score in zip(DIRECTIONS, scores, strict=True)
+        )
+        return i2t, t2i, 0
     excluded = positives if dropped is None else positives | dropped
     hard_i2t, second_i2t = pick(sim_i2t, excluded, pickers[0], resample, top_k)
     hard_t2i, second_t2i = pick(sim_t2i, excluded, pickers[1], resample, top_k)

@@ -124,16 +124,19 @@ def counts_of(found: Connections, judged: bool) -> Tensor:
     present = found.state != ABSENT
     positive = found.state == POSITIVE
     ambiguous = found.state == AMBIGUOUS
+    if found.by_number:
+        without = ~present.view_as(found.positives).any(dim=1)
+    else:  # the first nominations, one for each anchor
+        without = ~present[: len(found.second)]
     return torch.stack(
         [
-            present.sum(),
-            found.judged.sum(),
-            positive.sum(),
-            ambiguous.sum(),
-            (present & ~positive & ~ambiguous).sum(),
+            present.count_nonzero(),
+            found.judged.count_nonzero(),
+            positive.count_nonzero(),
+            ambiguous.count_nonzero(),
+            (present & ~positive & ~ambiguous).count_nonzero(),
             # A probability that is not finite must show here: the runner checks the sum.
             torch.where(present & judged, found.probability, 0.0).sum(),
-            # The first nominations, one for each anchor.
-            (~present[: len(found.second)]).sum(),
+            without.count_nonzero(),
         ]
     ).float()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from difflib import get_close_matches
 from typing import Any
 
 from lavis_mafa.algorithm import global_threshold  # noqa: F401  registers its rule
@@ -109,10 +110,18 @@ class StepSettings:
                 "warm_up_negatives and warm_up_epochs go together, got "
                 f"{self.warm_up_negatives} for {self.warm_up_epochs} epochs"
             )
+        object.__setattr__(self, "own", {name: _own(name, one) for name, one in self.own.items()})
 
     @classmethod
     def from_config(cls, cfg: Mapping[str, Any], all_ranks: bool = False) -> StepSettings:
-        """Build from ``model.mafa`` and ``model.negative_all_rank``; missing keys keep defaults."""
+        """Build from ``model.mafa`` and ``model.negative_all_rank``; missing keys keep defaults.
+
+        Raises:
+            ValueError: if a key is unknown or a value out of its range.
+        """
+        for name in cfg:
+            if name not in MAFA.keys and name != "posterior":
+                _own_entry(name)
         nested = {"posterior": PosteriorRule, "soft_labels": SoftLabels, "connections": MiningRule}
         known = [one.name for one in fields(cls) if one.name not in ("own", "all_ranks")]
         given = {name: cfg[name] for name in known if name in cfg}
@@ -120,9 +129,8 @@ class StepSettings:
         given["loss_weights"] = {**asdict(LossWeights()), **(cfg.get("loss_weights") or {})}
         own = {
             name: entry.settings(**(cfg.get(name) or {}))
-            for registry in MAFA.registries
-            for name, entry in registry.entries().items()
-            if entry.settings is not None and name not in known
+            for name, entry in entries_with_settings().items()
+            if name not in known
         }
         return cls(**given, all_ranks=all_ranks, own=own)
 
@@ -136,6 +144,41 @@ class StepSettings:
     def make(self, entry: Entry[Any]) -> Any:
         """Return what a registered entry names, with its own settings, see `Entry.make`."""
         return entry.make(self.own_of(entry))
+
+
+def entries_with_settings() -> dict[str, Any]:
+    """Return the registered entries that have settings of their own, by name."""
+    return {
+        name: entry
+        for registry in MAFA.registries
+        for name, entry in registry.entries().items()
+        if entry.settings is not None
+    }
+
+
+def _own_entry(name: str) -> Any:
+    """Return the registered entry whose own settings a name holds.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    found = entries_with_settings()
+    if name not in found:
+        near = get_close_matches(name, [*found, *MAFA.keys], n=1)
+        raise ValueError(
+            f"unknown setting {name!r}"
+            + (f", did you mean {near[0]!r}?" if near else "; known: " + ", ".join(sorted(found)))
+        )
+    return found[name]
+
+
+def _own(name: str, given: Any) -> Any:
+    """Return the own settings of an entry, from an object or from a mapping of its fields."""
+    kind = _own_entry(name).settings
+    found = kind(**given) if isinstance(given, Mapping) else given
+    if not isinstance(found, kind):
+        raise ValueError(f"own: {name}: got {given!r}, expected {kind.__name__} or a dictionary")
+    return found
 
 
 # `posterior` holds the settings of the picker of that name. The last three keys are for models.
