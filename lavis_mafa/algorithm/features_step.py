@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import unserializable_hook
 
 from lavis_mafa.algorithm.backbone import Backbone, Images, Texts
-from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.algorithm.context import HARD_TEXTS
+from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.algorithm.itc_forms import ITC_LOSSES
 from lavis_mafa.algorithm.labels import SoftLabels
-from lavis_mafa.algorithm.output import StepOutput
+from lavis_mafa.algorithm.output import COUNTS, StepOutput
 from lavis_mafa.algorithm.parts import StepParts, build_parts
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.rules import RULES
@@ -144,17 +144,33 @@ class FeaturesLoss(nn.Module):
             mines: whether Con-D judges.
             hard_texts: ``(M, E)``, normalised: negatives of every image that are in no pair. They
                 are compared, not judged.
+
+        Raises:
+            ValueError: if the form or the labels of ITC cannot use ``hard_texts``.
         """
         rows = torch.arange(len(images), device=images.device)[:, None]
         own = {TOKENS: Tokens(rows, torch.ones_like(rows)), **(samples or {}), "image": images}
         if hard_texts is not None:
+            settings = self.parts.settings
+            if self.parts.extra_loss or not ITC_LOSSES.entry(settings.itc_loss).traits.queue:
+                raise ValueError(
+                    "got negatives that are in no pair, which soft_labels: "
+                    f"{settings.soft_labels.type} with itc_loss: {settings.itc_loss} cannot use: "
+                    "leave them out"
+                )
             own[HARD_TEXTS] = hard_texts
         backbone = cast(Backbone, _Features(images, texts, temperature))
         parts = self.parts if mines else replace(self.parts, con_d=None)
         own_pairs = _own_pairs_loss(parts, own)
         if own_pairs is not None:
             plain = own_pairs(images, texts, temperature, Ranks(parts.settings.all_ranks))
-            self.output = StepOutput(plain.detach(), {"itc": plain.detach()})
+            self.output = StepOutput(
+                plain.detach(),
+                {"itc": plain.detach()},
+                image_features=images.detach(),
+                text_features=texts.detach(),
+                counts=torch.zeros(2, len(COUNTS)),  # nothing was picked
+            )
             return plain
         output = run_step(backbone, own, parts)
         found: Tensor = output["loss"]

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.integrations.rows import ROW, Rows
 
-PAIR_TEXTS = "pair_texts"  # of samples: the texts of this mini-batch's anchors and positives
+PAIR_TEXTS = "pair_texts"  # of samples: the texts of all candidates, anchors and positives
+_NO_TEXTS = "the judge reads texts, and those of the mini-batch are not known here: use MinedLoss"
 
 
 def require_one_verdict(encoder: Any) -> None:
@@ -99,11 +100,8 @@ class PairJudge:
         if not len(image_of):
             return torch.zeros(0, device=image_of.device)
         if self.rows is None:
-            if PAIR_TEXTS not in samples or (ranks is not None and ranks.world > 1):
-                raise ValueError(
-                    "the judge has no data set, and the texts of the pairs are not known here, as "
-                    "with candidates of other processes: use PairJudge(encoder, numbered(dataset))"
-                )
+            if PAIR_TEXTS not in samples:
+                raise ValueError(f"{_NO_TEXTS} or PairJudge(encoder, numbered(dataset))")
             texts = samples[PAIR_TEXTS]
             sides = [[texts[0][n] for n in image_of.tolist()]]
             sides.append([texts[1][n] for n in text_of.tolist()])
@@ -116,8 +114,73 @@ class PairJudge:
                 for column, of in zip(self.columns, (image_of, text_of), strict=True)
             ]
         pairs = list(zip(*sides, strict=True))
-        found = match_probabilities(self.encoder, pairs, self.batch_size)
+        found: Tensor = match_probabilities(self.encoder, pairs, self.batch_size)
         return found.float().to(image_of.device)
+
+
+class Guide:
+    """Con-D from a SentenceTransformer: the cosine of a pair, as the guide of GISTEmbed.
+
+    It is no probability: with the rule ``margin`` it is compared with the own pair's.
+
+    Args:
+        model: the guide, which stays as it is.
+        batch_size: texts in one forward pass.
+    """
+
+    reads_texts = True
+
+    def __init__(self, model: Any, batch_size: int = 32) -> None:
+        self.model, self.batch_size = model, batch_size
+
+    def can_read(self, numbers: Tensor | None) -> bool:
+        """Return True: it reads the texts of the mini-batch."""
+        return True
+
+    def judge(
+        self,
+        samples: dict[str, Any],
+        image_of: Tensor,
+        text_of: Tensor,
+        ranks: Ranks | None = None,
+        seen: Tensor | None = None,
+    ) -> Tensor:
+        """Return the cosines ``(P,)`` of pairs, see `lavis_mafa.Discriminator`.
+
+        Raises:
+            ValueError: if the texts are not known.
+        """
+        if PAIR_TEXTS not in samples:
+            raise ValueError(_NO_TEXTS)
+        encoders = self.model.encode_query, self.model.encode_document
+        anchors, positives = (
+            encode(
+                list(texts),
+                batch_size=self.batch_size,
+                convert_to_tensor=True,
+                normalize_embeddings=True,
+                show_progress_bar=False,
+            )
+            for encode, texts in zip(encoders, samples[PAIR_TEXTS], strict=True)
+        )
+        cosines = (anchors.float() @ positives.float().t()).to(image_of.device)
+        found: Tensor = cosines[image_of, text_of]
+        return found
+
+
+def as_judge(judge: Any) -> Any:
+    """Return a `lavis_mafa.Discriminator` of what users have.
+
+    A CrossEncoder and a SentenceTransformer (a guide) read the texts of the mini-batch.
+    """
+    if hasattr(judge, "predict"):
+        return PairJudge(judge)
+    return Guide(judge) if hasattr(judge, "encode_document") else judge
+
+
+def reads_texts(judge: Any) -> bool:
+    """Return whether a judge reads the texts of the mini-batch, and not rows of a data set."""
+    return bool(getattr(judge, "reads_texts", False))
 
 
 def values_at(column: Any, places: Tensor) -> list[Any]:
@@ -274,11 +337,13 @@ class DualEncoder(_ImagesOnce):
 
 def _unit(features: Any) -> Tensor:
     """Return normalised features; newer versions of transformers return them in an object."""
-    return F.normalize(getattr(features, "pooler_output", features), dim=-1)
+    found: Tensor = F.normalize(getattr(features, "pooler_output", features), dim=-1)
+    return found
 
 
 def _dtype(module: nn.Module) -> torch.dtype:
-    return next(module.parameters()).dtype
+    found: torch.dtype = next(module.parameters()).dtype
+    return found
 
 
 def _parts(rows: Sequence[Any], size: int) -> list[Sequence[Any]]:

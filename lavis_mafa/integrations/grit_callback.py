@@ -56,6 +56,11 @@ class Grit(TrainerCallback):
         self.schedule: GritSchedule = self._schedule(1, seed or 0)
 
     @property
+    def size(self) -> int:
+        """Number of rows of the training set."""
+        return len(self.rows.numbers)
+
+    @property
     def in_use(self) -> bool:
         """Whether the trainer has it as its sampler and as a callback."""
         return self._is_callback and self.schedule.plan is not None
@@ -131,11 +136,6 @@ class Grit(TrainerCallback):
             return
         self._collected = step
         self.schedule.collect(places, anchors.detach(), positives.detach())
-
-    def of_epoch(self) -> dict[str, Any]:
-        """Return the number of the epoch and whether it is grouped, as samples of the step."""
-        plan = self.schedule.plan
-        return {} if plan is None else {"epoch": self.schedule.epoch, "grouped": plan.grouped}
 
     def _set_up(self) -> dict[str, Any]:
         """Return what an order depends on, by names for messages."""

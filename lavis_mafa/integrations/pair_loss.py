@@ -16,24 +16,13 @@ from lavis_mafa.algorithm.mining import ALL
 from lavis_mafa.algorithm.rules import RULES, MiningRule
 from lavis_mafa.algorithm.scores import SIMILARITY
 from lavis_mafa.algorithm.settings import StepSettings, entries_with_settings
-from lavis_mafa.integrations.cross_encoders import PairJudge, can_read, reads_texts
-from lavis_mafa.integrations.grit_callback import Grit
-from lavis_mafa.integrations.guide import Guide
+from lavis_mafa.integrations.cross_encoders import Guide, as_judge, can_read, reads_texts
 from lavis_mafa.integrations.rows import ROW
 
+_NO_NUMBERS = f"no numbers of rows; train on numbered(dataset), column {ROW!r}"
 _RULE = {one.name for one in fields(MiningRule)}
 _LABELS = {one.name for one in fields(SoftLabels)} - {"type"}
 _STEP = {"itc_loss", "negatives", "same_image", "same_group", "detach_other"}
-
-
-def as_judge(judge: Any) -> Any:
-    """Return a `lavis_mafa.Discriminator` from what users have.
-
-    A CrossEncoder reads the texts of the mini-batch, and so does a SentenceTransformer, as a guide.
-    """
-    if hasattr(judge, "predict"):
-        return PairJudge(judge)
-    return Guide(judge) if hasattr(judge, "encode_document") else judge
 
 
 def settings_of(given: StepSettings | None, judge: Any, options: Mapping[str, Any]) -> StepSettings:
@@ -96,10 +85,15 @@ class PairLoss(FeaturesLoss):
     Args:
         judge: judges hard negatives: a CrossEncoder, a SentenceTransformer (a guide, as
             GISTEmbed's), a `PairJudge`, or another `lavis_mafa.Discriminator`.
-        grit: collects the features of the mini-batches, from which the next epoch is grouped.
+        grit: groups the mini-batches of the next epoch: a `Grit`, or a `lavis_mafa.GritSchedule` in
+            a loop of one's own. The loss gives it the features of every mini-batch.
         settings: all settings of the step; None: from ``options``.
         all_ranks: candidates come from the mini-batches of all ranks.
+        model_bias: the bias of the sigmoid is the model's.
         options: plain settings, see `settings_of`.
+
+    Raises:
+        TypeError, ValueError: see `settings_of`; if the rule needs ``grit``.
     """
 
     def __init__(
@@ -107,39 +101,100 @@ class PairLoss(FeaturesLoss):
         judge: Any = None,
         grit: Any = None,
         settings: StepSettings | None = None,
+        *,
         all_ranks: bool = False,
+        model_bias: bool = False,
         **options: Any,
     ) -> None:
         judge = as_judge(judge)
         chosen = settings_of(settings, judge, options)
-        super().__init__(replace(chosen, all_ranks=all_ranks or chosen.all_ranks), judge)
-        self.grit = grit
+        chosen = replace(chosen, all_ranks=all_ranks or chosen.all_ranks)
+        super().__init__(replace(chosen, itc_loss="sigmoid") if model_bias else chosen, judge)
+        self.grit, self.model_bias = grit, model_bias
+        if model_bias:
+            del self.parts.form.relative_bias  # type: ignore[attr-defined]
+        if grit is not None:
+            self.parts.allocate(grit.size)
+        elif self.by_place:
+            raise ValueError(
+                f"connections.rule: {chosen.connections.rule} keeps state for each row of the "
+                "training set: give grit; GritSettings() does not group"
+            )
 
     def samples_of(
-        self, labels: Tensor | None, sides: tuple[Tensor, Tensor], training: bool
-    ) -> tuple[dict[str, Any], bool]:
-        """Return the samples of the step, and whether the judge judges; collect what GRIT groups.
+        self,
+        numbers: Tensor | None,
+        sides: tuple[Tensor, Tensor],
+        training: bool,
+        more: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Return the samples of the step; in training, collect the features for GRIT.
 
         Args:
-            labels: ``(B,)`` numbers of rows, see `numbered`; anything else is the user's own.
+            numbers: ``(B,)`` of the rows; None: unknown.
             sides: features ``(B, E)`` of both sides.
             training: whether the model is in training.
+            more: further samples.
+        """
+        self.objects.train(training)
+        samples = dict(more or {})
+        if numbers is not None:
+            samples["loaded_index"] = numbers
+        if self.grit is not None and training:
+            if numbers is None:
+                raise ValueError(_NO_NUMBERS)
+            self.grit.collect(numbers, *sides)
+            schedule = getattr(self.grit, "schedule", self.grit)
+            if schedule.plan is not None:
+                samples |= {"epoch": schedule.epoch, "grouped": schedule.plan.grouped}
+            if self.by_place and hasattr(self.grit, "rows"):
+                samples["loaded_index"] = self.grit.rows.places(numbers)
+        return samples
+
+    def judges(self, numbers: Tensor | None, training: bool) -> bool:
+        """Return whether the judge judges a mini-batch: always in training, and in evaluation if it
+        can read the rows.
 
         Raises:
-            ValueError: if numbers are needed and missing.
+            ValueError: in training, if the judge needs numbers of rows and there are none.
         """
-        judge, grit = self.parts.con_d, self.grit
-        is_number = labels is not None and labels.dtype == torch.int64 and labels.ndim == 1
-        numbers = labels if is_number else None
-        self.objects.train(training)
-        mines = judge is not None and (training or self.on_all(can_read(judge, numbers)))
-        needed = grit is not None or (judge is not None and not reads_texts(judge))
-        if numbers is None and training and needed:
-            raise ValueError(f"no numbers of rows; train on numbered(dataset), column {ROW!r}")
-        samples: dict[str, Any] = {} if numbers is None else {"loaded_index": numbers}
-        if isinstance(grit, Grit) and training and numbers is not None:
-            grit.collect(numbers, *sides)
-            samples |= grit.of_epoch()
-            if self.by_place:
-                samples["loaded_index"] = grit.rows.places(numbers)
-        return samples, mines
+        judge = self.parts.con_d
+        if judge is None:
+            return False
+        if not training:
+            return self.on_all(can_read(judge, numbers))
+        if numbers is None and not reads_texts(judge):
+            raise ValueError(_NO_NUMBERS)
+        return True
+
+    def with_scale(
+        self,
+        sides: tuple[Tensor, Tensor],
+        logit_scale: Tensor | float,
+        logit_bias: Tensor | None,
+        samples: Mapping[str, Any],
+        mines: bool,
+    ) -> Tensor:
+        """Return the loss with the scale and the bias of a model's logits.
+
+        Raises:
+            ValueError: if the loss needs the model's bias, and there is none.
+        """
+        scale = sides[0].new_tensor(1.0) * logit_scale
+        if not self.model_bias:
+            loss = self.loss(*sides, 1 / scale.reshape(()), samples, mines)
+            # DDP waits for the gradients of all parameters, and this one changes no softmax.
+            return loss if logit_bias is None else loss + 0.0 * logit_bias.sum()
+        if logit_bias is None:
+            raise ValueError("SigLipLoss needs logit_bias, which SigLIP's models return")
+        form: Any = self.parts.form
+        form.relative_bias = -logit_bias / scale  # a logit is (cosine - bias) / temperature
+        loss = self.loss(*sides, 1 / scale.reshape(()), samples, mines)
+        form.relative_bias = form.relative_bias.detach()  # holds no graph, and can be copied
+        return loss
+
+
+def numbers_of(labels: Tensor | None) -> Tensor | None:
+    """Return the numbers of rows ``(B,)`` among a trainer's labels; others are the user's own."""
+    is_number = labels is not None and labels.dtype == torch.int64 and labels.ndim == 1
+    return labels if is_number else None

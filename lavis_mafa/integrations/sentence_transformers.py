@@ -4,7 +4,7 @@
 
     train = numbered(train)  # columns: anchor, positive
     grit = Grit(train, GritSettings(enabled=True, search_space=1280))
-    loss = MinedLoss(model, StepSettings(...), grit=grit)
+    loss = MinedLoss(model, judge=CrossEncoder(...), grit=grit)
     arguments = SentenceTransformerTrainingArguments(..., batch_sampler=grit.batch_sampler)
     SentenceTransformerTrainer(model, arguments, train, loss=loss, callbacks=[grit]).train()
 """
@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from lavis_mafa.algorithm.cached_batch import recomputed
 from lavis_mafa.algorithm.corpus_mining import BY_MARGIN, mine_corpus
-from lavis_mafa.algorithm.features_step import PLAIN, FeaturesLoss
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.integrations.cross_encoders import (
@@ -31,12 +31,13 @@ from lavis_mafa.integrations.cross_encoders import (
     Blip2CrossEncoder,
     DualEncoder,
     PairJudge,
-    can_read,
     match_probabilities,
+    reads_texts,
     require_one_verdict,
     values_at,
 )
 from lavis_mafa.integrations.grit_callback import Grit, KeepLoss
+from lavis_mafa.integrations.pair_loss import PairLoss, numbers_of
 from lavis_mafa.integrations.rows import ROW, numbered
 
 __all__ = [
@@ -53,56 +54,79 @@ __all__ = [
 _AT_ONCE = 1024  # rows of a column in memory
 
 
-class MinedLoss(FeaturesLoss):
-    """ITC of pairs (anchor, positive) with every setting of this package.
+# Arguments of the library's losses that this one has not, and what to do instead.
+_REFUSED = {
+    "similarity_fct": "the features are compared by their cosine",
+    "directions": "it contrasts anchors with positives, and positives with anchors",
+    "partition_mode": "each direction has a softmax of its own",
+    "hardness_mode": "use MultipleNegativesRankingLoss",
+    "hardness_strength": "use MultipleNegativesRankingLoss",
+    "contrast_anchors": "use GISTEmbedLoss, which contrasts anchors with anchors",
+    "contrast_positives": "use GISTEmbedLoss, which contrasts positives with positives",
+    "guide": "give the guide as judge",
+    "margin_strategy": "give margin={'margin': 0.1, 'kind': 'relative'}",
+    "temperature": "give scale, which is 1 / temperature",
+}
 
-    With the default settings it is ``MultipleNegativesRankingLoss`` in both directions.
 
-    In evaluation, pairs are judged where the judge can read them: by their texts, or in its data
-    set. Otherwise the loss of an evaluation set is that without mining.
+class MinedLoss(PairLoss):
+    """ITC of pairs (anchor, positive) in which false negatives are found.
+
+    Without judge and settings it is ``MultipleNegativesRankingLoss`` with the directions
+    ``query_to_doc`` and ``doc_to_query`` and the partition mode ``per_direction``. Further columns
+    are negatives of all anchors; they are not judged.
+
+    Where something judges, rows with an equal anchor or an equal positive are positives of each
+    other. In evaluation, pairs are judged where the judge can read them: by their texts, or in its
+    data set. Otherwise the loss of an evaluation set is that without mining.
 
     Args:
         model: the SentenceTransformer in training.
-        settings: see `FeaturesLoss`.
-        judge: a CrossEncoder, which reads the texts of the mini-batch; a `PairJudge`, which can
-            also read rows of a data set; or another `lavis_mafa.Discriminator`, which finds the
-            numbers of the rows (`numbered`) in ``samples["loaded_index"]``.
         scale: 1 / temperature, above 0.
+        judge: a CrossEncoder or, as a guide, a SentenceTransformer, which read the texts of the
+            mini-batch; a `PairJudge`, which can also read rows of a data set; or another
+            `lavis_mafa.Discriminator`, which finds the numbers of the rows (`numbered`) in
+            ``samples["loaded_index"]``.
         grit: collects the features of the mini-batches, from which the next epoch is grouped.
+        gather_across_devices: compare with the mini-batches of all processes.
         mini_batch_size: encode so many rows at a time, and compute their activations again in the
             backward pass, as ``CachedMultipleNegativesRankingLoss`` does; None: all at once.
         mini_batch_num_tokens: the same, with a largest number of tokens instead.
+        settings: all settings of the step; None: from ``options``.
+        options: plain settings such as ``rule``, ``margin``, ``high``, ``action`` and
+            ``soft_labels``, see `lavis_mafa.integrations.pair_loss.settings_of`.
 
     Raises:
+        TypeError: for an unknown argument.
         ValueError: if an argument is out of range, or the settings need ``grit``.
     """
 
     def __init__(
         self,
         model: Any,
-        settings: StepSettings = PLAIN,
-        judge: Any = None,
         scale: float = 20.0,
+        *,
+        judge: Any = None,
         grit: Grit | None = None,
+        gather_across_devices: bool = False,
         mini_batch_size: int | None = None,
         mini_batch_num_tokens: int | None = None,
+        settings: StepSettings | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(settings, PairJudge(judge) if hasattr(judge, "predict") else judge)
+        for name in _REFUSED.keys() & options.keys():
+            raise TypeError(f"MinedLoss has no argument {name!r}: {_REFUSED[name]}")
+        own = options if settings is not None else {"same_group": "positive", **options}
+        super().__init__(judge, grit, settings, all_ranks=gather_across_devices, **own)
         sizes = (mini_batch_size, mini_batch_num_tokens)
-        if not scale > 0 or any(size is not None and size < 1 for size in sizes):
+        number = isinstance(scale, int | float) and scale > 0
+        if not number or any(size is not None and size < 1 for size in sizes):
             raise ValueError(
                 f"scale, mini_batch_size and mini_batch_num_tokens must be above 0, got {scale}, "
                 f"{mini_batch_size} and {mini_batch_num_tokens}"
             )
-        self.model, self.scale, self.grit = model, scale, grit
+        self.model, self.scale = model, scale
         self.mini_batch_size, self.mini_batch_num_tokens = sizes
-        if grit is not None:
-            self.parts.allocate(len(grit.rows.numbers))
-        elif self.by_place:
-            raise ValueError(
-                f"connections.rule: {settings.connections.rule} keeps state for each row of the "
-                "training set: give grit=Grit(numbered(train)); GritSettings() does not group"
-            )
 
     def forward(
         self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None
@@ -110,40 +134,28 @@ class MinedLoss(FeaturesLoss):
         """Return the loss of a mini-batch.
 
         Args:
-            sentence_features: of the anchors and of the positives.
+            sentence_features: of the anchors, of the positives, and of columns of negatives.
             labels: ``(B,)`` numbers of rows, see `numbered`; None: unknown.
 
         Raises:
-            ValueError: if there are more than two columns, no numbers where they are needed, or the
-                trainer does not know ``grit``.
+            ValueError: if there are fewer than two columns, no numbers where they are needed, or
+                the trainer does not know ``grit``.
         """
         columns = list(sentence_features)
-        if len(columns) != 2:
-            raise ValueError(
-                f"got {len(columns)} columns, expected 2, anchor and positive: negatives are mined "
-                "in the mini-batch"
-            )
-        training, judge = self.model.training, self.parts.con_d
-        self.objects.train(training)
-        # Anything else than the numbers of `numbered` is the user's own and not used here.
-        is_number = labels is not None and not labels.is_floating_point() and labels.ndim == 1
-        numbers = labels if is_number else None
-        mines = judge is not None and (training or self.on_all(can_read(judge, numbers)))
-        samples: dict[str, Any] = {}
-        if numbers is not None:
-            samples["loaded_index"] = numbers
-        elif training and (self.grit is not None or (judge is not None and not _reads(judge))):
-            raise ValueError(f"no numbers of rows; train on numbered(dataset), column {ROW!r}")
-        if mines and _reads(judge):
-            samples[PAIR_TEXTS] = [self._texts(one) for one in columns]
-        anchors, positives = (F.normalize(self._encode(one), dim=-1) for one in columns)
-        if self.grit is not None and training and numbers is not None:
-            self.grit.collect(numbers, anchors, positives)
-            samples |= self.grit.of_epoch()
-            if self.by_place:
-                samples["loaded_index"] = self.grit.rows.places(numbers)
+        if len(columns) < 2:
+            raise ValueError(f"got {len(columns)} columns, expected anchor, positive, negatives")
+        judge, training, numbers = self.parts.con_d, self.model.training, numbers_of(labels)
+        mines = self.judges(numbers, training)
+        own: dict[str, Any] = {}
+        if mines or not self.parts.settings.connections.by_con_d:
+            own = self._equal(columns[:2])
+        if mines and reads_texts(judge):
+            own[PAIR_TEXTS] = self._candidates(columns[:2])
+        anchors, positives, *hard = (F.normalize(self._encode(one), dim=-1) for one in columns)
+        samples = self.samples_of(numbers, (anchors, positives), training, own)
         temperature = torch.tensor(1 / self.scale, device=anchors.device)
-        return self.loss(anchors, positives, temperature, samples, mines)
+        negatives = torch.cat(hard) if hard else None
+        return self.loss(anchors, positives, temperature, samples, mines, negatives)
 
     def get_config_dict(self) -> dict[str, Any]:
         """Return what the model card says of the loss."""
@@ -169,15 +181,36 @@ class MinedLoss(FeaturesLoss):
 }
 """
 
-    def _texts(self, rows: dict[str, Any]) -> list[str]:
-        if "input_ids" not in rows:
+    def _candidates(self, columns: Sequence[dict[str, Any]]) -> list[list[str]]:
+        """Return the texts of two columns, of the mini-batches of all processes that are compared.
+
+        Raises:
+            ValueError: if a column has no tokens.
+        """
+        if any("input_ids" not in rows for rows in columns):
             raise ValueError(
                 "a judge of texts got a column without texts: use PairJudge(encoder, "
                 "numbered(dataset)), which reads the rows of the data set"
             )
-        found: list[str] = _unwrapped(self.model).tokenizer.batch_decode(
-            rows["input_ids"], skip_special_tokens=True
-        )
+        tokenizer = _unwrapped(self.model).tokenizer
+        own = [tokenizer.batch_decode(_ids(one), skip_special_tokens=True) for one in columns]
+        world = Ranks(self.parts.settings.all_ranks).world
+        if world == 1:
+            return own
+        gathered: list[Any] = [None for _ in range(world)]
+        dist.all_gather_object(gathered, own)
+        return [[text for one in gathered for text in one[side]] for side in range(2)]
+
+    def _equal(self, columns: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+        """Return numbers ``(B,)`` of the tokens of anchors and positives, equal for equal ones."""
+        found = {}
+        for name, rows in zip(("image_id", "group_id"), columns, strict=True):
+            if "input_ids" in rows:
+                digests = [
+                    int.from_bytes(hashlib.blake2b(repr(one).encode(), digest_size=7).digest())
+                    for one in _ids(rows)
+                ]
+                found[name] = torch.tensor(digests, device=rows["input_ids"].device)
         return found
 
     def _encode(self, rows: dict[str, Any]) -> Tensor:
@@ -213,8 +246,17 @@ def _unwrapped(model: Any) -> Any:
     return getattr(model, "module", model)
 
 
-def _reads(judge: Any) -> bool:
-    return bool(getattr(judge, "reads_texts", False))
+def _ids(rows: dict[str, Any]) -> list[list[int]]:
+    """Return the tokens of every row without padding, also of flattened mini-batches."""
+    ids = rows["input_ids"]
+    if "cu_seq_lens_q" in rows:
+        ends = rows["cu_seq_lens_q"].tolist()
+        flat = ids[0].tolist()
+        return [flat[begin:end] for begin, end in zip(ends[:-1], ends[1:], strict=True)]
+    if "attention_mask" not in rows:
+        return list(ids.tolist())
+    mask = rows["attention_mask"].bool().cpu()
+    return [one[kept].tolist() for one, kept in zip(ids.cpu(), mask, strict=True)]
 
 
 class _CorpusJudge:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from inspect import signature
 from typing import Any
 
 import torch
@@ -16,11 +17,9 @@ from torch import Tensor, nn
 from torch.utils.data import Sampler
 from transformers import Trainer
 
-from lavis_mafa.algorithm.features_step import PLAIN
 from lavis_mafa.algorithm.settings import StepSettings
-from lavis_mafa.integrations.cross_encoders import can_read
 from lavis_mafa.integrations.grit_callback import Grit, KeepLoss
-from lavis_mafa.integrations.open_clip import ClipLoss, SigLipLoss
+from lavis_mafa.integrations.pair_loss import PairLoss, numbers_of
 from lavis_mafa.integrations.rows import numbered
 
 __all__ = ["Grit", "MinedTrainer", "numbered"]
@@ -38,36 +37,45 @@ class MinedTrainer(Trainer):
         model: a ``CLIPModel``, ``SiglipModel`` or the like; with ``logit_bias`` the loss is a
             sigmoid of every pair, as SigLIP's.
         args: arguments of training.
-        settings: see docs/false_negatives.md.
         judge: a `lavis_mafa.integrations.cross_encoders.PairJudge` or another
             `lavis_mafa.Discriminator`; rows need the numbers of `numbered`.
         grit: groups mini-batches of ``train_dataset``.
-        rest: of ``Trainer``.
+        settings: all settings of the step; None: from plain ones.
+        rest, named: of ``Trainer``; other names are plain settings, such as ``rule`` and ``high``,
+            see `lavis_mafa.integrations.pair_loss.settings_of`.
 
     Raises:
-        ValueError: if ``grit`` has other rows than ``train_dataset``.
+        TypeError, ValueError: if the settings are wrong, the model has no scale of its logits, or
+            ``grit`` has other rows than ``train_dataset``.
     """
 
     def __init__(
         self,
         model: Any = None,
         args: Any = None,
-        *,
-        settings: StepSettings = PLAIN,
+        *rest: Any,
         judge: Any = None,
         grit: Grit | None = None,
-        **rest: Any,
+        settings: StepSettings | None = None,
+        **named: Any,
     ) -> None:
-        super().__init__(model, args, **rest)
+        known = signature(Trainer.__init__).parameters
+        options = {name: named.pop(name) for name in [*named] if name not in known}
+        super().__init__(model, args, *rest, **named)
+        if not hasattr(self.model, "logit_scale"):
+            raise ValueError(
+                f"got {type(self.model).__name__}, expected a model with logit_scale, image_embeds "
+                "and text_embeds, such as CLIPModel or SiglipModel"
+            )
         self.model_accepts_loss_kwargs = False  # the Trainer divides the loss, not the model
         self.can_return_loss = True
-        kind = SigLipLoss if hasattr(self.model, "logit_bias") else ClipLoss
-        self.mined_loss = kind(settings, judge).to(self.args.device)
+        bias = hasattr(self.model, "logit_bias")
+        loss = PairLoss(judge, grit, settings, all_ranks=True, model_bias=bias, **options)
+        self.mined_loss = loss.to(self.args.device)
         self.grit = grit
         self.add_callback(KeepLoss(self.mined_loss))
         if grit is not None:
             self.add_callback(grit)
-            self.mined_loss.parts.allocate(len(grit.rows.numbers))
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         if self.grit is None:
@@ -96,23 +104,13 @@ class MinedTrainer(Trainer):
     ) -> Any:
         """Return the loss of a mini-batch, and the model's outputs if they are asked for."""
         inputs, loss = dict(inputs), self.mined_loss
-        labels, training = inputs.pop("labels", None), model.training
-        numbers = labels if labels is not None and labels.dtype == torch.int64 else None
+        numbers, training = numbers_of(inputs.pop("labels", None)), model.training
         found, own = model(**inputs), self.accelerator.unwrap_model(model)
         sides = found.image_embeds, found.text_embeds
-        judge = loss.parts.con_d
-        if training and numbers is None and (judge is not None or self.grit is not None):
-            raise ValueError("no numbers of rows: train on numbered(dataset)")
-        samples: dict[str, Any] = {} if numbers is None else {"loaded_index": numbers}
-        if training and self.grit is not None and numbers is not None:
-            self.grit.collect(numbers, *sides)
-            samples |= self.grit.of_epoch()
-            if loss.by_place:
-                samples["loaded_index"] = self.grit.rows.places(numbers)
-        mines = training or (judge is not None and loss.on_all(can_read(judge, numbers)))
-        loss.objects.train(training)
+        mines = loss.judges(numbers, training)
+        samples = loss.samples_of(numbers, sides, training)
         bias = getattr(own, "logit_bias", None)
-        value = loss(*sides, own.logit_scale.exp(), bias, mines=mines, **samples)
+        value = loss.with_scale(sides, own.logit_scale.exp(), bias, samples, mines)
         return (value, found) if return_outputs else value
 
     def prediction_step(

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
+from PIL import Image
 from two_forks import answers_of_a_group
 
-from lavis_mafa import MiningRule, SoftLabels, StepSettings
-from lavis_mafa.integrations.open_clip import ClipLoss, SigLipLoss
+from lavis_mafa import GritSchedule, GritSettings, MiningRule, SoftLabels, StepSettings
 
 open_clip = pytest.importorskip("open_clip")
+
+from lavis_mafa.integrations.open_clip import (  # noqa: E402
+    ClipLoss,
+    CoCaLoss,
+    DistillClipLoss,
+    SigLipLoss,
+)
 
 
 def features(size=8, width=16, seed=0):
@@ -85,7 +95,7 @@ def test_a_false_negative_is_converted_in_training():
         images[1] = images[0] + 0.2 * images[1]
         for both in (images, texts):
             both /= both.norm(dim=1, keepdim=True)
-    mined = ClipLoss(settings)
+    mined = ClipLoss(settings=settings)
     scale = torch.tensor(10.0)
     plain = open_clip.ClipLoss()(images, texts, scale)
     found = mined(images, texts, scale, output_dict=True)["contrastive_loss"]
@@ -108,7 +118,7 @@ def test_settings_without_a_word_on_gradients_keep_the_librarys():
     rule = MiningRule(score="similarity", rule="margin", top_k=0, action="drop")
     settings = StepSettings(soft_labels=SoftLabels("one_hot"), connections=rule)
     found = {
-        name: loss_and_gradients(ClipLoss(one))[1]
+        name: loss_and_gradients(ClipLoss(settings=one))[1]
         for name, one in {
             "unsaid": settings,
             "both": replace(settings, detach_other=False),
@@ -120,10 +130,16 @@ def test_settings_without_a_word_on_gradients_keep_the_librarys():
 
 def test_its_arguments_and_keys_are_those_of_open_clip():
     named = {"local_loss": True, "gather_with_grad": True, "cache_labels": True}
-    ClipLoss(**named, rank=0, world_size=1, use_horovod=False)
-    SigLipLoss(rank=0, world_size=1, dist_impl="bidir")
+    clip = ClipLoss(**named, rank=0, world_size=1, use_horovod=False)
+    siglip = SigLipLoss(rank=0, world_size=1, dist_impl="bidir")
+    assert isinstance(clip, open_clip.ClipLoss) and isinstance(siglip, open_clip.loss.SigLipLoss)
+    logits = clip.get_logits(*features(), 10.0)
+    theirs = open_clip.ClipLoss().get_logits(*features(), 10.0)
+    assert all(torch.equal(one, other) for one, other in zip(logits, theirs, strict=True))
     with pytest.raises(ValueError, match="got rank 1 of 2, but torch.distributed has rank 0 of 1"):
-        ClipLoss(rank=1, world_size=2)
+        ClipLoss(True, True, rank=1, world_size=2)
+    with pytest.raises(TypeError, match="'local_los'"):
+        ClipLoss(local_los=True)
     with pytest.raises(TypeError, match="got loaded_indx, expected some of image_id"):
         ClipLoss()(*features(), torch.tensor(10.0), loaded_indx=torch.arange(8))
     assert (
@@ -151,3 +167,99 @@ def three_steps(rank):
 
 def test_a_bias_that_changes_no_softmax_gets_its_gradient_on_ranks(tmp_path):
     assert answers_of_a_group(three_steps, tmp_path) == [(0, 0.0), (1, 0.0)]
+
+
+def of_other_forms(name, kind):
+    """Both terms of a loss, and the gradients."""
+    images, texts = features()
+    drawn = torch.Generator().manual_seed(4)
+    if name == "CoCa":
+        logits = torch.randn(8, 5, 11, generator=drawn, requires_grad=True)
+        labels = torch.randint(0, 3, (8, 5), generator=drawn)  # 0 pads
+        found = kind(2.0, 0.5)(images, texts, logits, labels, torch.tensor(10.0))
+    else:
+        logits = torch.zeros(1, requires_grad=True)
+        teacher = [one.detach() for one in features(seed=3)]
+        found = kind()(images, texts, torch.tensor(10.0), *teacher, torch.tensor(20.0))
+    (found[0] + found[1]).backward()
+    grads = [one.grad for one in (images, texts, logits) if one.grad is not None]
+    return [*(one.detach() for one in found), *grads]
+
+
+@pytest.mark.parametrize(
+    "name, ours, theirs",
+    [
+        ("CoCa", CoCaLoss, open_clip.CoCaLoss),
+        ("distillation", DistillClipLoss, open_clip.DistillClipLoss),
+    ],
+)
+def test_other_forms_equal_open_clips(name, ours, theirs):
+    found, expected = of_other_forms(name, ours), of_other_forms(name, theirs)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+    assert isinstance(ours(1.0, 1.0) if name == "CoCa" else ours(), open_clip.ClipLoss)
+
+
+def test_a_schedule_gets_the_features_from_the_loss():
+    schedule = GritSchedule(16, 4, GritSettings(enabled=True, queue_size=16, search_space=8))
+    loss, seen = ClipLoss(grit=schedule, alpha=0.1), []
+    for epoch in range(2):
+        plan = schedule.begin(epoch)
+        for rows in plan.mini_batches(0):
+            images, texts = features(4, seed=int(rows[0]))
+            loss(images, texts, 10.0, loaded_index=torch.from_numpy(rows))
+            seen.append(loss.output.loss_itc.item())
+        assert plan.grouped == bool(epoch)
+        schedule.end(epoch)
+    images, texts = features(4)
+    with pytest.raises(ValueError, match="no numbers of rows"):
+        loss(images, texts, 10.0)
+    assert len(seen) == 8
+
+
+SCRIPT = """
+import sys
+import open_clip, open_clip_train.main as main
+from lavis_mafa.integrations.open_clip import create_loss
+open_clip.add_model_config(sys.argv[1])
+if sys.argv[2] != "theirs":
+    main.create_loss = create_loss(**({"margin": 0.0} if sys.argv[2] == "mines" else {}))
+main.main(sys.argv[3:])
+"""
+
+
+@pytest.mark.parametrize("form", ["clip", "siglip"])
+def test_open_clips_command_line_trains_with_it(tmp_path, form):
+    """Eight pictures in a CSV file, a tiny model; without settings, it logs open_clip's losses."""
+    pytest.importorskip("open_clip_train")
+    lines = ["filepath\ttitle"]
+    for number in range(8):
+        Image.new("RGB", (32, 32), (number * 30, 99, 255 - number * 30)).save(
+            tmp_path / f"{number}.png"
+        )
+        lines.append(f"{tmp_path / f'{number}.png'}\tpicture number {number}")
+    (tmp_path / "pairs.csv").write_text("\n".join(lines))
+    vision = {"image_size": 32, "layers": 1, "width": 64, "patch_size": 16}
+    text = {"context_length": 16, "vocab_size": 49408, "width": 64, "heads": 2, "layers": 1}
+    model = {"embed_dim": 32, "vision_cfg": vision, "text_cfg": text}
+    if form == "siglip":
+        model |= {"init_logit_bias": -10.0}
+    (tmp_path / "tiny.json").write_text(json.dumps(model))
+    logged = {}
+    for which in ("theirs", "ours", "mines"):
+        command = [sys.executable, "-W", "ignore", "-c", SCRIPT, tmp_path / "tiny.json", which]
+        command += ["--model", "tiny", "--train-data", tmp_path / "pairs.csv", "--epochs", "1"]
+        command += ["--batch-size", "4", "--workers", "0", "--logs", tmp_path, "--name", which]
+        command += ["--device", "cpu", "--precision", "fp32", "--warmup", "1", "--log-every", "1"]
+        command += ["--csv-separator", "\t", "--seed", "1"]
+        command += ["--siglip"] if form == "siglip" else []
+        done = subprocess.run([*map(str, command)], capture_output=True, text=True)
+        assert not done.returncode, done.stderr[-3000:]
+        lines = (tmp_path / which / "out.log").read_text().splitlines()
+        found = [
+            line.split("Contrastive_loss: ")[1] for line in lines if "Contrastive_loss" in line
+        ]
+        logged[which] = [float(one.split()[0]) for one in found]
+    assert len(logged["theirs"]) == 2
+    assert logged["ours"] == pytest.approx(logged["theirs"], abs=2e-4)
+    assert logged["mines"] != pytest.approx(logged["theirs"], abs=2e-3)

@@ -17,6 +17,7 @@ pytest.importorskip("datasets")
 from datasets import Dataset, DatasetDict, concatenate_datasets  # noqa: E402
 from runs import finish, launcher, spawn  # noqa: E402
 from sentence_transformers.sentence_transformer.losses import (  # noqa: E402
+    GISTEmbedLoss,
     MultipleNegativesRankingLoss,
 )
 from tiny_sentences import GROUPED, cross_encoder, encoder, pairs, train  # noqa: E402
@@ -48,10 +49,12 @@ def gradients(loss, model, columns, labels=None):
     return value.item(), [one.grad.clone() for one in model.parameters() if one.grad is not None]
 
 
+@pytest.mark.parametrize("negatives", [0, 1, 2])
 @pytest.mark.parametrize("parts", [{}, {"mini_batch_size": 3}, {"mini_batch_num_tokens": 14}])
-def test_without_mining_it_is_the_librarys_loss(tmp_path, parts):
+def test_without_mining_it_is_the_librarys_loss(tmp_path, parts, negatives):
     model = encoder(tmp_path)
     columns = columns_of(model, pairs())
+    columns += [columns_of(model, pairs(seed=7 + n))[1] for n in range(negatives)]
     found = gradients(MinedLoss(model, **parts), model, columns)
     expected = gradients(MultipleNegativesRankingLoss(model, **SYMMETRIC), model, columns)
     assert found[0] == pytest.approx(expected[0], rel=1e-5) and len(found[1]) == len(expected[1])
@@ -69,7 +72,7 @@ def test_a_cross_encoder_judges_the_hardest(tmp_path, reads):
         "texts": cross,
         "shuffled rows": PairJudge(cross, data.shuffle(seed=2)),
     }[reads]
-    loss = MinedLoss(model, StepSettings(**ONE_HOT, connections=rule), judge)
+    loss = MinedLoss(model, settings=StepSettings(**ONE_HOT, connections=rule), judge=judge)
     model.eval()
     places = torch.tensor([7, 3, 30, 12])
     rows = torch.tensor(data[places.tolist()]["label"])
@@ -95,24 +98,81 @@ def test_a_cross_encoder_judges_the_hardest(tmp_path, reads):
     assert probabilities.tolist() == pytest.approx(theirs.tolist(), rel=1e-4)
 
 
+@pytest.mark.parametrize("margin", [0.0, 0.1])
+def test_a_guide_leaves_out_what_gistembed_leaves_out(tmp_path, margin):
+    """In both directions, without contrasts within a column."""
+    model, guide = encoder(tmp_path), encoder(tmp_path, seed=5)
+    columns = columns_of(model, pairs())
+    theirs = GISTEmbedLoss(
+        model, guide, 1 / 20, margin=margin, contrast_anchors=False, contrast_positives=False
+    )
+    both = [gradients(theirs, model, given) for given in (columns, columns[::-1])]
+    found = gradients(MinedLoss(model, judge=guide, margin=margin), model, columns)
+    plain = gradients(MinedLoss(model), model, columns)
+    assert found[0] == pytest.approx((both[0][0] + both[1][0]) / 2, rel=1e-5)
+    assert found[0] != pytest.approx(plain[0], rel=1e-3)
+    for one, i2t, t2i in zip(found[1], both[0][1], both[1][1], strict=True):
+        assert torch.allclose(one, (i2t + t2i) / 2, atol=1e-5)
+
+
+def test_plain_arguments_are_settings(tmp_path):
+    model = encoder(tmp_path)
+    rule = MiningRule(score="similarity", rule="margin", top_k=0, action="drop")
+    labels = SoftLabels("smoothed", alpha=0.1)
+    settings = StepSettings(
+        soft_labels=labels, connections=rule, own={"margin": {"margin": 0.2}}, same_group="positive"
+    )
+    plain = MinedLoss(model, margin=0.2, action="drop", alpha=0.1)
+    columns = columns_of(model, pairs())
+    whole = MinedLoss(model, settings=settings)
+    assert plain(columns).item() == whole(columns_of(model, pairs())).item()
+    assert plain(columns).item() != MinedLoss(model)(columns).item()
+
+
+@pytest.mark.parametrize("column", [0, 1])
+def test_rows_with_equal_texts_are_not_judged_as_negatives(tmp_path, column):
+    """The hardest candidates of rows 0 and 1 would be each other's."""
+    model = encoder(tmp_path)
+    name = ("anchor", "positive")[column]
+    texts = dict(pairs()[:6])
+    texts[name] = [texts[name][0], *texts[name][:1], *texts[name][2:]]
+    columns = [model.preprocess(texts[one]) for one in ("anchor", "positive")]
+    loss = MinedLoss(model, judge=cross_encoder(tmp_path), top_k=0)
+    loss(columns)
+    for side in (loss.output.i2t, loss.output.t2i):
+        picked = {*zip(side.anchor.tolist(), side.hard.tolist(), strict=True)}
+        assert not picked & {(0, 1), (1, 0)}
+        assert {(0, 2), (1, 2), (2, 0)} <= picked
+
+
 def test_what_the_loss_cannot_use_is_refused(tmp_path):
     model = encoder(tmp_path)
     columns = columns_of(model, pairs())
-    with pytest.raises(ValueError, match="got 3 columns, expected 2"):
-        MinedLoss(model)([*columns, columns[0]])
+    with pytest.raises(ValueError, match="got 1 columns, expected anchor, positive"):
+        MinedLoss(model)(columns[:1])
+    with pytest.raises(ValueError, match="negatives that are in no pair, .*sigmoid cannot use"):
+        MinedLoss(model, itc_loss="sigmoid")([*columns, columns[0]])
+    with pytest.raises(TypeError, match="no argument 'contrast_anchors': use GISTEmbedLoss"):
+        MinedLoss(model, contrast_anchors=True)
+    with pytest.raises(TypeError, match="'margn', did you mean 'margin'"):
+        MinedLoss(model, rule="margin", margn=0.1)
+    with pytest.raises(TypeError, match="got settings and high: give one or the other"):
+        MinedLoss(model, settings=StepSettings(), high=0.9)
+    with pytest.raises(ValueError, match="high must be at least 0 and at most 1, got 2"):
+        MinedLoss(model, high=2.0)
     with pytest.raises(ValueError, match="no numbers of rows; train on numbered"):
         MinedLoss(model, judge=object())(columns)
     with pytest.raises(ValueError, match="must be above 0, got 0"):
         MinedLoss(model, scale=0.0)
     rule = MiningRule(score="similarity", rule="global_threshold", top_k=0, action="drop")
-    with pytest.raises(ValueError, match="keeps state for each row.*give grit=Grit"):
-        MinedLoss(model, StepSettings(**ONE_HOT, connections=rule))
+    with pytest.raises(ValueError, match="keeps state for each row .* give grit"):
+        MinedLoss(model, settings=StepSettings(**ONE_HOT, connections=rule))
 
 
 def test_a_loss_that_has_run_is_copied_and_pickled(tmp_path):
     """And holds no graph of its last step."""
     model = encoder(tmp_path)
-    loss = MinedLoss(model, StepSettings(**ONE_HOT, itc_loss="sigmoid"))
+    loss = MinedLoss(model, settings=StepSettings(**ONE_HOT, itc_loss="sigmoid"))
     loss(columns_of(model, pairs())).backward()
     assert not loss.output.loss.requires_grad
     again = pickle.loads(pickle.dumps(copy.deepcopy(loss)))
@@ -200,13 +260,13 @@ def unnumbered():
 @pytest.mark.parametrize("numbers", [True, False])
 def test_an_evaluation_set_is_never_judged_as_rows_of_training(tmp_path, numbers):
     data, other, model, cross = pairs(), pairs(8, seed=9), encoder(tmp_path), _Reading()
-    loss = MinedLoss(model, StepSettings(**ONE_HOT), PairJudge(cross, data))
+    loss = MinedLoss(model, settings=StepSettings(**ONE_HOT), judge=PairJudge(cross, data))
     model.eval()
     rows = torch.tensor(other["label"]) if numbers else None
     found = loss(columns_of(model, other), rows)
     assert not cross.read
     assert found.item() == MinedLoss(model)(columns_of(model, other)).item()
-    by_texts = MinedLoss(model, StepSettings(**ONE_HOT), cross)
+    by_texts = MinedLoss(model, settings=StepSettings(**ONE_HOT), judge=cross)
     by_texts(columns_of(model, other), rows)
     assert cross.read and {text for pair in cross.read for text in pair} <= texts_of(other)
     model.train()
@@ -314,7 +374,7 @@ def test_thresholds_of_every_row_are_learned(tmp_path):
     rule = MiningRule(score="similarity", rule="global_threshold", top_k=0, action="drop")
     settings = StepSettings(**ONE_HOT, connections=rule)
     grit = Grit(data, GROUPED)
-    loss = MinedLoss(model, settings, grit=grit)
+    loss = MinedLoss(model, settings=settings, grit=grit)
     arguments = sentence_transformers.SentenceTransformerTrainingArguments(
         str(tmp_path / "out"),
         **{"max_steps": 4, "per_device_train_batch_size": 4, "use_cpu": True},

@@ -70,7 +70,7 @@ def arguments(folder, kind, **changes):
 def train(folder, data=None, evaluation=None, judged=True, **changes):
     data, model = pairs() if data is None else data, encoder(folder)
     judge = cross_encoder(folder) if judged else None
-    loss = MinedLoss(model, SETTINGS, judge)
+    loss = MinedLoss(model, settings=SETTINGS, judge=judge)
     kind = sentence_transformers.SentenceTransformerTrainingArguments
     trainer = sentence_transformers.SentenceTransformerTrainer(
         model, arguments(folder, kind, **changes), data, evaluation, loss=loss

@@ -26,12 +26,12 @@ WORDS = "red green blue grey circle square line dot large small left right top b
 GROUPED = GritSettings(enabled=True, queue_size=16, search_space=8)
 
 
-def write_bert(folder, kind=BertModel, **more):
+def write_bert(folder, kind=BertModel, seed=0, **more):
     """Write a random BERT with its tokenizer; return the path."""
     folder.mkdir(parents=True, exist_ok=True)
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     (folder / "vocab.txt").write_text("\n".join(tokens))
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = BertConfig(vocab_size=len(tokens), intermediate_size=32, **sizes, **more)
     kind(config).save_pretrained(folder)
@@ -39,10 +39,10 @@ def write_bert(folder, kind=BertModel, **more):
     return str(folder)
 
 
-def encoder(folder):
+def encoder(folder, seed=0):
     """Return a tiny SentenceTransformer without dropout, so that runs can be compared."""
     none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    words = Transformer(write_bert(folder / "bert", **none))
+    words = Transformer(write_bert(folder / f"bert{seed}", seed=seed, **none))
     return SentenceTransformer(modules=[words, Pooling(16)], device="cpu")
 
 
@@ -82,7 +82,7 @@ def train(folder, resume=False, steps=-1, rank=0, data=None, order=3, settings=P
     data = pairs() if data is None else data
     grit = Grit(data, GROUPED, seed=order)
     model = encoder(folder)
-    loss = Recording(model, settings, grit=grit)
+    loss = Recording(model, settings=settings, grit=grit)
     loss.collected = []
     loss.file = folder / f"rows_{rank}.jsonl"
     arguments = {
