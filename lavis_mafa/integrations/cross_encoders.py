@@ -329,9 +329,10 @@ class DualEncoder(_ImagesOnce):
         # SigLIP has no attention mask: it was trained on captions of one padded length.
         words = self._words(texts, embeds.device, padding="max_length")
         cosines = (embeds * _unit(self.model.get_text_features(**words))).sum(dim=1)
-        scale = self.model.logit_scale.exp()
+        scale: Tensor = self.model.logit_scale.exp()
         if self.threshold is None:
-            return (cosines * scale + self.model.logit_bias)[:, None]
+            bias: Tensor = self.model.logit_bias
+            return (cosines * scale + bias)[:, None]
         return (cosines - self.threshold)[:, None] * scale
 
 

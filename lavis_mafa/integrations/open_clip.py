@@ -29,19 +29,19 @@ class _OfOpenClip(PairLoss):
 
     def __init__(
         self,
+        settings: StepSettings | None = None,
+        judge: Any = None,
+        *,
         local_loss: bool = False,
         gather_with_grad: bool = False,
         cache_labels: bool = False,
         rank: int = 0,
         world_size: int = 1,
         use_horovod: bool = False,
-        *,
-        judge: Any = None,
         grit: Any = None,
-        settings: StepSettings | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(judge, grit, settings, all_ranks=True, **options)
+        super().__init__(settings, judge, grit=grit, all_ranks=True, **options)
         self.local_loss, self.gather_with_grad = local_loss, gather_with_grad
         self.cache_labels, self.rank, self.world_size = cache_labels, rank, world_size
         self.use_horovod = use_horovod
@@ -92,12 +92,12 @@ class ClipLoss(_OfOpenClip, open_clip.ClipLoss):
     candidates are those of all ranks.
 
     Args:
+        settings: all settings of the step; None: from ``options``.
+        judge: judges hard negatives, see `lavis_mafa.Discriminator`.
         local_loss, gather_with_grad, cache_labels, rank, world_size, use_horovod: open_clip's. On
             several ranks the first two must be set.
-        judge: judges hard negatives, see `lavis_mafa.Discriminator`.
         grit: a `lavis_mafa.GritSchedule`; the loss collects the features, and needs the keyword
             ``loaded_index``, the rows of the mini-batch.
-        settings: all settings of the step; None: from ``options``.
         options: plain settings such as ``rule``, ``margin``, ``high`` and ``action``, see
             `lavis_mafa.integrations.pair_loss.settings_of`.
 
@@ -106,8 +106,10 @@ class ClipLoss(_OfOpenClip, open_clip.ClipLoss):
         ValueError: for a value out of its range, and for a gathering that this loss does not have.
     """
 
-    def __init__(self, *of_open_clip: Any, **named: Any) -> None:
-        super().__init__(*of_open_clip, **named)
+    def __init__(
+        self, settings: StepSettings | None = None, judge: Any = None, **named: Any
+    ) -> None:
+        super().__init__(settings, judge, **named)
         if self.world_size > 1 and not (self.local_loss and self.gather_with_grad):
             raise ValueError(
                 "on several ranks each computes the loss of its own rows and candidates pass "
@@ -119,12 +121,15 @@ class SigLipLoss(_OfOpenClip, open_clip.loss.SigLipLoss):
     """The same in place of ``open_clip.SigLipLoss``: a sigmoid a pair, with the model's bias.
 
     Args:
+        settings, judge, named: as in `ClipLoss`.
         cache_labels, rank, world_size, dist_impl: open_clip's.
-        named: the other arguments of `ClipLoss`.
     """
 
     def __init__(
         self,
+        settings: StepSettings | None = None,
+        judge: Any = None,
+        *,
         cache_labels: bool = False,
         rank: int = 0,
         world_size: int = 1,
@@ -132,6 +137,8 @@ class SigLipLoss(_OfOpenClip, open_clip.loss.SigLipLoss):
         **named: Any,
     ) -> None:
         super().__init__(
+            settings,
+            judge,
             cache_labels=cache_labels,
             rank=rank,
             world_size=world_size,
@@ -147,7 +154,7 @@ class CoCaLoss(ClipLoss):
     Args:
         caption_loss_weight, clip_loss_weight: of the terms.
         pad_id: of the tokenizer; it is no target.
-        of_open_clip, named: arguments of `ClipLoss`.
+        named: arguments of `ClipLoss`.
     """
 
     def __init__(
@@ -155,10 +162,9 @@ class CoCaLoss(ClipLoss):
         caption_loss_weight: float,
         clip_loss_weight: float,
         pad_id: int = 0,
-        *of_open_clip: Any,
         **named: Any,
     ) -> None:
-        super().__init__(*of_open_clip, **named)
+        super().__init__(**named)
         self.caption_loss_weight, self.clip_loss_weight = caption_loss_weight, clip_loss_weight
         self.pad_id = pad_id
 

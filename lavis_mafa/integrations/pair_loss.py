@@ -36,10 +36,14 @@ def settings_of(given: StepSettings | None, judge: Any, options: Mapping[str, An
             as ``margin=0.1``.
 
     Raises:
-        TypeError: for an unknown name, or both settings and options.
+        TypeError: for an unknown name, other settings than `StepSettings`, or both at once.
         ValueError: for a value out of its range.
     """
     if given is not None:
+        if not isinstance(given, StepSettings):
+            raise TypeError(
+                f"settings: got {given!r}, expected StepSettings; give other arguments by name"
+            )
         if options:
             raise TypeError(f"got settings and {', '.join(options)}: give one or the other")
         return given
@@ -83,11 +87,11 @@ class PairLoss(FeaturesLoss):
     """ITC of pairs whose features a library's trainer computes.
 
     Args:
+        settings: all settings of the step; None: from ``options``.
         judge: judges hard negatives: a CrossEncoder, a SentenceTransformer (a guide, as
             GISTEmbed's), a `PairJudge`, or another `lavis_mafa.Discriminator`.
         grit: groups the mini-batches of the next epoch: a `Grit`, or a `lavis_mafa.GritSchedule` in
             a loop of one's own. The loss gives it the features of every mini-batch.
-        settings: all settings of the step; None: from ``options``.
         all_ranks: candidates come from the mini-batches of all ranks.
         model_bias: the bias of the sigmoid is the model's.
         options: plain settings, see `settings_of`.
@@ -98,10 +102,10 @@ class PairLoss(FeaturesLoss):
 
     def __init__(
         self,
-        judge: Any = None,
-        grit: Any = None,
         settings: StepSettings | None = None,
+        judge: Any = None,
         *,
+        grit: Any = None,
         all_ranks: bool = False,
         model_bias: bool = False,
         **options: Any,

@@ -82,17 +82,17 @@ class MinedLoss(PairLoss):
 
     Args:
         model: the SentenceTransformer in training.
-        scale: 1 / temperature, above 0.
+        settings: all settings of the step; None: from ``options``.
         judge: a CrossEncoder or, as a guide, a SentenceTransformer, which read the texts of the
             mini-batch; a `PairJudge`, which can also read rows of a data set; or another
             `lavis_mafa.Discriminator`, which finds the numbers of the rows (`numbered`) in
             ``samples["loaded_index"]``.
+        scale: 1 / temperature, above 0.
         grit: collects the features of the mini-batches, from which the next epoch is grouped.
         gather_across_devices: compare with the mini-batches of all processes.
         mini_batch_size: encode so many rows at a time, and compute their activations again in the
             backward pass, as ``CachedMultipleNegativesRankingLoss`` does; None: all at once.
         mini_batch_num_tokens: the same, with a largest number of tokens instead.
-        settings: all settings of the step; None: from ``options``.
         options: plain settings such as ``rule``, ``margin``, ``high``, ``action`` and
             ``soft_labels``, see `lavis_mafa.integrations.pair_loss.settings_of`.
 
@@ -104,23 +104,22 @@ class MinedLoss(PairLoss):
     def __init__(
         self,
         model: Any,
-        scale: float = 20.0,
-        *,
+        settings: StepSettings | None = None,
         judge: Any = None,
+        *,
+        scale: float = 20.0,
         grit: Grit | None = None,
         gather_across_devices: bool = False,
         mini_batch_size: int | None = None,
         mini_batch_num_tokens: int | None = None,
-        settings: StepSettings | None = None,
         **options: Any,
     ) -> None:
         for name in _REFUSED.keys() & options.keys():
             raise TypeError(f"MinedLoss has no argument {name!r}: {_REFUSED[name]}")
         own = options if settings is not None else {"same_group": "positive", **options}
-        super().__init__(judge, grit, settings, all_ranks=gather_across_devices, **own)
+        super().__init__(settings, judge, grit=grit, all_ranks=gather_across_devices, **own)
         sizes = (mini_batch_size, mini_batch_num_tokens)
-        number = isinstance(scale, int | float) and scale > 0
-        if not number or any(size is not None and size < 1 for size in sizes):
+        if not scale > 0 or any(size is not None and size < 1 for size in sizes):
             raise ValueError(
                 f"scale, mini_batch_size and mini_batch_num_tokens must be above 0, got {scale}, "
                 f"{mini_batch_size} and {mini_batch_num_tokens}"

@@ -54,9 +54,9 @@ class MinedTrainer(Trainer):
         model: Any = None,
         args: Any = None,
         *rest: Any,
+        settings: StepSettings | None = None,
         judge: Any = None,
         grit: Grit | None = None,
-        settings: StepSettings | None = None,
         **named: Any,
     ) -> None:
         known = signature(Trainer.__init__).parameters
@@ -70,7 +70,7 @@ class MinedTrainer(Trainer):
         self.model_accepts_loss_kwargs = False  # the Trainer divides the loss, not the model
         self.can_return_loss = True
         bias = hasattr(self.model, "logit_bias")
-        loss = PairLoss(judge, grit, settings, all_ranks=True, model_bias=bias, **options)
+        loss = PairLoss(settings, judge, grit=grit, all_ranks=True, model_bias=bias, **options)
         self.mined_loss = loss.to(self.args.device)
         self.grit = grit
         self.add_callback(KeepLoss(self.mined_loss))

@@ -137,7 +137,9 @@ def test_its_arguments_and_keys_are_those_of_open_clip():
     theirs = open_clip.ClipLoss().get_logits(*features(), 10.0)
     assert all(torch.equal(one, other) for one, other in zip(logits, theirs, strict=True))
     with pytest.raises(ValueError, match="got rank 1 of 2, but torch.distributed has rank 0 of 1"):
-        ClipLoss(True, True, rank=1, world_size=2)
+        ClipLoss(rank=1, world_size=2)
+    with pytest.raises(TypeError, match="settings: got True, expected StepSettings"):
+        ClipLoss(True, True)
     with pytest.raises(TypeError, match="'local_los'"):
         ClipLoss(local_los=True)
     with pytest.raises(TypeError, match="got loaded_indx, expected some of image_id"):

@@ -164,6 +164,8 @@ def test_what_the_loss_cannot_use_is_refused(tmp_path):
         MinedLoss(model, judge=object())(columns)
     with pytest.raises(ValueError, match="must be above 0, got 0"):
         MinedLoss(model, scale=0.0)
+    with pytest.raises(TypeError, match="settings: got 20.0, expected StepSettings"):
+        MinedLoss(model, 20.0)
     rule = MiningRule(score="similarity", rule="global_threshold", top_k=0, action="drop")
     with pytest.raises(ValueError, match="keeps state for each row .* give grit"):
         MinedLoss(model, settings=StepSettings(**ONE_HOT, connections=rule))
