@@ -85,7 +85,7 @@ class _OfOpenClip(PairLoss):
         return {"contrastive_loss": loss} if output_dict else loss
 
 
-class ClipLoss(_OfOpenClip, open_clip.ClipLoss):
+class ClipLoss(_OfOpenClip, open_clip.ClipLoss):  # type: ignore[misc]  # has no types
     """ITC with any setting of this package, in place of ``open_clip.ClipLoss``.
 
     Without settings it is ``open_clip.ClipLoss(local_loss=True, gather_with_grad=True)``. The
@@ -117,7 +117,7 @@ class ClipLoss(_OfOpenClip, open_clip.ClipLoss):
             )
 
 
-class SigLipLoss(_OfOpenClip, open_clip.loss.SigLipLoss):
+class SigLipLoss(_OfOpenClip, open_clip.loss.SigLipLoss):  # type: ignore[misc]
     """The same in place of ``open_clip.SigLipLoss``: a sigmoid a pair, with the model's bias.
 
     Args:
