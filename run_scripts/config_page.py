@@ -20,7 +20,7 @@ from lavis_mafa.io.files import ROOT, write_text
 from lavis_mafa.io.problems import Registered
 from lavis_mafa.judges.discriminators import DISCRIMINATORS
 from lavis_mafa.settings.check import Keys
-from lavis_mafa.settings.key import PATHS, UNSET, Key, keys_of
+from lavis_mafa.settings.key import UNSET, Key, keys_of
 from lavis_mafa.settings.loggers import LOGGERS
 from lavis_mafa.settings.registered import DATASET, LISTED, MODEL, OURS, PARTS, RUN, own_keys
 
@@ -151,7 +151,8 @@ def _type(key: Key) -> str:
         text += f": {', '.join(names)}" if names else ""
     for long, short in SHORT.items():
         text = text.replace(long, short)
-    text = PATHS.get(option.path, text) + (" or null" if option.path and "null" in text else "")
+    if option.path:
+        text = option.path + (" or null" if key.nullable else "")
     return text + "".join(f", `{word}`" for word in option.words if word)
 
 

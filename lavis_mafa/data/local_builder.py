@@ -87,7 +87,6 @@ class ConvertingBuilder(LocalBuilder):
     """
 
     name: str  # in LAVIS's registry
-    holds = "captions"
     build_options = ConvertedFiles
 
     def dataset_options(self, info: Any, split: str) -> dict[str, Any]:

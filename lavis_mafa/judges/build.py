@@ -51,6 +51,11 @@ def build_discriminator(
     if not cfg:
         return None
     if cfg.get("first"):
+        if not hasattr(DISCRIMINATORS.get(cfg["first"]), "probability"):
+            raise ValueError(
+                f"model.mafa.con_d.first: {cfg['first']} needs pictures; expected a discriminator "
+                "that does without, such as captions"
+            )
         con_d: Any = build_discriminator({**cfg, "first": None}, known)
         con_d.first = build_discriminator(
             {"arch": cfg["first"], cfg["first"]: cfg.get(cfg["first"])}
@@ -116,6 +121,12 @@ def _build_frozen(
         model_cfg: Any = config_of(arch, model_type, checkpoint, content, given, known)
     else:
         model_cfg = OmegaConf.merge(shipped_config(model_cls, model_type).model, given)
+        weights = ("finetuned", "pretrained")
+        if not any(model_cfg.get(one) and model_cfg.get(f"load_{one}", True) for one in weights):
+            raise ValueError(
+                f"{cls.key}.checkpoint: {arch} has no published weights of that type; name the "
+                f"checkpoint of a model with {cls.trained}"
+            )
     if cfg.get("image_size"):
         model_cfg.image_size = cfg["image_size"]
     source = checkpoint or "published weights"

@@ -25,7 +25,7 @@ class FrozenSettings:
         None,
         "its weights; null: those of its default YAML",
         source="MAFA 4.1",
-        path="checkpoint",
+        path="file, folder or URL",
     )
     precision: str = option("fp32", "number format that it computes in", choices=("fp32", "bf16"))
     image_size: int | None = option(

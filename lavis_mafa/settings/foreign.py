@@ -8,7 +8,7 @@ trusts (``--trust FOLDER``).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from lavis.common.utils import get_cache_path
 
 from lavis_mafa.io.plugins import is_imported
 from lavis_mafa.io.project_files import find_config
-from lavis_mafa.settings.check import listed, value_at
+from lavis_mafa.settings.check import listed
 from lavis_mafa.settings.defaults import default_or_none
 from lavis_mafa.settings.key import UNSET
 
@@ -50,8 +50,8 @@ def usable(
     origin, trust = f"is named by {file}, not by you", f"or trust its folder: --trust {file.parent}"
 
     def is_given(*path: str) -> bool:
-        value = value_at(given, path)
-        return value is not UNSET and value == value_at(config, path)
+        value = _value_at(given, path)
+        return value is not UNSET and value == _value_at(config, path)
 
     problems: list[str] = []
     notes: list[str] = []
@@ -98,6 +98,15 @@ def usable(
             cure = f"give --options {key}=..., {trust}"
             problems.append(f"{key}: {value!r} {origin}: {reason}; {cure}")
     return problems, notes
+
+
+def _value_at(config: Any, path: Sequence[str]) -> Any:
+    """Return a value of a config; `UNSET` if there is none."""
+    for name in path:
+        if not isinstance(config, Mapping) or name not in config:
+            return UNSET
+        config = config[name]
+    return config
 
 
 def _reason(name: str, text: str, in_model: bool) -> str:

@@ -25,13 +25,13 @@ from lavis_mafa.io.problems import ConfigError
 from lavis_mafa.io.project_files import PROJECTS, config_named
 from lavis_mafa.io.yaml_files import check_yaml, check_yaml_file
 from lavis_mafa.judges.frozen import FROZEN_MODELS
-from lavis_mafa.settings.check import Keys, Report, filled, key_at
+from lavis_mafa.settings.check import Keys, Report, filled
 from lavis_mafa.settings.config_of_run import LOG, is_run, is_trusted, recorded_config
 from lavis_mafa.settings.contradictions import ask_all
 from lavis_mafa.settings.defaults import merge
 from lavis_mafa.settings.foreign import usable
-from lavis_mafa.settings.key import Key
-from lavis_mafa.settings.named_files import check_files, take_features
+from lavis_mafa.settings.key import Key, known_keys
+from lavis_mafa.settings.named_files import check_files
 from lavis_mafa.settings.registered import FILE, keys_for, names_of
 
 logger = logging.getLogger(__name__)
@@ -230,8 +230,7 @@ def _read_options(
         keys: of the config.
         flag: the argument that they are given by, for messages.
     """
-    merged = OmegaConf.create()
-    rest = iter(options)
+    merged, known, rest = OmegaConf.create(), dict(known_keys(keys)), iter(options)
     for option in rest:
         key, equals, text = option.partition("=")
         if not equals:
@@ -244,7 +243,7 @@ def _read_options(
         if not all(path):
             problems.append(f"{flag}: {option!r} is not of the form key=value")
             continue
-        nested = _value_of(text, key_at(keys, path))
+        nested = _value_of(text, known.get(key))
         for name in reversed(path):
             nested = {name: nested}
         try:
@@ -317,9 +316,8 @@ def complete(
     trusted = {name: shipped[name] for name in ("model", "datasets") if name in shipped}
     config = filled(merge(trusted, user), keys, report, shipped=trusted)
     report.take(wrong_names)
-    take_features(config, report)
-    ask_all(config, report)
     check_files(config, report)
+    ask_all(config, report)
     if "preprocess" in shipped:
         config["preprocess"] = shipped["preprocess"]
     return config, report.problems, report.notes

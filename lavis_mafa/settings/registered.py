@@ -137,7 +137,7 @@ def mafa_key(con_d_given: Any = None) -> Key:
     }
     chosen = con_d_given.get("arch") if isinstance(con_d_given, Mapping) else None
     chosen = chosen if isinstance(chosen, str) else None
-    path = getattr(DISCRIMINATORS.get(chosen or ""), "checkpoint_path", "checkpoint")
+    path = getattr(DISCRIMINATORS.get(chosen or ""), "checkpoint_path", "file, folder or URL")
     of_con_d = {
         **own_keys(DISCRIMINATORS, chosen),
         "arch": con_d.keys["arch"].about(choices=_JUDGES),
@@ -156,25 +156,26 @@ def mafa_key(con_d_given: Any = None) -> Key:
 
 def _model_key(user: Mapping[str, Any]) -> tuple[dict[str, Any], Key, list[Problem]]:
     """Return the default YAML of the model, the key ``model`` that its arch accepts, and what is
-    wrong with the names of the model and of its type."""
+    wrong with the name of its type."""
     arch, model_type, mafa = user.get("arch"), user.get("model_type"), user.get("mafa")
-    con_d = mafa.get("con_d") if isinstance(mafa, dict) else None
-    ours = {**OURS, **PARTS, "mafa": mafa_key(con_d)}
+    ours = {
+        **OURS,
+        **PARTS,
+        "mafa": mafa_key(mafa.get("con_d") if isinstance(mafa, dict) else None),
+    }
     cls = registry.get_model_class(arch) if isinstance(arch, str) else None
     if cls is None:  # the arch is reported when it is checked
         return {}, FILE["model"].having({**MODEL, **ours}), []
-    problems: list[Problem] = []
-    types = getattr(cls, "PRETRAINED_MODEL_CONFIG_DICT", {})
+    types, traits = getattr(cls, "PRETRAINED_MODEL_CONFIG_DICT", {}), traits_of(cls)
     shipped: dict[str, Any] = {}
     if model_type is None:
         why = f"missing; {arch} has {', '.join(types)}; use one of them"
-        problems.append(Problem("model.model_type", why))
+        problems = [Problem("model.model_type", why)]
     else:
         shipped, problems = default_or_none("model.model_type", cls, model_type)
     # If the model type is wrong, the keys of the first type are accepted instead.
     names = (shipped or default_or_none("", cls, None)[0]).get("model", {})
-    traits, keys = traits_of(cls), dict(MODEL)
-    unread = [name for name in ours if name in user and name not in names]
+    keys = dict(MODEL)
     if traits.loads_with_our_loader:
         # Keys that only LAVIS's other models read would have no effect here, so reject them.
         read = {*OURS, *BUILD_KEYS, *names}
@@ -183,11 +184,6 @@ def _model_key(user: Mapping[str, Any]) -> tuple[dict[str, Any], Key, list[Probl
         keys = {name: key for name, key in {**MODEL, **ours}.items() if name in read}
         if not traits.trains_by_step:
             del keys["mafa"]
-        unread = ["mafa"] if "mafa" in user and not traits.trains_by_step else []
-    for name in unread:
-        why = f"not read by {arch}; only models of lavis_mafa that train by its step read it"
-        problems.append(Problem(f"model.{name}", f"{why}; remove it"))
-        keys[name] = ANY
     if hasattr(cls, "model_options"):
         keys |= keys_of(cls.model_options)
     return shipped, section_of(_extended(keys, names), "the model"), problems

@@ -49,7 +49,7 @@ class RunOptions:
     task: str = lavis("what to train or evaluate", choices=Registered("task"), needed=ALWAYS)
     runner: str = lavis("the training loop (runner_mafa if absent)", choices=Registered("runner"))
     evaluate: bool = lavis("evaluate only, no training", False)
-    train_splits: list[str] = lavis("splits to train on", [], choices=SPLITS)
+    train_splits: list[str] = lavis("splits to train on", [], choices=SPLITS, needed=TRAINING)
     valid_splits: list[str] = lavis("splits evaluated after every epoch", [])
     test_splits: list[str] = lavis("splits evaluated at the end", [])
     output_dir: str = lavis("folder of checkpoints, logs and results", needed=ALWAYS,
@@ -63,10 +63,8 @@ class RunOptions:
     init_lr: float = lavis("learning rate after warm-up", low=0, above=True, needed=TRAINING,
         also=("lr", "learning_rate"))
     min_lr: float = lavis("learning rate at the end", low=0, needed=TRAINING)
-    warmup_lr: float = lavis("learning rate at the first step; -1: init_lr", -1.0, low=-1)
     warmup_steps: int = lavis("steps of warm-up", 0, low=0)
     weight_decay: float = lavis("AdamW's weight decay", low=0, needed=TRAINING, also=("wd",))
-    beta2: float = lavis("AdamW's second beta", 0.999, low=0, high=0.999999)
     max_epoch: int = lavis("epochs to train", low=1, also=("epochs", "num_epochs"))
     accum_grad_iters: int = lavis("mini-batches per optimizer step", 1, low=1,
         also=("gradient_accumulation_steps",))
@@ -79,16 +77,11 @@ class RunOptions:
         also=("workers",))
     # devices
     device: str = lavis("cuda or cpu", "cuda", choices=("cuda", "cpu"))
-    log_freq: int = lavis("steps between points of the loggers", 50, low=1)
     # evaluation
-    annotation_file: Any = lavis(
-        "COCO-format JSON of reference captions, one path or one a split; null: the dataset's",
-        also=("gt_file", "coco_gt_file"))
     k_test: int = lavis("candidates re-ranked with ITM in retrieval; 0: ITC only", low=0)
     num_beams: int = lavis("beams of generation", low=1, needed=GENERATION)
     max_len: int = lavis("maximum length of generated texts, in tokens", low=1, needed=GENERATION)
     min_len: int = lavis("minimum length of generated texts, in tokens", low=0, needed=GENERATION)
-    prompt: str = lavis("prompt around a question, or before a caption", words=BLANK)
     # of this package
     plugins: list[str] = ours("Python files or modules with your own code, imported first", [])
     retrieval_metrics: list[str] = ours("mafa_retrieval: further registered metrics to report", [],
@@ -148,6 +141,11 @@ class RunOptions:
 class LavisRun:
     """Further keys of ``run`` that LAVIS reads: names, types and defaults."""
 
+    warmup_lr: float = -1.0
+    beta2: float = 0.999
+    log_freq: int = 50
+    annotation_file: Any
+    prompt: str
     rank: int
     gpu: int
     world_size: int = 1
@@ -280,7 +278,7 @@ class ModelParts:
     """Keys of ``model`` of models with our loader whose default YAML has the key."""
 
     vit_weights: str | None = ours("weights of the image encoder; null: random",
-        path="checkpoint or timm name", words=("published",))
+        path="file, folder, URL or timm/NAME", words=("published",))
     bert_weights: str | None = ours(
         "BERT to initialise the Q-Former or text encoder from; null: random", path="path or name")
     q_former_config: str | None = ours("JSON of the Q-Former's sizes; null: BERT-base's",
