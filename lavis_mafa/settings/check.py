@@ -83,20 +83,17 @@ class Report:
         setting, elsewhere.
         """
         above, _, leaf = path.rpartition(".")
-        known = dict(known_keys(self.keys))
+        parts = {one: (*one.rpartition("."), key) for one, key in known_keys(self.keys)}
+        siblings = {name: one for one, (section, _, name, _) in parts.items() if section == above}
+        near = [siblings[one] for one in get_close_matches(leaf, siblings, n=1)]
         called = [
-            one
-            for one, key in known.items()
-            if one.rpartition(".")[2] == leaf or leaf in key.option.also
+            one for one, (*_, name, key) in parts.items() if name == leaf or leaf in key.option.also
         ]
-        siblings = {one.rpartition(".")[2]: one for one in known if one.rpartition(".")[0] == above}
-        swapped = [one for one in siblings if sorted(one) == sorted(leaf)]
-        near = [siblings[one] for one in swapped or get_close_matches(leaf, siblings, n=1)]
         below = [one for one in called if one.startswith(f"{above}.")]
+        if "build_info" in path:  # a data set has keys of its own, which others have by chance
+            return next(iter(below + near), "")
         of_part = [one for one in called if one.split(".")[0] == path.split(".")[0]]
-        # A data set's `build_info` has keys of its own, which others have by chance.
-        elsewhere = [] if "build_info" in path else of_part + near + called
-        return next(iter(below + elsewhere + near), "")
+        return next(iter(below + of_part + near + called), "")
 
     def checked(self, path: str, key: Key, value: Any) -> Any:
         """Return a value, with numeric strings read as numbers; report it if it is wrong."""

@@ -125,7 +125,7 @@ def load_config(
     Args:
         cfg_path: YAML file with ``run``, ``model`` and ``datasets``, the name of a shipped one, or
             the folder of a run, which has recorded its config, see `lavis_mafa.settings.foreign`.
-        options: ``["run.seed=7", ...]``, or LAVIS's older ``["run.seed", "7", ...]``.
+        options: ``["run.seed=7", ...]``.
         machine, named, data_only: see `MafaConfig`.
 
     Raises:
@@ -223,24 +223,18 @@ def _base_of(cfg_path: str, named: Named | None) -> tuple[dict[str, Any], Path |
 def _read_options(
     options: Sequence[str], problems: list[str], keys: Keys = FILE, flag: str = "--options"
 ) -> DictConfig:
-    """Parse options ``key=value``, or LAVIS's older ``key value``; see `_value_of`.
+    """Parse options ``key=value``; see `_value_of`.
 
     Args:
         problems: to which those of the options are added.
         keys: of the config.
         flag: the argument that they are given by, for messages.
     """
-    merged, known, rest = OmegaConf.create(), dict(known_keys(keys)), iter(options)
-    for option in rest:
+    merged, known = OmegaConf.create(), dict(known_keys(keys))
+    for option in options:
         key, equals, text = option.partition("=")
-        if not equals:
-            value = next(rest, None)
-            if value is None:
-                problems.append(f"{flag}: {option!r} has no value; write key=value")
-                break
-            text = value
         path = key.split(".")
-        if not all(path):
+        if not equals or not all(path):
             problems.append(f"{flag}: {option!r} is not of the form key=value")
             continue
         nested = _value_of(text, known.get(key))
@@ -285,16 +279,17 @@ def _value_of(text: str, key: Key | None) -> Any:
     kind = "any" if key is None else key.kind
     if value is None:
         return None
+    plain = text.strip()
     if isinstance(value, str):
-        return value if text[:1] in "'\"" and text.strip()[-1] == text[0] else text
-    if kind == "str" or (kind == "strs" and not isinstance(value, list)):
-        return text
-    if isinstance(value, list | dict):
-        return value if text.lstrip()[0] in "[{" else text
-    if isinstance(value, bool) and kind != "bool":
-        return value if text.strip().lower() in ("true", "false") else text
-    # To YAML, 0123 is octal and 12:30 is of base 60.
-    return text if re.search(r"^[-+]?0\d|[_:]", text.strip()) else value
+        is_meant = text[0] in "'\"" and plain[-1] == text[0]
+    elif isinstance(value, list | dict):
+        is_meant = plain[0] in "[{" and kind != "str"
+    elif isinstance(value, bool) and kind != "bool":
+        is_meant = plain.lower() in ("true", "false")
+    else:  # to YAML, 0123 is octal and 12:30 is of base 60
+        is_meant = not re.search(r"^[-+]?0\d|[_:]", plain)
+    takes_text = kind in ("str", "strs") and not isinstance(value, str | list)
+    return value if is_meant and not takes_text else text
 
 
 def _one_line(error: Exception) -> str:

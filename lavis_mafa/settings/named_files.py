@@ -71,13 +71,7 @@ def _data(name: str, cfg: ConfigView) -> Problems:
         files = list(expand(os.path.expanduser(os.path.join(root, file))))
         return files if all(map(os.path.exists, files)) else []
 
-    def lost_at(file: str) -> str:
-        """Return a path, and of a relative one the whole path and where it starts."""
-        if os.path.isabs(os.path.expanduser(file)):
-            return repr(file)
-        start = f"the cache of LAVIS, {root}" if root else f"the working directory, {os.getcwd()}"
-        whole = os.path.abspath(os.path.join(root, file))
-        return f"{file!r}, which is {whole}: relative paths start at {start}"
+    start = f"relative paths start at {root or os.getcwd()}"
 
     splits = cfg[f"{info}.annotations"] or {}
     used = used_splits(lambda key: cfg[f"run.{key}"])
@@ -90,12 +84,12 @@ def _data(name: str, cfg: ConfigView) -> Problems:
             source = sources[i] if i < len(sources) else ""
             if not (is_url(source) or os.path.isfile(source) or found(file)):
                 given = f"neither url {source!r} nor storage " if source else ""
-                yield Problem(f"{key}.storage", f"no such file: {given}{lost_at(file)}")
+                yield Problem(f"{key}.storage", f"no such file: {given}{file!r}; {start}")
     for kind in (*_FOLDERS, *_FILES):
         what = "folder" if kind in _FOLDERS else "file"
         for place in listed(cfg[f"{info}.{kind}.storage"]):
             if not found(place):
-                yield Problem(f"{info}.{kind}.storage", f"no such {what}: {lost_at(place)}")
+                yield Problem(f"{info}.{kind}.storage", f"no such {what}: {place!r}; {start}")
             elif what == "folder" and any(map(os.path.isfile, found(place))):
                 why = f"{place!r} is a file; expected a folder"
                 yield Problem(f"{info}.{kind}.storage", why)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping
-from typing import Any, get_type_hints
+from typing import Any
 
 from lavis.common.registry import registry
 
@@ -27,11 +27,12 @@ from lavis_mafa.settings.lavis_classes import declared
 from lavis_mafa.settings.loggers import LOGGERS
 from lavis_mafa.settings.schema import (
     BLANK,
+    LAVIS_DATASET,
+    LAVIS_DEFAULTS,
+    LAVIS_MODEL,
+    LAVIS_RUN,
     DatasetOptions,
     FileOptions,
-    LavisDataset,
-    LavisModel,
-    LavisRun,
     ModelOptions,
     ModelParts,
     OurModelOptions,
@@ -40,19 +41,15 @@ from lavis_mafa.settings.schema import (
 )
 
 
-def _lavis_keys(listed: type) -> dict[str, Key]:
-    """Return the keys of a class that lists only names, types and defaults."""
-    option, hints = Option("see LAVIS", "LAVIS", words=BLANK), get_type_hints(listed)
-    return {
-        one.name: Key(
-            hints[one.name], option, UNSET if one.default is dataclasses.MISSING else one.default
-        )
-        for one in dataclasses.fields(listed)
-    }
+def _lavis_keys(listed: Mapping[Any, tuple[str, ...]]) -> dict[str, Key]:
+    """Return the keys of a table of LAVIS's."""
+    option = Option("see LAVIS", "LAVIS", words=BLANK)
+    of_type = [(one, name) for one, names in listed.items() for name in names]
+    return {name: Key(one, option, LAVIS_DEFAULTS.get(name, UNSET)) for one, name in of_type}
 
 
 FILE = keys_of(FileOptions)
-LISTED = [_lavis_keys(one) for one in (LavisRun, LavisModel, LavisDataset)]
+LISTED = [_lavis_keys(one) for one in (LAVIS_RUN, LAVIS_MODEL, LAVIS_DATASET)]
 RUN = {**keys_of(RunOptions), **LISTED[0]}
 MODEL = {**keys_of(ModelOptions), **LISTED[1]}
 DATASET = {**keys_of(DatasetOptions), **LISTED[2]}
@@ -236,15 +233,12 @@ def _extended(keys: Keys, shipped: Mapping[str, Any]) -> dict[str, Key]:
 
 def _like(value: Any) -> Key:
     """Return a key that accepts values of the type of ``value``."""
-    option = Option("see the default YAML", "LAVIS")
-    if isinstance(value, bool):
-        return Key(bool | None, option)
-    if isinstance(value, int | float):
-        return Key(int | float | None, option)
+    option = Option("see the default YAML", "LAVIS", words=BLANK)
     if isinstance(value, dict):
         keys = {str(name): _like(child) for name, child in value.items()}
         return Key(dict | None, option, UNSET, keys)
-    return ANY
+    types = {bool: bool | None, int: int | float | None, float: int | float | None}
+    return Key(types.get(type(value), Any), option)
 
 
 def names_of(kind: str, name: Any) -> list[str]:
