@@ -48,9 +48,9 @@ def test_kind_range_and_default_follow_from_the_field():
     assert (keys["on"].default, keys["on"].option.source) == (True, "Paper 1")
     assert keys["count"].nullable and keys["count"].option.also == ("number",)
     assert keys["count"].describe() == "a whole number >= 1 or null"
-    assert keys["some"].default == ["x"] and keys["some"].describe(item=True) == "one of x, y"
-    assert keys["numbers"].describe(item=True) == "a number >= 0"
-    assert keys["files"].nullable and keys["weights"].describe(item=True) == "a number"
+    assert keys["some"].default == ["x"] and keys["some"].items.describe() == "one of x, y"
+    assert keys["numbers"].items.describe() == "a number >= 0"
+    assert keys["files"].nullable and keys["weights"].items.describe() == "a number"
 
 
 def test_nested_settings_keep_the_defaults_of_the_outer_class():
@@ -77,7 +77,7 @@ def test_all_errors_are_found_at_once_with_their_paths():
         "count: 0 is out of range; expected a whole number >= 1 or null",
         "some[1]: 'z' is not one of x, y; known: x, y",
         "inner.low: 2 is out of range; expected a number > 0 and <= 1",
-        "inner.hihg: unknown key; remove it (docs/config.md lists all keys)",
+        "inner.hihg: unknown key; nothing reads it here: remove it",
         "weights.a: 'b' is not a number",
         "must: missing; expected a string (no default)",
     ]
