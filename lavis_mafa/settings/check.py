@@ -85,7 +85,8 @@ class Report:
         above, _, leaf = path.rpartition(".")
         parts = {one: (*one.rpartition("."), key) for one, key in known_keys(self.keys)}
         siblings = {name: one for one, (section, _, name, _) in parts.items() if section == above}
-        near = [siblings[one] for one in get_close_matches(leaf, siblings, n=1)]
+        swapped = [one for one in siblings if sorted(one) == sorted(leaf)]
+        near = [siblings[one] for one in swapped or get_close_matches(leaf, siblings, n=1)]
         called = [
             one for one, (*_, name, key) in parts.items() if name == leaf or leaf in key.option.also
         ]

@@ -24,7 +24,6 @@ from lavis_mafa.algorithm.pickers import PICKERS
 from lavis_mafa.algorithm.registry import LOSSES, Registry
 from lavis_mafa.algorithm.rules import RULES
 from lavis_mafa.algorithm.scores import CON_D, SCORES
-from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.compat.traits import Traits, traits_of
 from lavis_mafa.io.problems import ConfigView, Problem
 from lavis_mafa.io.project_files import read_config
@@ -283,16 +282,6 @@ def _mining(cfg: ConfigView) -> Problems:
         yield Problem(f"{_RULE}.use_in", why)
 
 
-def _step(cfg: ConfigView) -> Problems:
-    """Yield what the settings of the step refuse when they are constructed."""
-    given = cfg[_MAFA]
-    if isinstance(given, Mapping) and not any(bad.startswith(_MAFA) for bad in cfg.wrong):
-        try:
-            StepSettings.from_config(given)
-        except ValueError as error:
-            yield Problem(_MAFA, str(error))
-
-
 _RULES = (
     _machine,
     _grouping,
@@ -305,5 +294,4 @@ _RULES = (
     _processors,
     form_of_itc,
     _mining,
-    _step,
 )

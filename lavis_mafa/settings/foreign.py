@@ -18,7 +18,7 @@ from lavis.common.utils import get_cache_path
 from lavis_mafa.io.plugins import is_imported
 from lavis_mafa.io.project_files import find_config
 from lavis_mafa.settings.check import listed
-from lavis_mafa.settings.defaults import default_or_none
+from lavis_mafa.settings.registered import default_or_none
 
 # Keys by which weights, tokenizers and language models may be downloaded.
 _FETCHED = {"pretrained", "finetuned", "checkpoint", "vit_weights", "bert_weights", "tokenizer"}

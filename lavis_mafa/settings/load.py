@@ -28,11 +28,10 @@ from lavis_mafa.judges.frozen import FROZEN_MODELS
 from lavis_mafa.settings.check import Keys, Report, filled
 from lavis_mafa.settings.config_of_run import LOG, is_run, is_trusted, recorded_config
 from lavis_mafa.settings.contradictions import ask_all
-from lavis_mafa.settings.defaults import merge
 from lavis_mafa.settings.foreign import usable
 from lavis_mafa.settings.key import Key, known_keys
 from lavis_mafa.settings.named_files import check_files
-from lavis_mafa.settings.registered import FILE, keys_for, names_of
+from lavis_mafa.settings.registered import FILE, keys_for, merge, names_of
 
 logger = logging.getLogger(__name__)
 

@@ -223,11 +223,6 @@ def test_files_that_are_not_configs_are_rejected(save, text, message):
         load_config(save(text))
 
 
-def test_missing_file_is_rejected():
-    with pytest.raises(ConfigError, match="nowhere.yaml: cannot be read"):
-        load_config("nowhere.yaml")
-
-
 def test_options_override_the_file(save):
     path = save(GOOD)
     options = ["run.seed=7", "model.mafa.con_d.arch=oracle", "run.valid_splits=[val]"]
@@ -259,20 +254,8 @@ def test_invalid_options_are_rejected(save, options, message):
 
 TEXT = [
     *("Question: {} Short answer:", "a photo of ", "/data/set #1/train.json", "[new]/train.json"),
-    *(
-        "{a,b}.tar",
-        "{00000..00331}.tar",
-        "C:\\data",
-        "~/x",
-        "*.json",
-        "@x",
-        "%x",
-        "!x",
-        "- x",
-        "? x",
-    ),
-    *("&a b", "a: b", "a, b", "no", "True", "12:30", "0123", "20240101", "2024-01-01", "1_000"),
-    *("1e5", "it's", "'a' and 'b'", "| a", "> a"),
+    *("{00000..00331}.tar", "C:\\data", "*.json", "@x", "- x", "&a b", "a: b", "no", "True"),
+    *("12:30", "0123", "20240101", "2024-01-01", "1_000", "1e5", "it's", "'a' and 'b'", "| a"),
 ]
 
 
@@ -302,12 +285,10 @@ def test_options_are_read_by_the_keys_of_the_config(save):
     ("option", "value"),
     [
         ("run.prompt='Question: {} Answer: '", "Question: {} Answer: "),
-        ('run.prompt="it\'s"', "it's"),
         ("run.job_id=''", ""),
-        ("run.job_id=null", None),
         ("run.job_id=", None),
         ("run.init_lr=1e-4", 1e-4),
-        ("run.init_lr=.5", 0.5),
+        ("run.warmup_steps=2e3", 2000),
         ("run.seed= 7 ", 7),
         ("run.seed=0123", 123),
         ("run.amp=yes", True),
@@ -355,13 +336,6 @@ def test_an_evaluation_needs_no_checkpoint_of_a_frozen_model(name):
     config = put(config, "model.load_pretrained", True)
     completed, found, _ = complete(config)
     assert found == [] and completed["model"]["mafa"][name] is None
-
-
-def test_number_strings_become_numbers(save):
-    config = put(put(GOOD, "run.init_lr", "1e-4"), "run.warmup_steps", "2e3")
-    cfg = load_config(save(config))
-    assert cfg.run_cfg.init_lr == 1e-4
-    assert cfg.run_cfg.warmup_steps == 2000 and isinstance(cfg.run_cfg.warmup_steps, int)
 
 
 def test_defaults_are_filled_in():
@@ -530,13 +504,6 @@ def test_config_has_the_interface_that_lavis_reads(save, capsys):
     assert problems(shown) == []
 
 
-def test_rejected_config_is_not_registered(save):
-    registry.register("configuration", "before")
-    with pytest.raises(ConfigError):
-        load_config(save(put(GOOD, "run.seed", "x")))
-    assert registry.get("configuration") == "before"
-
-
 def test_loading_builds_nothing_and_uses_no_network(save, monkeypatch):
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("touched")
@@ -546,15 +513,6 @@ def test_loading_builds_nothing_and_uses_no_network(save, monkeypatch):
     monkeypatch.setattr(socket, "socket", refuse)
     base = ["model.model_type=base", "model.image_size=32", "model.load_pretrained=True"]
     load_config(save(GOOD), base)
-
-
-def test_every_key_is_documented():
-    for path, key in known_keys(KEYS):
-        if path not in ("datasets", "datasets.mine"):
-            assert key.option.doc and "\n" not in key.option.doc, path
-            assert key.option.source, path
-    # No key of this package replaces one of LAVIS's.
-    assert not set(MODEL) & set(OURS)
 
 
 JUNK = st.one_of(
@@ -593,8 +551,6 @@ RULE = "model.mafa.connections"
     [
         ({f"{RULE}.score": "similarity", "model.mafa.con_d": {"arch": "oracle"}}, f"{RULE}.score",
          "judges in Con-D's place; remove model.mafa.con_d"),
-        ({f"{RULE}.score": "similarity", f"{RULE}.labels": "probability"}, "model.mafa",
-         "needs a score that is a probability"),
         ({f"{RULE}.score": "similarty"}, f"{RULE}.score", "similarity"),
         ({f"{RULE}.rule": "margin", "model.mafa.margin": {"kind": "share"}},
          "model.mafa.margin.kind", "not one of absolute, relative"),

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lavis_mafa.algorithm.grit.grit_settings import GritSettings
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.algorithm.registry import Registry
-from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.settings.check import Report, filled
 from lavis_mafa.settings.key import UNSET, keys_of
 
@@ -60,15 +58,6 @@ def test_nested_settings_keep_the_defaults_of_the_outer_class():
     assert keys_of(Inner)["low"].default == 0.1
 
 
-def test_choices_are_read_from_the_registry_when_needed():
-    key = keys_of(Outer)["name"]
-    NAMES.register("late")(object())
-    assert key.describe() == "one of late"
-    report = Report({"name": key})
-    assert filled({"name": "late"}, report.keys, report) == {"name": "late"}
-    assert report.problems == []
-
-
 def test_all_errors_are_found_at_once_with_their_paths():
     wrong = {"count": 0, "some": ["x", "z"], "inner": {"low": 2, "hihg": 1}, "weights": {"a": "b"}}
     report = Report(keys_of(Outer))
@@ -81,11 +70,3 @@ def test_all_errors_are_found_at_once_with_their_paths():
         "weights.a: 'b' is not a number",
         "must: missing; expected a string (no default)",
     ]
-
-
-def test_defaults_of_keys_build_the_default_settings():
-    for settings in (GritSettings, StepSettings):
-        for name, key in keys_of(settings).items():
-            value = getattr(settings(), name)
-            if key.kind != "mapping":
-                assert key.default == value or key.default == list(value), name
