@@ -56,7 +56,7 @@ class Report:
 
     def add(self, path: str, message: str) -> None:
         self.problems.append(f"{path}: {message}")
-        self.bad.add(path)
+        self.bad |= {path, path.partition("[")[0]}
 
     def take(self, problems: Iterable[Sequence[Any]]) -> None:
         """Add the problems that a check of several keys yields, see `Problem`."""

@@ -178,7 +178,6 @@ def _model_key(user: Mapping[str, Any]) -> tuple[dict[str, Any], Key, list[Probl
             del keys["mafa"]
     if hasattr(cls, "model_options"):
         keys |= keys_of(cls.model_options)
-    shipped = {} if model_type is None else shipped
     return shipped, section_of(_extended(keys, names), "the model"), problems
 
 
