@@ -37,7 +37,8 @@ range are reported together before anything is built; `--dry-run` also builds ev
 absolute or relative to the working directory.
 
 In brackets: type and range, then the default or when the key is required. Without either, the
-default YAML, the task or the model decides. After the text: the paper of the setting.
+default YAML, the task or the model decides. After the text: the paper of the setting. A library
+file is a path, or a file of LAVIS or `lavis_mafa/configs/models/`.
 """
 INTROS = {
     "run.grit": "Grouped mini-batches, for models with `model.mafa`: [concepts](concepts.md#grit).",

@@ -29,12 +29,7 @@ KINDS = {
 }
 
 
-class _Unset:
-    def __repr__(self) -> str:
-        return "no default"
-
-
-UNSET: Any = _Unset()  # default of a key that stays absent
+UNSET: Any = object()  # default of a key that stays absent
 
 
 @dataclass(frozen=True, eq=False)

@@ -172,19 +172,20 @@ def _read(
     """
     problems: list[str] = []
     chosen: Any = OmegaConf.to_container(_read_options(options, problems, keys))
-    recorded: Any = {}
-    if named is not None:
+    layers: list[tuple[Any, Path | None]] = [(chosen, None)]
+    if named is not None and named.options:
         recorded = OmegaConf.to_container(_read_options(named.options, problems, keys))
+        layers.insert(0, (recorded, None if is_trusted(named.file) else named.file))
     try:
-        base, stranger = _base_of(cfg_path, named)
-        user, given = _without_frozen(merge(merge(base, recorded), chosen)), chosen
+        layers.insert(0, _base_of(cfg_path, named))
+        user: Any = {}
+        given: dict[str, Any] = {}  # by the user
         notes: list[str] = []
-        if stranger is None:
-            given = merge(base, given)
-        if named is not None and recorded and is_trusted(named.file):
-            given = merge(recorded, given)
-        elif named is not None and recorded:
-            stranger = stranger or named.file
+        for layer, origin in layers:
+            user = merge(user, layer)
+            given = given if origin else merge(given, layer)
+        user = _without_frozen(user)
+        stranger = next((origin for _, origin in layers if origin), None)
         if stranger is not None:
             found, notes = usable(user, stranger, given, data_only)
             if found:  # not resolved and checked: its values are a stranger's

@@ -14,13 +14,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from lavis import tasks
 from lavis.common.registry import registry
+from omegaconf import OmegaConf
 
 import lavis_mafa
 from lavis_mafa.checkpoints.checkpoints import read_checkpoint
 from lavis_mafa.checkpoints.checksums import is_intact
 from lavis_mafa.cli import main
 from lavis_mafa.settings import ConfigError, load_config
+from lavis_mafa.training import session
 from lavis_mafa.training.checkpoint_schedule import check_resumption
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,13 +131,6 @@ KEYS = {
         "albef_toy",
         {"model.mafa.con_d.arch": "albef_mafa", "model.mafa.con_d.model_type": "tiny"},
     ),
-    "model.mafa.con_d.model.vit_weights": (
-        "albef_toy",
-        {
-            "model.mafa.con_d.arch": "blip2_mafa",
-            "model.mafa.con_d.model_type": "pretrain",
-        },
-    ),
     "run.resume_ckpt_path": ("albef_toy", {}),
     "model.vit_weights": ("blip2_toy", {}),
 }
@@ -168,12 +164,20 @@ def test_keys_of_a_config_reject_malicious_files(malicious_zip, key):
 
 
 @pytest.mark.parametrize("arch, model_type", LAVIS)
-def test_lavis_models_reject_malicious_files(malicious_zip, arch, model_type, monkeypatch):
+def test_lavis_models_reject_malicious_files(
+    malicious_zip, arch, model_type, monkeypatch, tmp_path
+):
     """LAVIS's loading relies on torch's default, which an environment variable can change."""
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
-    more = {"model.arch": arch, "model.model_type": model_type, "run.grit.enabled": False}
-    more |= {"model.load_pretrained": True, "model.mafa": "null"}
-    assert_config_rejected(malicious_zip, "model.pretrained", "albef_toy", more)
+    config = OmegaConf.load(TRAIN / "albef_toy.yaml")
+    config.model = {"arch": arch, "model_type": model_type, "load_finetuned": False}
+    config.model.update(load_pretrained=True, pretrained=str(malicious_zip.path))
+    config.run.grit.enabled = False
+    OmegaConf.save(config, tmp_path / "config.yaml")
+    cfg = load_config(tmp_path / "config.yaml")
+    with pytest.raises(ValueError, match="cannot be loaded") as caught:
+        session.build_model(cfg, tasks.setup_task(cfg))
+    malicious_zip.assert_rejected(caught.value, "model.pretrained")
 
 
 def test_hugging_face_folders_reject_malicious_files(tmp_path):
