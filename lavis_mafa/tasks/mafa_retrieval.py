@@ -17,7 +17,7 @@ from lavis.tasks.retrieval import RetrievalTask
 from lavis_mafa.algorithm.finite import require_finite
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.data.known_truth import read_truth, truth_with
-from lavis_mafa.families.rerank import MAX_TOKENS, RERANK_BY
+from lavis_mafa.families.rerank import RerankOptions
 from lavis_mafa.io.files import append_line, lost_writes
 from lavis_mafa.tasks.metrics import METRICS, MetricNames
 from lavis_mafa.tasks.recall import retrieval_of_own_pairs, retrieval_with_truth
@@ -25,25 +25,9 @@ from lavis_mafa.tasks.score_files import save_scores
 
 
 @dataclass(kw_only=True)
-class RetrievalOptions:
+class RetrievalOptions(RerankOptions):
     """Keys of ``run`` for retrieval."""
 
-    k_test: int = option(
-        doc="candidates re-ranked with ITM in retrieval; 0: ITC only", source="LAVIS", low=0
-    )
-    rerank_by: str = option(
-        "sum",
-        "retrieval: order candidates by ITC similarity plus ITM logit, by the logit, or by ITC's "
-        "logit plus ITM's log-odds",
-        source="LAVIS, MAFA F",
-        choices=RERANK_BY,
-    )
-    retrieval_max_txt_len: int = option(
-        MAX_TOKENS, "retrieval: tokens at which captions are cut", source="LAVIS", low=2
-    )
-    pairs_per_pass: int | None = option(
-        None, "pairs in one forward pass of re-ranking; null: set by the device", low=1
-    )
     retrieval_metrics: list[str] = option(
         factory=list,
         doc="mafa_retrieval: further registered metrics to report",

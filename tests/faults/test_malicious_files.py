@@ -173,6 +173,7 @@ def test_lavis_models_reject_malicious_files(
     config.model = {"arch": arch, "model_type": model_type, "load_finetuned": False}
     config.model.update(load_pretrained=True, pretrained=str(malicious_zip.path))
     config.run.grit.enabled = False
+    config.run.update(valid_splits=[], test_splits=[])
     OmegaConf.save(config, tmp_path / "config.yaml")
     cfg = load_config(tmp_path / "config.yaml")
     with pytest.raises(ValueError, match="cannot be loaded") as caught:
