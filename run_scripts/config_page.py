@@ -20,7 +20,7 @@ from lavis_mafa.io.files import ROOT, write_text
 from lavis_mafa.io.problems import Registered
 from lavis_mafa.judges.discriminators import DISCRIMINATORS
 from lavis_mafa.settings.check import Keys
-from lavis_mafa.settings.key import PATHS, UNSET, Key, keys_of
+from lavis_mafa.settings.key import UNSET, Key, keys_of
 from lavis_mafa.settings.loggers import LOGGERS
 from lavis_mafa.settings.registered import DATASET, LISTED, MODEL, OURS, PARTS, RUN, own_keys
 
@@ -37,7 +37,8 @@ range are reported together before anything is built; `--dry-run` also builds ev
 absolute or relative to the working directory.
 
 In brackets: type and range, then the default or when the key is required. Without either, the
-default YAML, the task or the model decides. After the text: the paper of the setting.
+default YAML, the task or the model decides. After the text: the paper of the setting. A library
+file is a path, or a file of LAVIS or `lavis_mafa/configs/models/`.
 """
 INTROS = {
     "run.grit": "Grouped mini-batches, for models with `model.mafa`: [concepts](concepts.md#grit).",
@@ -151,7 +152,8 @@ def _type(key: Key) -> str:
         text += f": {', '.join(names)}" if names else ""
     for long, short in SHORT.items():
         text = text.replace(long, short)
-    text = PATHS.get(option.path, text) + (" or null" if option.path and "null" in text else "")
+    if option.path:
+        text = option.path + (" or null" if key.nullable else "")
     return text + "".join(f", `{word}`" for word in option.words if word)
 
 

@@ -26,7 +26,9 @@ class Option:
         choices: the only values, or the only items of a tuple; a `Registry` gives the names it has
             when a value is checked.
         also: other common names of the setting; used to suggest the right one.
-        path: the value names something that must exist; see `lavis_mafa.settings.key.PATHS`.
+        path: what must exist under the value: ``file``, ``file or URL``, ``file, folder or URL``,
+            ``file, folder, URL or timm/NAME``, ``.npy file``, ``path or name`` (on the hub),
+            or ``library file``, which may also be below LAVIS or ``configs/models/``.
         words: special values of a path, such as ``auto``.
         needed: the setting must be given; or when: ``always``, for ``training``, or for the named
             tasks and runners.
@@ -48,15 +50,21 @@ class Option:
     keys: type | None = None
 
     def describe(self) -> str:
-        """Return the permitted values in words: ``above 0 and at most 0.5``."""
+        """Return the permitted values in words: ``> 0 and <= 0.5``."""
         if self.choices:
             *first, last = self.choices
             return f"{', '.join(first)} or {last}" if first else last
+        return self.limits()
+
+    def limits(self) -> str:
+        """Return the range in words: ``from 0 to 1``; "" for none."""
+        if self.low is not None and self.high is not None and not self.above:
+            return f"from {self.low:g} to {self.high:g}"
         limits = []
         if self.low is not None:
-            limits.append(f"{'above' if self.above else 'at least'} {self.low:g}")
+            limits.append(f"{'>' if self.above else '>='} {self.low:g}")
         if self.high is not None:
-            limits.append(f"at most {self.high:g}")
+            limits.append(f"<= {self.high:g}")
         return " and ".join(limits)
 
     def allows(self, value: Any) -> bool:

@@ -23,16 +23,12 @@ from lavis.common.registry import registry
 from PIL import Image
 
 from lavis_mafa.algorithm.options import option
-from lavis_mafa.data.annotation_files import require_files
 from lavis_mafa.data.annotation_rows import CAPTION_KEYS, IMAGE_KEYS
-from lavis_mafa.data.columnar_files import check_columns
 from lavis_mafa.data.data_folders import files_named
 from lavis_mafa.data.local_builder import (
     ConvertedFiles,
     ConvertingBuilder,
-    features_of,
     group_id_option,
-    of_training,
 )
 from lavis_mafa.data.pair_conversion import converted
 from lavis_mafa.data.pairs import EvalPairs, Pairs, TrainPairs
@@ -125,30 +121,6 @@ class ImageTextJsonBuilder(ConvertingBuilder):
 
     # Expands a glob, for the check of the config.
     files_named = staticmethod(files_named)
-
-    @staticmethod
-    def check_files(storage: Collection[str], split: str, info: Any) -> bool:
-        """Check for the config whether the files of a split can be read, by what they state.
-
-        Returns:
-            whether they are parquet and Arrow files that contain the images.
-
-        Raises:
-            FileNotFoundError, ValueError: see `require_files` and `check_columns`.
-        """
-        names = ("image_key", "caption_key", "image_id_key", *of_training(split))
-        keys = {key: info.get(key) for key in names}
-        return check_columns(require_files(storage), **keys)
-
-    @classmethod
-    def needs_folder(cls, storage: Collection[str], split: str, info: Any) -> bool:
-        """Return whether images of a split are files, so that their folder must be named."""
-        if features_of(info):
-            return False
-        try:
-            return not cls.check_files(storage, split, info)
-        except (OSError, ValueError):  # reported by the check of the config
-            return False
 
     def dataset_options(self, info: Any, split: str) -> dict[str, Any]:
         root = info.get(self.data_type).storage or None

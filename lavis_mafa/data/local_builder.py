@@ -73,12 +73,6 @@ def group_id_option(where: str) -> Any:
     )
 
 
-def of_training(split: str) -> tuple[str, ...]:
-    """Return the options that only the data set of the training split has: groups are of no use to
-    the others, whose files need not have that column."""
-    return ("group_id_key",) if split == "train" else ()
-
-
 class ConvertingBuilder(LocalBuilder):
     """Build the splits that `build_info.annotations` names, from files that are converted once.
 
@@ -87,7 +81,6 @@ class ConvertingBuilder(LocalBuilder):
     """
 
     name: str  # in LAVIS's registry
-    holds = "captions"
     build_options = ConvertedFiles
 
     def dataset_options(self, info: Any, split: str) -> dict[str, Any]:

@@ -49,7 +49,6 @@ class MafaCaptionTask(results.InBatches, CaptionTask):
 
     doing = "captioning"
     asks_of_model = "generate"
-    needs = "captions"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

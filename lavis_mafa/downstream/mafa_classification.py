@@ -49,7 +49,6 @@ class MafaClassificationTask(results.InBatches, _CountsCorrect, MultimodalClassi
 
     doing = "classifying"
     asks_of_model = "predict"
-    needs = "labels"
 
     def valid_step(self, model: Any, samples: Any) -> list[results.Record]:
         """Classify a mini-batch.

@@ -43,7 +43,6 @@ class MafaGroundingTask(results.InBatches, StepFigures, BaseTask):
     """
 
     doing = "grounding"
-    needs = "boxes"
 
     def __init__(self, layer: int | None = None, tokens: str = TOKENS[0]) -> None:
         super().__init__()

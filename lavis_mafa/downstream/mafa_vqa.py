@@ -43,7 +43,6 @@ class MafaVQATask(results.InBatches, VQATask):
 
     doing = "answering"
     asks_of_model = "predict_answers"
-    needs = "questions"
 
     def __init__(self, *args: Any, length_penalty: float | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

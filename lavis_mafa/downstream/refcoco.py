@@ -151,7 +151,6 @@ class RefCocoPlusBuilder(LocalBuilder):
     """Build the splits that ``build_info.annotations`` names: `_GroundingTrain` for train,
     `_GroundingEval` for val and test. Nothing is downloaded."""
 
-    holds = "boxes"
     build_options = _BoxFiles
     train_dataset_cls = _GroundingTrain
     eval_dataset_cls = _GroundingEval

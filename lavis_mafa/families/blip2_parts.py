@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import BertTokenizerFast  # type: ignore[attr-defined]
 from transformers.models.bert.configuration_bert import BertConfig
 
-from lavis_mafa.checkpoints.checkpoints import problem_of_types, read_checkpoint
+from lavis_mafa.checkpoints.checkpoints import problem_of_state, problem_of_types, read_checkpoint
 from lavis_mafa.checkpoints.downloads import HubFiles, UrlFile, is_timm_name, weights_on_hub
 from lavis_mafa.checkpoints.weight_loading import resize_positions
 from lavis_mafa.compat.traits import shipped_config, traits_of
@@ -300,6 +300,8 @@ def load_image_encoder(encoder: nn.Module, url_or_filename: str) -> None:
         path = weights_on_hub(path, "model.vit_weights")
     state = read_checkpoint(path)
     state = state.get("model", state)
+    if problem := problem_of_state(state, url_or_filename):
+        raise ValueError(problem)
     if any(key.startswith(PREFIX) for key in state):
         state = {key[len(PREFIX) :]: v for key, v in state.items() if key.startswith(PREFIX)}
     resize_positions(encoder, state)

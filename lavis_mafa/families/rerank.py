@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from lavis.common.dist_utils import get_rank, get_world_size
 from torch import Tensor
 
 from lavis_mafa.algorithm.backbone import Backbone, Images, Texts
+from lavis_mafa.algorithm.options import option
 from lavis_mafa.families.many_pairs import ManyPairs
 from lavis_mafa.io.processes import progress
 
@@ -26,6 +28,28 @@ _QUERIES = 1024  # queries whose candidates are searched at once
 UNRANKED = -100.0
 
 Scores = npt.NDArray[np.float32]
+
+
+@dataclass(kw_only=True)
+class RerankOptions:
+    """Keys of ``run`` that `compute_sim_matrix` reads."""
+
+    k_test: int = option(
+        doc="candidates re-ranked with ITM in retrieval; 0: ITC only", source="LAVIS", low=0
+    )
+    rerank_by: str = option(
+        "sum",
+        "retrieval: order candidates by ITC similarity plus ITM logit, by the logit, or by ITC's "
+        "logit plus ITM's log-odds",
+        source="LAVIS, MAFA F",
+        choices=RERANK_BY,
+    )
+    retrieval_max_txt_len: int = option(
+        MAX_TOKENS, "retrieval: tokens at which captions are cut", source="LAVIS", low=2
+    )
+    pairs_per_pass: int | None = option(
+        None, "pairs in one forward pass of re-ranking; null: set by the device", low=1
+    )
 
 
 @torch.inference_mode()

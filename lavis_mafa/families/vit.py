@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -9,12 +10,28 @@ import torch.nn.functional as F
 from lavis.models.vit import VisionTransformerEncoder
 from torch import Tensor, nn
 
+from lavis_mafa.algorithm.options import option
 from lavis_mafa.families.feature_encoder import ProjectedFeatures, feature_width_of
 from lavis_mafa.io.project_files import read_config
 
 # ImageNet's weights of LAVIS's ViT-B/16.
 DEIT = "https://dl.fbaipublicfiles.com/deit/deit_base_patch16_224-b5f2ef4d.pth"
-STEMS = ("patch", "conv")
+
+
+@dataclass(kw_only=True)
+class VitOptions:
+    """Keys of ``model.vit``."""
+
+    patch_size: int = option(doc="patch side in pixels", low=1)
+    width: int = option(doc="width, a multiple of heads", low=1)
+    depth: int = option(doc="layers", low=1)
+    heads: int = option(doc="attention heads", low=1)
+    stem: str = option(
+        "patch",
+        "how patches become tokens; conv: by small convolutions",
+        source="Xiao et al. 2021",
+        choices=("patch", "conv"),
+    )
 
 
 def build_vit(cfg: Any, from_pretrained: bool) -> VisionTransformerEncoder | ProjectedFeatures:

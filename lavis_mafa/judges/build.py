@@ -51,6 +51,11 @@ def build_discriminator(
     if not cfg:
         return None
     if cfg.get("first"):
+        if not hasattr(DISCRIMINATORS.get(cfg["first"]), "probability"):
+            raise ValueError(
+                f"model.mafa.con_d.first: {cfg['first']} needs pictures; expected a discriminator "
+                "that does without, such as captions"
+            )
         con_d: Any = build_discriminator({**cfg, "first": None}, known)
         con_d.first = build_discriminator(
             {"arch": cfg["first"], cfg["first"]: cfg.get(cfg["first"])}
@@ -99,8 +104,8 @@ def _build_frozen(
             used only if this config names it too.
 
     Raises:
-        ValueError: for an unknown ``arch``, a checkpoint that lacks weights, or one whose recorded
-            config has sizes out of range or names files.
+        ValueError: for an unknown ``arch`` or key, no weights, a checkpoint that lacks some, or one
+            whose recorded config has sizes out of range or names files.
     """
     arch, checkpoint, given = cfg["arch"], cfg.get("checkpoint"), cfg.get("model") or {}
     model_cls = registry.get_model_class(arch)
@@ -108,6 +113,12 @@ def _build_frozen(
         names = [*registry.list_models(), *(DISCRIMINATORS if cls is ModelDiscriminator else ())]
         raise ValueError(f"{cls.key}.arch: no model named {arch!r}; known: {', '.join(names)}")
     model_type = cfg.get("model_type")
+    shipped = shipped_config(model_cls, model_type).model
+    unknown = [name for name in given if name not in shipped]
+    if unknown:
+        raise ValueError(
+            f"{cls.key}.model.{unknown[0]}: {arch} has no such key; it has {', '.join(shipped)}"
+        )
     if checkpoint:
         # LAVIS's models would look for a URL's file by the last part of its name alone.
         checkpoint = local_file(checkpoint)
@@ -115,7 +126,13 @@ def _build_frozen(
         check_origin(content, arch, None, checkpoint)
         model_cfg: Any = config_of(arch, model_type, checkpoint, content, given, known)
     else:
-        model_cfg = OmegaConf.merge(shipped_config(model_cls, model_type).model, given)
+        model_cfg = OmegaConf.merge(shipped, given)
+        weights = ("finetuned", "pretrained")
+        if not any(model_cfg.get(one) and model_cfg.get(f"load_{one}", True) for one in weights):
+            raise ValueError(
+                f"{cls.key}.checkpoint: {arch} has no published weights of that type; name the "
+                f"checkpoint of a model with {cls.trained}"
+            )
     if cfg.get("image_size"):
         model_cfg.image_size = cfg["image_size"]
     source = checkpoint or "published weights"

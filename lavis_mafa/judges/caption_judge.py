@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar
@@ -24,10 +24,9 @@ from scipy.sparse import csr_matrix
 
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.data.caption_truth import normalised
-from lavis_mafa.io.problems import ConfigView, Problem
 from lavis_mafa.judges.cross_encoder import NOT_LOADED, problem_of_package
 from lavis_mafa.judges.discriminators import DISCRIMINATORS, SampleJudge
-from lavis_mafa.judges.pair_reader import PLACE, first_line, problems_of_unread
+from lavis_mafa.judges.pair_reader import PLACE, first_line
 
 _NAME = "captions"
 _WORDS = 10_000  # the most frequent ones have vectors: their PPMI needs at most about 1 GB
@@ -105,20 +104,17 @@ class _CaptionJudge(SampleJudge):
 
     @classmethod
     def from_config(cls, cfg: Mapping[str, Any], settings: _CaptionSettings) -> _CaptionJudge:
-        """Return the judge of a ``model.mafa.con_d`` config."""
-        return cls(settings, cfg.get("checkpoint"))
+        """Return the judge of a ``model.mafa.con_d`` config.
 
-    @classmethod
-    def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
-        """Yield what is wrong with a config."""
-        yield from problems_of_unread(cfg, _NAME, "image_size")
-        if not cfg[f"{PLACE}.checkpoint"]:
-            return
-        if cfg.machine and (problem := problem_of_package(_NAME)):
-            yield Problem(f"{PLACE}.checkpoint", problem)
-        if cfg[f"{PLACE}.{_NAME}.vectors"]:
-            why = f"{PLACE}.checkpoint also gives the vectors of captions; remove one of them"
-            yield Problem(f"{PLACE}.{_NAME}.vectors", why)
+        Raises:
+            ValueError: if the config names vectors of captions and a model that makes them.
+        """
+        if cfg.get("checkpoint") and settings.vectors:
+            raise ValueError(
+                f"{PLACE}.{_NAME}.vectors: {PLACE}.checkpoint also gives the vectors of captions; "
+                "remove one of them"
+            )
+        return cls(settings, cfg.get("checkpoint"))
 
     def know(self, train_set: Any) -> None:
         """Compute the vectors of the captions of a training set, and the scale.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lavis_mafa.algorithm.options import option
+from lavis_mafa.io.problems import Registered
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class FrozenSettings:
     arch: str = option(
         doc="registered name of a model of ITC and ITM: ALBEF, BLIP or BLIP-2",
         source="GRIT-VLP Table 1",
+        choices=Registered("model"),
         needed=True,
     )
     model_type: str | None = option(
@@ -25,7 +27,7 @@ class FrozenSettings:
         None,
         "its weights; null: those of its default YAML",
         source="MAFA 4.1",
-        path="checkpoint",
+        path="file, folder or URL",
     )
     precision: str = option("fp32", "number format that it computes in", choices=("fp32", "bf16"))
     image_size: int | None = option(

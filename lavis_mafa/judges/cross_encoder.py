@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -12,14 +11,13 @@ from torch import Tensor
 
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.integrations.cross_encoders import match_probabilities, require_one_verdict
-from lavis_mafa.io.problems import ConfigView, Problem
 from lavis_mafa.judges.discriminators import DISCRIMINATORS
 from lavis_mafa.judges.pair_reader import (
     PLACE,
     Pair,
     PairReader,
+    checkpoint_of,
     first_line,
-    problems_of_reader,
 )
 from lavis_mafa.judges.yes_no import NOT_LOADED
 
@@ -27,7 +25,6 @@ from lavis_mafa.judges.yes_no import NOT_LOADED
 # spite of ``trust_remote_code=False``.
 _NAME, _PACKAGE, _LEAST = "cross_encoder", "sentence-transformers", 6
 _INSTALL = f'pip install "{_PACKAGE}>={_LEAST}"'
-_PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,7 @@ class _CrossEncoderDiscriminator(PairReader):
             raise ValueError(f"{PLACE}.arch: {problem}")
         from sentence_transformers import CrossEncoder
 
-        path = cfg["checkpoint"]
+        path = checkpoint_of(cfg)
         try:
             encoder = CrossEncoder(path, device="cpu", trust_remote_code=False)
         except NOT_LOADED as error:
@@ -95,20 +92,6 @@ class _CrossEncoderDiscriminator(PairReader):
             return cls(encoder, settings, cfg.get("precision", "fp32"), cfg.get("image_size"))
         except ValueError as error:
             raise ValueError(f"{PLACE}.checkpoint: {path}: {error}") from error
-
-    @classmethod
-    def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
-        """Yield what is wrong with a config, without loading the model."""
-        yield from problems_of_reader(cfg, _NAME)
-        if cfg.machine:
-            problem = problem_of_package(_NAME)
-            if problem:
-                yield Problem(f"{PLACE}.arch", problem)
-        path = cfg[f"{PLACE}.checkpoint"]
-        if path and os.path.isdir(path):
-            if not any(os.path.isfile(os.path.join(path, name)) for name in _PROCESSORS):
-                why = f"{path} has no image processor ({' or '.join(_PROCESSORS)})"
-                yield Problem(f"{PLACE}.checkpoint", f"{why}; name a multimodal cross-encoder")
 
     def probabilities(self, pairs: Sequence[Pair]) -> Tensor:
         """Return the probabilities ``(P,)`` of the pairs."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from lavis_mafa.algorithm.discriminator import VIEW
 from lavis_mafa.algorithm.ranks import Ranks
-from lavis_mafa.io.problems import ConfigView, Problem
 from lavis_mafa.io.processes import all_gather_objects
 from lavis_mafa.judges.frozen import ModelBeside, keep_in_bf16
 
@@ -95,20 +94,18 @@ def no_pictures(title: str) -> str:
     )
 
 
-def problems_of_reader(cfg: ConfigView, arch: str) -> Iterator[Problem]:
-    """Yield what is wrong with the keys that all discriminators of pictures share."""
-    if not cfg[f"{PLACE}.checkpoint"]:
-        why = f"{arch} needs a folder, or a name on the Hugging Face hub"
-        yield Problem(f"{PLACE}.checkpoint", why, is_missing=True)
-    yield from problems_of_unread(cfg, arch)
+def checkpoint_of(cfg: Mapping[str, Any]) -> str:
+    """Return the folder or name of a model in a ``model.mafa.con_d`` config.
 
-
-def problems_of_unread(cfg: ConfigView, arch: str, *further: str) -> Iterator[Problem]:
-    """Yield the given keys that only models of LAVIS read, and ``further`` ones."""
-    for name in ("model_type", "own_view", "model", *further):
-        if cfg[f"{PLACE}.{name}"]:
-            why = f"is not read by {arch}; remove it"
-            yield Problem(f"{PLACE}.{name}", why)
+    Raises:
+        ValueError: if there is none.
+    """
+    if not cfg.get("checkpoint"):
+        raise ValueError(
+            f"{PLACE}.checkpoint: missing; {cfg['arch']} needs a folder, or a name on the Hugging "
+            "Face hub"
+        )
+    return str(cfg["checkpoint"])
 
 
 def first_line(error: BaseException) -> str:

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import inspect
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lavis_mafa.algorithm.options import option, options_of
+from lavis_mafa.algorithm.options import check_options, option
 from lavis_mafa.compat.old_timm import without_old_timm
-from lavis_mafa.io.problems import ConfigView, Problem
 from lavis_mafa.judges.discriminators import DISCRIMINATORS
 from lavis_mafa.judges.pair_reader import (
     PLACE,
     Pair,
     PairReader,
+    checkpoint_of,
     first_line,
-    problems_of_reader,
 )
 
 _NAME = "yes_no"
@@ -45,6 +43,16 @@ class _YesNoSettings:
     yes: str = option("Yes", "the answer that means match, a single token")
     no: str = option("No", "the other answer, a single token")
     batch_size: int = option(16, "pairs in one forward pass", low=1)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        for name, place in (("question", _CAPTION), ("prompt", _QUESTION)):
+            given = getattr(self, name)
+            if given is not None and place not in given:
+                raise ValueError(
+                    f"{PLACE}.{_NAME}.{name}: has no {place}, which stands for the "
+                    f"{place.strip('{}')}; add it"
+                )
 
 
 @DISCRIMINATORS.register(_NAME, settings=_YesNoSettings, source="lavis_mafa")
@@ -89,35 +97,11 @@ class _YesNo(PairReader):
         Raises:
             ValueError: if they cannot be loaded, or weights are missing.
         """
-        path = cfg["checkpoint"]
+        path = checkpoint_of(cfg)
         processor = _load_processor(path)
         _check_processor(processor, settings)
         model = _load_model(path)
         return cls(model, processor, settings, cfg.get("precision", "fp32"), cfg.get("image_size"))
-
-    @classmethod
-    def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
-        """Yield what is wrong with a config; of a model in a folder, the processor is tried."""
-        yield from problems_of_reader(cfg, _NAME)
-        problem = _problem_of_transformers()
-        if problem:
-            yield Problem(f"{PLACE}.arch", problem)
-            return
-        path = cfg[f"{PLACE}.checkpoint"]
-        # One by one: wrong ones, such as an answer that YAML reads as a truth value, are left out.
-        given = {name: cfg[f"{PLACE}.{_NAME}.{name}"] for name in options_of(_YesNoSettings)}
-        own: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        if _CAPTION not in own.get("question", _CAPTION):
-            why = f"has no {_CAPTION}, which stands for the caption; add it"
-            yield Problem(f"{PLACE}.{_NAME}.question", why)
-        if "prompt" in own and _QUESTION not in own["prompt"]:
-            why = f"has no {_QUESTION}, which stands for the question; add it"
-            yield Problem(f"{PLACE}.{_NAME}.prompt", why)
-        if path and cfg.machine and os.path.isdir(path):
-            try:
-                _check_processor(_load_processor(path), _YesNoSettings(**own))
-            except ValueError as error:
-                yield Problem(f"{PLACE}.checkpoint", str(error))
 
     def _prompt_of(self, caption: str) -> str:
         """Return the text that the model reads, with its image token."""
@@ -156,13 +140,13 @@ def _load_processor(path: str) -> Any:
             processor = AutoProcessor.from_pretrained(path, trust_remote_code=False)
     except NOT_LOADED as error:
         raise ValueError(
-            f"{path} has no processor of images and text that transformers can load "
-            f"({first_line(error)}); name a vision-language model with its processor"
+            f"{PLACE}.checkpoint: {path} has no processor of images and text that transformers "
+            f"can load ({first_line(error)}); name a vision-language model with its processor"
         ) from error
     if not (hasattr(processor, "image_processor") and hasattr(processor, "tokenizer")):
         raise ValueError(
-            f"{path} has a {type(processor).__name__}, which reads no images with text; name a "
-            "vision-language model with its processor"
+            f"{PLACE}.checkpoint: {path} has a {type(processor).__name__}, which reads no images "
+            "with text; name a vision-language model with its processor"
         )
     return processor
 
@@ -196,8 +180,13 @@ def _check_processor(processor: Any, settings: _YesNoSettings) -> tuple[int, int
 
 
 def _load_model(path: str) -> Any:
-    from transformers import AutoModelForImageTextToText
-
+    try:
+        from transformers import AutoModelForImageTextToText
+    except ImportError:
+        raise ValueError(
+            f"{PLACE}.arch: {_NAME} needs transformers >= 4.46; install the today or modern set of "
+            "packages (README, Install)"
+        ) from None
     load: Any = AutoModelForImageTextToText.from_pretrained  # its types lack the second result
     try:
         with without_old_timm():
@@ -219,14 +208,3 @@ def _load_model(path: str) -> Any:
             "name a model that continues its prompt"
         )
     return model
-
-
-def _problem_of_transformers() -> str | None:
-    import transformers
-
-    if hasattr(transformers, "AutoModelForImageTextToText"):
-        return None
-    return (
-        f"{_NAME} needs transformers >= 4.46, this is {transformers.__version__}; install the "
-        "today or modern set of packages (README, Install)"
-    )

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import copy
+import math
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from pydantic import ValidationError
+from lavis.common.utils import is_url
 
+from lavis_mafa.algorithm.options import Option
+from lavis_mafa.checkpoints.downloads import is_timm_name
 from lavis_mafa.io.problems import Problem, Registered
+from lavis_mafa.io.project_files import find_config
 from lavis_mafa.settings.key import UNSET, Key, known_keys
 
 Keys = Mapping[str, Key]
-# What is missing, of kinds of paths whose name does not say it.
-_MISSING = {
-    "path or name": "path",
-    "checkpoint": "file, folder or URL",
-    "checkpoint or timm name": "file, folder, URL or timm/NAME",
-}
-_OUT_OF_RANGE = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
+_LARGEST = {"int": 2**63 - 1, "float": 3e38, "number": 3e38}  # of int64 and float32 tensors
+_TYPES: dict[str, type] = {"bool": bool, "list": list, "mapping": Mapping}
 
 
 def suggest(word: str, names: Collection[str]) -> str:
@@ -56,7 +56,7 @@ class Report:
 
     def add(self, path: str, message: str) -> None:
         self.problems.append(f"{path}: {message}")
-        self.bad.add(path)
+        self.bad |= {path, path.partition("[")[0]}
 
     def take(self, problems: Iterable[Sequence[Any]]) -> None:
         """Add the problems that a check of several keys yields, see `Problem`."""
@@ -73,7 +73,7 @@ class Report:
         """Report an unknown key, with the key it may be a misspelling of."""
         near = self._nearest(path)
         self._suggested.add(near)
-        cure = f"did you mean {near}?" if near else "remove it (docs/config.md lists all keys)"
+        cure = f"did you mean {near}?" if near else "nothing reads it here: remove it"
         self.add(path, f"unknown key; {cure}")
 
     def _nearest(self, path: str) -> str:
@@ -83,38 +83,104 @@ class Report:
         setting, elsewhere.
         """
         above, _, leaf = path.rpartition(".")
-        known = dict(known_keys(self.keys))
-        called = [
-            one
-            for one, key in known.items()
-            if one.rpartition(".")[2] == leaf or leaf in key.option.also
-        ]
-        siblings = {one.rpartition(".")[2]: one for one in known if one.rpartition(".")[0] == above}
+        parts = {one: (*one.rpartition("."), key) for one, key in known_keys(self.keys)}
+        siblings = {name: one for one, (section, _, name, _) in parts.items() if section == above}
         swapped = [one for one in siblings if sorted(one) == sorted(leaf)]
         near = [siblings[one] for one in swapped or get_close_matches(leaf, siblings, n=1)]
+        called = [
+            one for one, (*_, name, key) in parts.items() if name == leaf or leaf in key.option.also
+        ]
         below = [one for one in called if one.startswith(f"{above}.")]
+        if "build_info" in path:  # a data set has keys of its own, which others have by chance
+            return next(iter(below + near), "")
         of_part = [one for one in called if one.split(".")[0] == path.split(".")[0]]
-        # A data set's `build_info` has keys of its own, which others have by chance.
-        elsewhere = [] if "build_info" in path else of_part + near + called
-        return next(iter(below + elsewhere + near), "")
+        return next(iter(below + of_part + near + called), "")
 
     def checked(self, path: str, key: Key, value: Any) -> Any:
         """Return a value, with numeric strings read as numbers; report it if it is wrong."""
-        try:
-            return key.adapter.validate_python(value, context=self)
-        except ValidationError as error:
-            for one in error.errors(include_url=False):
-                where = one["loc"] if key.kind in ("list", "mapping") else ()
-                place, found = path, value
-                for name in where:
-                    if not isinstance(found, list | dict):
-                        break
-                    place += f"[{name}]" if isinstance(name, int) else f".{name}"
-                    found = value_at(found, [name])
-                self.add(place, _message(one["type"], found, key, bool(where)))
-                if key.kind == "strs":  # one error for each type of the union
-                    break
+        if value is None and key.nullable:
+            return None
+        kind = key.kind
+        if kind in ("list", "strs") and isinstance(value, list):
+            return [self.checked(f"{path}[{i}]", key.items, one) for i, one in enumerate(value)]
+        if kind == "mapping" and isinstance(value, Mapping) and key.keys is None:
+            return {
+                name: self.checked(f"{path}.{name}", key.items, one) for name, one in value.items()
+            }
+        value = _number(kind, value)
+        problem = _problem(key, value) or self._problem_of_path(key.option, value)
+        if problem:
+            self.add(path, problem)
+        elif kind == "float":
+            return float(value)
+        elif key.option.path and self.machine and os.path.exists(value):
+            return os.path.abspath(value)  # checkpoints record it, and may be loaded elsewhere
         return value
+
+    def _problem_of_path(self, option: Option, value: Any) -> str:
+        if not option.path or value in option.words:
+            return ""
+        if self.machine and not _exists(value, option.path):
+            return f"no such {option.path}: {value!r}"
+        if option.path == ".npy file" and not value.endswith(".npy"):
+            return f"{value!r} is not an index file; expected a path that ends in .npy"
+        return ""
+
+
+def _number(kind: str, value: Any) -> Any:
+    """Return the number that a text such as 1e-4 means, and the whole number that 2e3 is."""
+    if kind not in _LARGEST:
+        return value
+    try:
+        value = float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+    is_whole = kind == "int" and isinstance(value, float) and value.is_integer()
+    return int(value) if is_whole else value
+
+
+def _problem(key: Key, value: Any) -> str:
+    """Return what was given and what is expected, if a value is not permitted."""
+    kind, option, expected = key.kind, key.option, key.describe()
+    if kind == "any" or (kind in ("str", "strs") and value in option.words):
+        return ""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return f"is empty; expected {expected}"
+    if value == "???":
+        return f"is marked as missing (???); expected {expected}"
+    if kind in _LARGEST:
+        wanted: Any = int if kind == "int" else (int, float)
+        is_number = isinstance(value, wanted) and not isinstance(value, bool)
+        if not is_number or (isinstance(value, float) and not math.isfinite(value)):
+            return f"{value!r} is not {expected}"
+        if abs(value) > _LARGEST[kind] or not option.allows(value):
+            return f"{value!r} is out of range; expected {expected}"
+    elif not isinstance(value, _TYPES.get(kind, str)):
+        hints = {"list": f", such as [{value}]", "bool": ", written without quotes"}
+        return f"{value!r} is not {expected}{hints.get(kind, '') if isinstance(value, str) else ''}"
+    elif isinstance(option.choices, Registered) and value not in option.choices:
+        table = option.choices.table.replace("_", " ")
+        return f"no {table} {value!r} is registered; {suggest(str(value), option.choices)}"
+    elif option.choices and value not in option.choices:
+        return f"{value!r} is not {expected}; {suggest(str(value), option.choices)}"
+    return ""
+
+
+def _exists(value: str, path: str) -> bool:
+    """Return whether there is what a path names; see `Option.path`."""
+    if path in ("library file", "path or name"):
+        try:
+            return bool(find_config(value))
+        except OSError:
+            pass
+    found = os.path.exists if "folder" in path or path == "path or name" else os.path.isfile
+    if found(value) or ("URL" in path and is_url(value)):
+        return True
+    if "timm" in path:
+        return is_timm_name(value)
+    # A name on the hub has at most one slash; .txt and .json are vocabulary files.
+    is_name = value.count("/") < 2 and not value.startswith((".", "/", "~"))
+    return path == "path or name" and is_name and not value.endswith((".txt", ".json"))
 
 
 def filled(
@@ -164,48 +230,6 @@ def filled(
     return found
 
 
-def key_at(keys: Keys, where: Sequence[str]) -> Key | None:
-    """Return the key at a path; None if it is unknown, or inside a value."""
-    found = None
-    for name in where:
-        found = keys.get(name)
-        keys = (found.keys if found else None) or {}
-    return found
-
-
-def value_at(config: Any, where: Sequence[Any]) -> Any:
-    """Return a value of a config; `UNSET` if there is none."""
-    for name in where:
-        try:
-            config = config[name]
-        except (LookupError, TypeError):
-            return UNSET
-    return config
-
-
 def listed(value: Any) -> list[Any]:
     """Return ``value`` as a list; None gives an empty list."""
     return value if isinstance(value, list) else [] if value is None else [value]
-
-
-def _message(error: str, value: Any, key: Key, item: bool) -> str:
-    """Return what was given and what is expected, for pydantic's type of an error."""
-    expected, option = key.describe(item), key.option
-    if value is None or (isinstance(value, str) and not value.strip()):
-        return f"is empty; expected {expected}"
-    if value == "???":
-        return f"is marked as missing (???); expected {expected}"
-    if error in _OUT_OF_RANGE:
-        return f"{value!r} is out of range; expected {expected}"
-    if error == "path":
-        return f"no such {_MISSING.get(option.path, option.path)}: {value!r}"
-    if error == "npy":
-        return f"{value!r} is not an index file; expected a path that ends in .npy"
-    if error == "choice" and isinstance(option.choices, Registered):
-        kind = option.choices.table.replace("_", " ")
-        return f"no {kind} {value!r} is registered; {suggest(value, option.choices)}"
-    if error == "choice":
-        return f"{value!r} is not {expected}; {suggest(value, option.choices)}"
-    hints = {"list": f", such as [{value}]", "bool": ", written without quotes"}
-    hint = hints.get(key.kind, "") if isinstance(value, str) and not item else ""
-    return f"{value!r} is not {expected}{hint}"

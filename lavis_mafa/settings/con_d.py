@@ -9,20 +9,12 @@ from typing import Any
 from lavis_mafa.io.problems import ConfigView
 from lavis_mafa.judges.discriminators import DISCRIMINATORS
 from lavis_mafa.settings.check import Report, filled
-from lavis_mafa.settings.contradictions import frozen_models, judges_of_pairs
 from lavis_mafa.settings.key import section_of
-from lavis_mafa.settings.named_files import frozen_weights
 from lavis_mafa.settings.registered import mafa_key
 
 
-def check_con_d(
-    given: Mapping[str, Any], known: Mapping[str, Any] | None = None
-) -> tuple[dict[str, Any], list[str]]:
+def check_con_d(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Check a Con-D config given without a run, with the keys of ``model.mafa.con_d``.
-
-    Args:
-        known: the ``model`` config of the command. A file that the checkpoint records is used only
-            if this config names it too.
 
     Returns:
         The config with all defaults, and the problems (empty if it is valid).
@@ -32,11 +24,7 @@ def check_con_d(
     keys = {"model": section_of({"mafa": section_of({"con_d": con_d})})}
     report = Report(keys)
     config: Any = filled({"model": {"mafa": {"con_d": dict(given)}}}, keys, report)
-    config["model"] = {**(known or {}), **config["model"]}
     cfg = ConfigView(config, report.bad, "model")
-    report.take(frozen_models(cfg))
-    report.take(judges_of_pairs(cfg))
     ask = getattr(DISCRIMINATORS.get(cfg["model.mafa.con_d.arch"] or ""), "problems_of", None)
     report.take(ask(cfg) if ask else ())
-    report.take(frozen_weights(cfg))
     return config["model"]["mafa"]["con_d"], report.problems

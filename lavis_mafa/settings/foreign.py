@@ -17,9 +17,8 @@ from lavis.common.utils import get_cache_path
 
 from lavis_mafa.io.plugins import is_imported
 from lavis_mafa.io.project_files import find_config
-from lavis_mafa.settings.check import listed, value_at
-from lavis_mafa.settings.defaults import default_or_none
-from lavis_mafa.settings.key import UNSET
+from lavis_mafa.settings.check import listed
+from lavis_mafa.settings.registered import default_or_none
 
 # Keys by which weights, tokenizers and language models may be downloaded.
 _FETCHED = {"pretrained", "finetuned", "checkpoint", "vit_weights", "bert_weights", "tokenizer"}
@@ -27,7 +26,7 @@ _FETCHED |= {"q_former_model", "opt_model", "t5_model", "med_config_path", "q_fo
 
 
 def usable(
-    config: dict[str, Any], file: Path, given: Any = UNSET, data_only: bool = False
+    config: dict[str, Any], file: Path, given: Mapping[str, Any], data_only: bool = False
 ) -> tuple[list[str], list[str]]:
     """Take from a config that a stranger's file names what may run here; everything else is used.
 
@@ -48,33 +47,27 @@ def usable(
         The problems, and notes on what is not used.
     """
     origin, trust = f"is named by {file}, not by you", f"or trust its folder: --trust {file.parent}"
-
-    def is_given(*path: str) -> bool:
-        value = value_at(given, path)
-        return value is not UNSET and value == value_at(config, path)
-
     problems: list[str] = []
     notes: list[str] = []
-    run: Any = config.get("run")
-    run = run if isinstance(run, dict) else {}
+    run, own = (one if isinstance(one := of.get("run"), dict) else {} for of in (config, given))
     names = listed(run.get("plugins"))
     imported = all(isinstance(name, str) and is_imported(name) for name in names)
-    if not imported and not is_given("run", "plugins"):
+    if not imported and own.get("plugins") != run["plugins"]:
         del run["plugins"]
         cure = f"give --plugin {' --plugin '.join(map(str, names))}, {trust}"
         problems.append(f"run.plugins: {names} {origin}: code of others is not run; {cure}")
     loggers = [name for name in listed(run.get("loggers")) if name == "tensorboard"]
     places = {"loggers": loggers, "logger_options": {}, "output_dir": "output"}
     for name, value in places.items():
-        if run.get(name) not in (None, value) and not is_given("run", name):
+        if run.get(name) not in (None, value) and own.get(name) != run[name]:
             if not data_only:
                 notes.append(f"run.{name}: {run[name]!r} {origin}: {value!r} is used")
             run[name] = value
-    shipped = _texts_of_defaults(config)
+    shipped, mine = _texts_of_defaults(config), {one[:2] for one in _texts(given, ())}
     parts = ("run", "model", "datasets")
     for path, value, parent in list(_texts({part: config.get(part) for part in parts}, ())):
         name, key = path[-1], ".".join(path)
-        if value in shipped or is_given(*path):
+        if value in shipped or (path, value) in mine:
             continue
         is_used = name != "prompt" and (path[0] == "datasets" or not data_only)
         if "${" not in value and not is_used:
@@ -89,11 +82,10 @@ def usable(
             stored = listed(parent["storage"])
             if os.path.isfile(value):
                 parent["storage"] = parent["url"]
-            elif not all(os.path.isfile(p) or os.path.isfile(get_cache_path(p)) for p in stored):
+                continue
+            parent["url"] = None
+            if not all(os.path.isfile(p) or os.path.isfile(get_cache_path(p)) for p in stored):
                 notes.append(f"{key}: {value!r} {origin}: not fetched")
-                parent["url"] = None
-            else:
-                parent["url"] = None
         elif reason := _reason(name, value, path[0] == "model"):
             cure = f"give --options {key}=..., {trust}"
             problems.append(f"{key}: {value!r} {origin}: {reason}; {cure}")

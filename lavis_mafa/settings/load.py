@@ -25,14 +25,13 @@ from lavis_mafa.io.problems import ConfigError
 from lavis_mafa.io.project_files import PROJECTS, config_named
 from lavis_mafa.io.yaml_files import check_yaml, check_yaml_file
 from lavis_mafa.judges.frozen import FROZEN_MODELS
-from lavis_mafa.settings.check import Keys, Report, filled, key_at
+from lavis_mafa.settings.check import Keys, Report, filled
 from lavis_mafa.settings.config_of_run import LOG, is_run, is_trusted, recorded_config
 from lavis_mafa.settings.contradictions import ask_all
-from lavis_mafa.settings.defaults import merge
 from lavis_mafa.settings.foreign import usable
-from lavis_mafa.settings.key import Key
-from lavis_mafa.settings.named_files import check_files, take_features
-from lavis_mafa.settings.registered import FILE, keys_for, names_of
+from lavis_mafa.settings.key import Key, known_keys
+from lavis_mafa.settings.named_files import check_files
+from lavis_mafa.settings.registered import FILE, keys_for, merge, names_of
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +124,7 @@ def load_config(
     Args:
         cfg_path: YAML file with ``run``, ``model`` and ``datasets``, the name of a shipped one, or
             the folder of a run, which has recorded its config, see `lavis_mafa.settings.foreign`.
-        options: ``["run.seed=7", ...]``, or LAVIS's older ``["run.seed", "7", ...]``.
+        options: ``["run.seed=7", ...]``.
         machine, named, data_only: see `MafaConfig`.
 
     Raises:
@@ -173,19 +172,20 @@ def _read(
     """
     problems: list[str] = []
     chosen: Any = OmegaConf.to_container(_read_options(options, problems, keys))
-    recorded: Any = {}
-    if named is not None:
+    layers: list[tuple[Any, Path | None]] = [(chosen, None)]
+    if named is not None and named.options:
         recorded = OmegaConf.to_container(_read_options(named.options, problems, keys))
+        layers.insert(0, (recorded, None if is_trusted(named.file) else named.file))
     try:
-        base, stranger = _base_of(cfg_path, named)
-        user, given = _without_frozen(merge(merge(base, recorded), chosen)), chosen
+        layers.insert(0, _base_of(cfg_path, named))
+        user: Any = {}
+        given: dict[str, Any] = {}  # by the user
         notes: list[str] = []
-        if stranger is None:
-            given = merge(base, given)
-        if named is not None and recorded and is_trusted(named.file):
-            given = merge(recorded, given)
-        elif named is not None and recorded:
-            stranger = stranger or named.file
+        for layer, origin in layers:
+            user = merge(user, layer)
+            given = given if origin else merge(given, layer)
+        user = _without_frozen(user)
+        stranger = next((origin for _, origin in layers if origin), None)
         if stranger is not None:
             found, notes = usable(user, stranger, given, data_only)
             if found:  # not resolved and checked: its values are a stranger's
@@ -223,28 +223,21 @@ def _base_of(cfg_path: str, named: Named | None) -> tuple[dict[str, Any], Path |
 def _read_options(
     options: Sequence[str], problems: list[str], keys: Keys = FILE, flag: str = "--options"
 ) -> DictConfig:
-    """Parse options ``key=value``, or LAVIS's older ``key value``; see `_value_of`.
+    """Parse options ``key=value``; see `_value_of`.
 
     Args:
         problems: to which those of the options are added.
         keys: of the config.
         flag: the argument that they are given by, for messages.
     """
-    merged = OmegaConf.create()
-    rest = iter(options)
-    for option in rest:
+    merged, known = OmegaConf.create(), dict(known_keys(keys))
+    for option in options:
         key, equals, text = option.partition("=")
-        if not equals:
-            value = next(rest, None)
-            if value is None:
-                problems.append(f"{flag}: {option!r} has no value; write key=value")
-                break
-            text = value
         path = key.split(".")
-        if not all(path):
+        if not equals or not all(path):
             problems.append(f"{flag}: {option!r} is not of the form key=value")
             continue
-        nested = _value_of(text, key_at(keys, path))
+        nested = _value_of(text, known.get(key))
         for name in reversed(path):
             nested = {name: nested}
         try:
@@ -286,16 +279,17 @@ def _value_of(text: str, key: Key | None) -> Any:
     kind = "any" if key is None else key.kind
     if value is None:
         return None
+    plain = text.strip()
     if isinstance(value, str):
-        return value if text[:1] in "'\"" and text.strip()[-1] == text[0] else text
-    if kind == "str" or (kind == "strs" and not isinstance(value, list)):
-        return text
-    if isinstance(value, list | dict):
-        return value if text.lstrip()[0] in "[{" else text
-    if isinstance(value, bool) and kind != "bool":
-        return value if text.strip().lower() in ("true", "false") else text
-    # To YAML, 0123 is octal and 12:30 is of base 60.
-    return text if re.search(r"^[-+]?0\d|[_:]", text.strip()) else value
+        is_meant = text[0] in "'\"" and plain[-1] == text[0]
+    elif isinstance(value, list | dict):
+        is_meant = plain[0] in "[{" and kind != "str"
+    elif isinstance(value, bool) and kind != "bool":
+        is_meant = plain.lower() in ("true", "false")
+    else:  # to YAML, 0123 is octal and 12:30 is of base 60
+        is_meant = not re.search(r"^[-+]?0\d|[_:]", plain)
+    takes_text = kind in ("str", "strs") and not isinstance(value, str | list)
+    return value if is_meant and not takes_text else text
 
 
 def _one_line(error: Exception) -> str:
@@ -317,9 +311,8 @@ def complete(
     trusted = {name: shipped[name] for name in ("model", "datasets") if name in shipped}
     config = filled(merge(trusted, user), keys, report, shipped=trusted)
     report.take(wrong_names)
-    take_features(config, report)
-    ask_all(config, report)
     check_files(config, report)
+    ask_all(config, report)
     if "preprocess" in shipped:
         config["preprocess"] = shipped["preprocess"]
     return config, report.problems, report.notes

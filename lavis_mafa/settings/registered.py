@@ -5,12 +5,16 @@ Entries may come from this package, from installed plugins and from users' files
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import inspect
+import os
 from collections.abc import Iterator, Mapping
-from typing import Any, get_type_hints
+from typing import Any
 
 from lavis.common.registry import registry
+from omegaconf import OmegaConf
 
 from lavis_mafa.algorithm.grit import HARDNESS
 from lavis_mafa.algorithm.losses import LOSSES
@@ -21,17 +25,17 @@ from lavis_mafa.compat.traits import traits_of
 from lavis_mafa.io.problems import Problem, Registered
 from lavis_mafa.judges.discriminators import DISCRIMINATORS
 from lavis_mafa.settings.check import Keys, suggest
-from lavis_mafa.settings.defaults import default_or_none, default_yaml, merge
 from lavis_mafa.settings.key import UNSET, Key, key_of, keys_of, section_of
 from lavis_mafa.settings.lavis_classes import declared
 from lavis_mafa.settings.loggers import LOGGERS
 from lavis_mafa.settings.schema import (
     BLANK,
+    LAVIS_DATASET,
+    LAVIS_DEFAULTS,
+    LAVIS_MODEL,
+    LAVIS_RUN,
     DatasetOptions,
     FileOptions,
-    LavisDataset,
-    LavisModel,
-    LavisRun,
     ModelOptions,
     ModelParts,
     OurModelOptions,
@@ -40,25 +44,20 @@ from lavis_mafa.settings.schema import (
 )
 
 
-def _lavis_keys(listed: type) -> dict[str, Key]:
-    """Return the keys of a class that lists only names, types and defaults."""
-    option, hints = Option("see LAVIS", "LAVIS", words=BLANK), get_type_hints(listed)
-    return {
-        one.name: Key(
-            hints[one.name], option, UNSET if one.default is dataclasses.MISSING else one.default
-        )
-        for one in dataclasses.fields(listed)
-    }
+def _lavis_keys(listed: Mapping[Any, tuple[str, ...]]) -> dict[str, Key]:
+    """Return the keys of a table of LAVIS's."""
+    option = Option("see LAVIS", "LAVIS", words=BLANK)
+    of_type = [(one, name) for one, names in listed.items() for name in names]
+    return {name: Key(one, option, LAVIS_DEFAULTS.get(name, UNSET)) for one, name in of_type}
 
 
 FILE = keys_of(FileOptions)
-LISTED = [_lavis_keys(one) for one in (LavisRun, LavisModel, LavisDataset)]
+LISTED = [_lavis_keys(one) for one in (LAVIS_RUN, LAVIS_MODEL, LAVIS_DATASET)]
 RUN = {**keys_of(RunOptions), **LISTED[0]}
 MODEL = {**keys_of(ModelOptions), **LISTED[1]}
 DATASET = {**keys_of(DatasetOptions), **LISTED[2]}
 OURS, PARTS, ARGUMENTS = map(keys_of, (OurModelOptions, ModelParts, ProcessorArguments))
 BUILD_KEYS = ("arch", "model_type", "load_pretrained", "pretrained", "load_finetuned", "finetuned")
-_MODELS, _JUDGES = Registered("model"), Registered("model", DISCRIMINATORS)
 ANY = Key(Any, Option("passed on unchanged", "LAVIS"))
 
 
@@ -129,7 +128,7 @@ def mafa_key(con_d_given: Any = None) -> Key:
         con_d_given: the section ``con_d`` as the user wrote it.
     """
     keys: Any = OURS["mafa"].keys
-    weights, con_d, encoder = keys["loss_weights"], keys["con_d"], keys["negatives_encoder"]
+    weights, con_d = keys["loss_weights"], keys["con_d"]
     further = {
         name: key_of(float, Option(f"weight of {name}; 0: off", entry.source, low=0), 0.0)
         for name, entry in LOSSES.entries().items()
@@ -137,10 +136,10 @@ def mafa_key(con_d_given: Any = None) -> Key:
     }
     chosen = con_d_given.get("arch") if isinstance(con_d_given, Mapping) else None
     chosen = chosen if isinstance(chosen, str) else None
-    path = getattr(DISCRIMINATORS.get(chosen or ""), "checkpoint_path", "checkpoint")
+    path = getattr(DISCRIMINATORS.get(chosen or ""), "checkpoint_path", "file, folder or URL")
     of_con_d = {
         **own_keys(DISCRIMINATORS, chosen),
-        "arch": con_d.keys["arch"].about(choices=_JUDGES),
+        "arch": con_d.keys["arch"].about(choices=Registered("model", DISCRIMINATORS)),
         "checkpoint": con_d.keys["checkpoint"].about(path=path),
     }
     # `posterior` is a registered label and also a field of the step's settings.
@@ -149,32 +148,26 @@ def mafa_key(con_d_given: Any = None) -> Key:
     own = {name: key for name, key in own.items() if name not in built_in}
     own["loss_weights"] = weights.having(further)
     own["con_d"] = con_d.having(of_con_d)
-    arch = encoder.keys["arch"].about(choices=_MODELS)
-    own["negatives_encoder"] = encoder.having({"arch": arch})
     return OURS["mafa"].having(own)
 
 
 def _model_key(user: Mapping[str, Any]) -> tuple[dict[str, Any], Key, list[Problem]]:
     """Return the default YAML of the model, the key ``model`` that its arch accepts, and what is
-    wrong with the names of the model and of its type."""
+    wrong with the name of its type."""
     arch, model_type, mafa = user.get("arch"), user.get("model_type"), user.get("mafa")
     con_d = mafa.get("con_d") if isinstance(mafa, dict) else None
     ours = {**OURS, **PARTS, "mafa": mafa_key(con_d)}
     cls = registry.get_model_class(arch) if isinstance(arch, str) else None
     if cls is None:  # the arch is reported when it is checked
         return {}, FILE["model"].having({**MODEL, **ours}), []
-    problems: list[Problem] = []
-    types = getattr(cls, "PRETRAINED_MODEL_CONFIG_DICT", {})
-    shipped: dict[str, Any] = {}
+    types, traits = getattr(cls, "PRETRAINED_MODEL_CONFIG_DICT", {}), traits_of(cls)
+    shipped, problems = default_or_none("model.model_type", cls, model_type)
     if model_type is None:
         why = f"missing; {arch} has {', '.join(types)}; use one of them"
-        problems.append(Problem("model.model_type", why))
-    else:
-        shipped, problems = default_or_none("model.model_type", cls, model_type)
+        problems = [Problem("model.model_type", why)]
     # If the model type is wrong, the keys of the first type are accepted instead.
     names = (shipped or default_or_none("", cls, None)[0]).get("model", {})
-    traits, keys = traits_of(cls), dict(MODEL)
-    unread = [name for name in ours if name in user and name not in names]
+    keys = dict(MODEL)
     if traits.loads_with_our_loader:
         # Keys that only LAVIS's other models read would have no effect here, so reject them.
         read = {*OURS, *BUILD_KEYS, *names}
@@ -183,11 +176,6 @@ def _model_key(user: Mapping[str, Any]) -> tuple[dict[str, Any], Key, list[Probl
         keys = {name: key for name, key in {**MODEL, **ours}.items() if name in read}
         if not traits.trains_by_step:
             del keys["mafa"]
-        unread = ["mafa"] if "mafa" in user and not traits.trains_by_step else []
-    for name in unread:
-        why = f"not read by {arch}; only models of lavis_mafa that train by its step read it"
-        problems.append(Problem(f"model.{name}", f"{why}; remove it"))
-        keys[name] = ANY
     if hasattr(cls, "model_options"):
         keys |= keys_of(cls.model_options)
     return shipped, section_of(_extended(keys, names), "the model"), problems
@@ -240,15 +228,12 @@ def _extended(keys: Keys, shipped: Mapping[str, Any]) -> dict[str, Key]:
 
 def _like(value: Any) -> Key:
     """Return a key that accepts values of the type of ``value``."""
-    option = Option("see the default YAML", "LAVIS")
-    if isinstance(value, bool):
-        return Key(bool | None, option)
-    if isinstance(value, int | float):
-        return Key(int | float | None, option)
+    option = Option("see the default YAML", "LAVIS", words=BLANK)
     if isinstance(value, dict):
         keys = {str(name): _like(child) for name, child in value.items()}
         return Key(dict | None, option, UNSET, keys)
-    return ANY
+    types = {bool: bool | None, int: int | float | None, float: int | float | None}
+    return Key(types.get(type(value), Any), option)
 
 
 def names_of(kind: str, name: Any) -> list[str]:
@@ -262,3 +247,54 @@ def names_of(kind: str, name: Any) -> list[str]:
     bases = () if cls is None else cls.__mro__
     others = [other for base in bases for other, known in table.items() if known is base]
     return list(dict.fromkeys([str(name), *others]))
+
+
+# Defaults from the YAMLs shipped with models and builders
+
+
+def default_yaml(cls: Any, which: str | None) -> dict[str, Any]:
+    """Return the default YAML of a model or builder class as plain data.
+
+    Args:
+        which: type of the YAML; None: the first one listed.
+
+    Raises:
+        LookupError: the class has no such type; the message lists its types.
+        OSError: the YAML cannot be read.
+    """
+    tables = ("PRETRAINED_MODEL_CONFIG_DICT", "DATASET_CONFIG_DICT")
+    table: Mapping[str, str] = next(
+        (getattr(cls, name) for name in tables if hasattr(cls, name)), {}
+    )
+    which = next(iter(table), "") if which is None else which
+    if which not in table:
+        raise LookupError(
+            f"{which!r} is not a type of {cls.__name__}; {suggest(str(which), table)}"
+        )
+    path = cls.default_config_path(which)
+    return copy.deepcopy(_read(path, os.stat(path).st_mtime_ns))
+
+
+@functools.lru_cache(maxsize=256)  # parsing takes most of the time of a check
+def _read(path: str, changed: int) -> dict[str, Any]:
+    plain: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    return plain if isinstance(plain, dict) else {}
+
+
+def default_or_none(path: str, cls: Any, which: Any) -> tuple[dict[str, Any], list[Problem]]:
+    """Return the default YAML of ``cls``, or {} and the problem of the key ``path``."""
+    try:
+        # A type that looks like a number, such as 224, is one to YAML.
+        return default_yaml(cls, which if which is None else str(which)), []
+    except (LookupError, OSError) as error:
+        return {}, [Problem(path, str(error))]
+
+
+def merge(below: Any, above: Any) -> Any:
+    """Merge ``above`` over ``below``: mappings key by key; other values are replaced."""
+    if not isinstance(below, Mapping) or not isinstance(above, Mapping):
+        return copy.deepcopy(above)
+    merged = copy.deepcopy(dict(below))
+    for name, value in above.items():
+        merged[name] = merge(below[name], value) if name in below else copy.deepcopy(value)
+    return merged

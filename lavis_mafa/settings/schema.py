@@ -14,10 +14,11 @@ from typing import Any
 from lavis_mafa.algorithm.grit.grit_settings import GritSettings
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.algorithm.settings import StepSettings
-from lavis_mafa.families.vit import STEMS
+from lavis_mafa.families.vit import VitOptions
 from lavis_mafa.io.problems import Registered
 from lavis_mafa.judges.con_d_settings import ConDSettings, FrozenSettings
 from lavis_mafa.settings.loggers import LOGGERS
+from lavis_mafa.tasks.mafa_retrieval import RetrievalOptions
 from lavis_mafa.tasks.metrics import MetricNames
 
 SPLITS = ("train", "val", "test")
@@ -43,13 +44,13 @@ def lavis(doc: str, default: Any = dataclasses.MISSING, **about: Any) -> Any:
 
 # fmt: off
 @dataclass(kw_only=True)
-class RunOptions:
+class RunOptions(RetrievalOptions):
     """Keys of ``run``; those of loggers are added."""
 
     task: str = lavis("what to train or evaluate", choices=Registered("task"), needed=ALWAYS)
     runner: str = lavis("the training loop (runner_mafa if absent)", choices=Registered("runner"))
     evaluate: bool = lavis("evaluate only, no training", False)
-    train_splits: list[str] = lavis("splits to train on", [], choices=SPLITS)
+    train_splits: list[str] = lavis("splits to train on", [], choices=SPLITS, needed=TRAINING)
     valid_splits: list[str] = lavis("splits evaluated after every epoch", [])
     test_splits: list[str] = lavis("splits evaluated at the end", [])
     output_dir: str = lavis("folder of checkpoints, logs and results", needed=ALWAYS,
@@ -63,10 +64,8 @@ class RunOptions:
     init_lr: float = lavis("learning rate after warm-up", low=0, above=True, needed=TRAINING,
         also=("lr", "learning_rate"))
     min_lr: float = lavis("learning rate at the end", low=0, needed=TRAINING)
-    warmup_lr: float = lavis("learning rate at the first step; -1: init_lr", -1.0, low=-1)
     warmup_steps: int = lavis("steps of warm-up", 0, low=0)
     weight_decay: float = lavis("AdamW's weight decay", low=0, needed=TRAINING, also=("wd",))
-    beta2: float = lavis("AdamW's second beta", 0.999, low=0, high=0.999999)
     max_epoch: int = lavis("epochs to train", low=1, also=("epochs", "num_epochs"))
     accum_grad_iters: int = lavis("mini-batches per optimizer step", 1, low=1,
         also=("gradient_accumulation_steps",))
@@ -79,28 +78,17 @@ class RunOptions:
         also=("workers",))
     # devices
     device: str = lavis("cuda or cpu", "cuda", choices=("cuda", "cpu"))
-    log_freq: int = lavis("steps between points of the loggers", 50, low=1)
     # evaluation
-    annotation_file: Any = lavis(
-        "COCO-format JSON of reference captions, one path or one a split; null: the dataset's",
-        also=("gt_file", "coco_gt_file"))
-    k_test: int = lavis("candidates re-ranked with ITM in retrieval; 0: ITC only", low=0)
     num_beams: int = lavis("beams of generation", low=1, needed=GENERATION)
     max_len: int = lavis("maximum length of generated texts, in tokens", low=1, needed=GENERATION)
     min_len: int = lavis("minimum length of generated texts, in tokens", low=0, needed=GENERATION)
-    prompt: str = lavis("prompt around a question, or before a caption", words=BLANK)
     # of this package
     plugins: list[str] = ours("Python files or modules with your own code, imported first", [])
-    retrieval_metrics: list[str] = ours("mafa_retrieval: further registered metrics to report", [],
-        choices=MetricNames("retrieval"))
     metrics: list[str] | None = ours(
         "caption metrics; null: the standard ones whose tools are installed",
         choices=MetricNames("caption"))
     gradcam_tokens: str = ours("mafa_grounding: tokens over which a heat map is averaged",
         source="ALBEF 6.4", choices=("all", "words"))
-    save_scores: bool = ours("retrieval: write scores_<split>.npz into the result folder")
-    truth_file: str | None = ours("retrieval: JSON list of further valid [image, caption] pairs",
-        path="file")
     reduce_jpegs: bool = ours(
         "decode JPEGs of training at a fraction of their size where crops stay large enough", False)
     amp_dtype: str = ours("number format of amp", "fp16", choices=("fp16", "bf16"))
@@ -127,12 +115,6 @@ class RunOptions:
     dist_timeout_minutes: float = ours("how long ranks wait for each other", 30.0, low=0,
         high=1000000.0, above=True)
     find_unused_parameters: bool | None = ours("passed to DDP; null: chosen by the model", None)
-    rerank_by: str = ours(
-        "retrieval: order candidates by ITC similarity plus ITM logit, by the logit, or by ITC's "
-        "logit plus ITM's log-odds", "sum", source="LAVIS, MAFA F", choices=("sum", "itm", "odds"))
-    retrieval_max_txt_len: int = lavis("retrieval: tokens at which captions are cut", 35, low=2)
-    pairs_per_pass: int | None = ours(
-        "pairs in one forward pass of re-ranking; null: set by the device", None, low=1)
     compile: bool = ours("torch.compile the image encoders; not with activation checkpointing",
         False)
     fsdp: str | None = ours(
@@ -144,73 +126,36 @@ class RunOptions:
     grit: GritSettings = ours("grouped mini-batch sampling", {}, source="GRIT-VLP 4.1")
 
 
-@dataclass(kw_only=True)
-class LavisRun:
-    """Further keys of ``run`` that LAVIS reads: names, types and defaults."""
-
-    rank: int
-    gpu: int
-    world_size: int = 1
-    dist_url: str = "env://"
-    distributed: bool = True
-    use_dist_eval_sampler: bool = True
-    max_iters: int
-    iters_per_inner_epoch: int
-    lr_decay_rate: float | None = None
-    train_dataset_ratios: Mapping[str, float] | None = None
-    report_metric: bool
-    inference_method: str
-    num_ans_candidates: int
-    length_penalty: float
-    block_num: int | None
-    top_p: float
-    # of PNP-VQA
-    num_captions: int
-    num_captions_fid: int
-    num_patches: int
-    cap_max_length: int
-    cap_min_length: int
-    internal_bsz_fid: int
-    top_k: int
-    repetition_penalty: float
-
-
-@dataclass(kw_only=True)
-class LavisModel:
-    """Further keys of ``model`` of LAVIS's models, which ours read as well."""
-
-    vit_type: str
-    vit_ckpt_layer: int
-    vit_drop_path_rate: float
-    vit_layer_norm_epsilon: float
-    vit_grad_ckpt: bool
-    use_grad_checkpoint: bool
-    embed_dim: int
-    momentum: float
-    alpha: float
-    mlm_mask_prob: float
-    use_distill: bool
-    negative_all_rank: bool
-    num_classes: int
-    hidden_size: int
-    prompt: str | None
-    freeze_vit: bool
-    vit_precision: str
-    precision: str
-    vit_model: str
-    num_query_token: int
-    cross_attention_freq: int
-    drop_path_rate: float
-    apply_lemmatizer: bool
-
-
-@dataclass(kw_only=True)
-class LavisDataset:
-    """Further keys of ``datasets.BUILDER``."""
-
-    data_dir: str | None
-    dataset_card: str | None
-    sample_ratio: float
+# Further keys that LAVIS reads, by their types; those in the table of defaults are always there.
+LAVIS_RUN: Mapping[Any, tuple[str, ...]] = {
+    int: ("rank", "gpu", "world_size", "log_freq", "max_iters", "iters_per_inner_epoch",
+        "num_ans_candidates", "num_captions", "num_captions_fid", "num_patches", "cap_max_length",
+        "cap_min_length", "internal_bsz_fid", "top_k"),
+    int | None: ("block_num",),
+    float: ("warmup_lr", "beta2", "length_penalty", "top_p", "repetition_penalty"),
+    float | None: ("lr_decay_rate",),
+    bool: ("distributed", "use_dist_eval_sampler", "report_metric"),
+    str: ("dist_url", "prompt", "inference_method"),
+    Mapping[str, float] | None: ("train_dataset_ratios",),
+    Any: ("annotation_file",),
+}
+LAVIS_DEFAULTS = {"world_size": 1, "log_freq": 50, "warmup_lr": -1.0, "beta2": 0.999,
+    "lr_decay_rate": None, "distributed": True, "use_dist_eval_sampler": True,
+    "dist_url": "env://", "train_dataset_ratios": None}
+LAVIS_MODEL: Mapping[Any, tuple[str, ...]] = {
+    int: ("vit_ckpt_layer", "embed_dim", "num_classes", "hidden_size", "num_query_token",
+        "cross_attention_freq"),
+    float: ("vit_drop_path_rate", "vit_layer_norm_epsilon", "momentum", "alpha", "mlm_mask_prob",
+        "drop_path_rate"),
+    bool: ("vit_grad_ckpt", "use_grad_checkpoint", "use_distill", "negative_all_rank",
+        "freeze_vit", "apply_lemmatizer"),
+    str: ("vit_type", "vit_precision", "precision", "vit_model"),
+    str | None: ("prompt",),
+}
+LAVIS_DATASET: Mapping[Any, tuple[str, ...]] = {
+    str | None: ("data_dir", "dataset_card"),
+    float: ("sample_ratio",),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,18 +171,6 @@ class MafaOptions(StepSettings):
     negatives_encoder: FrozenSettings | None = ours(
         "frozen model that picks negatives and groups mini-batches; null: the model in training",
         None, source="GRIT-VLP Table 1")
-
-
-@dataclass(kw_only=True)
-class VitOptions:
-    """Keys of ``model.vit``."""
-
-    patch_size: int = ours("patch side in pixels", low=1)
-    width: int = ours("width, a multiple of heads", low=1)
-    depth: int = ours("layers", low=1)
-    heads: int = ours("attention heads", low=1)
-    stem: str = ours("how patches become tokens; conv: by small convolutions", "patch",
-        source="Xiao et al. 2021", choices=STEMS)
 
 
 @dataclass(kw_only=True)
@@ -280,7 +213,7 @@ class ModelParts:
     """Keys of ``model`` of models with our loader whose default YAML has the key."""
 
     vit_weights: str | None = ours("weights of the image encoder; null: random",
-        path="checkpoint or timm name", words=("published",))
+        path="file, folder, URL or timm/NAME", words=("published",))
     bert_weights: str | None = ours(
         "BERT to initialise the Q-Former or text encoder from; null: random", path="path or name")
     q_former_config: str | None = ours("JSON of the Q-Former's sizes; null: BERT-base's",

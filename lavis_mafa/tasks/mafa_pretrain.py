@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,7 @@ from lavis_mafa.algorithm.mining import (
 from lavis_mafa.algorithm.output import COUNTS, StepOutput
 from lavis_mafa.algorithm.rules import ABSENT, AMBIGUOUS, POSITIVE
 from lavis_mafa.algorithm.tokens import COUNTS as CAPTION_COUNTS
-from lavis_mafa.compat.traits import traits_of
 from lavis_mafa.data.known_truth import known_pairs
-from lavis_mafa.io.problems import ConfigView, Problem
 from lavis_mafa.tasks.mafa_retrieval import MafaRetrievalTask
 from lavis_mafa.tasks.tally import Tally
 
@@ -263,20 +260,6 @@ def _ratio(tally: Tally, part: str, whole: str, direction: str) -> float | None:
 @registry.register_task("mafa_pretrain")
 class MafaPretrainTask(StepFigures, MafaRetrievalTask):
     """Trains a ``*_mafa`` model and evaluates retrieval without fine-tuning."""
-
-    needs = None  # any pairs of an image and a text, such as expressions with their boxes
-
-    @classmethod
-    def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
-        """Yield contradictions in a config; see `lavis_mafa.io.problems`."""
-        arch = cfg["model.arch"]
-        if not arch or not cfg.training or traits_of(arch).trains_by_step:
-            return
-        if traits_of(arch).llm_key is not None:
-            why = f"trains by ITC and ITM; {arch} compares no pairs; use image_text_pretrain"
-        else:
-            why = f"trains by the step, {arch} does not; use mafa_retrieval or the task of its own"
-        yield Problem("run.task", f"mafa_pretrain needs a model that {why}")
 
 
 def _nominated(output: StepOutput, direction: str, rows: Array) -> tuple[Array, Array]:

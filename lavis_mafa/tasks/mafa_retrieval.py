@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,28 @@ from lavis.common.registry import registry
 from lavis.tasks.retrieval import RetrievalTask
 
 from lavis_mafa.algorithm.finite import require_finite
+from lavis_mafa.algorithm.options import option
 from lavis_mafa.data.known_truth import read_truth, truth_with
+from lavis_mafa.families.rerank import RerankOptions
 from lavis_mafa.io.files import append_line, lost_writes
-from lavis_mafa.tasks.metrics import METRICS
+from lavis_mafa.tasks.metrics import METRICS, MetricNames
 from lavis_mafa.tasks.recall import retrieval_of_own_pairs, retrieval_with_truth
 from lavis_mafa.tasks.score_files import save_scores
+
+
+@dataclass(kw_only=True)
+class RetrievalOptions(RerankOptions):
+    """Keys of ``run`` for retrieval."""
+
+    retrieval_metrics: list[str] = option(
+        factory=list,
+        doc="mafa_retrieval: further registered metrics to report",
+        choices=MetricNames("retrieval"),
+    )
+    save_scores: bool = option(doc="retrieval: write scores_<split>.npz into the result folder")
+    truth_file: str | None = option(
+        doc="retrieval: JSON list of further valid [image, caption] pairs", path="file"
+    )
 
 
 @registry.register_task("mafa_retrieval")
@@ -35,7 +53,6 @@ class MafaRetrievalTask(RetrievalTask):
     """
 
     asks_of_model = "compute_sim_matrix"
-    needs: str | None = "captions"
     requires_k_test = False
 
     def __init__(self, cfg: Any) -> None:

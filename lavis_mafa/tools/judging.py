@@ -55,7 +55,7 @@ def discriminators_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
         if name == TRUTH or not str(name).isidentifier() or not isinstance(one, dict):
             problems.append(f"--con-d {name}: expected NAME.key=value, NAME other than {TRUTH}")
             continue
-        found[name], wrong = check_con_d(one, model)
+        found[name], wrong = check_con_d(one)
         problems += [f"--con-d {name}: {problem}" for problem in wrong]
         if one.get("arch") == ORACLE:
             problems.append(

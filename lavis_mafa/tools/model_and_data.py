@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from lavis.common.dist_utils import is_main_process
 from lavis.common.registry import registry
-from lavis.common.utils import get_cache_path
+from lavis.common.utils import get_cache_path, is_url
 from omegaconf import OmegaConf
 
 from lavis_mafa.data.local_files import reads_as_lavis
@@ -23,7 +23,6 @@ from lavis_mafa.judges.frozen import FROZEN_MODELS
 from lavis_mafa.settings import load_config
 from lavis_mafa.settings.check import listed
 from lavis_mafa.settings.config_of_run import LOG, is_trusted
-from lavis_mafa.settings.key import is_url
 from lavis_mafa.settings.load import Named
 from lavis_mafa.tools.corpus import Corpus
 from lavis_mafa.tools.judged_pairs import Judged

@@ -7,9 +7,8 @@ import hashlib
 import json
 import logging
 import os
-import re
 import zipfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from PIL import Image
 
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.io.files import atomic_write
-from lavis_mafa.io.problems import ConfigView, Problem
 from lavis_mafa.io.processes import on_main_process
 from lavis_mafa.io.project_files import CONFIGS
 from lavis_mafa.toyworld.render import render
@@ -199,31 +197,11 @@ class ToyScenesBuilder(BaseDatasetBuilder):  # type: ignore[misc]
     train_dataset_cls = _ToyScenesTrain
     eval_dataset_cls = ToyScenesEval
     build_options = _ToyOptions
-    holds = "captions"
     splits = (*SPLITS, DETAILED)
     DATASET_CONFIG_DICT = {
         "default": str(CONFIGS / "datasets/toy_scenes/clustered.yaml"),
         **{name: str(CONFIGS / f"datasets/toy_scenes/{name}.yaml") for name in sorted(PRESETS)},
     }
-
-    @classmethod
-    def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
-        """Yield what `build_datasets` would refuse; see `lavis_mafa.io.problems`."""
-        path = f"{cfg.section}.build_info"
-        given = cfg[path]
-        if not isinstance(given, Mapping):
-            return
-        info = {key: value for key, value in given.items() if f"{path}.{key}" not in cfg.wrong}
-        image, cell, grid = (cfg["model.image_size"], info.get("cell_size"), info.get("grid"))
-        if image and cell and grid and not cfg[f"{cfg.section}.vis_processor"]:
-            if image != cell * grid:
-                name = cfg.section.partition(".")[2]
-                size = f"{cell} * {grid} = {cell * grid}"
-                why = f"{image}, but pictures of {name} are {size} pixels wide"
-                yield Problem("model.image_size", f"{why}; use that, or give a vis_processor")
-        known = ("preset", *_DATA_KEYS, *(field.name for field in dataclasses.fields(WorldConfig)))
-        of_world = {key: value for key, value in info.items() if key in known}
-        yield from _refused(of_world, path, given)
 
     def build_datasets(self) -> dict[str, BaseDataset]:
         """Generate or load the data; under torch.distributed rank 0 does so first.
@@ -260,19 +238,6 @@ class ToyScenesBuilder(BaseDatasetBuilder):  # type: ignore[misc]
             key: getattr(self, f"{key}s")[mode] if self.config.get(key) is not None else None
             for key in ("vis_processor", "text_processor")
         }
-
-
-def _refused(info: dict[str, Any], path: str, given: Collection[str]) -> Iterator[Problem]:
-    """Yield the problems in the ValueError of `_read_build_info`, by their keys."""
-    try:
-        _read_build_info(info)
-    except (TypeError, ValueError) as error:
-        for message in str(error).split("; "):
-            found = re.search(r"(?:^|: )(\w+) is (.*)", message)
-            if found and found[1] in given:
-                yield Problem(f"{path}.{found[1]}", f"is {found[2]}")
-            else:
-                yield Problem(path, message)
 
 
 def _read_build_info(info: Mapping[str, Any]) -> tuple[WorldConfig, dict[str, int]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from lavis.common.dist_utils import is_main_process
 
-from lavis_mafa.checkpoints.checkpoints import local_file, read_checkpoint
+from lavis_mafa.checkpoints.checkpoints import local_file, not_resumable_message, read_checkpoint
 from lavis_mafa.io.files import atomic_write, lost_writes, remove_partial_files
 from lavis_mafa.io.processes import any_rank, barrier, from_main_process, on_main_process
 from lavis_mafa.training import checkpoint as ckpt
@@ -42,7 +42,9 @@ def check_resumption(cfg: Any) -> None:
         content, now = read_checkpoint(path, mapped=True), cfg.unresolved()
         before, run = content.get("config"), content.get("run")
         if not (isinstance(before, dict) and isinstance(run, dict) and "ranks" in run):
-            return  # of another runner, which the runner reports
+            if run_cfg.get("runner") in (None, "runner_mafa"):
+                raise ValueError(not_resumable_message(path))
+            return  # of another runner, which reads it itself
         ckpt.check_same_settings(before, now, path, (len(run["ranks"]), int(run_cfg.world_size)))
 
     on_main_process(check)

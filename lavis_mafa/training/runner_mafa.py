@@ -37,7 +37,6 @@ from lavis_mafa.training.guard import NonFiniteGuard, UnreadableSamples
 from lavis_mafa.training.guarded import loggers_of
 from lavis_mafa.training.loaders import LostWorkerError
 from lavis_mafa.training.run_log import RunLog, TimeLeft, duration
-from lavis_mafa.training.sharding import problem_of_torch
 from lavis_mafa.training.state import RunState
 from lavis_mafa.training.termination import Terminated, Termination
 from lavis_mafa.training.training_step import CON_D, optimizer_step, read_values
@@ -66,9 +65,7 @@ class RunnerMafa(EvaluatingRunner):
 
     @classmethod
     def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
-        """Yield what would be ignored, or fail after the model is built."""
-        if cfg["run.fsdp"] and cfg.training and (problem := problem_of_torch()):
-            yield Problem("run.fsdp", problem)
+        """Yield what would be ignored."""
         if cfg.training and cfg["run.train_splits"] not in (None, [], ["train"]):
             why = "training supports only the split train; use ['train']"
             yield Problem("run.train_splits", why)

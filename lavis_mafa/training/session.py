@@ -20,7 +20,7 @@ from lavis.common.dist_utils import is_main_process
 from lavis.common.registry import registry
 from lavis.models.base_model import SharedQueueMixin
 
-from lavis_mafa.checkpoints.checkpoints import local_file
+from lavis_mafa.checkpoints.checkpoints import local_file, read_checkpoint
 from lavis_mafa.checkpoints.downloads import OfflineError
 from lavis_mafa.checkpoints.weight_loading import complete_lavis_loading
 from lavis_mafa.compat.traits import traits_of
@@ -94,10 +94,16 @@ def build_model(cfg: Any, task: Any) -> Any:
 def _build_model(cfg: Any, task: Any) -> Any:
     key = "finetuned" if cfg.model_cfg.get("load_finetuned", True) else "pretrained"
     given, traits = cfg.model_cfg.get(key), traits_of(cfg.model_cfg.arch)
-    if traits.loads_with_our_loader or not traits.pretrained_is_file or not given:
+    if traits.loads_with_our_loader or not given:
+        return task.build_model(cfg)
+    if not traits.pretrained_is_file:  # the name of weights, or a file
+        if os.path.isfile(given):
+            read_checkpoint(given, mapped=True)
         return task.build_model(cfg)
     # LAVIS would look for the file of a URL by the last part of the URL alone.
     path = local_file(given)
+    # Refuses a file that could run code: LAVIS's own loading relies on torch's default.
+    read_checkpoint(path, mapped=True)
     cfg.model_cfg[key] = path
     model = task.build_model(cfg)
     cfg.model_cfg[key] = given  # which the run records

@@ -11,6 +11,7 @@ import inspect
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,16 +21,23 @@ from torch.nn.parallel import DistributedDataParallel
 from lavis_mafa.training.checkpoint import trained_state
 
 
-def problem_of_torch() -> str | None:
-    """Return why the installed torch cannot shard, None if it can."""
+def _fully_shard() -> Any:
+    """Return torch's `fully_shard`.
+
+    Raises:
+        ValueError: if the installed torch is too old.
+    """
     # Imported here, since only runs with run.fsdp need it.
     import torch.distributed.fsdp as fsdp
 
     fully_shard = getattr(fsdp, "fully_shard", None)
     # `ignored_params` is the newest of what is used.
     if fully_shard and "ignored_params" in inspect.signature(fully_shard).parameters:
-        return None
-    return f"needs torch 2.8 or newer, found {torch.__version__}; update torch or remove run.fsdp"
+        return fully_shard
+    raise ValueError(
+        f"run.fsdp: needs torch 2.8 or newer, found {torch.__version__}; update torch or remove "
+        "run.fsdp"
+    )
 
 
 def _frozen_blocks(model: nn.Module) -> dict[nn.Module, list[nn.Module]]:
@@ -73,11 +81,11 @@ def shard_frozen(model: nn.Module, device: torch.device) -> None:
     `whole_weights`. Embeddings, heads and norms outside blocks stay whole on every rank.
 
     Raises:
-        ValueError: if the model has no frozen blocks.
+        ValueError: if the model has no frozen blocks, or torch is too old.
     """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
 
+    fully_shard = _fully_shard()
     by_owner = _frozen_blocks(model)
     if not by_owner:
         raise ValueError(

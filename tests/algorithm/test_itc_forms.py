@@ -178,7 +178,7 @@ def test_without_negatives_a_form_is_finite():
 def test_smoothed_labels_have_small_degrees():
     labels = smooth(labels_from_positives(torch.tensor([[True, True, False, False]])), 0.4)
     assert torch.allclose(degrees(labels), torch.tensor([[1.0, 1.0, 0.25, 0.25]]))
-    with pytest.raises(ValueError, match="exponent must be above 0 and at most 1"):
+    with pytest.raises(ValueError, match="exponent must be > 0 and <= 1"):
         _RinceRule(exponent=0.0)
-    with pytest.raises(ValueError, match=r"prior must be at least 0 and at most 0.99"):
+    with pytest.raises(ValueError, match=r"prior must be from 0 to 0.99"):
         _DebiasedRule(1.0)

@@ -283,8 +283,8 @@ def test_every_key_of_the_section_is_reserved():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"label_smoothing": 1.5}, "label_smoothing must be at least 0 and at most 1, got 1.5"),
-        ({"weight": -1.0}, "weight must be at least 0, got -1.0"),
+        ({"label_smoothing": 1.5}, "label_smoothing must be from 0 to 1, got 1.5"),
+        ({"weight": -1.0}, "weight must be >= 0, got -1.0"),
         ({"alpha": float("nan")}, "alpha must be"),
     ],
 )

@@ -98,8 +98,8 @@ def test_exported_folder_is_a_discriminator(exported):
     for ours, theirs in zip(outputs(model), outputs(con_d.model), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
     assert check_con_d({"arch": arch, "checkpoint": str(folder)})[1] == []
-    _, problems = check_con_d({"arch": "albef_mafa", "checkpoint": str(folder)})
-    assert len(problems) == 1 and "of another family" in problems[0]
+    with pytest.raises(ValueError, match="of another family"):
+        build_discriminator({"arch": "albef_mafa", "checkpoint": str(folder)})
 
 
 def problems_with(pretrained, arch, **model):
@@ -114,8 +114,6 @@ def test_exported_folder_starts_a_run(exported):
     _, arch, folder = exported
     own = {"tokenizer": str(folder / "vocab.txt"), "embed_dim": 32}
     assert not [one for one in problems_with(folder, arch, **own) if "model." in one]
-    found = problems_with(folder, "albef_mafa")
-    assert len(found) == 1 and "of another family" in found[0]
 
 
 def test_folder_without_record_loads_with_the_type_that_is_given(exported, tmp_path):
@@ -151,8 +149,6 @@ def test_other_folders_are_refused(exported, tmp_path, file, content, message):
     torch.save(load_file(folder / "model.safetensors"), tmp_path / "pytorch_model.bin")
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         read_checkpoint(str(tmp_path))
-    problems = problems_with(tmp_path, arch)
-    assert len([one for one in problems if "model.pretrained" in one]) == 1
 
 
 def test_index_leads_nowhere_else(exported, tmp_path):

@@ -166,14 +166,6 @@ def test_only_the_training_split_needs_the_column(folder):
     assert build()["train"].group_ids is None
 
 
-def test_config_check_reads_the_schema_of_the_training_split(folder):
-    write(folder / "rows.parquet", ROWS)
-    info = {"group_id_key": "brand"}
-    with pytest.raises(ValueError, match="no group_id column"):
-        ImageTextJsonBuilder.check_files(["rows.parquet"], "train", info)
-    ImageTextJsonBuilder.check_files(["rows.parquet"], "val", info)
-
-
 # The training set
 
 

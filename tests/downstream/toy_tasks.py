@@ -121,7 +121,6 @@ class ToyQuestions(ToyTask):
 
 @register("toy_vqa")
 class ToyVqaBuilder(ToyTaskBuilder):
-    holds = "questions"
     own = {"questions_per_image": 4}
     stream = 3
 
@@ -206,8 +205,6 @@ class ToyExpressions(_ToyScenesTrain):
 
 @register("toy_grounding")
 class ToyGroundingBuilder(ToyTaskBuilder):
-    holds = "boxes"
-
     def rows_of(self, pictures, rng):
         world = pictures.world
         found = make_expressions(world, pictures.scenes, rng)

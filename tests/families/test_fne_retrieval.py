@@ -178,8 +178,8 @@ def test_invalid_settings_are_rejected(batches):
     for wrong, message in (
         ({"negatives": "harder"}, "model.negatives must be posterior or hardest, got 'harder'"),
         ({"plain_negatives": "none"}, "model.plain_negatives must be hardest or random, got"),
-        ({"plain_epochs": -1}, "model.plain_epochs must be at least 0, got -1"),
-        ({"posterior": {"prior": 2.0}}, "model.posterior: prior must be above 0"),
+        ({"plain_epochs": -1}, "model.plain_epochs must be >= 0, got -1"),
+        ({"posterior": {"prior": 2.0}}, "model.posterior: prior must be > 0"),
         ({"posterior": {"priors": 0.1}}, "model.posterior: .*priors"),
         ({"vit": {"patch_size": 16, "width": 32, "depth": 1, "heads": 2}}, "width 32 and texts 64"),
     ):

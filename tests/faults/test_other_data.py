@@ -17,7 +17,6 @@ from lavis_mafa.data import TrainingSet
 from lavis_mafa.data.data_identity import SAMPLED, DataIdentity
 from lavis_mafa.data.image_text_json import ImageTextTrain
 from lavis_mafa.data.image_text_shards import ImageTextShardsTrain
-from lavis_mafa.io.problems import ConfigError
 
 ROWS = 4 * SAMPLED + 1
 
@@ -188,7 +187,7 @@ def test_resuming_on_altered_columns(stopped, tmp_path, caplog):
             run_here(tmp_path / "ids", **resume)
         write([{**row, "caption": [1, 2]} for row in rows])
         with pytest.raises(
-            ConfigError, match="column 'caption' of type 'list<.*>': expected strings"
+            ValueError, match="column 'caption' of type 'list<.*>': expected strings"
         ):
             run_here(tmp_path / "numbers", **resume)
     finally:

@@ -22,7 +22,6 @@ from lavis_mafa.judges import cross_encoder
 from lavis_mafa.judges.build import build_discriminator
 from lavis_mafa.judges.pair_reader import _picture_of, _WholePicture
 from lavis_mafa.judges.yes_no import _YesNo
-from lavis_mafa.settings import ConfigError, load_config
 from lavis_mafa.settings.con_d import check_con_d
 from lavis_mafa.tools import judging
 from lavis_mafa.tools.corpus import Corpus
@@ -32,7 +31,7 @@ from lavis_mafa.tools.model_and_data import ModelAndData
 from lavis_mafa.toyworld import ToyScenesBuilder
 
 sys.path.append(str(ROOT / "tests" / "training"))
-from runs import CONFIG, options, records, run_here  # noqa: E402
+from runs import records, run_here  # noqa: E402
 
 pytest.importorskip("transformers", minversion="4.46")
 QUESTION = 'Does the caption "{caption}" of the image ?'
@@ -252,13 +251,14 @@ def test_data_without_a_picture_are_refused(tmp_path, vlm):
 # Bad input
 
 
-def problems(folder, path, **changes):
-    changes = {"model__mafa__con_d__arch": "yes_no", **changes}
-    if path is not None:
-        changes["model__mafa__con_d__checkpoint"] = path
-    with pytest.raises(ConfigError) as caught:
-        load_config(CONFIG, options(folder, **changes))
-    return caught.value.problems
+def refusal(path, arch="yes_no", **changes):
+    """Return the error of a judge's construction."""
+    given = {"arch": arch, "checkpoint": None if path is None else str(path), **changes}
+    found, problems = check_con_d(given)
+    assert problems == []
+    with pytest.raises(ValueError) as caught:
+        build_discriminator(found)
+    return str(caught.value)
 
 
 def without(source, folder, *names):
@@ -271,24 +271,22 @@ def without(source, folder, *names):
 PROCESSOR = ("processor_config.json", "preprocessor_config.json")
 
 
-def test_wrong_configs_are_refused_before_a_model_is_built(tmp_path, vlm):
-    (one,) = problems(tmp_path, None)
-    assert one.startswith("model.mafa.con_d.checkpoint: missing; yes_no needs a folder")
-    for name, value, expected in (
-        ("own_view", True, "own_view: is not read by yes_no; remove it"),
-        ("yes_no__question", "Match?", "yes_no.question: has no {caption}"),
-        ("yes_no__prompt", "<image>", "yes_no.prompt: has no {question}"),
-        ("yes_no__yes", "Yes indeed", "makes 2 tokens of the answer 'Yes indeed'"),
-        ("yes_no__yes", "Yes indeed", "yes_no.yes"),
-        ("yes_no__no", "Never", "its token of unknown words of the answer 'Never'"),
-        ("yes_no__no", "'Yes'", "are the same token"),
+def test_wrong_configs_are_refused(tmp_path, vlm):
+    place = "model.mafa.con_d"
+    assert refusal(None).startswith(f"{place}.checkpoint: missing; yes_no needs a folder")
+    for own, expected in (
+        ({"question": "Match?"}, f"{place}.yes_no.question: has no {{caption}}"),
+        ({"prompt": "<image>"}, f"{place}.yes_no.prompt: has no {{question}}"),
+        ({"yes": "Yes indeed"}, "makes 2 tokens of the answer 'Yes indeed'"),
+        ({"yes": "Yes indeed"}, "yes_no.yes"),
+        ({"no": "Never"}, "its token of unknown words of the answer 'Never'"),
+        ({"no": "Yes"}, "are the same token"),
     ):
-        (one,) = problems(tmp_path, vlm, **{f"model__mafa__con_d__{name}": value})
-        assert expected in one
-    (one,) = problems(tmp_path, without(vlm, tmp_path / "no_processor", *PROCESSOR))
-    assert "model.mafa.con_d.checkpoint" in one and "name a vision-language model" in one
-    (one,) = problems(tmp_path, save_vlm(tmp_path / "plain", template=None))
-    assert "has no chat template" in one and "yes_no.prompt" in one
+        assert expected in refusal(vlm, yes_no=own)
+    found = refusal(without(vlm, tmp_path / "no_processor", *PROCESSOR))
+    assert found.startswith(f"{place}.checkpoint: ") and "name a vision-language model" in found
+    found = refusal(save_vlm(tmp_path / "plain", template=None))
+    assert "has no chat template" in found and "yes_no.prompt" in found
 
 
 def test_missing_weights_are_refused(tmp_path, vlm):
@@ -323,45 +321,29 @@ def test_code_beside_a_model_is_never_run(tmp_path, request, arch):
     assert not proof.exists()
 
 
-def test_old_transformers_are_refused(tmp_path, vlm, monkeypatch):
+def test_old_transformers_are_refused(vlm, monkeypatch):
     import transformers
 
-    class Old:
-        __version__ = "4.26.1"
-
-    monkeypatch.setitem(sys.modules, "transformers", Old())
-    found = [one.message for one in _YesNo.problems_of(_View())]
-    monkeypatch.setitem(sys.modules, "transformers", transformers)
-    assert len(found) == 1 and "needs transformers >= 4.46, this is 4.26.1" in found[0]
+    monkeypatch.delattr(transformers, "AutoModelForImageTextToText")
+    monkeypatch.setattr(type(transformers), "__getattr__", _absent)
+    assert "needs transformers >= 4.46" in refusal(vlm)
 
 
-class _View(dict):
-    machine = True
-
-    def __getitem__(self, path):
-        return {"model.mafa.con_d.checkpoint": "org/name"}.get(path)
+def _absent(module, name):
+    raise AttributeError(name)
 
 
 # Cross-encoders
 
 
-def test_missing_sentence_transformers_is_refused(tmp_path, vlm, monkeypatch):
+def test_missing_sentence_transformers_is_refused(vlm, monkeypatch):
     def absent(name):
         raise cross_encoder.PackageNotFoundError(name)
 
     for version, expected in ((absent, "is not installed"), (lambda _: "5.4.1", "this is 5.4.1")):
         monkeypatch.setattr(cross_encoder, "version", version)
-        with pytest.raises(ValueError, match=expected):
-            cross_encoder._CrossEncoderDiscriminator.from_config({"checkpoint": vlm}, None)
-        (one,) = problems(tmp_path, vlm, model__mafa__con_d__arch="cross_encoder")
-        assert expected in one and 'pip install "sentence-transformers>=6"' in one
-
-
-def test_cross_encoder_without_an_image_processor_is_refused(tmp_path, vlm, monkeypatch):
-    monkeypatch.setattr(cross_encoder, "version", lambda _: "6.0.0")
-    path = without(vlm, tmp_path / "text", *PROCESSOR)
-    (one,) = problems(tmp_path, path, model__mafa__con_d__arch="cross_encoder")
-    assert "has no image processor" in one
+        found = refusal(vlm, "cross_encoder")
+        assert expected in found and 'pip install "sentence-transformers>=6"' in found
 
 
 @pytest.fixture(scope="module")

@@ -113,66 +113,42 @@ def test_valid_configs_pass(save):
 WRONG = [
     ("run.batch_size_trian", 64, "did you mean run.batch_size_train?"),
     ("run.lr", 1e-4, "did you mean run.init_lr?"),
-    ("run.epochs", 3, "did you mean run.max_epoch?"),
     ("run.queue_size", 480, "did you mean run.grit.queue_size?"),
-    ("run.grit.serch_space", 480, "did you mean run.grit.search_space?"),
     ("run.grit.M", 480, "did you mean run.grit.search_space?"),
     ("model.negatives", "hardest", "did you mean model.mafa.negatives?"),
-    ("model.mafa.alpha", 0.5, "did you mean model.mafa.soft_labels.alpha?"),
     ("model.mafa.loss_weights.mlm", 1, "did you mean model.mafa.loss_weights.lm?"),
     ("modle", {"arch": "albef_mafa"}, "did you mean model?"),
     ("datasets.toy_scene", {}, "did you mean toy_scenes?"),
-    ("datasets.toy_scenes.vis_procesor", {}, "did you mean datasets.toy_scenes.vis_processor?"),
     ("datasets.toy_scenes.build_info.train_sise", 9, "datasets.toy_scenes.build_info.train_size?"),
     ("datasets.toy_scenes.build_info.train_size", "many", "is not a number"),
     ("datasets.toy_scenes.type", "dens", "did you mean dense?"),
     ("datasets.toy_scenes.vis_processor.train", {"image_size": 9}, "name: missing"),
     ("datasets.toy_scenes.vis_processor.train.name", "blip_image_trian", "blip_image_train?"),
-    *(
-        (
-            f"datasets.toy_scenes.vis_processor.{part}",
-            {"name": f"blip_image_{part}", "image_size": 48},
-            "image_size: 48 differs from model.image_size 32",
-        )
-        for part in ("train", "eval")
+    (
+        "datasets.toy_scenes.vis_processor.eval",
+        {"name": "blip_image_eval", "image_size": 48},
+        "image_size: 48 differs from model.image_size 32",
     ),
-    ("datasets.toy_scenes.vis_processor.tain", {}, "vis_processor.train?"),
     ("datasets.toy_scenes", 3, "is not a mapping"),
     ("datasets", DELETE, "missing"),
-    ("model", DELETE, "missing"),
     ("run", None, "is empty"),
-    ("run.grit", 3, "is not a mapping"),
-    ("run.task", DELETE, "missing"),
-    ("run.runner", "runner_base", "use runner_mafa"),
+    ("run.train_splits", DELETE, "missing"),
     ("run.init_lr", DELETE, "missing"),
     ("run.max_epoch", 1.5, "is not a whole number"),
     ("run.max_epoch", True, "is not a whole number"),
-    ("run.max_unreadable", 1.5, "from 0 to 1"),
+    ("run.max_unreadable", 1.5, "1.5 is out of range; expected a number from 0 to 1"),
     ("run.amp", "yes", "True or False"),
-    ("run.amp", True, "bf16"),
-    ("run.seed", [1], "is not a whole number"),
     ("run.min_lr", float("nan"), "is not a number"),
     ("run.train_splits", "train", "such as [train]"),
     ("run.train_splits", ["tran"], "did you mean train?"),
-    ("run.grit.search_space", 63, None),
-    ("run.grit.linear", {"strat": 0.5}, "did you mean run.grit.linear.start?"),
     ("run.grit.cosine", {"start": 0}, "expected a number > 0"),
-    ("run.grit.linear", {"epochs": 0}, "expected a whole number >= 1"),
     ("run.grit.skip", 1280, "is not below run.grit.search_space 1280"),
     ("model.arch", DELETE, "missing"),
     ("model.model_type", DELETE, "albef_mafa has base, tiny"),
     ("model.model_type", "tinny", "did you mean tiny?"),
     ("model.model_type", ["tiny"], "is not a type"),
-    (
-        "model.pretrained",
-        "nowhere.pth",
-        "nothing is loaded",
-    ),  # not read because load_pretrained is off
-    ("model.finetuned", 3, "is not a string"),
-    ("model.image_size", 64, "pictures of toy_scenes are 16 * 2 = 32 pixels wide"),
+    ("model.pretrained", "nowhere.pth", "nothing is loaded"),
     ("model.num_query_token", 32, "unknown key"),
-    ("model.freeze_vit", True, "unknown key"),
-    ("model.mafa.soft_labels.alpha", 1.5, "from 0 to 1"),
     ("model.mafa.connections.action", "???", "missing"),
     ("model.mafa.con_d", "oracle", "is not a mapping"),
     ("model.mafa.con_d.arch", "orakle", "did you mean oracle?"),
@@ -182,9 +158,6 @@ WRONG = [
 @pytest.mark.parametrize(("path", "value", "message"), WRONG)
 def test_wrong_values_are_rejected_by_name(path, value, message):
     config = put(GOOD, path, value)
-    if message is None:
-        assert problems(config) == []
-        return
     lines = [line for line in problems(config) if line.startswith(path)]
     assert lines, problems(config)
     assert any(message in line for line in lines), lines
@@ -227,7 +200,8 @@ def test_keys_of_other_sections_are_not_suggested():
     for name in ("preset", "margin", "drop_empty", "mode"):
         report = Report(KEYS)
         report.unknown(f"datasets.mine.build_info.{name}")
-        assert "did you mean" not in report.problems[0]
+        unread = "unknown key; nothing reads it here: remove it"
+        assert report.problems == [f"datasets.mine.build_info.{name}: {unread}"]
     for name, near in {"image_size": "model.image_size", "image_sizes": ""}.items():
         report = Report(KEYS)
         report.unknown(f"run.{name}")
@@ -241,18 +215,12 @@ def test_keys_of_other_sections_are_not_suggested():
         ("run: {seed: 1, seed: 2}", "is not YAML"),
         ("- 1", "is not a mapping"),
         ("", "run: missing"),
-        ("3", "cannot be read"),
         ("run: ${nothing}", "run: Interpolation key 'nothing' not found"),
     ],
 )
 def test_files_that_are_not_configs_are_rejected(save, text, message):
     with pytest.raises(ConfigError, match=message.replace("(", r"\(").replace("$", r"\$")):
         load_config(save(text))
-
-
-def test_missing_file_is_rejected():
-    with pytest.raises(ConfigError, match="nowhere.yaml: cannot be read"):
-        load_config("nowhere.yaml")
 
 
 def test_options_override_the_file(save):
@@ -262,8 +230,6 @@ def test_options_override_the_file(save):
     assert cfg.run_cfg.seed == 7
     assert cfg.model_cfg.mafa.con_d.arch == "oracle"
     assert list(cfg.run_cfg.valid_splits) == ["val"]
-    older = load_config(path, ["run.seed", "7", "run.job_id", "a=b", "run.evaluate=True"] + options)
-    assert (older.run_cfg.job_id, older.run_cfg.evaluate) == ("a=b", True)
 
 
 @pytest.mark.parametrize(
@@ -272,8 +238,7 @@ def test_options_override_the_file(save):
         (["run.sead=7"], "run.sead: unknown key; did you mean run.seed?"),
         (["seed=7"], "seed: unknown key; did you mean run.seed?"),
         (["model.model_type=huge"], "model.model_type: 'huge' is not a type of AlbefMafa"),
-        (["run.seed=7", "run.amp"], "'run.amp' has no value"),
-        (["run.seed", "7", "run.amp"], "'run.amp' has no value"),
+        (["run.seed", "7"], "'run.seed' is not of the form key=value"),
         (["run.seed=[7"], "run.seed: '[7' is not a whole number"),
         (["run.job_id=${"], "run.job_id: 'run.job_id=${' cannot be read"),
         (["=7"], "'=7' is not of the form key=value"),
@@ -289,20 +254,8 @@ def test_invalid_options_are_rejected(save, options, message):
 
 TEXT = [
     *("Question: {} Short answer:", "a photo of ", "/data/set #1/train.json", "[new]/train.json"),
-    *(
-        "{a,b}.tar",
-        "{00000..00331}.tar",
-        "C:\\data",
-        "~/x",
-        "*.json",
-        "@x",
-        "%x",
-        "!x",
-        "- x",
-        "? x",
-    ),
-    *("&a b", "a: b", "a, b", "no", "True", "12:30", "0123", "20240101", "2024-01-01", "1_000"),
-    *("1e5", "it's", "'a' and 'b'", "| a", "> a"),
+    *("{00000..00331}.tar", "C:\\data", "*.json", "@x", "- x", "&a b", "a: b", "no", "True"),
+    *("12:30", "0123", "20240101", "2024-01-01", "1_000", "1e5", "it's", "'a' and 'b'", "| a"),
 ]
 
 
@@ -332,12 +285,10 @@ def test_options_are_read_by_the_keys_of_the_config(save):
     ("option", "value"),
     [
         ("run.prompt='Question: {} Answer: '", "Question: {} Answer: "),
-        ('run.prompt="it\'s"', "it's"),
         ("run.job_id=''", ""),
-        ("run.job_id=null", None),
         ("run.job_id=", None),
         ("run.init_lr=1e-4", 1e-4),
-        ("run.init_lr=.5", 0.5),
+        ("run.warmup_steps=2e3", 2000),
         ("run.seed= 7 ", 7),
         ("run.seed=0123", 123),
         ("run.amp=yes", True),
@@ -387,13 +338,6 @@ def test_an_evaluation_needs_no_checkpoint_of_a_frozen_model(name):
     assert found == [] and completed["model"]["mafa"][name] is None
 
 
-def test_number_strings_become_numbers(save):
-    config = put(put(GOOD, "run.init_lr", "1e-4"), "run.warmup_steps", "2e3")
-    cfg = load_config(save(config))
-    assert cfg.run_cfg.init_lr == 1e-4
-    assert cfg.run_cfg.warmup_steps == 2000 and isinstance(cfg.run_cfg.warmup_steps, int)
-
-
 def test_defaults_are_filled_in():
     config, found, _ = complete(GOOD)
     assert found == []
@@ -418,28 +362,13 @@ def test_evaluation_needs_no_training_keys():
     run = {"task": "mafa_retrieval", "evaluate": True, "test_splits": ["test"], "device": "cpu"}
     run |= {"batch_size_eval": 8, "num_workers": 0, "output_dir": "o", "grit": {"search_space": 9}}
     assert problems({**GOOD, "run": run}) == []
-    nothing = problems({**GOOD, "run": {**run, "test_splits": []}})
-    assert [line.split(":")[0] for line in nothing] == ["run.test_splits"]
-
-
-def test_grit_is_checked_only_if_enabled():
-    off = put(put(GOOD, "run.grit.enabled", False), "run.grit.search_space", 9999)
-    assert problems(off) == []
-    config = put(GOOD, "run.grit.search_space", 64)
-    assert problems(config) == []
-    assert complete(config)[2] == [
-        "run.grit.search_space: equals run.batch_size_train: nothing is grouped"
-    ]
 
 
 def test_settings_of_the_chosen_hardness_schedule_are_filled_in():
     config, found, notes = complete(put(GOOD, "run.grit.schedule", "linear"))
     grit = config["run"]["grit"]
-    assert found == [] and grit["linear"] == {"start": 0.5, "epochs": 10} and "cosine" not in grit
-    assert [note.partition(":")[0] for note in notes] == ["run.grit.linear.epochs"]
-    assert "10 grouped epochs from epoch 1 on are not over before run.max_epoch" in notes[0]
-    shorter = put(put(GOOD, "run.grit.schedule", "cosine"), "run.grit.cosine", {"epochs": 1})
-    assert complete(put(shorter, "run.max_epoch", 3))[1:] == ([], [])
+    assert found == notes == []
+    assert grit["linear"] == {"start": 0.5, "epochs": 10} and "cosine" not in grit
 
 
 def test_device_and_precision(monkeypatch):
@@ -453,26 +382,6 @@ def test_device_and_precision(monkeypatch):
     assert problems(cuda) == []
     bf16 = put(put(GOOD, "run.amp", True), "run.amp_dtype", "bf16")
     assert problems(bf16) == []
-
-
-def test_con_d_needs_weights(tmp_path):
-    con_d = {"arch": "albef_mafa", "model_type": "tiny"}
-    lines = problems(put(GOOD, "model.mafa.con_d", con_d))
-    assert [line.split(":")[0] for line in lines] == ["model.mafa.con_d.checkpoint"]
-    weights = tmp_path / "con_d.pth"
-    for arch in (
-        {"arch": "oracle"},
-        {"arch": "blip2_image_text_matching", "model_type": "coco"},  # downloads them
-        {**con_d, "checkpoint": "https://example.org/con_d.pth"},
-        {**con_d, "checkpoint": str(weights)},
-    ):
-        torch.save({"temp": torch.ones(())}, weights)
-        assert problems(put(GOOD, "model.mafa.con_d", arch)) == []
-    weights.unlink()
-    lines = problems(put(GOOD, "model.mafa.con_d", {**con_d, "checkpoint": str(weights)}))
-    assert lines == [f"model.mafa.con_d.checkpoint: no such file, folder or URL: {str(weights)!r}"]
-    lines = problems(put(GOOD, "model.mafa.con_d", {**con_d, "model_type": "tinny"}))
-    assert "did you mean tiny?" in problems_at(lines, "model.mafa.con_d.model_type")[0]
 
 
 def test_missing_files_are_reported(tmp_path, monkeypatch):
@@ -502,36 +411,24 @@ def test_annotation_files_of_own_data_are_checked(tmp_path, monkeypatch):
     config = put(GOOD, "datasets", {"image_text_json": own})
     (tmp_path / "a.json").touch()
     where = "datasets.image_text_json.build_info"
-    start = f"relative paths start at the working directory, {tmp_path}"
+    start = f"relative paths start at {tmp_path}"
     assert problems(config) == [
-        f"{where}.annotations.train.storage: no such file: 'b.json', which is "
-        f"{tmp_path / 'b.json'}: {start}",
-        f"{where}.images.storage: no such folder: 'i', which is {tmp_path / 'i'}: {start}",
+        f"{where}.annotations.train.storage: no such file: 'b.json'; {start}",
+        f"{where}.images.storage: no such folder: 'i'; {start}",
     ]
-    (line,) = problems_at(
-        problems(put(config, f"{where}.images.storage", "/i")), f"{where}.images.storage"
-    )
-    assert line == f"{where}.images.storage: no such folder: '/i'"
     (tmp_path / "b.json").touch()
     (tmp_path / "i").mkdir()
     assert problems(config) == []
-    empty = put(config, f"{where}.annotations", {})
-    assert problems_at(problems(empty), f"{where}.annotations")
     valid = problems(put(config, "run.valid_splits", ["val"]))
     assert valid == ["run.valid_splits[0]: no dataset has a split 'val'; they have train"]
-    url = put(config, f"{where}.annotations.train.url", "https://example.org/a.json")
-    assert "1 url for 2 storage" in problems(url)[0]
 
 
 def test_files_of_lavis_builders_are_searched_in_its_cache(tmp_path, monkeypatch):
     monkeypatch.setitem(registry.mapping["paths"], "cache_root", str(tmp_path))
     info = "datasets.coco_caption.build_info"
     config = LAVIS_PRETRAIN
-    start = f"relative paths start at the cache of LAVIS, {tmp_path}"
-    assert problems(config) == [
-        f"{info}.images.storage: no such folder: 'coco/images/', which is "
-        f"{tmp_path / 'coco/images'}: {start}"
-    ]
+    start = f"relative paths start at {tmp_path}"
+    assert problems(config) == [f"{info}.images.storage: no such folder: 'coco/images/'; {start}"]
     (tmp_path / "coco" / "images").mkdir(parents=True)
     assert problems(config) == []
     with_url = put(
@@ -539,25 +436,17 @@ def test_files_of_lavis_builders_are_searched_in_its_cache(tmp_path, monkeypatch
     )
     assert problems(with_url) == [
         f"{info}.annotations.train.storage: no such file: neither url 'nowhere.json' nor storage "
-        f"'c/t.json', which is {tmp_path / 'c/t.json'}: {start}"
+        f"'c/t.json'; {start}"
     ]
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "t.json").touch()
     assert problems(with_url) == []
 
 
-def test_keys_of_this_package_need_a_model_of_this_package():
-    lines = problems(put(LAVIS_PRETRAIN, "model.mafa", {"negatives": "hardest"}), machine=False)
-    assert [line.split(":")[0] for line in lines] == ["model.mafa"]
-    assert "not read by albef_pretrain; only models of lavis_mafa" in lines[0]
-
-
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("model.finetuned", "", "model.finetuned: is empty"),
-        ("model.load_finetuned", True, "model.finetuned: is empty"),
-        ("run.batch_size_train", 100, "model.queue_size: 65536 is not a positive multiple"),
+        ("model.mafa", {"negatives": "hardest"}, "model.mafa: unknown key"),
         ("run.lr_sched", "linear_warmup_step_lr", "run.lr_decay_rate: missing"),
         ("run.task", "retrieval", "run.k_test: missing"),
         ("run.task", "captioning", "run.num_beams: missing"),
@@ -573,11 +462,7 @@ def test_keys_of_this_package_need_a_model_of_this_package():
     ],
 )
 def test_configs_of_lavis_models_are_checked_too(path, value, message):
-    config = put(LAVIS_PRETRAIN, "model.queue_size", 65536)
-    config = put(config, path, value)
-    if path == "model.finetuned":
-        config = put(config, "model.load_finetuned", True)
-    found = problems(config, machine=False)
+    found = problems(put(LAVIS_PRETRAIN, path, value), machine=False)
     assert any(message in line for line in found), found
 
 
@@ -619,13 +504,6 @@ def test_config_has_the_interface_that_lavis_reads(save, capsys):
     assert problems(shown) == []
 
 
-def test_rejected_config_is_not_registered(save):
-    registry.register("configuration", "before")
-    with pytest.raises(ConfigError):
-        load_config(save(put(GOOD, "run.seed", "x")))
-    assert registry.get("configuration") == "before"
-
-
 def test_loading_builds_nothing_and_uses_no_network(save, monkeypatch):
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("touched")
@@ -635,15 +513,6 @@ def test_loading_builds_nothing_and_uses_no_network(save, monkeypatch):
     monkeypatch.setattr(socket, "socket", refuse)
     base = ["model.model_type=base", "model.image_size=32", "model.load_pretrained=True"]
     load_config(save(GOOD), base)
-
-
-def test_every_key_is_documented():
-    for path, key in known_keys(KEYS):
-        if path not in ("datasets", "datasets.mine"):
-            assert key.option.doc and "\n" not in key.option.doc, path
-            assert key.option.source, path
-    # No key of this package replaces one of LAVIS's.
-    assert not set(MODEL) & set(OURS)
 
 
 JUNK = st.one_of(
@@ -674,14 +543,6 @@ def test_arbitrary_values_never_crash_the_check(changes):
     assert all(line.split(":")[0] for line in found + notes)
 
 
-def test_lavis_models_need_a_queue_and_re_ranking(save):
-    lines = problems(put(put(LAVIS_PRETRAIN, "model.queue_size", 0), "run.k_test", 0))
-    assert any(
-        line.startswith("model.queue_size: 0 is not a positive multiple") for line in lines
-    ), lines
-    assert any(line.startswith("run.k_test: 0 (ITC only)") for line in lines), lines
-
-
 RULE = "model.mafa.connections"
 
 
@@ -690,9 +551,6 @@ RULE = "model.mafa.connections"
     [
         ({f"{RULE}.score": "similarity", "model.mafa.con_d": {"arch": "oracle"}}, f"{RULE}.score",
          "judges in Con-D's place; remove model.mafa.con_d"),
-        ({f"{RULE}.score": "similarity", f"{RULE}.labels": "probability"}, "model.mafa",
-         "needs a score that is a probability"),
-        ({f"{RULE}.rule": "global_threshold"}, f"{RULE}.rule", "needs scores of all candidates"),
         ({f"{RULE}.score": "similarty"}, f"{RULE}.score", "similarity"),
         ({f"{RULE}.rule": "margin", "model.mafa.margin": {"kind": "share"}},
          "model.mafa.margin.kind", "not one of absolute, relative"),

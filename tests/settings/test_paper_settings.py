@@ -197,18 +197,6 @@ def test_other_systems_of_the_paper():
     assert steps["TCL"].soft_labels.type == "momentum" and steps["TCL"].negatives == "sampled"
 
 
-@pytest.mark.parametrize(
-    "path", [TRAIN / "albef_4m.yaml", TRAIN / "cond_pretrain.yaml", STAGE_1], ids=lambda p: p.stem
-)
-def test_captions_of_one_image_can_be_treated_as_in_the_authors_code(path):
-    """The header names both options, which differ from the authors' code by default."""
-    options = ("model.mafa.same_image=negative", "run.grit.same_image=together")
-    assert " ".join(options) in head_of(path)
-    authors = loaded(path, *options)
-    assert step_of(authors).same_image == "negative"
-    assert authors.run_cfg.grit.same_image == "together"
-
-
 def test_settings_of_other_weights_are_options_of_the_headers():
     """LAVIS's VQA and retrieval weights, T5's prompts, and distillation in fine-tuning."""
     cfg = loaded(TRAIN / "vqa_ft.yaml", *options_in_comments(TRAIN / "vqa_ft.yaml")[-1])

@@ -193,8 +193,9 @@ def test_tokenizer_of_the_own_config_is_accepted_for_con_d(tmp_path):
     command: Any = SimpleNamespace(cfg=load_config(CONFIG, options_of(args), machine=False))
     assert build_judges(command, found)["own"].model.training is False
     args.options[1] = "model.tokenizer=tiny_vocab.txt"
+    command.cfg = load_config(CONFIG, options_of(args), machine=False)
     with pytest.raises(ValueError, match="If you trust it, set tokenizer yourself"):
-        discriminators_of(args)
+        build_judges(command, discriminators_of(args))
 
 
 # Messages

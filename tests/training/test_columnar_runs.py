@@ -98,33 +98,3 @@ def problems(folder, train, **more):
     except ConfigError as error:
         return error.problems
     return []
-
-
-def test_bad_columns_and_folders_are_problems_of_the_config(folder, tmp_path):
-    key = "datasets.image_text_json.build_info.annotations.train.storage"
-    for name in ("none", "other", "damaged", "test"):
-        (tmp_path / name).mkdir()
-    pq.write_table(pa.table({"url": ["a"], "alt": ["b"]}), tmp_path / "other/a.parquet")
-    content = (folder / "hub/train-00000-of-00002.parquet").read_bytes()
-    (tmp_path / "damaged/a.parquet").write_bytes(content[:-20])
-    (tmp_path / "none/a.jpg").touch()
-    expected = {
-        "none": "has files of other kinds (1 .jpg); expected parquet files",
-        "other": "no image column: expected image or",
-        "damaged": "a.parquet: the file is damaged or cut short",
-        "*.parquet": "no such file: ",
-    }
-    for name, message in expected.items():
-        (found,) = problems(folder, tmp_path / name)
-        assert found.startswith(f"{key}: ") and message in found
-    assert "found 'url', 'alt'; set image_key" in problems(folder, tmp_path / "other")[0]
-
-
-def test_images_folder_is_needed_for_paths_only(folder, tmp_path):
-    pq.write_table(pa.table({"image": ["0.png"], "text": ["b"]}), tmp_path / "a.parquet")
-    for train in ("hub", "saved", "hub/*.parquet"):
-        assert problems(folder, train) == []
-    for train in (tmp_path / "a.parquet", folder / "train.json"):
-        (found,) = problems(folder, train)
-        assert found.startswith("datasets.image_text_json.build_info.images.storage: missing")
-        assert problems(folder, train, **{f"{INFO}__images__storage": folder}) == []

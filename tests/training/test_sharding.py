@@ -284,11 +284,3 @@ def test_invalid_settings_are_refused(tmp_path, given, told):
     with pytest.raises(ConfigError, match=told) as caught:
         load_config(write_config(tmp_path, "blip2_opt_mafa"), given)
     assert sum("run.fsdp" in problem for problem in caught.value.problems) == 1
-
-
-def test_settings_without_effect_are_noted(tmp_path):
-    config = write_config(tmp_path, "blip2_opt_mafa")
-    evaluation = ["run.evaluate=True", "run.test_splits=['test']"]
-    for more, why in ((evaluation, "only evaluates"), (["run.distributed=False"], "run.distribu")):
-        notes = load_config(config, ["run.fsdp=frozen", *more]).notes
-        assert any("run.fsdp: has no effect" in note and why in note for note in notes), notes

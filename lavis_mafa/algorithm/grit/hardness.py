@@ -7,7 +7,7 @@ or state (`HardnessSchedule`); register it in `HARDNESS` to use its name as ``ru
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -185,18 +185,6 @@ class _Ramp(Checked):
     epochs: int = option(
         10, "grouped epochs until q is run.grit.hardness", source="FALCON, baselines", low=1
     )
-
-    @classmethod
-    def problems_of(cls, cfg: Any) -> Iterator[tuple[str, str, bool]]:
-        """Yield contradictions in a config; see `lavis_mafa.io.problems`."""
-        key = f"run.grit.{cfg['run.grit.schedule']}.epochs"
-        start, epochs, last = cfg["run.grit.start_epoch"], cfg[key], cfg["run.max_epoch"]
-        if None not in (start, epochs, last) and start < last <= start + epochs:
-            why = (
-                f"{epochs} grouped epochs from epoch {start} on are not over before run.max_epoch "
-                f"{last}: the hardness does not reach run.grit.hardness"
-            )
-            yield key, why, True
 
 
 @HARDNESS.register("linear", settings=_Ramp, source="FALCON, baselines")

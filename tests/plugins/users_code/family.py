@@ -139,7 +139,6 @@ class SquaresBuilder(BaseDatasetBuilder):
 
     DATASET_CONFIG_DICT = {"default": str(HERE / "squares.yaml")}
     build_options = SquaresOptions
-    holds = "captions"
 
     @classmethod
     def problems_of(cls, cfg):
