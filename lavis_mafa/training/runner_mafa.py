@@ -349,6 +349,7 @@ class RunnerMafa(EvaluatingRunner):
             range(first_step, plan.steps), f"epoch {epoch}", first_step, plan.steps
         )
         self.model.train()
+        self.time_left.begin_epoch()
         for _, momentum in getattr(self._model, "model_pairs", []):
             momentum.eval()  # targets without dropout
         window = self.accum_grad_iters

@@ -30,6 +30,7 @@ from lavis_mafa.io.folder_lock import release_folders
 from lavis_mafa.io.launcher import end_with_launcher, rank_in_environment, report_to_launcher
 from lavis_mafa.io.plugins import PluginError
 from lavis_mafa.io.processes import LostContactError, MainProcessError, explain_lost_rank
+from lavis_mafa.judges.frozen import frozen_models
 from lavis_mafa.judges.self_check import PoorDiscriminatorError
 from lavis_mafa.settings import ConfigError, load_config
 from lavis_mafa.settings.contradictions import used_splits
@@ -48,6 +49,7 @@ from lavis_mafa.training.launch import init_distributed, seed_everything
 from lavis_mafa.training.loaders import LostWorkerError, explain_lost_worker
 from lavis_mafa.training.prefetch import only_splits, prefetch, require_sources
 from lavis_mafa.training.termination import REQUEUE, Terminated, ignore_signals
+from lavis_mafa.training.threads import choose_threads
 
 # Their messages say what to do: a traceback above them would only hide it.
 _CLEAR_ERRORS = (
@@ -87,6 +89,7 @@ def build_data(cfg: Any, splits: Collection[str] | None = None) -> tuple[Any, An
 def build_model(cfg: Any, task: Any) -> Any:
     """Build the model of a config; all ranks must get the same frozen models and vocabularies."""
     model = _build_model(cfg, task)
+    choose_threads(cfg.run_cfg, [model, *(one.model for one in frozen_models(model))])
     require_agreement(of_models, model)
     return model
 
@@ -207,6 +210,7 @@ def begin(cfg_path: str, options: Sequence[str]) -> Any:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     cfg = load_config(cfg_path, options)
     init_distributed(cfg.run_cfg)
+    choose_threads(cfg.run_cfg)
     require_agreement(of_config, cfg)
     seed_everything(int(cfg.run_cfg.seed))
     if not is_main_process():

@@ -14,12 +14,23 @@ from lavis_mafa.training import run_log, runner_mafa
 from lavis_mafa.training.run_log import TimeLeft, duration
 
 
-def test_time_left_is_of_the_whole_run(monkeypatch):
+def test_time_left_is_of_the_whole_run_at_its_recent_pace(monkeypatch):
+    """Slow first steps are forgotten after a minute, and validation is not part of the pace."""
     now = [100.0]
     monkeypatch.setattr(run_log.time, "monotonic", lambda: now[0])
     left = TimeLeft(total=110, done=10)
-    now[0] += 20  # 10 steps in 20 s, 90 to go
-    assert left.after(20) == "0:03:00"
+
+    def steps(count, seconds, done):
+        left.begin_epoch()
+        for number in range(count):
+            now[0] += seconds
+            shown = left.after(done + number + 1)
+        return shown
+
+    assert steps(10, 2, done=10) == "0:03:00"  # 10 steps in 20 s, 90 to go
+    assert steps(20, 10, done=20) == "0:11:40"  # another program takes the cores: 70 of 10 s to go
+    now[0] += 40  # a validation after each 40 steps or so
+    assert steps(10, 10, done=40) == "0:11:00"
     assert left.is_due(20) and not left.is_due(20)
     assert duration(3723) == "1:02:03" and left.after(110) == "0:00:00"
 
