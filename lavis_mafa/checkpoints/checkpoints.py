@@ -15,7 +15,7 @@ from lavis.common.utils import is_url
 from torch import Tensor, nn
 
 from lavis_mafa.checkpoints.checksums import begins_as_zip, damage_of
-from lavis_mafa.checkpoints.downloads import UrlFile
+from lavis_mafa.checkpoints.downloads import cached_path, download
 from lavis_mafa.checkpoints.hub_folders import read_hub_folder, read_safetensors
 from lavis_mafa.io.files import require_regular
 from lavis_mafa.io.processes import on_main_process
@@ -90,15 +90,14 @@ def local_file(url_or_filename: str) -> str:
     path = str(url_or_filename)
     if not is_url(path):
         return path
-    file = UrlFile("checkpoint", path)
     try:
-        on_main_process(file.fetch)
+        on_main_process(lambda: download(path))
     except OSError as error:
         raise OSError(
             f"{path} is not in the cache and cannot be downloaded ({error}): give a local file "
             "instead, or run once with a network"
         ) from error
-    return str(file.path)
+    return str(cached_path(path))
 
 
 def _unwrapped(content: dict[str, Any], origin: str) -> dict[str, Any]:

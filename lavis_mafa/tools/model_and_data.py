@@ -29,7 +29,6 @@ from lavis_mafa.tools.corpus import Corpus
 from lavis_mafa.tools.judged_pairs import Judged
 from lavis_mafa.training.launch import amp_dtype_of
 from lavis_mafa.training.loaders import training_set
-from lavis_mafa.training.prefetch import require_sources
 from lavis_mafa.training.session import begin, build_data, build_model
 from lavis_mafa.training.threads import workers_of
 
@@ -86,7 +85,6 @@ def load_model_and_data(args: argparse.Namespace) -> ModelAndData:
         ValueError: if there are no training pairs.
     """
     cfg = begin(args.cfg_path, options_of(args))
-    require_sources(cfg)
     task, train = _build_pairs(cfg)
     mafa = cfg.model_cfg.get("mafa")
     # The commands that need frozen models build them: here they would take memory for nothing.

@@ -9,7 +9,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -21,7 +22,6 @@ from lavis.common.registry import registry
 from lavis.models.base_model import SharedQueueMixin
 
 from lavis_mafa.checkpoints.checkpoints import local_file
-from lavis_mafa.checkpoints.downloads import OfflineError
 from lavis_mafa.checkpoints.weight_loading import complete_lavis_loading
 from lavis_mafa.compat.traits import traits_of
 from lavis_mafa.data.lavis_rows import build_checked
@@ -34,6 +34,7 @@ from lavis_mafa.judges.frozen import frozen_models
 from lavis_mafa.judges.self_check import PoorDiscriminatorError
 from lavis_mafa.settings import ConfigError, load_config
 from lavis_mafa.settings.contradictions import used_splits
+from lavis_mafa.settings.schema import SPLITS
 from lavis_mafa.training.agreement import (
     DisagreementError,
     of_config,
@@ -47,7 +48,6 @@ from lavis_mafa.training.folder import choose_folder
 from lavis_mafa.training.guard import NonFiniteError, UnreadableError
 from lavis_mafa.training.launch import init_distributed, seed_everything
 from lavis_mafa.training.loaders import LostWorkerError, explain_lost_worker
-from lavis_mafa.training.prefetch import only_splits, prefetch, require_sources
 from lavis_mafa.training.termination import REQUEUE, Terminated, ignore_signals
 from lavis_mafa.training.threads import choose_threads
 
@@ -58,7 +58,6 @@ _CLEAR_ERRORS = (
     ConfigError,
     NonFiniteError,
     NotSavedError,
-    OfflineError,
     UnreadableError,
     LostContactError,
     LostWorkerError,
@@ -76,7 +75,7 @@ def build_data(cfg: Any, splits: Collection[str] | None = None) -> tuple[Any, An
         splits: those to build, where the config names their files; None: those that the run reads.
     """
     task = tasks.setup_task(cfg)
-    with only_splits(cfg, used_splits(cfg.run_cfg.get) if splits is None else set(splits)):
+    with _only_splits(cfg, used_splits(cfg.run_cfg.get) if splits is None else set(splits)):
         _find_annotations(cfg)
         allowed = float(cfg.run_cfg.get("max_unreadable", 0.0))
         datasets = build_checked(lambda: task.build_datasets(cfg), cfg.datasets_cfg, allowed)
@@ -110,7 +109,6 @@ def _build_model(cfg: Any, task: Any) -> Any:
 
 def build_runner(cfg: Any) -> Any:
     """Build the runner of a config and all it needs; the process group must exist already."""
-    require_sources(cfg)
     job_id = choose_folder(cfg)
     check_resumption(cfg)
     task, datasets = build_data(cfg)
@@ -230,11 +228,24 @@ def check_only(cfg_path: str, options: Sequence[str] = ()) -> None:
         print("\n".join(["dry run: nothing is trained", *lines]))
 
 
-def fetch_only(cfg_path: str, options: Sequence[str] = ()) -> None:
-    """Download everything that a config fetches from elsewhere, and print where it is."""
-    # The machine that fetches need not be the one that trains: its files and GPUs do not count.
-    cfg = load_config(cfg_path, options, machine=False)
-    print("\n".join(prefetch(cfg)))
+@contextmanager
+def _only_splits(cfg: Any, splits: set[str]) -> Iterator[None]:
+    """Hide the annotation files of other splits from the builders of a config's data sets.
+
+    They would be fetched and read for nothing. A data set with none of the splits is left as it is.
+    """
+    hidden: list[tuple[Any, str, Any]] = []
+    for dataset in cfg.datasets_cfg.values():
+        annotations = dataset.get("build_info", {}).get("annotations") or {}
+        if not splits & set(annotations):
+            continue
+        for split in [one for one in annotations if one in SPLITS and one not in splits]:
+            hidden.append((annotations, split, annotations.pop(split)))
+    try:
+        yield
+    finally:
+        for annotations, split, info in hidden:  # the run records its whole config
+            annotations[split] = info
 
 
 def _find_annotations(cfg: Any) -> None:
