@@ -118,17 +118,6 @@ def test_exported_folder_starts_a_run(exported):
     assert len(found) == 1 and "of another family" in found[0]
 
 
-def test_folder_without_record_loads_with_the_type_that_is_given(exported, tmp_path):
-    model, arch, folder = exported
-    for file in folder.iterdir():
-        (tmp_path / file.name).symlink_to(file)
-    (tmp_path / RECORD).unlink()
-    own = {"tokenizer": str(folder / "vocab.txt"), "embed_dim": 32, "image_size": 48}
-    loaded = load_model(arch, "tiny", True, checkpoint=str(tmp_path), model=own)
-    for ours, theirs in zip(outputs(model), outputs(loaded), strict=True):
-        assert torch.equal(ours, theirs)
-
-
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [

@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.backbone import backbone_of
 from lavis_mafa.algorithm.labels import SoftLabels
-from lavis_mafa.algorithm.losses.language import IGNORED, mask_tokens, next_token_losses
 from lavis_mafa.algorithm.momentum import Momentum
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.algorithm.tokens import CUT, UNKNOWN, Tokenizer, tokens_of
-from lavis_mafa.data.caption_reading import require_readable
 
 FAMILIES = ("albef_mafa", "blip_mafa", "blip2_mafa")
 LONGEST = 25  # maximum number of tokens of the tiny ALBEF
@@ -36,43 +34,6 @@ POOR = {
 def tiny(family="albef_mafa"):
     torch.manual_seed(0)
     return load_model(family, "tiny")
-
-
-def is_accepted(caption):
-    try:
-        require_readable(caption)
-    except ValueError:
-        return False
-    return True
-
-
-POOR_CHARACTERS = "\u0301\u0e31\u200b\x00\x7f\ue000\u3000\ufffd\u2028?\U0001f408"
-
-
-@settings(deadline=None, max_examples=300)
-@given(
-    st.text(st.characters(exclude_categories=()), max_size=5) | st.text(POOR_CHARACTERS, max_size=3)
-)
-def test_accepted_captions_have_tokens(caption):
-    if is_accepted(caption):
-        assert int(tokens_of(tiny().tokenizer, [caption], LONGEST).attention_mask.sum()) > 2
-
-
-@given(st.text(), st.sampled_from("a7\u732b\u05e9\U0001f408?\u0905"), st.text())
-def test_any_readable_character_makes_a_caption_acceptable(before, sign, after):
-    assert is_accepted(f"{before}{sign}{after}")
-
-
-@pytest.mark.faults
-def test_every_single_character():
-    """The Unicode versions of Python and of the tokenizer may know different characters."""
-    tokenizer = tiny().tokenizer
-    for start in range(0, 0x110000, 4096):
-        block = [chr(code) for code in range(start, start + 4096) if is_accepted(chr(code))]
-        if block:
-            lengths = tokens_of(tokenizer, block, LONGEST).attention_mask.sum(dim=1)
-            nothing = [block[k] for k in torch.nonzero(lengths <= 2).flatten().tolist()]
-            assert not nothing, ascii(nothing)
 
 
 def slow_counts(model, captions):
@@ -164,24 +125,3 @@ def test_step_with_only_poor_captions(family, labels, kind):
         assert_finite(model, output.loss)
         if share == 0.0:
             assert float(output.loss_lm.detach()) == 0.0
-
-
-@pytest.mark.parametrize("kind", POOR)
-def test_fne_step_with_only_poor_captions(kind):
-    model = tiny("fne_retrieval").train()
-    for size in (1, 4):
-        samples = poor_samples(kind, size, loaded_index=torch.arange(size))
-        assert_finite(model, model(samples).loss)
-
-
-def test_loss_is_empty_if_nothing_is_predicted():
-    hidden = torch.randn(3, 2, 4, requires_grad=True)
-    head = torch.nn.Linear(4, 7)
-    one_token = torch.tensor([[1, 0]]).expand(3, 2)
-    losses = next_token_losses(hidden, torch.zeros(3, 2, dtype=torch.int64), one_token, head)
-    assert losses.shape == (0,)
-    losses.sum().backward()
-    assert torch.equal(hidden.grad, torch.zeros_like(hidden))
-    ids = torch.tensor([[2, 0, 0]])
-    masked, targets = mask_tokens(ids, 1.0, 4, 7, special_ids=(0, 2))
-    assert torch.equal(masked, ids) and bool((targets == IGNORED).all())

@@ -9,10 +9,8 @@ import torch
 from lavis.common.registry import registry
 from omegaconf import OmegaConf
 
-import lavis_mafa
 from lavis_mafa.checkpoints.checkpoints import read_checkpoint
 from lavis_mafa.settings import ConfigError, load_config
-from lavis_mafa.settings.con_d import check_con_d
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ROOT / "projects/mafa/train"
@@ -161,36 +159,6 @@ def test_checkpoints_of_another_stage_are_rejected(saved, key):
     assert len(found) == 1 and "which is of stage 2" in found[0]
 
 
-def test_con_d_takes_its_sizes_from_its_checkpoint(saved):
-    key = "model.mafa.con_d.checkpoint"
-    path = saved("albef_mafa", "narrow", embed_dim=48)
-    assert problems(key, path) == []
-    good = {"arch": "albef_mafa", "model_type": "tiny", "checkpoint": str(path)}
-    assert check_con_d(good)[1] == []
-    wrong = check_con_d({**good, "arch": "blip_mafa"})[1]
-    assert len(wrong) == 1 and wrong[0].startswith(f"{key}: {path} was saved by albef_mafa")
-
-
-@pytest.mark.parametrize("recorded", ["${nowhere}", "${oc.env:NOWHERE}", [1], {"width": "x"}])
-def test_invalid_recorded_config_is_reported_or_ignored(saved, recorded):
-    """It must never crash the check."""
-
-    def invalidate(content):
-        content["config"]["model"]["vit"] = recorded
-
-    path = saved("albef_mafa", f"nonsense_{type(recorded).__name__}_{len(recorded)}", invalidate)
-    assert problems("model.pretrained", path) == []
-    found = problems("model.mafa.con_d.checkpoint", path)
-    assert all("contains a model config that cannot be read" in line for line in found)
-    assert len(found) == 1 and "model.vit" in found[0]
-
-
-def test_another_image_size_is_interpolated(saved):
-    path = saved("albef_mafa", "another-size", image_size=64)
-    assert problems("model.pretrained", path) == []
-    lavis_mafa.load_model("albef_mafa", "tiny").load_checkpoint(str(path))
-
-
 def test_weights_without_run_state_cannot_be_resumed(saved, tmp_path):
     path = tmp_path / "weights.pth"
     for content in (weights(saved("albef_mafa")), {"model": weights(saved("albef_mafa"))}):
@@ -212,34 +180,3 @@ def test_checkpoint_of_lavis_runner(saved, tmp_path):
     assert len(problems("run.resume_ckpt_path", path)) == 1
     torch.save({"model": content["model"]}, path)
     assert len(problems("run.resume_ckpt_path", path, **theirs)) == 1
-
-
-def test_checkpoint_for_an_image_encoder(saved, tmp_path):
-    key, config = "model.vit_weights", "blip2_toy"
-    assert problems(key, saved("blip2_mafa"), config) == []
-    path = tmp_path / "other.pth"
-    for content in ([torch.ones(2)], {"model": 3}, {"epoch": 3}):
-        torch.save(content, path)
-        assert len(problems(key, path, config)) == 1
-
-
-def test_all_problems_are_reported_together(saved, tmp_path):
-    path = tmp_path / "broken.pth"
-    path.write_bytes(b"weights" * 99)
-    given = {**KEYS["model.pretrained"], **CON_D, "run.seed": "x"}
-    given |= {key: path for key in ALL if key != "model.finetuned"}
-    with pytest.raises(ConfigError) as caught:
-        load_config(TRAIN / "albef_toy.yaml", [f"{k}={v}" for k, v in given.items()])
-    found = {line.split(":")[0] for line in caught.value.problems}
-    assert found == {*ALL, "run.seed"} - {"model.finetuned"}
-
-
-def test_unused_checkpoints_are_not_checked(saved, tmp_path):
-    """`pretrained` if `finetuned` is loaded as well; Con-D if nothing is trained."""
-    path = tmp_path / "broken.pth"
-    path.write_bytes(b"weights" * 99)
-    more = {"model__load_finetuned": True, "model__finetuned": saved("albef_mafa")}
-    assert problems("model.pretrained", path, **more) == []
-    assert problems("model.mafa.con_d.checkpoint", path, run__evaluate=True) == []
-    oracle = {"model__mafa__con_d__arch": "oracle"}
-    assert problems("model.mafa.con_d.checkpoint", path, **oracle) == []

@@ -118,13 +118,3 @@ def test_bad_columns_and_folders_are_problems_of_the_config(folder, tmp_path):
         (found,) = problems(folder, tmp_path / name)
         assert found.startswith(f"{key}: ") and message in found
     assert "found 'url', 'alt'; set image_key" in problems(folder, tmp_path / "other")[0]
-
-
-def test_images_folder_is_needed_for_paths_only(folder, tmp_path):
-    pq.write_table(pa.table({"image": ["0.png"], "text": ["b"]}), tmp_path / "a.parquet")
-    for train in ("hub", "saved", "hub/*.parquet"):
-        assert problems(folder, train) == []
-    for train in (tmp_path / "a.parquet", folder / "train.json"):
-        (found,) = problems(folder, train)
-        assert found.startswith("datasets.image_text_json.build_info.images.storage: missing")
-        assert problems(folder, train, **{f"{INFO}__images__storage": folder}) == []

@@ -40,13 +40,6 @@ def test_settings_that_do_not_fit(tmp_path, capsys, changes, message):
         assert "WARNING" not in text, text
 
 
-def test_training_warns_as_the_dry_run_does(tmp_path, caplog):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lavis_mafa.training.RunnerMafa.train_epoch", lambda *_: False)
-        run_here(tmp_path, run__warmup_steps=27)
-    assert "run.warmup_steps: 27 is not below the 27 steps" in caplog.text
-
-
 def test_warm_up_share_limits_the_steps(tmp_path):
     """A third of 27 steps: the rate rises over 9 steps, as with 9 warm-up steps."""
     changes = {"run__warmup_lr": 1e-6, "run__lr_sched": "linear_warmup_cosine_lr"}

@@ -56,15 +56,6 @@ def test_lines_of_a_run(tmp_path, caplog, capfd, monkeypatch):
     assert "%|" not in capfd.readouterr().err
 
 
-def test_check_data_says_where_it_looked(tmp_path, capsys):
-    (tmp_path / "train.json").write_text('[{"image": "a.jpg", "caption": "a dog"}]')
-    wrong = tmp_path / "pictures"
-    wrong.mkdir()
-    main(["check-data", str(tmp_path / "train.json"), "--image-root", str(wrong)])
-    output = capsys.readouterr().out
-    assert "not one of them is there: --images must be the folder" in output
-
-
 @pytest.mark.parametrize(
     "arch, form, message",
     [

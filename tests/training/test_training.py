@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import logging
 
-import numpy as np
 import pytest
 import torch
-from lavis.common.optims import LinearWarmupCosineLRScheduler
 from runs import CONFIG, dry_run, options, records, run_here
 
 from lavis_mafa.judges.frozen import frozen_models
@@ -120,17 +118,6 @@ def test_learning_rate_is_lower_in_grouped_epochs(tmp_path):
     assert rates["random"] == rates["plain"]
 
 
-def test_learning_rate_is_lower_in_a_grouped_first_epoch(tmp_path):
-    """Its order comes from a file. A schedule that keeps the rate does not lower it repeatedly."""
-    order = tmp_path / "order.npy"
-    np.save(order, np.arange(74))
-    grit = {"run__grit__first_order": str(order), "run__grit__lr_factor": 0.5}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LinearWarmupCosineLRScheduler, "step", lambda *_, **__: None)
-        run_here(tmp_path / "run", run__max_epoch=1, run__init_lr=1e-3, **grit)
-    assert {r["lr"] for r in records(tmp_path / "run", "step")} == {5e-4}
-
-
 def test_bf16_losses_are_close_to_full_precision(tmp_path):
     run_here(tmp_path, **ONE_EPOCH, run__amp=True, run__amp_dtype="bf16")
     mixed = [r["loss"] for r in records(tmp_path, "step")]
@@ -191,26 +178,11 @@ def test_naive_grouping_makes_a_separate_pass(tmp_path):
     assert sorted(runner.schedule.plan.order.tolist()) == list(range(74))
 
 
-def test_saved_order_starts_another_run(tmp_path):
-    run_here(tmp_path / "first", run__grit__save_order=True, run__max_epoch=2)
-    order = tmp_path / "first" / "job" / "grit_order.npy"
-    assert sorted(np.load(order).tolist()) == list(range(74))
-    warm = run_here(tmp_path / "second", run__grit__first_order=order, run__max_epoch=1)
-    assert warm.schedule.plan.order.tolist() == np.load(order).tolist()
-
-
 def test_dry_run_reports_and_trains_nothing(tmp_path, capsys):
     output = dry_run(tmp_path, capsys)
     for text in ("74 pairs", "9 steps", "L = 32", "M = 16", "hardness 1,", "0.46 M", "memory"):
         assert text in output, output[-2000:]
     assert not (tmp_path / "job").exists()
-
-
-def test_error_of_a_missing_split_names_the_existing_ones():
-    from lavis_mafa.training.loaders import Loaders
-
-    with pytest.raises(ValueError, match="'test'.*val"):
-        Loaders({}, None, {"val": 1}, 0, torch.device("cpu")).evaluation("test")
 
 
 def test_small_validation_split_does_not_change_k_test_of_the_test_split(tmp_path):
@@ -238,12 +210,6 @@ def test_distributed_false_ignores_slurm(monkeypatch):
     assert (cfg.rank, cfg.world_size, cfg.distributed) == (0, 1, False)
 
 
-def test_evaluate_includes_validation_splits(tmp_path):
-    splits = {"run__valid_splits": '["val"]', "run__test_splits": '["test"]'}
-    run_here(tmp_path, run__evaluate=True, model__mafa__con_d__arch=None, **splits)
-    assert [r["split"] for r in records(tmp_path, "eval")] == ["val", "test"]
-
-
 def test_run_in_chunks_trains_as_a_run_of_whole_mini_batches(tmp_path):
     """BLIP on the toy world has no random draws in its forward pass, so that chunks change nothing.
 
@@ -265,9 +231,3 @@ def test_run_in_chunks_trains_as_a_run_of_whole_mini_batches(tmp_path):
         for name in ("whole", "chunks")
     )
     assert len(found) == 9 and found == pytest.approx(expected, rel=1e-4)
-
-
-def test_momentum_encoders_get_the_size_of_chunks(tmp_path):
-    momentum = {"model__mafa__soft_labels__type": "momentum", "model__queue_size": 16}
-    runner = run_here(tmp_path, **momentum, run__cached_batch=3, run__max_steps=1)
-    assert runner._model.momentum_encoders.cached_batch == 3
