@@ -58,8 +58,7 @@ def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any
     Raises:
         FileNotFoundError: if the file does not exist.
         ValueError: if the file is not a checkpoint, or a pipe or device; is damaged or altered;
-            or holds pickled objects, which could run code when loaded, or weights that are not
-            dense floating-point numbers of 16 to 64 bits.
+            or holds pickled objects, which could run code when loaded.
     """
     path = local_file(url_or_filename)
     if not os.path.exists(path):
@@ -72,11 +71,7 @@ def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any
         require_regular(path)
         checkpoint = _read_torch_file(path, mapped)
     # Our runner saves the names of its model, whatever they begin with.
-    checkpoint = checkpoint if STATE_OF_RUN in checkpoint else _unwrapped(checkpoint, path)
-    problem = _problem_of_tensors(checkpoint.get("model", checkpoint))
-    if problem:
-        raise ValueError(f"{path} cannot be loaded: {problem}")
-    return checkpoint
+    return checkpoint if STATE_OF_RUN in checkpoint else _unwrapped(checkpoint, path)
 
 
 def local_file(url_or_filename: str) -> str:
@@ -161,26 +156,6 @@ def _read_torch_file(path: str, mapped: bool) -> dict[str, Any]:
     if not isinstance(checkpoint, dict):
         raise ValueError(f"{path} holds a {type(checkpoint).__name__}, expected a dictionary")
     return checkpoint
-
-
-def _problem_of_tensors(state: Any) -> str | None:
-    """Return a message about the first weight in a form that this package never saves.
-
-    Such tensors would be converted silently to numbers that mean nothing, or fail deep inside
-    torch. Integers are fine for buffers, such as a queue's pointer, but not for weights.
-    """
-    for key, value in state.items() if isinstance(state, dict) else ():
-        if not isinstance(value, Tensor):
-            continue
-        name = str(value.dtype).removeprefix("torch.")
-        if value.is_meta or value.layout is not torch.strided:
-            kind = "meta tensor" if value.is_meta else f"tensor of layout {value.layout}"
-            return f"{key} is a {kind}, expected a dense one with numbers"
-        whole = not (value.is_floating_point() or value.is_complex() or value.is_quantized)
-        weight = str(key).endswith((".weight", ".bias"))
-        if value.dtype not in _FLOATS and (weight or not whole):
-            return f"{key} is of type {name}, expected {_FLOAT_NAMES} (Tensor.float())"
-    return None
 
 
 def problem_of_types(state: dict[str, Tensor], own: dict[str, Tensor]) -> str | None:

@@ -16,7 +16,6 @@ from typing import Any
 from lavis.common.dist_utils import get_world_size
 
 from lavis_mafa.io.files import append_line, lost_writes
-from lavis_mafa.io.processes import progress
 from lavis_mafa.settings.config_of_run import LOG
 from lavis_mafa.settings.loggers import STEP, Logger
 from lavis_mafa.training.guarded import GuardedLoggers
@@ -116,12 +115,6 @@ class RunLog:
             if isinstance(value, (int, float)) and not isinstance(value, bool)
         }
         self.loggers.figures(prefix, numbers, step, axis)
-
-    def progress(self, steps: Iterable[int], name: str, done: int, total: int) -> Any:
-        """Return a progress bar over steps, with rate and time left."""
-        return progress(
-            steps, desc=name, initial=done, total=total, mininterval=0.2, dynamic_ncols=True
-        )
 
     def close(self, status: str = "finished") -> None:
         """End the loggers, and name the files that are incomplete.

@@ -96,25 +96,6 @@ def test_generated_tokens_equal_lavis(stage2, prompt, beams):
         assert torch.equal(without_text[:, -output.shape[1] :], output)
 
 
-def test_batched_prompts_of_different_length_equal_single_prompts(work_folder):
-    folder = work_folder / "hf_opt"
-    processor = transformers.AutoProcessor.from_pretrained(folder)
-    hf_model = transformers.Blip2ForConditionalGeneration.from_pretrained(folder).eval()
-
-    def generate(prompts, pixels):
-        blank = [Image.new("RGB", (9, 9))] * len(prompts)
-        inputs = processor(images=blank, text=prompts, padding=True, return_tensors="pt")
-        inputs["pixel_values"] = pixels
-        output = hf_model.generate(**inputs, max_new_tokens=LENGTH)
-        return output[:, inputs["input_ids"].shape[1] :]
-
-    pixels = random_images(2)
-    batched = generate(PROMPTS, pixels)
-    for number, prompt in enumerate(PROMPTS):
-        single = generate([prompt], pixels[number : number + 1])[0]
-        assert torch.equal(batched[number, : len(single)], single)
-
-
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_export_in_half_precision(work_folder, tmp_path, dtype):
     out = tmp_path / "half"

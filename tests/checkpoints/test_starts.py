@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
-from conftest import ROOT, mini_batch, tiny_config
+from conftest import mini_batch, tiny_config
 from omegaconf import OmegaConf
 
 from lavis_mafa import load_model
 from lavis_mafa.checkpoints.weight_loading import complete_lavis_loading, registered_name
 from lavis_mafa.families import AlbefMafa, Blip2Mafa, BlipMafa
-from lavis_mafa.settings import load_config
 
 FAMILIES = {"albef": AlbefMafa, "blip": BlipMafa, "blip2": Blip2Mafa}
-
-
-def load_toy_config(family, *options, machine=True):
-    path = ROOT / f"projects/mafa/train/{family}_toy.yaml"
-    return load_config(path, list(options), machine=machine)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -48,31 +40,6 @@ def test_momentum_encoders_start_equal(toy_train, family):
     samples = mini_batch(toy_train, range(6), epoch=3)
     model(samples).loss.backward()
     assert all(p.grad is None for n, p in model.named_parameters() if "_m." in n)
-
-
-def test_relative_paths_are_stored_as_absolute_paths(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    torch.save({"model": load_model("blip2_mafa", "tiny").state_dict()}, "vit.pth")
-    cfg = load_toy_config("blip2", "model.vit_weights=vit.pth", "model.freeze_vit=True")
-    assert cfg.model_cfg.vit_weights == os.path.join(tmp_path.resolve(), "vit.pth")
-    model = Blip2Mafa.from_config(cfg.model_cfg)
-    frozen = {key: v for key, v in model.state_dict().items() if key.startswith("visual_encoder.")}
-    trained = {key: v for key, v in model.state_dict().items() if key not in frozen}
-    torch.save({"model": trained, "config": cfg.to_dict()}, tmp_path / "trained.pth")
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    monkeypatch.chdir(elsewhere)
-    checkpoint, given = str(tmp_path / "trained.pth"), {"vit_weights": str(tmp_path / "vit.pth")}
-    reloaded = load_model("blip2_mafa", checkpoint=checkpoint, model=given)
-    assert all(torch.equal(reloaded.state_dict()[key], value) for key, value in frozen.items())
-    # A checkpoint that contains the image encoder needs no other file.
-    (tmp_path / "vit.pth").unlink()
-    torch.save({"model": model.state_dict(), "config": cfg.to_dict()}, tmp_path / "whole.pth")
-    assert load_model("blip2_mafa", checkpoint=str(tmp_path / "whole.pth")) is not None
-    with pytest.raises(FileNotFoundError, match="vit.pth"):
-        load_model("blip2_mafa", checkpoint=checkpoint, model=given)
-    with pytest.raises(ValueError, match="vit_weights is .*not followed"):
-        load_model("blip2_mafa", checkpoint=checkpoint)
 
 
 def test_subclass_of_a_registered_class_loads_its_checkpoints(tmp_path):
@@ -124,27 +91,6 @@ def test_stage_2_checkpoint_is_rejected_by_stage_1(tmp_path, arch):
     state = load_model("blip2_mafa", "tiny").state_dict()
     with pytest.raises(ValueError, match=f"saved by {arch}, which is of stage 2"):
         load_finetuned(tmp_path, Blip2Mafa, state, {"model": {"arch": arch}})
-
-
-def test_other_image_size_than_in_training_is_warned_about(tmp_path, tiny, caplog):
-    size = tiny.visual_encoder.patch_embed.img_size[0]
-    for trained, warned in ((size, False), (2 * size, True)):
-        caplog.clear()
-        load_finetuned(tmp_path, AlbefMafa, tiny.state_dict(), {"model": {"image_size": trained}})
-        assert (f"was trained at model.image_size {trained}" in caplog.text) is warned
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_fixed_temperature_is_not_learnt(tmp_path, family):
-    cls = FAMILIES[family]
-    state = load_model(f"{family}_mafa", "tiny").state_dict()
-    state["temp"] = torch.tensor(0.2)
-    torch.save({"model": state}, tmp_path / "warm.pth")
-    pretrained = {"load_pretrained": True, "pretrained": str(tmp_path / "warm.pth")}
-    learnt = cls.from_config(tiny_config(cls, **pretrained))
-    fixed = cls.from_config(tiny_config(cls, **pretrained, mafa={"learn_temperature": False}))
-    assert learnt.temp.item() == pytest.approx(0.2) and learnt.temp.requires_grad
-    assert fixed.temp.item() == pytest.approx(0.07) and not fixed.temp.requires_grad
 
 
 def test_queue_and_posterior_are_not_loaded_from_pretrained_weights(tmp_path, toy_train):

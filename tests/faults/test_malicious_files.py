@@ -4,7 +4,6 @@ never runs.
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import re
@@ -162,21 +161,6 @@ def test_keys_of_a_config_reject_malicious_files(malicious_zip, key):
     assert_config_rejected(malicious_zip, key, *KEYS[key])
 
 
-@pytest.mark.parametrize("arch, model_type", LAVIS)
-def test_lavis_models_reject_malicious_files(malicious_zip, arch, model_type, monkeypatch):
-    """LAVIS's loading relies on torch's default, which an environment variable can change."""
-    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
-    more = {"model.arch": arch, "model.model_type": model_type, "run.grit.enabled": False}
-    more |= {"model.load_pretrained": True, "model.mafa": "null"}
-    assert_config_rejected(malicious_zip, "model.pretrained", "albef_toy", more)
-
-
-def test_hugging_face_folders_reject_malicious_files(tmp_path):
-    world = MaliciousFile(tmp_path / "folder", name="pytorch_model.bin")
-    (tmp_path / "folder/config.json").write_text(json.dumps({"model_type": "bert"}))
-    assert_config_rejected(world, "model.bert_weights", "blip2_toy", {}, given=world.path.parent)
-
-
 def test_config_file_cannot_run_code(tmp_path):
     """YAML can name Python objects."""
     mark = tmp_path / "it_ran"
@@ -189,9 +173,6 @@ def test_config_file_cannot_run_code(tmp_path):
     with pytest.raises(ConfigError):
         load_config(TRAIN / "albef_toy.yaml", [f"run.x=!!python/object/apply:os.mkdir ['{mark}']"])
     assert not mark.exists()
-
-
-# Other ways of loading
 
 
 # Commands

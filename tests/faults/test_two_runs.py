@@ -14,7 +14,6 @@ from runs import finish, records, run_here, spawn, start
 
 from lavis_mafa.io.folder_lock import LOCK
 from lavis_mafa.io.problems import ConfigError
-from lavis_mafa.training.folder import _make_folder
 
 # Holds a folder until it is killed; with "fork" a child inherits everything that it has open.
 HOLDER = """
@@ -67,20 +66,6 @@ def test_dead_owner_holds_nothing(tmp_path, holder, no_wait):
     run_here(tmp_path, **toy("albef"), run__max_steps=1)
     assert state(tmp_path)["run"]["global_step"] == 1
     assert not (tmp_path / "job" / LOCK).exists()
-
-
-def test_starts_in_one_second_get_a_folder_each(tmp_path):
-    names = {_make_folder(tmp_path) for _ in range(20)}
-    assert len(names) == 20 and {path.name for path in tmp_path.iterdir()} == names
-
-
-def test_a_failed_start_leaves_no_folder(tmp_path, monkeypatch):
-    from lavis_mafa.training import session
-
-    monkeypatch.setattr(session, "build_data", lambda cfg: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        run_here(tmp_path, **toy("albef"), run__job_id=None)
-    assert not list(tmp_path.iterdir())
 
 
 def alive(number):

@@ -265,24 +265,6 @@ def test_trusted_folders_are_followed(foreign, trusted, monkeypatch):
         pass
 
 
-def test_plugins_of_judged_pairs_are_not_imported(foreign, caplog):
-    config = OmegaConf.load(TOY)
-    config.run.plugins = [str(foreign.plugin)]
-    OmegaConf.save(config, foreign.folder / "config.yaml")
-    plugins = f"run.plugins=[{foreign.plugin}]"
-    for given in ((foreign.folder / "config.yaml",), (TOY, plugins), (foreign.run(), plugins)):
-        pairs = foreign.pairs(*given)
-        for command in (["label", "page", pairs], ["report", pairs]):
-            caplog.clear()
-            status = main([*command, "--output", "page.html"])
-            assert status == (2 if command[0] == "label" else 0)
-            assert "run.plugins" in caplog.text and "--trust" in caplog.text
-            assert not foreign.mark.exists()
-    trust = ["--trust", pairs, "--trust", str(foreign.folder)]
-    assert main(["label", "page", pairs, "--output", "page.html", *trust]) == 0
-    assert foreign.mark.exists()
-
-
 def test_nothing_of_a_run_is_fetched_or_written_elsewhere(foreign, server, caplog):
     port, asked = server
     url, place = f"http://localhost:{port}/a.json", foreign.folder.parent / "victim.json"

@@ -168,15 +168,3 @@ def test_weights_without_run_state_cannot_be_resumed(saved, tmp_path):
         found = problems("run.resume_ckpt_path", path)
         assert len(found) == 1 and "no state of a run" in found[0]
         assert "model.pretrained" in found[0]
-
-
-def test_checkpoint_of_lavis_runner(saved, tmp_path):
-    """Its content differs; each runner needs its own."""
-    theirs = {"run__runner": "runner_base", "run__grit__enabled": False}
-    path = tmp_path / "theirs.pth"
-    content = {"model": weights(saved("albef_mafa")), "optimizer": {}, "epoch": 3, "config": {}}
-    torch.save(content, path)
-    assert problems("run.resume_ckpt_path", path, **theirs) == []
-    assert len(problems("run.resume_ckpt_path", path)) == 1
-    torch.save({"model": content["model"]}, path)
-    assert len(problems("run.resume_ckpt_path", path, **theirs)) == 1

@@ -99,8 +99,11 @@ def starting_files(folder: Path) -> dict[str, Path]:
         files[name] = folder / f"{name}.txt"
         files[name].write_text("\n".join(order))
     for seed, name in enumerate(("vectors", "other vectors")):
-        files[name] = folder / f"vectors{seed}.npy"
-        np.save(files[name], np.random.default_rng(seed).normal(size=(24, 8)).astype(np.float32))
+        # Not .npy, which would be compared as a file: the judge's content is compared as well.
+        files[name] = folder / f"vectors{seed}.array"
+        vectors = np.random.default_rng(seed).normal(size=(24, 8)).astype(np.float32)
+        with open(files[name], "wb") as file:
+            np.save(file, vectors)
     for name, factor in (("plugin", 1), ("other_plugin", 2)):
         files[name] = folder / name / "own.py"
         files[name].parent.mkdir()
@@ -180,7 +183,7 @@ def outcomes(tmp_path_factory):
         ("other Con-D weights", "weights of model.mafa.con_d: AlbefMafa"),
         ("another vocabulary", "model.tokenizer: .*content"),
         ("another plugin", r"run.plugins\[0\]: a file with content"),
-        ("other vectors of captions", "model.mafa.con_d.captions.vectors: a file with content"),
+        ("other vectors of captions", "content of model.mafa.con_d: _CaptionJudge"),
         ("another toy world", "datasets.toy_scenes.build_info.seed: .* 5 on rank 1"),
     ],
 )

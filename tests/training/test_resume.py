@@ -44,16 +44,6 @@ def test_best_value_is_resumed(tmp_path):
     assert runner.progress.best == BestFigure(1000.0, 0, "val")
 
 
-def test_a_checkpoint_of_another_format_is_rejected(tmp_path):
-    run_here(tmp_path, run__max_steps=1)
-    path = tmp_path / "job" / "checkpoint_last.pth"
-    content = torch.load(path, weights_only=True)
-    content["run"]["format"] += 1
-    torch.save(content, path)
-    with pytest.raises(ValueError, match="start a new run from its weights by model.pretrained"):
-        run_here(tmp_path, run__resume_ckpt_path=path)
-
-
 def test_settings_of_adamw_come_from_the_config(tmp_path):
     """The checkpoint holds them too, as the optimizer's state."""
     run_here(tmp_path, run__max_steps=2)
@@ -155,19 +145,6 @@ def test_best_weights_are_of_the_resumed_epochs(
         )
         assert same_weights(weights(tmp_path, *aside), before["checkpoint_best.pth"])
     assert ("best figure is forgotten" in caplog.text) == (best is None)
-
-
-def test_best_checkpoint_of_an_earlier_run_is_not_tested(tmp_path, validated):
-    values, tested = validated
-    changes = {"run__test_splits": '["test"]', "run__max_epoch": 1}
-    changes["run__valid_splits"] = '["val", "test"]'  # the first one chooses
-    values += [0.9, 1.0]
-    assert run_here(tmp_path, **changes).progress.best == BestFigure(0.9, 0, "val")
-    (tmp_path / "job" / "checkpoint_last.pth").unlink()
-    values += [float("nan"), 0.5]  # no best epoch
-    run_here(tmp_path, **changes, run__seed=3)
-    assert same_weights(tested[-1], weights(tmp_path)) and not values
-    assert not (tmp_path / "job" / "checkpoint_best.pth").exists()
 
 
 def test_failing_validation_keeps_the_epoch(tmp_path, monkeypatch):

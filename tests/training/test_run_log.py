@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 
-import pytest
-
 from lavis_mafa.training.run_log import LOG, RunLog, read_json_lines, read_log
 
 
@@ -27,12 +25,6 @@ def test_truncated_log_is_read(tmp_path):
         assert list(read_json_lines(tmp_path / LOG)) == read_log(tmp_path, "step") == [step(1)]
     write(tmp_path, [step(1)], end=last)
     assert [record["global_step"] for record in read_log(tmp_path, "step")] == [1, 2]
-
-
-@pytest.mark.parametrize("line", [b"\n", b"[1]\n", b"3\n", b"null\n", b'{"step": 1}\n', b"\xff\n"])
-def test_lines_that_are_not_records_are_skipped(tmp_path, line):
-    write(tmp_path, [step(1)], end=line + b'{"kind": "step", "global_step": 2}\n')
-    assert read_log(tmp_path, "step") == [step(1), step(2)]
 
 
 def test_repeated_steps_count_once(tmp_path):

@@ -113,6 +113,3 @@ def test_fne_places_all_tensors_on_the_gpu(tmp_path):
         runner = run_here(tmp_path, config=FNE_TOY, **{**SHORT, **small})
     assert {one.device.type for one in runner.model.parameters()} == {"cuda"}
     assert len(records(tmp_path, "step")) == 12
-
-
-# The simulated device itself

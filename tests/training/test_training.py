@@ -10,7 +10,6 @@ import torch
 from runs import CONFIG, dry_run, options, records, run_here
 
 from lavis_mafa.judges.frozen import frozen_models
-from lavis_mafa.training.guard import UnreadableSamples
 
 ONE_EPOCH = {"run__max_epoch": 1, "run__grit__enabled": False}
 
@@ -118,32 +117,6 @@ def test_learning_rate_is_lower_in_grouped_epochs(tmp_path):
     assert rates["random"] == rates["plain"]
 
 
-def test_bf16_losses_are_close_to_full_precision(tmp_path):
-    run_here(tmp_path, **ONE_EPOCH, run__amp=True, run__amp_dtype="bf16")
-    mixed = [r["loss"] for r in records(tmp_path, "step")]
-    run_here(tmp_path / "exact", **ONE_EPOCH)
-    exact = [r["loss"] for r in records(tmp_path / "exact", "step")]
-    assert mixed == pytest.approx(exact, rel=0.05) and mixed != exact
-
-
-def test_too_many_unreadable_samples_are_detected_early():
-    guard = UnreadableSamples(allowed=0.1, enough=3)
-    for index in range(10):
-        error = "broken" if index in (2, 5, 6) else ""
-        batch = {"index": [index], "loaded_index": [index + 100], "load_error": [error]}
-        assert guard.count(batch) == ([(index, index + 100, "broken")] if error else [])
-        assert guard.too_many == (index >= 6)
-    guard.reset()
-    assert not guard.too_many
-    # None is allowed, and none is there.
-    guard = UnreadableSamples(allowed=0.0, enough=1)
-    assert not guard.exceeded and not guard.too_many
-    guard.count({"load_error": ["", ""], "index": [0, 1], "loaded_index": [0, 1]})
-    assert guard.seen == 2 and not guard.exceeded
-    guard.count({"load_error": ["OSError"], "index": [2], "loaded_index": [7]})
-    assert guard.exceeded and guard.too_many
-
-
 def test_logs_contain_the_statistics_of_the_papers(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         run_here(tmp_path, run__log_connections=4, run__loggers="[tensorboard]")
@@ -183,19 +156,6 @@ def test_dry_run_reports_and_trains_nothing(tmp_path, capsys):
     for text in ("74 pairs", "9 steps", "L = 32", "M = 16", "hardness 1,", "0.46 M", "memory"):
         assert text in output, output[-2000:]
     assert not (tmp_path / "job").exists()
-
-
-def test_small_validation_split_does_not_change_k_test_of_the_test_split(tmp_path):
-    splits = {"run__valid_splits": '["val"]', "run__test_splits": '["test"]'}
-    # 6 validation and 10 test images: k_test is larger than the number of validation images.
-    runner = run_here(tmp_path / "both", **ONE_EPOCH, **splits, run__k_test=8)
-    assert runner.run_cfg.k_test == 8
-    splits["run__valid_splits"] = "[]"
-    run_here(tmp_path / "alone", **ONE_EPOCH, **splits, run__k_test=8)
-    tested = [records(tmp_path / name, "eval")[-1] for name in ("both", "alone")]
-    for figures in tested:
-        del figures["time"], figures["epoch"]
-    assert tested[0] == tested[1]
 
 
 def test_distributed_false_ignores_slurm(monkeypatch):
