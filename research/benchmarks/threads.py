@@ -6,7 +6,6 @@ This file is also the plugin by which the measured ``lavis-mafa train`` times it
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import statistics
@@ -14,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from lavis_mafa.io.project_files import find_config
@@ -24,37 +23,58 @@ from research.benchmarks.harness import Row, Sizes, progress
 STEPS = 30
 _WARM_UP = 3
 _CLOCK, _CLOCK_FILE = "step_clock", "clock.json"
-# Commands that the training command is an argument of, and busy processes next to it.
-_CONDITIONS = {
-    "idle": ([], 0),
-    "next to one busy process": ([], 1),
-    "next to two busy processes": ([], 2),
-    "on one core (taskset)": (["taskset", "-c", "0"], 0),
-}
-_WIDTHS = {"small": 64, "larger": 384}
+# Conditions that follow each other within a run, and the busy processes in each.
+_BUSY = {"idle": 0, "next to one busy process": 1, "next to two busy processes": 2}
+_ON_ONE_CORE = "on one core (taskset)"
+_WIDTHS = {"small": 64, "larger": 256}
 
 
 @LOGGERS.register(_CLOCK)
 class StepClock(Logger):
-    """Writes the wall and CPU seconds of the steps after the first ones to the run's folder."""
+    """Starts busy processes, and writes the seconds of the steps next to them to the run's folder.
+
+    Each condition begins with a few steps that are not counted.
+    """
 
     def __init__(self) -> None:
         self._file = Path()
-        self._times: list[tuple[float, float]] = []
+        self._left = json.loads(os.environ["STEP_CLOCK"])  # [condition, busy processes, steps]
+        self._done = 0  # steps of the present condition
+        self._began = (0.0, 0.0)
+        self._found: dict[str, tuple[float, float]] = {}
+        self._busy: list[subprocess.Popen[bytes]] = []
 
     def begin(self, run: LoggedRun) -> None:
         """Remember the folder."""
         self._file = run.folder / _CLOCK_FILE
 
     def figures(self, figures: Mapping[str, float], step: int, axis: str) -> None:
-        """Take the time of a step."""
-        if axis == STEP and any(name.startswith("train/") for name in figures):
-            self._times.append((time.perf_counter(), time.process_time()))
+        """Take the time of a step, and begin the next condition if it was the last one."""
+        if axis != STEP or not self._left or not any(n.startswith("train/") for n in figures):
+            return
+        condition, busy, steps = self._left[0]
+        now = time.perf_counter(), time.process_time()
+        self._done += 1
+        if self._done == 1:
+            spin = [sys.executable, "-c", "while True: pass"]
+            self._busy = [subprocess.Popen(spin) for _ in range(busy)]
+        elif self._done == _WARM_UP:
+            self._began = now
+        elif self._done == _WARM_UP + steps:
+            self._found[condition] = now[0] - self._began[0], now[1] - self._began[1]
+            self._left, self._done = self._left[1:], 0
+            self._stop()
+            self._file.write_text(json.dumps(self._found))
 
     def end(self, status: str) -> None:
-        """Write the times."""
-        (wall, cpu), (last_wall, last_cpu) = self._times[_WARM_UP - 1], self._times[-1]
-        self._file.write_text(json.dumps({"wall": last_wall - wall, "cpu": last_cpu - cpu}))
+        """Stop the busy processes."""
+        self._stop()
+
+    def _stop(self) -> None:
+        for process in self._busy:
+            process.kill()
+            process.wait()
+        self._busy = []
 
 
 def rows(sizes: Sizes) -> Iterator[Row]:
@@ -67,43 +87,35 @@ def rows(sizes: Sizes) -> Iterator[Row]:
         for policy in ("passive", "active")
     }
     variants = {"default": dict[str, str](), **fixed}
-    models, conditions = list(_WIDTHS), list(_CONDITIONS)
+    free = [(name, busy, steps) for name, busy in _BUSY.items()]
+    runs = {"free": ([], free), "one core": (["taskset", "-c", "0"], [(_ON_ONE_CORE, 0, steps)])}
+    models = list(_WIDTHS)
     if sizes.quick:
-        models, conditions = models[:1], conditions[:1]
+        models, runs = models[:1], {"free": ([], free[:1])}
     for model in models:
-        for condition in conditions:
-            command, busy = _CONDITIONS[condition]
-            times: dict[str, list[dict[str, float]]] = {name: [] for name in variants}
+        for command, conditions in runs.values():
+            times: dict[str, list[dict[str, tuple[float, float]]]] = {name: [] for name in variants}
             for repeat in range(sizes.repeats):
-                names = list(variants) if repeat % 2 == 0 else list(variants)[::-1]
-                with _busy_processes(busy):
-                    for name in names:
-                        times[name].append(_measure(command, variants[name], model, steps))
-                progress(f"{model}, {condition}: round {repeat + 1} of {sizes.repeats}")
-            wall = {name: [one["wall"] for one in found] for name, found in times.items()}
-            cpu = {name: [one["cpu"] for one in found] for name, found in times.items()}
-            best = min(fixed, key=lambda name: statistics.median(wall[name]))
-            what = f"{steps} steps of a {model} ALBEF, {condition}"
-            yield Row.of(f"{what}: wall", f"best: {best}", wall["default"], wall[best])
-            alone = "1 passive"
-            yield Row.of(f"{what}: CPU", f"reference: {alone}", cpu["default"], cpu[alone])
-
-
-@contextlib.contextmanager
-def _busy_processes(count: int) -> Iterator[None]:
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
+                for name in list(variants)[:: 1 if repeat % 2 == 0 else -1]:
+                    times[name].append(_measure(command, variants[name], model, conditions))
+                progress(f"{model}: round {repeat + 1} of {sizes.repeats}")
+            for condition, _, _ in conditions:
+                wall = {name: [one[condition][0] for one in times[name]] for name in variants}
+                cpu = {name: [one[condition][1] for one in times[name]] for name in variants}
+                best = min(fixed, key=lambda name: statistics.median(wall[name]))
+                what = f"{steps} steps of a {model} ALBEF, {condition}"
+                yield Row.of(f"{what}: wall", f"best: {best}", wall["default"], wall[best])
+                alone = "1 passive"
+                yield Row.of(f"{what}: CPU", f"reference: {alone}", cpu["default"], cpu[alone])
 
 
 def _measure(
-    command: list[str], variables: Mapping[str, str], model: str, steps: int
-) -> dict[str, float]:
-    """Train for some steps in a new process; return their wall and CPU seconds."""
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    model: str,
+    conditions: Sequence[tuple[str, int, int]],
+) -> dict[str, tuple[float, float]]:
+    """Train in a new process; return the wall and CPU seconds of the steps in each condition."""
     ours = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "KMP_BLOCKTIME")
     environment = {name: value for name, value in os.environ.items() if name not in ours}
     with tempfile.TemporaryDirectory() as folder:
@@ -119,18 +131,22 @@ def _measure(
             "run.batch_size_train=64",
             f"run.loggers=[{_CLOCK}]",
             "run.log_freq=1",
-            f"run.max_steps={steps + _WARM_UP}",
+            f"run.max_steps={sum(_WARM_UP + steps for _, _, steps in conditions)}",
             f"run.output_dir={folder}",
             "run.job_id=run",
+            "run.valid_splits=[]",
+            "run.test_splits=[]",
         ]
         train = [sys.executable, "-m", "lavis_mafa", "train", "--cfg-path", "albef_toy"]
         done = subprocess.run(
             [*command, *train, "--plugin", __file__, "--options", *options],
-            env={**environment, **variables},
+            env={**environment, "STEP_CLOCK": json.dumps(conditions), **variables},
             capture_output=True,
             text=True,
         )
         if done.returncode:
             raise RuntimeError(f"the measured training failed: {done.stderr[-2000:]}")
-        found: dict[str, float] = json.loads(Path(folder, "run", _CLOCK_FILE).read_text())
+        found: dict[str, tuple[float, float]] = json.loads(
+            Path(folder, "run", _CLOCK_FILE).read_text()
+        )
     return found
