@@ -212,10 +212,6 @@ class Loaders:
             **self._common,
         )
 
-    def to_device(self, samples: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a mini-batch with its tensors, tokens and images on this rank's device."""
-        return to_device(samples, self.device)
-
     def close(self) -> None:
         """End the workers now: the garbage collector would wait for each of them in turn."""
         self._train = self._batches = None

@@ -329,7 +329,7 @@ class RunnerMafa(StepRunner):
         model.eval()
         bar = _bar(f"grouping {epoch}", 0, plan.steps)
         for _, batch in zip(bar, self.loaders.train(plan, epoch, 0), strict=True):
-            samples = self.loaders.to_device(batch)
+            samples = loaders.to_device(batch, self.device)
             with self.autocast():
                 vectors = self._vectors_of(model, samples)
             yield (samples["index"], *vectors)
@@ -415,7 +415,7 @@ class RunnerMafa(StepRunner):
             logging.warning("sample %d is unreadable, %d replaces it: %s", index, loaded, error)
             record = {"epoch": epoch, "step": step, "index": index, "read": loaded, "error": error}
             self.log.append("unreadable.jsonl", record, self.rank)
-        samples = self.loaders.to_device(batch)
+        samples = loaders.to_device(batch, self.device)
         samples.update(
             epoch=epoch, num_iters_per_epoch=plan.steps, iters=step, grouped=plan.grouped
         )

@@ -45,7 +45,7 @@ def choose_threads(run_cfg: Any, models: Iterable[nn.Module] = ()) -> None:
             "CPU: %d thread(s)%s and %d data-loader worker(s) on %d usable core(s), %d rank(s) on "
             "this machine, %.1f M weights",
             torch.get_num_threads(),
-            ", as you have set," if given else " (OMP_NUM_THREADS overrides it)",
+            " (set by OMP_NUM_THREADS or a call)" if given else "",
             workers_of(run_cfg),
             cores,
             ranks,
