@@ -39,6 +39,22 @@ from lavis_mafa.algorithm.losses import LOSSES
 def own(step):
     return {} * step.batch.own.float().mean() + 0 * step.compared.i2t.mean()
 """
+# Equal code and settings: only what the judge takes of the data differs.
+JUDGE = """
+import os
+import numpy as np
+from lavis_mafa.judges.discriminators import DISCRIMINATORS, SampleJudge
+
+@DISCRIMINATORS.register("drawn")
+class Drawn(SampleJudge):
+    needs_self_check = False
+
+    def know(self, train_set):
+        self.vectors = np.random.default_rng(int(os.environ["RANK"])).normal(size=9)
+
+    def probability(self, images, texts):
+        return np.full(len(images), 0.5)
+"""
 CON_D = {"model__mafa__con_d__arch": "albef_mafa", "model__mafa__con_d__model_type": "tiny"}
 FNE = {
     **{f"run__grit__{name}": None for name in ("queue_size", "search_space", "start_epoch")},
@@ -99,15 +115,14 @@ def starting_files(folder: Path) -> dict[str, Path]:
         files[name] = folder / f"{name}.txt"
         files[name].write_text("\n".join(order))
     for seed, name in enumerate(("vectors", "other vectors")):
-        # Not .npy, which would be compared as a file: the judge's content is compared as well.
-        files[name] = folder / f"vectors{seed}.array"
-        vectors = np.random.default_rng(seed).normal(size=(24, 8)).astype(np.float32)
-        with open(files[name], "wb") as file:
-            np.save(file, vectors)
+        files[name] = folder / f"vectors{seed}.npy"
+        np.save(files[name], np.random.default_rng(seed).normal(size=(24, 8)).astype(np.float32))
     for name, factor in (("plugin", 1), ("other_plugin", 2)):
         files[name] = folder / name / "own.py"
         files[name].parent.mkdir()
         files[name].write_text(PLUGIN.format(factor))
+    files["judge"] = folder / "judge.py"
+    files["judge"].write_text(JUDGE)
     return files
 
 
@@ -155,6 +170,10 @@ def outcomes(tmp_path_factory):
             {**plain, **captions},
             [f"model.mafa.con_d.captions.vectors={files['other vectors']}"],
         ),
+        "a judge of other content": (
+            {**plain, "run__plugins": f"[{files['judge']}]", "model__mafa__con_d__arch": "drawn"},
+            [],
+        ),
         "another plugin": (plugin, [f"run.plugins=[{files['other_plugin']}]"]),
         "another toy world": ({}, ["datasets.toy_scenes.build_info.seed=5"]),
     }
@@ -183,7 +202,8 @@ def outcomes(tmp_path_factory):
         ("other Con-D weights", "weights of model.mafa.con_d: AlbefMafa"),
         ("another vocabulary", "model.tokenizer: .*content"),
         ("another plugin", r"run.plugins\[0\]: a file with content"),
-        ("other vectors of captions", "content of model.mafa.con_d: _CaptionJudge"),
+        ("other vectors of captions", "model.mafa.con_d.captions.vectors: a file with content"),
+        ("a judge of other content", "content of model.mafa.con_d: Drawn"),
         ("another toy world", "datasets.toy_scenes.build_info.seed: .* 5 on rank 1"),
     ],
 )
@@ -235,3 +255,5 @@ def test_arrays_of_a_judge_are_part_of_its_identity():
         return judges_of(SimpleNamespace(con_d=judge))
 
     assert identity(0) == identity(0) != identity(1)
+    first = SimpleNamespace(con_d=SimpleNamespace(first=SimpleNamespace(array=np.ones(3))))
+    assert "content of model.mafa.con_d.first" in judges_of(first)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import logging
 
-import pytest
-import torch
 from runs import run_here
 
-from lavis_mafa.cli import main
 from lavis_mafa.io.processes import progress
 from lavis_mafa.training import run_log, runner_mafa
 from lavis_mafa.training.run_log import TimeLeft, duration
@@ -54,17 +51,3 @@ def test_lines_of_a_run(tmp_path, caplog, capfd, monkeypatch):
     numbers = [word for word in line.split(" test: ")[1].split() if word[0].isdigit()]
     assert numbers and all(len(number) <= 9 for number in numbers), line
     assert "%|" not in capfd.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "arch, form, message",
-    [
-        ("albef_mafa", "hf", "--to hf takes checkpoints of BLIP-2 and BLIP only"),
-        ("blip2_mafa", "hf_captioning", "--to hf_captioning takes checkpoints of BLIP only"),
-    ],
-)
-def test_export_names_the_family_that_can(tmp_path, capsys, arch, form, message):
-    config = {"model": {"arch": arch, "model_type": "tiny"}}
-    torch.save({"model": {"a": torch.ones(2)}, "config": config}, tmp_path / "one.pth")
-    status = main(["export", str(tmp_path / "one.pth"), str(tmp_path / "out"), "--to", form])
-    assert status == 1 and message in capsys.readouterr().err
