@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from lavis_mafa._version import __version__
 from lavis_mafa.compat.versions import UnsupportedVersionError
-from lavis_mafa.io.launcher import end_with_launcher, let_waiting_threads_sleep
+from lavis_mafa.io.launcher import end_with_launcher
 from lavis_mafa.io.terminal import PrintableFormatter, printable_output
 
 # By name: the module of a command and its help. A module has ``add_arguments(parser)`` and
@@ -51,7 +51,10 @@ def main(
     description: str = "Pre-train vision-language models whose false negatives are detected.",
 ) -> int:
     """Run a command of a table such as `COMMANDS` and return its exit status."""
-    let_waiting_threads_sleep()
+    # Before torch is imported: by default, waiting threads spin, and next to other processes, or in
+    # a container with a quota, they take the time of the threads that they wait for.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # GNU's and LLVM's library of OpenMP
+    os.environ.setdefault("KMP_BLOCKTIME", "0")  # Intel's
     end_with_launcher()
     with printable_output():
         try:

@@ -110,6 +110,7 @@ def _form_of(model: Any, to: str) -> HubForm:
     for form in _FORMS:
         # A family that is not known shows by its parts.
         if form.to == to and family in ("", form.family) and form.takes(model):
+            form.model_cls()  # transformers may be too old to have it
             return form(model)
     others = [one for one in _FORMS if one.family == family and one.takes(model)]
     cure = f": use --to {others[0].to}" if others else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import sys
@@ -15,7 +14,6 @@ from pathlib import Path
 POLL_SECONDS = 0.5
 # As long as torch.distributed.run itself waits between SIGTERM and SIGKILL.
 _GRACE_SECONDS = 30.0
-_CGROUPS = Path("/sys/fs/cgroup")
 
 _watching: set[int] = set()  # the process that watches: a forked one has no such thread
 
@@ -65,59 +63,40 @@ def report_to_launcher(message: str) -> None:
         json.dump({"message": {"message": message, "extraInfo": extra}}, file)
 
 
-def let_waiting_threads_sleep() -> None:
-    """Set how OpenMP's threads wait, unless the user has; call it before torch is imported.
+def usable_cores(by_quota: bool = True) -> int:
+    """Return how many CPU cores this process may use, by its affinity and its container's quota.
 
-    Waiting threads spin by default. Beside other processes, or in a container with a quota, they
-    take the time of the threads that they wait for.
+    Args:
+        by_quota: whether the quota of time counts.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # of GNU's and LLVM's library
-    os.environ.setdefault("KMP_BLOCKTIME", "0")  # of Intel's
-
-
-def usable_cores() -> int:
-    """Return how many CPU cores this process may use, by its affinity and its container's quota."""
-    return max(1, int(min(cores_of_affinity(), cpu_quota())))
-
-
-def cores_of_affinity() -> int:
-    """Return on how many CPU cores this process may run, whatever time it gets there."""
+    cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        cores = len(os.sched_getaffinity(0))
+    return max(1, int(min(cores, cpu_quota()))) if by_quota else cores
 
 
-def cpu_quota(groups: Path = Path("/proc/self/cgroup"), root: Path = _CGROUPS) -> float:
+def cpu_quota(groups: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> float:
     """Return how many cores' time the control groups of this process allow; infinite without any.
 
     Args:
         groups: the file that lists them: ``0::/path`` of version 2, ``1:cpu:/path`` of version 1.
         root: where their file systems are mounted.
     """
-    allowed = math.inf
+    quotas = [float("inf")]
     with suppress(OSError, ValueError):
-        for line in groups.read_text().splitlines():
+        for line in Path(groups).read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            if controllers and "cpu" not in controllers.split(","):
-                continue
-            mount = root / controllers
             # A container sees its own group at the root; outside, a parent may limit its children.
-            group = mount / path.lstrip("/")
-            for folder in (group, *group.parents):
-                allowed = min(allowed, _quota_of(folder))
-                if folder == mount:
-                    break
-    return allowed
+            group = Path(root) / controllers / path.lstrip("/")
+            quotas += [_quota_of(folder) for folder in (group, *group.parents)]
+    return min(quotas)
 
 
 def _quota_of(group: Path) -> float:
     """Return the quota of one control group, in cores; infinite without one."""
-    with suppress(OSError, ValueError):
-        if (group / "cpu.max").exists():
-            quota, period = (group / "cpu.max").read_text().split()
-        else:
-            quota = (group / "cpu.cfs_quota_us").read_text()
-            period = (group / "cpu.cfs_period_us").read_text()
-        if int(quota) > 0:  # -1 or "max": no limit
-            return int(quota) / int(period)
-    return math.inf
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        with suppress(OSError, ValueError):
+            quota, period = " ".join((group / name).read_text() for name in names).split()
+            if int(quota) > 0:  # -1 or "max": no limit
+                return int(quota) / int(period)
+    return float("inf")

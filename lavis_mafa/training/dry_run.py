@@ -20,28 +20,6 @@ if TYPE_CHECKING:
 _MIB = 2**20
 
 
-def size_warnings(runner: RunnerMafa) -> list[str]:
-    """Return warnings of settings that cannot work on data of this size."""
-    found = []
-    share = runner.steps_per_epoch * int(runner.run_cfg.batch_size_train)
-    steps, limit = runner.steps_per_epoch * runner.max_epoch, runner.run_cfg.get("max_steps")
-    # The config check compares warmup_steps with max_steps.
-    if runner.warmup_steps >= steps and not (limit and limit <= runner.warmup_steps):
-        found.append(
-            f"run.warmup_steps: {runner.warmup_steps:,} is not below the {steps:,} steps of the "
-            f"whole run, which never reaches run.init_lr; use at most {steps // 10:,}, or "
-            "run.warmup_share: 0.1"
-        )
-    grit = runner.run_cfg.grit
-    if grit.enabled and grit.regions and grit.queue_size >= share:
-        found.append(
-            f"run.grit.regions: one queue holds all {share:,} pairs of a rank, and the most "
-            "similar share a mini-batch; on photographs that destroyed ITM "
-            "(docs/results.md): leave it out, or lower run.grit.queue_size"
-        )
-    return found
-
-
 def dry_run(runner: RunnerMafa) -> list[str]:
     """Run one mini-batch through the model and describe what training would do.
 
@@ -69,7 +47,7 @@ def dry_run(runner: RunnerMafa) -> list[str]:
         f"{runner.max_epoch} epochs, {len(plan.leftover)} samples left over for the next epoch",
         _grit_line(runner),
     ]
-    lines += [f"WARNING: {warning}" for warning in size_warnings(runner)]
+    lines += [f"WARNING: {warning}" for warning in runner.warnings_of_size()]
     if found is not None:
         lines.append(found.line)
         if found.warning:

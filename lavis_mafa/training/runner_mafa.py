@@ -29,7 +29,6 @@ from lavis_mafa.training.agreement import judges_of, of_state, require_agreement
 from lavis_mafa.training.checkpoint import BEST, LAST
 from lavis_mafa.training.checkpoint_schedule import CheckpointSchedule, NotSavedError
 from lavis_mafa.training.con_d_check import check_con_d, log_check
-from lavis_mafa.training.dry_run import size_warnings
 from lavis_mafa.training.evaluation import matching_splits
 from lavis_mafa.training.figures import Figures
 from lavis_mafa.training.guard import NonFiniteGuard, UnreadableSamples
@@ -187,7 +186,7 @@ class RunnerMafa(StepRunner):
 
     def _train(self) -> None:
         began = time.time()
-        for warning in size_warnings(self):
+        for warning in self.warnings_of_size():
             logging.warning("%s", warning)
         self.prepare()
         # Before `self.model` compiles Con-D, which the check's mini-batches would do for other
@@ -357,12 +356,8 @@ class RunnerMafa(StepRunner):
             path = self.output_dir / "grit_order.npy"  # no run needs it to resume
             with lost_writes.allow(path), atomic_write(path) as file:
                 np.save(file, following.order)
-        self.figures.record_epoch(
-            epoch,
-            self.progress.global_step,
-            self.device,
-            hardness=None if plan is None else plan.hardness,
-        )
+        hardness = None if plan is None else plan.hardness
+        self.figures.record_epoch(epoch, self.progress.global_step, self.device, hardness)
 
     def _stop_after(self, epoch: int, step: int) -> None:
         """Save before the run ends early; raise if it ends because of a signal or a lost worker."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lavis_mafa.io.launcher import cores_of_affinity, usable_cores
+from lavis_mafa.io.launcher import usable_cores
 
 # About as many weights make a step faster by one more thread (docs/scale.md#threads): in smaller
 # models, dividing an operation takes longer than the operation.
@@ -64,6 +64,6 @@ def _set_by_user() -> bool:
 
     torch itself begins with the cores of the process, or the physical ones among them.
     """
-    cores = cores_of_affinity()
+    cores = usable_cores(by_quota=False)
     own = (_chosen, cores, (cores + 1) // 2)
     return "OMP_NUM_THREADS" in os.environ or torch.get_num_threads() not in own

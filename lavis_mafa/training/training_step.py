@@ -144,6 +144,27 @@ class StepRunner(EvaluatingRunner):
             )
         return self._schedule
 
+    def warnings_of_size(self) -> list[str]:
+        """Return warnings of settings that cannot work on data of this size."""
+        found = []
+        share = self.steps_per_epoch * int(self.run_cfg.batch_size_train)
+        steps, limit = self.steps_per_epoch * self.max_epoch, self.run_cfg.get("max_steps")
+        # The config check compares warmup_steps with max_steps.
+        if self.warmup_steps >= steps and not (limit and limit <= self.warmup_steps):
+            found.append(
+                f"run.warmup_steps: {self.warmup_steps:,} is not below the {steps:,} steps of the "
+                f"whole run, which never reaches run.init_lr; use at most {steps // 10:,}, or "
+                "run.warmup_share: 0.1"
+            )
+        grit = self.run_cfg.grit
+        if grit.enabled and grit.regions and grit.queue_size >= share:
+            found.append(
+                f"run.grit.regions: one queue holds all {share:,} pairs of a rank, and the most "
+                "similar share a mini-batch; on photographs that destroyed ITM "
+                "(docs/results.md): leave it out, or lower run.grit.queue_size"
+            )
+        return found
+
     def _train_step(
         self, samples: dict[str, Any], window_size: int, ends_window: bool
     ) -> tuple[Any, dict[str, float]]:

@@ -164,5 +164,7 @@ def test_unsupported_exports_are_rejected(work_folder, tmp_path, capsys, monkeyp
     arch_arguments = [without_config, "--arch", "tiny_blip2", "--model-type", "tiny"]
     assert main(["export", *arch_arguments, str(out), "--to", "hf"]) == 0
     assert "exists" in export_error(arch_arguments, out, capsys)
+    assert main(["export", checkpoint, str(tmp_path / "text"), "--to", "hf_captioning"]) == 1
+    assert "which takes checkpoints of BLIP: use --to hf" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(__version__="4.26.1"))
     assert "4.46" in export_error(arch_arguments, tmp_path / "other", capsys)
