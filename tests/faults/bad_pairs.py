@@ -30,6 +30,7 @@ REPLACED, TRAINED, CUT, UNKNOWN, REFUSED = "replaced", "trained", "cut", "unknow
 CAPTIONS = {
     "empty": ("", REPLACED),
     "blanks": (" \t\n\u00a0\u3000", REPLACED),
+    "signs that the processor drops": ("...!! (~)", REPLACED),
     "control characters": ("\x01\x02\x7f", REPLACED),
     "zero-width": ("\u200b\u200d\ufeff", REPLACED),
     "half a surrogate pair": ("red circle \ud83d", REFUSED),
