@@ -15,7 +15,7 @@ from lavis.common.utils import is_url
 from torch import Tensor, nn
 
 from lavis_mafa.checkpoints.checksums import begins_as_zip, damage_of
-from lavis_mafa.checkpoints.downloads import cached_path, download
+from lavis_mafa.checkpoints.downloads import OfflineError, cached_path, download
 from lavis_mafa.checkpoints.hub_folders import read_hub_folder, read_safetensors
 from lavis_mafa.io.files import require_regular
 from lavis_mafa.io.processes import on_main_process
@@ -80,7 +80,7 @@ def local_file(url_or_filename: str) -> str:
     All ranks must call it.
 
     Raises:
-        OSError: if it cannot be downloaded.
+        OfflineError: if it cannot be downloaded.
     """
     path = str(url_or_filename)
     if not is_url(path):
@@ -88,7 +88,7 @@ def local_file(url_or_filename: str) -> str:
     try:
         on_main_process(lambda: download(path))
     except OSError as error:
-        raise OSError(
+        raise OfflineError(
             f"{path} is not in the cache and cannot be downloaded ({error}): give a local file "
             "instead, or run once with a network"
         ) from error

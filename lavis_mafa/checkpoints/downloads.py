@@ -33,6 +33,10 @@ _WEIGHTS = tuple(
 )
 
 
+class OfflineError(OSError):
+    """A file is neither here nor can be downloaded."""
+
+
 def cached_path(url: str) -> Path:
     """Return where the file behind a URL is kept, in torch's cache."""
     name = Path(urlsplit(url).path).name
@@ -82,12 +86,12 @@ def weights_on_hub(name: str, key: str) -> str:
         key: the config key that needs them, for messages.
 
     Raises:
-        OSError: if they are neither in the cache nor can be downloaded.
+        OfflineError: if they are neither in the cache nor can be downloaded.
     """
     found = _weights_in_cache(name)
     if found is None:
         if not answers(hub()):
-            raise OSError(
+            raise OfflineError(
                 f"{key}: {name} is not in the Hugging Face cache, and the hub cannot be reached: "
                 "give a local file instead, or run once with a network"
             )

@@ -132,7 +132,7 @@ def _read(path: Path) -> dict[str, Any]:
     """Return what the loggers kept in a folder; nothing if it cannot be read."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     kept = content if isinstance(content, dict) else {}
     return {name: own for name, own in kept.items() if isinstance(own, dict)}

@@ -22,6 +22,7 @@ from lavis.common.registry import registry
 from lavis.models.base_model import SharedQueueMixin
 
 from lavis_mafa.checkpoints.checkpoints import local_file
+from lavis_mafa.checkpoints.downloads import OfflineError
 from lavis_mafa.checkpoints.weight_loading import complete_lavis_loading
 from lavis_mafa.compat.traits import traits_of
 from lavis_mafa.data.lavis_rows import build_checked
@@ -58,6 +59,7 @@ _CLEAR_ERRORS = (
     ConfigError,
     NonFiniteError,
     NotSavedError,
+    OfflineError,
     UnreadableError,
     LostContactError,
     LostWorkerError,

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 
 import lavis_mafa
 from lavis_mafa.checkpoints.checkpoints import read_checkpoint
+from lavis_mafa.cli import main
 from lavis_mafa.training.session import _only_splits, build_model
 
 
@@ -75,6 +76,15 @@ def test_a_url_without_network_is_explained(monkeypatch):
     monkeypatch.setattr("torch.hub.download_url_to_file", fail)
     with pytest.raises(OSError, match="is not in the cache and cannot be downloaded"):
         read_checkpoint("https://nowhere.invalid/weights.pth")
+
+
+def test_a_tokenizer_without_network_is_explained(tmp_path, monkeypatch, caplog):
+    """As every error of a user, without a traceback."""
+    monkeypatch.setattr("lavis_mafa.families.tokenizers.answers", lambda server: False)
+    options = ["model.tokenizer=no-such/tokenizer", f"run.output_dir={tmp_path}"]
+    assert main(["train", "--cfg-path", "albef_toy", "--options", *options]) == 1
+    assert "no-such/tokenizer is neither a directory nor in the Hugging Face cache" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.parametrize("name, kind", [("blip2_mafa", "coco"), ("albef_mafa", "base")])
