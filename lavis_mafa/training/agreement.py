@@ -111,7 +111,7 @@ def judges_of(model: Any) -> dict[str, str]:
     """Return identities of what judges pairs beside a model, and of what judges before it: weights
     and vocabularies of frozen models, and the arrays that a judge without weights has, such as
     vectors of captions."""
-    found = {}
+    found: dict[str, str] = {}
     for key in FROZEN_MODELS:
         owner = getattr(model, key, None)
         found |= _identity_of(f"model.mafa.{key}", owner)
