@@ -51,6 +51,10 @@ def main(
     description: str = "Pre-train vision-language models whose false negatives are detected.",
 ) -> int:
     """Run a command of a table such as `COMMANDS` and return its exit status."""
+    # Before torch is imported: by default, waiting threads spin, and next to other processes, or in
+    # a container with a quota, they take the time of the threads that they wait for.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # GNU's and LLVM's library of OpenMP
+    os.environ.setdefault("KMP_BLOCKTIME", "0")  # Intel's
     end_with_launcher()
     with printable_output():
         try:

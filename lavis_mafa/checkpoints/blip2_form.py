@@ -50,7 +50,7 @@ class _Blip2Form(HubForm):
         if not isinstance(vit, VisionTransformer):
             raise ValueError(
                 f"the image encoder {type(vit).__name__} cannot be exported: Hugging Face's BLIP-2 "
-                "has EVA's only"
+                "has EVA's only, and neither CLIP's first norm nor its QuickGELU"
             )
         vision = {**vision_config(model), "qkv_bias": vit.blocks[0].attn.q_bias is not None}
         query = bert_config(qformer)

@@ -15,7 +15,7 @@ from lavis.common.utils import is_url
 from torch import Tensor, nn
 
 from lavis_mafa.checkpoints.checksums import begins_as_zip, damage_of
-from lavis_mafa.checkpoints.downloads import UrlFile
+from lavis_mafa.checkpoints.downloads import OfflineError, cached_path, download
 from lavis_mafa.checkpoints.hub_folders import read_hub_folder, read_safetensors
 from lavis_mafa.io.files import require_regular
 from lavis_mafa.io.processes import on_main_process
@@ -58,8 +58,7 @@ def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any
     Raises:
         FileNotFoundError: if the file does not exist.
         ValueError: if the file is not a checkpoint, or a pipe or device; is damaged or altered;
-            or holds pickled objects, which could run code when loaded, or weights that are not
-            dense floating-point numbers of 16 to 64 bits.
+            or holds pickled objects, which could run code when loaded.
     """
     path = local_file(url_or_filename)
     if not os.path.exists(path):
@@ -72,11 +71,7 @@ def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any
         require_regular(path)
         checkpoint = _read_torch_file(path, mapped)
     # Our runner saves the names of its model, whatever they begin with.
-    checkpoint = checkpoint if STATE_OF_RUN in checkpoint else _unwrapped(checkpoint, path)
-    problem = _problem_of_tensors(checkpoint.get("model", checkpoint))
-    if problem:
-        raise ValueError(f"{path} cannot be loaded: {problem}")
-    return checkpoint
+    return checkpoint if STATE_OF_RUN in checkpoint else _unwrapped(checkpoint, path)
 
 
 def local_file(url_or_filename: str) -> str:
@@ -85,20 +80,19 @@ def local_file(url_or_filename: str) -> str:
     All ranks must call it.
 
     Raises:
-        OSError: if it cannot be downloaded.
+        OfflineError: if it cannot be downloaded.
     """
     path = str(url_or_filename)
     if not is_url(path):
         return path
-    file = UrlFile("checkpoint", path)
     try:
-        on_main_process(file.fetch)
+        on_main_process(lambda: download(path))
     except OSError as error:
-        raise OSError(
+        raise OfflineError(
             f"{path} is not in the cache and cannot be downloaded ({error}): give a local file "
             "instead, or run once with a network"
         ) from error
-    return str(file.path)
+    return str(cached_path(path))
 
 
 def _unwrapped(content: dict[str, Any], origin: str) -> dict[str, Any]:
@@ -162,26 +156,6 @@ def _read_torch_file(path: str, mapped: bool) -> dict[str, Any]:
     if not isinstance(checkpoint, dict):
         raise ValueError(f"{path} holds a {type(checkpoint).__name__}, expected a dictionary")
     return checkpoint
-
-
-def _problem_of_tensors(state: Any) -> str | None:
-    """Return a message about the first weight in a form that this package never saves.
-
-    Such tensors would be converted silently to numbers that mean nothing, or fail deep inside
-    torch. Integers are fine for buffers, such as a queue's pointer, but not for weights.
-    """
-    for key, value in state.items() if isinstance(state, dict) else ():
-        if not isinstance(value, Tensor):
-            continue
-        name = str(value.dtype).removeprefix("torch.")
-        if value.is_meta or value.layout is not torch.strided:
-            kind = "meta tensor" if value.is_meta else f"tensor of layout {value.layout}"
-            return f"{key} is a {kind}, expected a dense one with numbers"
-        whole = not (value.is_floating_point() or value.is_complex() or value.is_quantized)
-        weight = str(key).endswith((".weight", ".bias"))
-        if value.dtype not in _FLOATS and (weight or not whole):
-            return f"{key} is of type {name}, expected {_FLOAT_NAMES} (Tensor.float())"
-    return None
 
 
 def problem_of_types(state: dict[str, Tensor], own: dict[str, Tensor]) -> str | None:

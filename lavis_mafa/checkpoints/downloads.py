@@ -1,11 +1,11 @@
-"""Files that a config needs from elsewhere: find those that are missing, and download them."""
+"""Download weights that a config names by URL or by a name on the Hugging Face hub."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import os
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -25,8 +25,7 @@ _PUBLISHED = (
     "https://dl.fbaipublicfiles.com/deit/",
 )
 _TIMEOUT = 5.0  # seconds in which a server must answer
-# One file of a group is enough: formats of the same content.
-_TOKENIZER = ("tokenizer.json", "vocab.txt", "spiece.model", "vocab.json")
+# One of these is enough: formats of the same weights.
 _WEIGHTS = tuple(
     f"{stem}{ending}"
     for stem in ("model.safetensors", "pytorch_model.bin")
@@ -35,100 +34,25 @@ _WEIGHTS = tuple(
 
 
 class OfflineError(OSError):
-    """Files are missing that cannot be fetched; the message lists all of them."""
+    """A file is neither here nor can be downloaded."""
 
 
-@dataclass(frozen=True)
-class UrlFile:
-    """A file behind a URL.
-
-    Attributes:
-        key: the config key that needs it.
-        origin: its URL.
-        stored: where it is kept; None: in torch's cache.
-    """
-
-    key: str
-    origin: str
-    stored: Path | None = None
-
-    @property
-    def path(self) -> Path:
-        if self.stored is not None:
-            return self.stored
-        name = Path(urlsplit(self.origin).path).name
-        if not self.origin.startswith(_PUBLISHED):
-            # Files of many servers are called checkpoint.pth.
-            name = f"{hashlib.sha256(self.origin.encode()).hexdigest()[:12]}_{name}"
-        return Path(timm_hub.get_cache_dir()) / name
-
-    @property
-    def is_there(self) -> bool:
-        return self.path.is_file()
-
-    @property
-    def server(self) -> str:
-        parts = urlsplit(self.origin)
-        return f"{parts.scheme}://{parts.netloc}"
-
-    def fetch(self) -> None:
-        """Download it, unless it is there; a partial file is never left under its name."""
-        if self.is_there:
-            return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        torch.hub.download_url_to_file(self.origin, str(self.path), progress=True)
+def cached_path(url: str) -> Path:
+    """Return where the file behind a URL is kept, in torch's cache."""
+    name = Path(urlsplit(url).path).name
+    if not url.startswith(_PUBLISHED):
+        # Files of many servers are called checkpoint.pth.
+        name = f"{hashlib.sha256(url.encode()).hexdigest()[:12]}_{name}"
+    return Path(timm_hub.get_cache_dir()) / name
 
 
-@dataclass(frozen=True)
-class HubFiles:
-    """A tokenizer, or a model with its config, of the Hugging Face hub.
-
-    Attributes:
-        key: the config key that needs it.
-        origin: its name on the hub, or a folder.
-        weights: the weights are needed, not the tokenizer.
-    """
-
-    key: str
-    origin: str
-    weights: bool = False
-
-    @property
-    def path(self) -> Path:
-        found = self._found()
-        if found is not None:
-            return found
-        from huggingface_hub.constants import HF_HUB_CACHE
-
-        return Path(HF_HUB_CACHE) / f"models--{self.origin.replace('/', '--')}"
-
-    @property
-    def is_there(self) -> bool:
-        return os.path.isdir(self.origin) or self._found() is not None
-
-    @property
-    def server(self) -> str:
-        return hub()
-
-    def _found(self) -> Path | None:
-        for name in _WEIGHTS if self.weights else _TOKENIZER:
-            try:
-                found = cached_file(self.origin, name, local_files_only=True)
-            except (OSError, ValueError):
-                continue
-            if found:
-                return Path(found)
-        return None
-
-    def fetch(self) -> None:
-        """Download what is needed of it into the cache."""
-        small = ["*.json", "*.txt", "*.model", "*.jinja"]
-        if not self.weights:
-            snapshot_download(self.origin, allow_patterns=small)
-            return
-        snapshot_download(self.origin, allow_patterns=[*small, "*.safetensors"])
-        if not self.is_there:
-            snapshot_download(self.origin, allow_patterns=[*small, "*.bin"])
+def download(url: str) -> Path:
+    """Download a file into torch's cache unless it is there; no partial file keeps its name."""
+    path = cached_path(url)
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.hub.download_url_to_file(url, str(path), progress=True)
+    return path
 
 
 def hub() -> str:
@@ -162,32 +86,36 @@ def weights_on_hub(name: str, key: str) -> str:
         key: the config key that needs them, for messages.
 
     Raises:
-        OSError: if they are neither in the cache nor can be downloaded.
+        OfflineError: if they are neither in the cache nor can be downloaded.
     """
-    files = HubFiles(key, name, weights=True)
-    if not files.is_there:
-        if not answers(files.server):
-            raise OSError(
+    found = _weights_in_cache(name)
+    if found is None:
+        if not answers(hub()):
+            raise OfflineError(
                 f"{key}: {name} is not in the Hugging Face cache, and the hub cannot be reached: "
                 "give a local file instead, or run once with a network"
             )
-        files.fetch()
-    return str(files.path)
+        for weights in ("*.safetensors", "*.bin"):
+            snapshot_download(name, allow_patterns=["*.json", weights])
+            found = _weights_in_cache(name)
+            if found is not None:
+                break
+    if found is None:
+        raise OSError(f"{key}: {name} has none of {', '.join(_WEIGHTS)} on the Hugging Face hub")
+    return found
+
+
+def _weights_in_cache(name: str) -> str | None:
+    """Return the file of the weights of a model in the cache of the hub; None if it has none."""
+    for file in _WEIGHTS:
+        with suppress(OSError, ValueError):
+            found = cached_file(name, file, local_files_only=True)
+            if found:
+                return str(found)
+    return None
 
 
 def go_offline() -> None:
     """Let Hugging Face's libraries use their cache without asking the hub, in this process."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # of worker processes
     huggingface_hub.constants.HF_HUB_OFFLINE = True
-
-
-def listing(sources: list[UrlFile | HubFiles]) -> list[str]:
-    """Return a line for every file: whether it is there, its config key and path."""
-    lines = []
-    for source in sources:
-        state = "there  " if source.is_there else "MISSING"
-        what = ""
-        if isinstance(source, HubFiles):
-            what = " (weights)" if source.weights else " (tokenizer)"
-        lines.append(f"{state}  {source.key}: {source.origin}{what} -> {source.path}")
-    return lines

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lavis.common.registry import registry
 from omegaconf import OmegaConf
 from torch import nn
 from transformers import GenerationConfig
 
 from lavis_mafa.checkpoints.blip2_form import Blip2Generation, Blip2Retrieval
 from lavis_mafa.checkpoints.blip_form import BlipCaptioning, BlipRetrieval
-from lavis_mafa.checkpoints.checkpoints import model_config, read_checkpoint, vocabulary_of
+from lavis_mafa.checkpoints.checkpoints import vocabulary_of
 from lavis_mafa.checkpoints.hub_folders import RECORD, VOCABULARY
 from lavis_mafa.checkpoints.hub_form import HubForm
 from lavis_mafa.checkpoints.recorded_sizes import shareable_model
@@ -67,7 +66,6 @@ def export_hugging_face(
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FileExistsError(f"{out} exists and is not an empty folder")
-    _require_form(checkpoint, arch, to)
     model, random, cfg = build_model(checkpoint, arch, model_type, options)
     form = _form_of(model, to)
     random = [name for name in random if not name.startswith(form.dropped)]
@@ -112,10 +110,14 @@ def _form_of(model: Any, to: str) -> HubForm:
     for form in _FORMS:
         # A family that is not known shows by its parts.
         if form.to == to and family in ("", form.family) and form.takes(model):
+            form.model_cls()  # transformers may be too old to have it
             return form(model)
     others = [one for one in _FORMS if one.family == family and one.takes(model)]
     cure = f": use --to {others[0].to}" if others else ""
-    raise ValueError(f"{type(model).__name__} has no form --to {to}{cure}")
+    families = " and ".join(dict.fromkeys(one.names.title for one in _FORMS if one.to == to))
+    raise ValueError(
+        f"{type(model).__name__} has no form --to {to}, which takes checkpoints of {families}{cure}"
+    )
 
 
 def _write_folder(form: HubForm, folder: Path, dtype: torch.dtype) -> None:
@@ -184,20 +186,3 @@ def _tie(hf_model: Any) -> None:
         if value.data_ptr() in seen:
             value.data = value.data.clone()
         seen.add(value.data_ptr())
-
-
-def _require_form(checkpoint: str, arch: str | None, to: str) -> None:
-    """Refuse what has no form, and a transformers without its class, before a model is built."""
-    arch = arch or model_config(read_checkpoint(checkpoint, mapped=True)).get("arch")
-    model_cls = registry.get_model_class(arch) if isinstance(arch, str) else None
-    family = traits_of(model_cls).family if model_cls else ""
-    forms = [form for form in _FORMS if form.to == to]
-    taken = [form for form in forms if family in ("", form.family)]
-    if not taken:
-        titles = " and ".join(dict.fromkeys(form.names.title for form in forms))
-        raise ValueError(
-            f"{checkpoint} is of {arch}, of the family {family}: --to {to} takes checkpoints of "
-            f"{titles} only"
-        )
-    for form in taken:
-        form.model_cls()

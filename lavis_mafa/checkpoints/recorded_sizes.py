@@ -19,10 +19,10 @@ from lavis_mafa.compat.traits import same_model, shipped_config
 from lavis_mafa.io.files import is_number
 from lavis_mafa.io.project_files import CONFIGS
 
-# Smallest and largest sizes that are used: beyond those of all published models, and a model of all
-# the highest ones still fits into 20 GB.
+# Smallest and largest sizes that are used: beyond those of all published models. A model of all the
+# highest ones still fits into 20 GB, with 2**14 patches of 8 pixels in an image of 1,024.
 _SIZES = {
-    "image_size": (1, 2048),
+    "image_size": (1, 1024),
     "embed_dim": (1, 2048),
     "queue_size": (0, 2**17),
     "memory_size": (1, 2**18),
@@ -32,12 +32,11 @@ _SIZES = {
     "num_classes": (-1, 2**16),
     "hidden_size": (1, 4096),
     "feature_width": (1, 2**16),
-    "vit.patch_size": (1, 64),
+    "vit.patch_size": (8, 64),
     "vit.width": (1, 2048),
     "vit.depth": (1, 48),
     "vit.heads": (1, 128),
 }
-_MOST_PATCHES = 2**14  # each has a position embedding
 _MOST = 2**12  # of other numbers
 # Texts that are used although no default YAML has them.
 _CHOICES = {
@@ -162,23 +161,6 @@ def recorded_type_of(content: dict[str, Any], arch: str) -> str | None:
         return None
     types = registry.get_model_class(arch).PRETRAINED_MODEL_CONFIG_DICT
     return model_type if model_type in types else None
-
-
-def check_patches(model: Mapping[str, Any], origin: str) -> None:
-    """Refuse a checkpoint's sizes if they mean more patches than any image encoder has.
-
-    Args:
-        model: the whole ``model`` config, with the recorded sizes in it.
-
-    Raises:
-        ValueError: with the image size and the patch size.
-    """
-    size, patch = model.get("image_size"), (model.get("vit") or {}).get("patch_size") or 14
-    if isinstance(size, int) and (size // patch) ** 2 > _MOST_PATCHES:
-        raise ValueError(
-            f"{origin} contains a model config that cannot be read: an image of {size} px has "
-            f"{(size // patch) ** 2} patches of {patch} px, expected at most {_MOST_PATCHES}"
-        )
 
 
 def _is_of(recorded: Mapping[str, Any], arch: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from lavis.common.registry import registry
@@ -39,13 +38,6 @@ def build_model(
     content = read_checkpoint(checkpoint)
     state = content.get("model", content)
     model_cls, cfg = _model_config(content, checkpoint, arch, model_type, options)
-    vit_model = str(cfg.get("vit_model", ""))
-    if vit_model.startswith("clip"):  # before gigabytes are loaded for nothing
-        raise ValueError(
-            f"the image encoder {vit_model} cannot be exported: CLIP's ViT normalises its "
-            "embeddings before the first layer and uses QuickGELU, and Hugging Face's "
-            "Blip2VisionModel has neither such a layer nor such a setting. Only EVA's ViT-g can."
-        )
     try:
         model: nn.Module = model_cls.from_config(cfg)
         problem = problem_of_types(state, model.state_dict())
@@ -90,7 +82,8 @@ def _model_config(
         if not sign:
             raise ValueError(f"--options {option}: expected KEY=VALUE")
         if name.split(".")[0] not in keys:
-            near = " or ".join(get_close_matches(name, keys)) or "one of its keys"
-            raise ValueError(f"--options {name}: {arch} has no such setting; did you mean {near}?")
+            raise ValueError(
+                f"--options {name}: {arch} has no such setting; it has {', '.join(sorted(keys))}"
+            )
     given: Any = OmegaConf.to_container(OmegaConf.from_dotlist(list(options)), resolve=True)
     return model_cls, config_of(arch, str(model_type), checkpoint, content, given)

@@ -23,7 +23,7 @@ from lavis_mafa.checkpoints.checkpoints import (
     vocabulary_of,
     weights_of,
 )
-from lavis_mafa.checkpoints.recorded_sizes import check_patches, recorded_model
+from lavis_mafa.checkpoints.recorded_sizes import recorded_model
 from lavis_mafa.compat.traits import shipped_config, traits_of
 
 # Parts that image-text matching needs; momentum encoders and language heads are not among them.
@@ -67,8 +67,6 @@ def config_of(
     recorded = recorded_model(content, arch, checkpoint, given, known)
     cfg = OmegaConf.merge(shipped, recorded)
     assert isinstance(cfg, DictConfig)
-    if recorded:
-        check_patches(cfg, checkpoint)
     cfg.update(load_pretrained=False, load_finetuned=True, finetuned=checkpoint)
     cfg.pop("mafa", None)  # settings of training, including a Con-D that need not exist here
     cfg.merge_with(OmegaConf.create(dict(given or {})))
@@ -174,49 +172,24 @@ def complete_lavis_loading(model: torch.nn.Module, checkpoint: str | None) -> No
     """Complete what LAVIS's code has loaded into a model of its own.
 
     LAVIS ignores names that do not match, knows no token types, and copies the encoders into the
-    momentum encoders before it loads. Models of this package need none of this, see `load_state`.
-    A second call has no effect.
+    momentum encoders before it loads. Models of this package need none of this.
 
     Args:
         checkpoint: the file or URL that was loaded; None: none.
 
     Raises:
-        ValueError: as `load_state`, if LAVIS has loaded nothing of the file.
+        ValueError: as `load_state`.
     """
     traits = traits_of(model)
     if not checkpoint or traits.loads_with_our_loader or not traits.pretrained_is_file:
         return
     if hasattr(model, "idx_queue"):
         model.idx_queue.fill_(NO_IMAGE)  # type: ignore[operator]  # ids of other data
-    if traits.family not in ("albef", "blip", "blip2") and not hasattr(model, "copy_params"):
-        return  # a class of which nothing is known
+    if not hasattr(model, "itm_head"):
+        return  # LAVIS rearranges the weights of its other models itself
     state, own = weights_of(read_checkpoint(checkpoint, mapped=True)), model.state_dict()
-    if problem_of_state(state, checkpoint):
-        return  # LAVIS loaded the part that fits
-    named = {_own_name(key, own): value for key, value in state.items()}
-    # Of two axes and more: other weights are constants when a model is built.
-    common = [
-        name
-        for name, value in named.items()
-        if name in own
-        and value.is_floating_point()
-        and value.ndim > 1
-        and value.shape == own[name].shape
-    ]
-    as_lavis = any(torch.equal(own[one].cpu(), named[one].to(own[one].dtype)) for one in common)
-    if not as_lavis and (common or type(model).__module__.startswith("lavis.")):
-        if state:
-            load_state(model, state, checkpoint)  # of a form that LAVIS does not know
-    elif traits.family == "albef":
-        folded = _fold_token_types(state, own)
-        keys = {_own_name(key, own): key for key in state}
-        for name, value in own.items():
-            # LAVIS's decoder of answers starts as a copy of the text encoder.
-            key = keys.get(name) or keys.get(name.replace("text_decoder", "text_encoder", 1))
-            if key and name.endswith(_POSITIONS) and torch.equal(value.cpu(), state[key]):
-                value.copy_(folded[key])
-        _say_dropped(model, [key for key in folded if _own_name(key, own) not in own], checkpoint)
-    fill_momentum(model, own.keys() - named.keys())
+    load_state(model, state, checkpoint)
+    fill_momentum(model, own.keys() - {_own_name(key, own) for key in state})
 
 
 def fill_momentum(model: torch.nn.Module, missing: Collection[str]) -> None:

@@ -55,12 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     only = parser.add_mutually_exclusive_group()
     only.add_argument(
-        "--prefetch",
-        action="store_true",
-        help="download all weights, tokenizers and annotations that the config needs, list them "
-        "with their paths, and do nothing else",
-    )
-    only.add_argument(
         "--dry-run",
         action="store_true",
         help="build and check everything, take one mini-batch forward, print what would run",
@@ -95,7 +89,6 @@ def run(args: argparse.Namespace) -> None:
     from lavis_mafa.training import session
 
     action = session.check_only if args.dry_run else session.run
-    action = session.fetch_only if args.prefetch else action
     if args.command == "evaluate":
         options = [*options, "run.evaluate=True"]
     action(args.cfg_path, options)

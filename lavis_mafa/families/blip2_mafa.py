@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 from lavis.common.registry import registry
@@ -98,9 +97,3 @@ class Blip2Mafa(MafaModel, Blip2Parts, Blip2Qformer):
         super()._after_loading(missing)
         if not any(name.startswith(PREFIX) for name in missing):
             self.random_parts = ()
-
-    @classmethod
-    def published_parts(cls, cfg: Any, checkpoint: str | None, key: str) -> Iterator[Any]:
-        """Yield the published weights of image encoder and Q-Former."""
-        # Those of `Blip2Parts`, which comes after `MafaModel`: it has no DeiT and no BERT.
-        return super(MafaModel, cls).published_parts(cfg, checkpoint, key)

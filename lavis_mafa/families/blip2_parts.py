@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from lavis.common.utils import is_url
 from lavis.models import clip_vit, eva_vit
 from lavis.models.blip2_models.blip2 import LayerNorm
 from lavis.models.blip2_models.Qformer import BertLMHeadModel
@@ -20,9 +18,9 @@ from transformers import BertTokenizerFast  # type: ignore[attr-defined]
 from transformers.models.bert.configuration_bert import BertConfig
 
 from lavis_mafa.checkpoints.checkpoints import problem_of_state, problem_of_types, read_checkpoint
-from lavis_mafa.checkpoints.downloads import HubFiles, UrlFile, is_timm_name, weights_on_hub
+from lavis_mafa.checkpoints.downloads import is_timm_name, weights_on_hub
 from lavis_mafa.checkpoints.weight_loading import resize_positions
-from lavis_mafa.compat.traits import shipped_config, traits_of
+from lavis_mafa.compat.traits import shipped_config
 from lavis_mafa.families.beams import OneRowPerBeam
 from lavis_mafa.families.blip2_driver import precision_of
 from lavis_mafa.families.feature_encoder import Features, feature_width_of
@@ -123,22 +121,6 @@ class Blip2Parts:
     ranks_without_itm = True
     parts: Parts
 
-    @classmethod
-    def published_parts(cls, cfg: Any, checkpoint: str | None, key: str) -> Iterator[Any]:
-        """Yield the published weights of image encoder, Q-Former and language model."""
-        parts = Parts.from_config(cfg)
-        if checkpoint and os.path.exists(checkpoint):
-            parts = parts.without(read_checkpoint(checkpoint, mapped=True))
-        elif checkpoint:  # LAVIS's published ones hold the Q-Former, and no image encoder
-            parts = replace(parts, bert_weights=None)
-        weights = parts._image_weights(cfg.get("vit_model", "eva_clip_g"))
-        yield from sources_of_parts(key, weights, parts.bert_weights)
-        llm_key = traits_of(cls).llm_key
-        name = llm_key and cfg.get(llm_key)
-        if name and not os.path.isdir(name):
-            yield HubFiles(f"{key}.{llm_key}", name)
-            yield HubFiles(f"{key}.{llm_key}", name, weights=True)
-
     def init_tokenizer(self) -> BertTokenizerFast:
         return add_dec_token(build_tokenizer(self.parts.tokenizer))
 
@@ -235,16 +217,6 @@ class Blip2Parts:
         if trained:
             raise ValueError(problem)
         logging.warning("%s", problem)
-
-
-def sources_of_parts(key: str, vit_weights: str | None, bert_weights: str | None) -> Iterator[Any]:
-    """Yield what ``vit_weights`` and ``bert_weights`` of the ``model`` config at ``key`` fetch."""
-    if vit_weights and is_url(vit_weights):
-        yield UrlFile(f"{key}.vit_weights", vit_weights)
-    elif vit_weights and is_timm_name(vit_weights):
-        yield HubFiles(f"{key}.vit_weights", vit_weights, weights=True)
-    if bert_weights and not os.path.isdir(bert_weights):
-        yield HubFiles(f"{key}.bert_weights", bert_weights, weights=True)
 
 
 def build_image_encoder(

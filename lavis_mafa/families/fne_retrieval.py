@@ -6,7 +6,7 @@ not Be True Negative", ACM MM 2023).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -30,12 +30,12 @@ from lavis_mafa.algorithm.posterior import PosteriorPicker, PosteriorRule, draw
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.tokens import Captions, captions_of
 from lavis_mafa.families.attention import fuse_attention
-from lavis_mafa.families.blip2_parts import load_image_encoder, sources_of_parts
+from lavis_mafa.families.blip2_parts import load_image_encoder
 from lavis_mafa.families.family import tokenize
 from lavis_mafa.families.mafa_model import MafaModel, checkpoint_of
 from lavis_mafa.families.rerank import MAX_TOKENS, compute_sim_matrix
 from lavis_mafa.families.tokenizers import build_tokenizer, from_hub
-from lavis_mafa.families.vit import DEIT, build_vit
+from lavis_mafa.families.vit import build_vit
 from lavis_mafa.io.project_files import find_config, model_yamls
 
 _PARTS = ("visual_encoder", "text_encoder")
@@ -226,16 +226,6 @@ class FneRetrieval(MafaModel, BaseModel):
         )
         model.load_and_share(cfg)
         return model
-
-    @classmethod
-    def published_parts(cls, cfg: Any, checkpoint: str | None, key: str) -> Iterator[Any]:
-        """Yield the published weights of both encoders, which a checkpoint replaces."""
-        if checkpoint:
-            return
-        weights = cfg.get("vit_weights")
-        if weights == "published":
-            weights = DEIT if cfg.get("vit") is None else None
-        yield from sources_of_parts(key, weights, cfg.get("bert_weights"))
 
     def load_checkpoint(self, url_or_filename: str, content: dict[str, Any] | None = None) -> Any:
         """Load the weights of a checkpoint, but not its memory and distributions.

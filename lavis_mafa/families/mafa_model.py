@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,6 @@ from lavis_mafa.checkpoints.checkpoints import (
     run_state_of,
     weights_of,
 )
-from lavis_mafa.checkpoints.downloads import BERT, HubFiles, UrlFile
 from lavis_mafa.checkpoints.weight_loading import (
     MATCHING_PARTS,
     PROJECTION_PARTS,
@@ -38,7 +36,6 @@ from lavis_mafa.checkpoints.weight_loading import (
 )
 from lavis_mafa.compat.traits import image_size_of, shipped_config
 from lavis_mafa.families.rerank import MAX_TOKENS, compute_sim_matrix
-from lavis_mafa.families.vit import DEIT
 from lavis_mafa.judges.build import build_discriminator, build_negatives_encoder
 from lavis_mafa.judges.frozen import frozen_models
 
@@ -259,22 +256,6 @@ class MafaModel:
             )
             cfg.tokenizer = "tiny_vocab.txt"
             return model_cls.from_config(cfg)
-
-    @classmethod
-    def published_parts(cls, cfg: Any, checkpoint: str | None, key: str) -> Iterator[Any]:
-        """Yield the published weights that the parts of a model start from without a checkpoint.
-
-        Args:
-            cfg: a ``model`` config.
-            checkpoint: the one that it loads.
-            key: place of ``cfg`` in the whole config.
-        """
-        if checkpoint or not cfg.get("load_pretrained", True):
-            return
-        own = cfg.get("vit") is not None or cfg.get("image_encoder") == "features"
-        if not own and cfg.get("vit_type", "base") == "base":
-            yield UrlFile(f"{key}.vit_type", DEIT)
-        yield HubFiles(f"{key}.load_pretrained", BERT, weights=True)
 
     @staticmethod
     def without_downloads(cfg: Any) -> None:

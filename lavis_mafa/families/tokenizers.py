@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import BertTokenizerFast  # type: ignore[attr-defined]
 
-from lavis_mafa.checkpoints.downloads import BERT, answers, hub
+from lavis_mafa.checkpoints.downloads import BERT, OfflineError, answers, hub
 from lavis_mafa.compat.lavis_tokenizers import with_vocabulary
 from lavis_mafa.io.project_files import find_config
 
@@ -63,7 +63,7 @@ def from_hub(load: Callable[..., Any], name: str, **options: Any) -> Any:
     """Call ``from_pretrained`` on a directory or the cache, or download if the hub answers.
 
     Raises:
-        OSError: if ``name`` is found in none of them.
+        OfflineError: if ``name`` is found in none of them.
     """
     try:
         return with_vocabulary(load(name, local_files_only=True, **options), name)
@@ -71,7 +71,7 @@ def from_hub(load: Callable[..., Any], name: str, **options: Any) -> Any:
         if os.path.isdir(name):
             raise
     if not answers(hub()):
-        raise OSError(
+        raise OfflineError(
             f"{name} is neither a directory nor in the Hugging Face cache, and the hub cannot "
             "be reached. Give model.tokenizer a vocab.txt and set model.load_pretrained: False (or "
             "model.pretrained: a checkpoint), or run once with a network."

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 
 POLL_SECONDS = 0.5
 # As long as torch.distributed.run itself waits between SIGTERM and SIGKILL.
@@ -62,8 +63,40 @@ def report_to_launcher(message: str) -> None:
         json.dump({"message": {"message": message, "extraInfo": extra}}, file)
 
 
-def usable_cores() -> int:
-    """Return how many CPU cores this process may use."""
+def usable_cores(by_quota: bool = True) -> int:
+    """Return how many CPU cores this process may use, by its affinity and its container's quota.
+
+    Args:
+        by_quota: whether the quota of time counts.
+    """
+    cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        cores = len(os.sched_getaffinity(0))
+    return max(1, int(min(cores, cpu_quota()))) if by_quota else cores
+
+
+def cpu_quota(groups: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> float:
+    """Return how many cores' time the control groups of this process allow; infinite without any.
+
+    Args:
+        groups: the file that lists them: ``0::/path`` of version 2, ``1:cpu:/path`` of version 1.
+        root: where their file systems are mounted.
+    """
+    quotas = [float("inf")]
+    with suppress(OSError, ValueError):
+        for line in Path(groups).read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            # A container sees its own group at the root; outside, a parent may limit its children.
+            group = Path(root) / controllers / path.lstrip("/")
+            quotas += [_quota_of(folder) for folder in (group, *group.parents)]
+    return min(quotas)
+
+
+def _quota_of(group: Path) -> float:
+    """Return the quota of one control group, in cores; infinite without one."""
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        with suppress(OSError, ValueError):
+            quota, period = " ".join((group / name).read_text() for name in names).split()
+            if int(quota) > 0:  # -1 or "max": no limit
+                return int(quota) / int(period)
+    return float("inf")

@@ -28,8 +28,8 @@ from lavis_mafa.tools.corpus import Corpus
 from lavis_mafa.tools.judged_pairs import Judged
 from lavis_mafa.training.launch import amp_dtype_of
 from lavis_mafa.training.loaders import training_set
-from lavis_mafa.training.prefetch import require_sources
 from lavis_mafa.training.session import begin, build_data, build_model
+from lavis_mafa.training.threads import workers_of
 
 CPU = torch.device("cpu")
 # An analysis evaluates no split, and has no logger.
@@ -84,7 +84,6 @@ def load_model_and_data(args: argparse.Namespace) -> ModelAndData:
         ValueError: if there are no training pairs.
     """
     cfg = begin(args.cfg_path, options_of(args))
-    require_sources(cfg)
     task, train = _build_pairs(cfg)
     mafa = cfg.model_cfg.get("mafa")
     # The commands that need frozen models build them: here they would take memory for nothing.
@@ -102,7 +101,7 @@ def load_model_and_data(args: argparse.Namespace) -> ModelAndData:
     run = cfg.run_cfg
     device = torch.device("cuda", int(run.get("gpu", 0))) if run.device == "cuda" else CPU
     view = view_of(cfg.model_cfg.arch, cfg.model_cfg.get("model_type"), model)
-    data = Corpus(train, view, int(run.num_workers))
+    data = Corpus(train, view, workers_of(run))
     return ModelAndData(cfg, model.to(device).eval(), data, device)
 
 

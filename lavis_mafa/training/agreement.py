@@ -108,25 +108,30 @@ def of_models(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def judges_of(model: Any) -> dict[str, str]:
-    """Return identities of what judges pairs beside a model: weights and vocabularies of frozen
-    models, and the arrays that a judge without weights has, such as vectors of captions."""
-    found = {}
+    """Return identities of what judges pairs beside a model, and of what judges before it: weights
+    and vocabularies of frozen models, and the arrays that a judge without weights has, such as
+    vectors of captions."""
+    found: dict[str, str] = {}
     for key in FROZEN_MODELS:
         owner = getattr(model, key, None)
-        part = owner if isinstance(owner, nn.Module) else getattr(owner, "model", None)
-        if isinstance(part, nn.Module):
-            vocabulary = vocabulary_of(getattr(part, "tokenizer", None))
-            found[f"vocabulary of model.mafa.{key}"] = str(vocabulary)
-            found[f"weights of model.mafa.{key}"] = fingerprint(part)
-        elif owner is not None:
-            arrays = {
-                name: torch.from_numpy(value)
-                for name, value in vars(owner).items()
-                if isinstance(value, np.ndarray) and value.dtype.kind in "fiu"
-            }
-            identity = f"{type(owner).__name__} {weights_digest(arrays)}"
-            found[f"content of model.mafa.{key}"] = identity
+        found |= _identity_of(f"model.mafa.{key}", owner)
+        found |= _identity_of(f"model.mafa.{key}.first", getattr(owner, "first", None))
     return found
+
+
+def _identity_of(key: str, owner: Any) -> dict[str, str]:
+    part = owner if isinstance(owner, nn.Module) else getattr(owner, "model", None)
+    if isinstance(part, nn.Module):
+        vocabulary = vocabulary_of(getattr(part, "tokenizer", None))
+        return {f"vocabulary of {key}": str(vocabulary), f"weights of {key}": fingerprint(part)}
+    if owner is None:
+        return {}
+    arrays = {
+        name: torch.from_numpy(value)
+        for name, value in vars(owner).items()
+        if isinstance(value, np.ndarray) and value.dtype.kind in "fiu"
+    }
+    return {f"content of {key}": f"{type(owner).__name__} {weights_digest(arrays)}"}
 
 
 def of_state(

@@ -15,7 +15,6 @@ from lavis_mafa.algorithm.momentum import GROUP_QUEUE
 from lavis_mafa.checkpoints.checkpoints import problem_of_types
 from lavis_mafa.io.files import atomic_write, flat
 
-FORMAT = 3
 LAST, BEST = "checkpoint_last.pth", "checkpoint_best.pth"
 # Keys of `model` on which the shapes of weights and queues, or what they mean, depend. Frozen
 # weights are not saved.

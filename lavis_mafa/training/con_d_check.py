@@ -22,6 +22,7 @@ from lavis_mafa.judges.self_check import (
 from lavis_mafa.training.loaders import to_device
 from lavis_mafa.training.run_log import RunLog
 from lavis_mafa.training.termination import ignore_signals_to_job
+from lavis_mafa.training.threads import workers_of
 
 RECORD = "con_d_self_check"  # kind of its line in the run's log, and its prefix in loggers
 
@@ -59,7 +60,7 @@ def check_con_d(
         loader: Any = DataLoader(
             train_set,
             batch_sampler=[[(int(number), 0) for number in batch] for batch in drawn],
-            num_workers=int(run_cfg["num_workers"]),
+            num_workers=workers_of(run_cfg),
             collate_fn=train_set.collater,
             worker_init_fn=ignore_signals_to_job,
             generator=torch.Generator(),

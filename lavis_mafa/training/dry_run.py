@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lavis_mafa.algorithm.tokens import CUT, UNKNOWN
 from lavis_mafa.judges.frozen import models_beside
+from lavis_mafa.training.loaders import to_device
 from lavis_mafa.training.training_step import loss_terms
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def dry_run(runner: RunnerMafa) -> list[str]:
         lines.append(found.line)
         if found.warning:
             lines.append(found.warning)
-    samples = runner.loaders.to_device(next(iter(runner.loaders.train(plan, 0, 0))))
+    samples = to_device(next(iter(runner.loaders.train(plan, 0, 0))), runner.device)
     lines += _captions_line(samples, runner._model)
     samples.update(epoch=0, num_iters_per_epoch=plan.steps, iters=0, grouped=plan.grouped)
     return lines + _measured_lines(runner, samples)

@@ -159,9 +159,6 @@ def _launch_of(cfg: Any) -> str | None:
         launch = os.environ["TORCHELASTIC_RUN_ID"]
         if launch == "none":  # no --rdzv-id: its process tells one launcher from another
             launch = f"launcher {os.getppid()} of {socket.gethostname()}"
-            with suppress(OSError, IndexError):  # a system without /proc
-                stat = Path(f"/proc/{os.getppid()}/stat").read_text()
-                launch += f" started at {stat.rpartition(')')[2].split()[19]}"
     else:
         return None
     config = cfg.unresolved()

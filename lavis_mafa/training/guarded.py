@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +54,9 @@ class GuardedLoggers:
 
     def __init__(self, folder: Path, loggers: Mapping[str, Logger]) -> None:
         self.folder, self.loggers = folder, dict(loggers)
-        self._config: dict[str, Any] = {}
-        self._resumed = True
-        self._first_step: int | None = None
+        self._runs: dict[str, LoggedRun] = {}  # what `Logger.begin` gets next
         self._open: set[str] = set()
-        self._begun: set[str] = set()  # at least once in this process
         self._off: set[str] = set()
-        self._memory: dict[str, Any] = {}
 
     def begin(self, config: Mapping[str, Any], resumed: bool, first_step: int | None) -> None:
         """Start the loggers, or continue what they logged in this folder.
@@ -69,9 +66,10 @@ class GuardedLoggers:
             resumed: whether to continue; otherwise what loggers kept in the folder is forgotten.
             first_step: see `LoggedRun`.
         """
-        self._config, self._resumed, self._first_step = dict(config), resumed, first_step
-        self._memory = _read(self.folder / _MEMORY) if resumed else {}
+        memory = _read(self.folder / _MEMORY) if resumed else {}
         for name in self.loggers:
+            kept = memory.get(name, {})
+            self._runs[name] = LoggedRun(self.folder, dict(config), resumed, first_step, kept)
             self._call(name, None)
 
     def figures(self, group: str, figures: Mapping[str, float], step: int, axis: str) -> None:
@@ -119,27 +117,22 @@ class GuardedLoggers:
     def _begin(self, name: str) -> None:
         if name in self._open:
             return
-        memory = self._memory.setdefault(name, {})
-        again = name in self._begun
-        # Opened again, a backend must not hide the points of this process.
-        first = None if again else self._first_step
-        run = LoggedRun(self.folder, self._config, self._resumed or again, first, memory)
+        run = self._runs[name]
         self.loggers[name].begin(run)
         self._open.add(name)
-        self._begun.add(name)
-        if memory:
+        # Opened again, a backend must not hide the points of this process.
+        self._runs[name] = replace(run, resumed=True, first_step=None)
+        if run.memory:
+            kept = {name: one.memory for name, one in self._runs.items() if one.memory}
             with lost_writes.allow(self.folder / _MEMORY):  # or it would switch the loggers off
-                write_json(self.folder / _MEMORY, {k: v for k, v in self._memory.items() if v})
+                write_json(self.folder / _MEMORY, kept)
 
 
 def _read(path: Path) -> dict[str, Any]:
     """Return what the loggers kept in a folder; nothing if it cannot be read."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        logging.warning("%s is damaged, loggers start new runs: %s", path, str(error)[:200])
+    except (OSError, ValueError, RecursionError):
         return {}
     kept = content if isinstance(content, dict) else {}
     return {name: own for name, own in kept.items() if isinstance(own, dict)}

@@ -22,6 +22,7 @@ from lavis_mafa.data.training_set import TrainingSet
 from lavis_mafa.judges.frozen import FrozenModel, ModelBeside
 from lavis_mafa.judges.pair_reader import no_pictures
 from lavis_mafa.training.termination import ignore_signals_to_job
+from lavis_mafa.training.threads import workers_of
 
 
 class LostWorkerError(RuntimeError):
@@ -158,7 +159,7 @@ class Loaders:
     @property
     def _common(self) -> dict[str, Any]:
         return {
-            "num_workers": int(self.run_cfg.num_workers),
+            "num_workers": workers_of(self.run_cfg),
             "pin_memory": self.device.type == "cuda",
             "worker_init_fn": ignore_signals_to_job,
         }
@@ -176,7 +177,7 @@ class Loaders:
                 self.train_set,
                 batch_sampler=self._batches,
                 collate_fn=self.train_set.collater,
-                persistent_workers=int(self.run_cfg.num_workers) > 0,
+                persistent_workers=workers_of(self.run_cfg) > 0,
                 # A generator of its own, since drawing from the global one would change training.
                 generator=torch.Generator(),
                 **self._common,
@@ -210,10 +211,6 @@ class Loaders:
             generator=torch.Generator(),
             **self._common,
         )
-
-    def to_device(self, samples: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a mini-batch with its tensors, tokens and images on this rank's device."""
-        return to_device(samples, self.device)
 
     def close(self) -> None:
         """End the workers now: the garbage collector would wait for each of them in turn."""

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,12 @@ from typing import Any
 from lavis.common.dist_utils import get_world_size
 
 from lavis_mafa.io.files import append_line, lost_writes
-from lavis_mafa.io.processes import progress
 from lavis_mafa.settings.config_of_run import LOG
 from lavis_mafa.settings.loggers import STEP, Logger
 from lavis_mafa.training.guarded import GuardedLoggers
 
 CONNECTIONS = "connections.jsonl"
+_RECENT_SECONDS = 60.0  # of steps from which the time left is estimated
 _JSON_LINES_FILES = (LOG, CONNECTIONS, "unreadable.jsonl", "unreadable_rank*.jsonl")
 
 
@@ -115,12 +116,6 @@ class RunLog:
         }
         self.loggers.figures(prefix, numbers, step, axis)
 
-    def progress(self, steps: Iterable[int], name: str, done: int, total: int) -> Any:
-        """Return a progress bar over steps, with rate and time left."""
-        return progress(
-            steps, desc=name, initial=done, total=total, mininterval=0.2, dynamic_ncols=True
-        )
-
     def close(self, status: str = "finished") -> None:
         """End the loggers, and name the files that are incomplete.
 
@@ -133,9 +128,10 @@ class RunLog:
 
 
 class TimeLeft:
-    """Estimates the time left of the whole run from the steps done since this process began.
+    """Estimates the time left of the whole run from its recent steps.
 
-    Validation between epochs counts as part of the steps.
+    Recent ones, because the first steps are slow, and other programs come and go. What lies between
+    epochs, such as validation, is counted apart, and shared among all steps so far.
 
     Args:
         total: steps of the whole run.
@@ -144,11 +140,31 @@ class TimeLeft:
 
     def __init__(self, total: int, done: int = 0) -> None:
         self.total, self.first = total, done
-        self.began = self.shown = time.monotonic()
+        self.last = self.shown = time.monotonic()
+        self._between = self._in_steps = 0.0  # seconds
+        # Seconds in steps and steps done, at the end of each recent step.
+        self._recent: deque[tuple[float, int]] = deque([(0.0, done)])
+
+    def begin_epoch(self) -> None:
+        """Count the time since the last step as time between epochs."""
+        now = time.monotonic()
+        self._between += now - self.last
+        self.last = now
 
     def after(self, done: int) -> str:
-        """Return the time left after ``done`` steps of the run, such as ``1:02:03``."""
-        seconds = (time.monotonic() - self.began) / max(1, done - self.first)
+        """Return the time left after ``done`` steps of the run, such as ``1:02:03``.
+
+        Call it after every step.
+        """
+        now = time.monotonic()
+        self._in_steps += now - self.last
+        self.last = now
+        while len(self._recent) > 1 and self._in_steps - self._recent[1][0] > _RECENT_SECONDS:
+            self._recent.popleft()
+        began, first = self._recent[0]
+        self._recent.append((self._in_steps, done))
+        seconds = (self._in_steps - began) / max(1, done - first)
+        seconds += self._between / max(1, done - self.first)
         return duration(seconds * max(0, self.total - done))
 
     def is_due(self, every: float) -> bool:

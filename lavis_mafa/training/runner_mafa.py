@@ -14,16 +14,14 @@ import numpy as np
 import torch
 from lavis.common.dist_utils import is_main_process
 from lavis.common.registry import registry
-from lavis.tasks.base_task import BaseTask
 from lavis.tasks.retrieval import RetrievalTask
 from torch import Tensor, nn
 
-from lavis_mafa.algorithm.grit import EpochPlan, GritSchedule, GritSettings
-from lavis_mafa.algorithm.grit.hardness import StepAhead
+from lavis_mafa.algorithm.grit import EpochPlan
 from lavis_mafa.algorithm.tokens import captions_of
 from lavis_mafa.io.files import atomic_write, lost_writes
 from lavis_mafa.io.problems import ConfigView, Problem
-from lavis_mafa.io.processes import all_gather_objects, any_rank, barrier
+from lavis_mafa.io.processes import all_gather_objects, any_rank, barrier, progress
 from lavis_mafa.judges.frozen import frozen_models, models_beside
 from lavis_mafa.judges.self_check import SelfCheck
 from lavis_mafa.training import loaders
@@ -31,7 +29,7 @@ from lavis_mafa.training.agreement import judges_of, of_state, require_agreement
 from lavis_mafa.training.checkpoint import BEST, LAST
 from lavis_mafa.training.checkpoint_schedule import CheckpointSchedule, NotSavedError
 from lavis_mafa.training.con_d_check import check_con_d, log_check
-from lavis_mafa.training.evaluation import EvaluatingRunner, matching_splits
+from lavis_mafa.training.evaluation import matching_splits
 from lavis_mafa.training.figures import Figures
 from lavis_mafa.training.guard import NonFiniteGuard, UnreadableSamples
 from lavis_mafa.training.guarded import loggers_of
@@ -39,14 +37,14 @@ from lavis_mafa.training.loaders import LostWorkerError
 from lavis_mafa.training.run_log import RunLog, TimeLeft, duration
 from lavis_mafa.training.state import RunState
 from lavis_mafa.training.termination import Terminated, Termination
-from lavis_mafa.training.training_step import CON_D, optimizer_step, read_values
+from lavis_mafa.training.training_step import StepRunner
 
 _SCHEDULED = "scheduled_lr"  # key of a parameter group: its rate without `run.grit.lr_factor`
 _SECONDS_BETWEEN_LINES = 60.0  # about the progress of training, where no bar is shown
 
 
 @registry.register_runner("runner_mafa")
-class RunnerMafa(EvaluatingRunner):
+class RunnerMafa(StepRunner):
     """Trains and evaluates any LAVIS task and model; with GRIT where ``run.grit.enabled``.
 
     Beyond LAVIS's runner: CPU (gloo) or GPU with or without launcher, epochs that are permutations
@@ -55,9 +53,6 @@ class RunnerMafa(EvaluatingRunner):
     stop before a loss or gradient that is not finite reaches the weights.
 
     Attributes:
-        train_set: None if the run only evaluates.
-        unreadable, guard: what keeps bad data and numbers out of training.
-        termination: whether a signal has arrived.
         judges: see `judges_of`.
     """
 
@@ -100,11 +95,7 @@ class RunnerMafa(EvaluatingRunner):
         self.termination = Termination(saves=not self.evaluate_only)
         self.figures = Figures(task, self.log, self.log_freq, int(run.get("log_connections", 64)))
         self.time_left: TimeLeft | None = None  # since training began
-        self._terminating = False  # a signal has arrived on any rank
-        self._lost_worker: LostWorkerError | None = None  # of this rank
-        self._worker_lost = False  # on any rank
         self.judges: dict[str, str] = {}
-        self._schedule: GritSchedule | None = None
         self._checkpoints: CheckpointSchedule | None = None
 
     @property
@@ -117,31 +108,6 @@ class RunnerMafa(EvaluatingRunner):
         """Mini-batches of a rank in the whole run."""
         steps = self.steps_per_epoch * self.max_epoch
         return min(steps, int(self.run_cfg.get("max_steps") or steps))
-
-    @property
-    def same_group(self) -> str | None:
-        """``model.mafa.same_group``; None if the model does not train by the step, and so makes no
-        use of groups."""
-        return getattr(getattr(self._model, "settings", None), "same_group", None)
-
-    @property
-    def schedule(self) -> GritSchedule:
-        """The orders of the epochs."""
-        if self._schedule is None:
-            assert self.train_set is not None
-            # Grouping keeps groups apart, unless pairs of one group are negatives.
-            apart = self.same_group not in (None, "negative")
-            self._schedule = GritSchedule(
-                len(self.train_set),
-                int(self.run_cfg.batch_size_train),
-                GritSettings.from_config(self.run_cfg.grit),
-                self.rank,
-                self.world_size,
-                int(self.run_cfg.seed),
-                self.train_set.image_ids,
-                self.train_set.group_ids if apart else None,
-            )
-        return self._schedule
 
     def set_learning_rate(self, epoch: int, global_step: int) -> None:
         """Apply LAVIS's scheduler, then ``run.grit.lr_factor`` in grouped epochs."""
@@ -248,27 +214,6 @@ class RunnerMafa(EvaluatingRunner):
             f"next: lavis-mafa report {folder}\n      lavis-mafa evaluate --run {folder}"
         )
 
-    def warnings_of_size(self) -> list[str]:
-        """Return warnings of settings that cannot work on data of this size."""
-        found = []
-        share = self.steps_per_epoch * int(self.run_cfg.batch_size_train)
-        steps, limit = self.steps_per_epoch * self.max_epoch, self.run_cfg.get("max_steps")
-        # The config check compares warmup_steps with max_steps.
-        if self.warmup_steps >= steps and not (limit and limit <= self.warmup_steps):
-            found.append(
-                f"run.warmup_steps: {self.warmup_steps:,} is not below the {steps:,} steps of the "
-                f"whole run, which never reaches run.init_lr; use at most {steps // 10:,}, or "
-                "run.warmup_share: 0.1"
-            )
-        grit = self.run_cfg.grit
-        if grit.enabled and grit.regions and grit.queue_size >= share:
-            found.append(
-                f"run.grit.regions: one queue holds all {share:,} pairs of a rank, and the most "
-                "similar share a mini-batch; on photographs that destroyed ITM "
-                "(docs/results.md): leave it out, or lower run.grit.queue_size"
-            )
-        return found
-
     def prepare(self) -> None:
         """Give model and task what they need of the training data, before state is resumed."""
         assert self.train_set is not None
@@ -342,10 +287,9 @@ class RunnerMafa(EvaluatingRunner):
         assert plan is not None
         with loaders.explain_lost_worker():  # between epochs, whose state is saved
             batches = iter(self.loaders.train(plan, epoch, first_step))
-        bar = self.log.progress(
-            range(first_step, plan.steps), f"epoch {epoch}", first_step, plan.steps
-        )
+        bar = _bar(f"epoch {epoch}", first_step, plan.steps)
         self.model.train()
+        self.time_left.begin_epoch()
         for _, momentum in getattr(self._model, "model_pairs", []):
             momentum.eval()  # targets without dropout
         window = self.accum_grad_iters
@@ -379,9 +323,9 @@ class RunnerMafa(EvaluatingRunner):
         """Compute indices, image and text vectors of a plan's mini-batches, without training."""
         model = self.unwrap_dist_model(self.model)
         model.eval()
-        bar = self.log.progress(range(plan.steps), f"grouping {epoch}", 0, plan.steps)
+        bar = _bar(f"grouping {epoch}", 0, plan.steps)
         for _, batch in zip(bar, self.loaders.train(plan, epoch, 0), strict=True):
-            samples = self.loaders.to_device(batch)
+            samples = loaders.to_device(batch, self.device)
             with self.autocast():
                 vectors = self._vectors_of(model, samples)
             yield (samples["index"], *vectors)
@@ -409,12 +353,8 @@ class RunnerMafa(EvaluatingRunner):
             path = self.output_dir / "grit_order.npy"  # no run needs it to resume
             with lost_writes.allow(path), atomic_write(path) as file:
                 np.save(file, following.order)
-        self.figures.record_epoch(
-            epoch,
-            self.progress.global_step,
-            self.device,
-            hardness=None if plan is None else plan.hardness,
-        )
+        hardness = None if plan is None else plan.hardness
+        self.figures.record_epoch(epoch, self.progress.global_step, self.device, hardness)
 
     def _stop_after(self, epoch: int, step: int) -> None:
         """Save before the run ends early; raise if it ends because of a signal or a lost worker."""
@@ -467,87 +407,11 @@ class RunnerMafa(EvaluatingRunner):
             logging.warning("sample %d is unreadable, %d replaces it: %s", index, loaded, error)
             record = {"epoch": epoch, "step": step, "index": index, "read": loaded, "error": error}
             self.log.append("unreadable.jsonl", record, self.rank)
-        samples = self.loaders.to_device(batch)
+        samples = loaders.to_device(batch, self.device)
         samples.update(
             epoch=epoch, num_iters_per_epoch=plan.steps, iters=step, grouped=plan.grouped
         )
         return samples
-
-    def _train_step(
-        self, samples: dict[str, Any], window_size: int, ends_window: bool
-    ) -> tuple[Any, dict[str, float]]:
-        """Pass a mini-batch forward and back, end its window if it is the last one; return the
-        model's output and loss terms."""
-        where = f"epoch {samples['epoch']}, step {samples['iters']}"
-        self.guard.begin(samples)
-        after_step = self.schedule.before_step(self._step_ahead(samples)) if ends_window else None
-        # Average gradients over ranks once a window rather than after every mini-batch.
-        local = self.use_distributed and not ends_window and not self._static_graph
-        with self.model.no_sync() if local else nullcontext():
-            output = self._forward(self.model, samples)
-            loss = output["loss"] / window_size
-            (self.scaler.scale(loss) if self.scaler else loss).backward()
-        losses = read_values(output, self.device)
-        # One collective for all four: each costs a round trip at every step.
-        bad, too_many, self._terminating, self._worker_lost = any_rank(
-            [
-                self.guard.check(losses),
-                self.unreadable.too_many,
-                self.termination.signal_name is not None,
-                self._lost_worker is not None,
-            ],
-            self.device,
-        )
-        if too_many:
-            self.unreadable.stop(where)
-        self.guard.merge(bad)
-        # No loss: it was read only to be checked for NaN with them.
-        losses.pop(CON_D, None)
-        if ends_window:
-            # Reading the scale waits for the GPU: only where it is needed.
-            scale = self._loss_scale() if after_step is not None else 0.0
-            taken = self._update(where)
-            if after_step is not None:
-                # fp16's scaler has skipped the step if it lowered its scale.
-                losses |= after_step(taken and self._loss_scale() >= scale)
-        return output, losses
-
-    def _step_ahead(self, samples: dict[str, Any]) -> StepAhead:
-        """Return the optimizer step that ends with a mini-batch."""
-        done, model = self.progress.global_step, self.unwrap_dist_model(self.model)
-        return StepAhead(done // self.accum_grad_iters, model, samples, done, self.autocast)
-
-    def _forward(self, model: Any, samples: dict[str, Any]) -> Any:
-        with self.autocast():
-            if type(self.task).train_step is BaseTask.train_step:
-                return model(samples)  # LAVIS's train_step returns only the sum of the loss terms
-            return self.task.train_step(model, samples)
-
-    def _update(self, where: str) -> bool:
-        """Take an optimizer step, or skip it and log which and why.
-
-        Returns:
-            False if it was skipped; what fp16's scaler skips by itself counts as taken.
-        """
-        limit = self.run_cfg.get("max_grad_norm")
-        skipped = optimizer_step(
-            self._model.parameters(),
-            self.optimizer,
-            self.scaler,
-            self.guard,
-            None if limit is None else float(limit),
-            where,
-        )
-        if skipped is not None:
-            left = self.guard.allowed - self.guard.skipped
-            logging.error("%s: step skipped, %d more may be skipped.\n  %s", where, left, skipped)
-            step = self.progress.global_step
-            self.log.write("skipped", global_step=step, where=where, reason=skipped)
-        return skipped is None
-
-    def _loss_scale(self) -> float:
-        """Return the scale of fp16's loss scaler; 0 without one."""
-        return self.scaler.get_scale() if self.scaler else 0.0
 
     def _record_step(
         self, output: Any, losses: dict[str, float], samples: dict[str, Any], bar: Any
@@ -575,3 +439,9 @@ class RunnerMafa(EvaluatingRunner):
                 left,
             )
         self.figures.record_step(output, samples, losses, lr, self.progress.global_step, bad)
+
+
+def _bar(name: str, done: int, total: int) -> Any:
+    """Return a progress bar over the steps from ``done`` on, with rate and time left."""
+    shown = {"desc": name, "initial": done, "total": total, "dynamic_ncols": True}
+    return progress(range(done, total), mininterval=0.2, **shown)

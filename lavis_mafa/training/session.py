@@ -9,7 +9,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -30,9 +31,11 @@ from lavis_mafa.io.folder_lock import release_folders
 from lavis_mafa.io.launcher import end_with_launcher, rank_in_environment, report_to_launcher
 from lavis_mafa.io.plugins import PluginError
 from lavis_mafa.io.processes import LostContactError, MainProcessError, explain_lost_rank
+from lavis_mafa.judges.frozen import frozen_models
 from lavis_mafa.judges.self_check import PoorDiscriminatorError
 from lavis_mafa.settings import ConfigError, load_config
 from lavis_mafa.settings.contradictions import used_splits
+from lavis_mafa.settings.schema import SPLITS
 from lavis_mafa.training.agreement import (
     DisagreementError,
     of_config,
@@ -46,8 +49,8 @@ from lavis_mafa.training.folder import choose_folder
 from lavis_mafa.training.guard import NonFiniteError, UnreadableError
 from lavis_mafa.training.launch import init_distributed, seed_everything
 from lavis_mafa.training.loaders import LostWorkerError, explain_lost_worker
-from lavis_mafa.training.prefetch import only_splits, prefetch, require_sources
 from lavis_mafa.training.termination import REQUEUE, Terminated, ignore_signals
+from lavis_mafa.training.threads import choose_threads
 
 # Their messages say what to do: a traceback above them would only hide it.
 _CLEAR_ERRORS = (
@@ -74,7 +77,7 @@ def build_data(cfg: Any, splits: Collection[str] | None = None) -> tuple[Any, An
         splits: those to build, where the config names their files; None: those that the run reads.
     """
     task = tasks.setup_task(cfg)
-    with only_splits(cfg, used_splits(cfg.run_cfg.get) if splits is None else set(splits)):
+    with _only_splits(cfg, used_splits(cfg.run_cfg.get) if splits is None else set(splits)):
         _find_annotations(cfg)
         allowed = float(cfg.run_cfg.get("max_unreadable", 0.0))
         datasets = build_checked(lambda: task.build_datasets(cfg), cfg.datasets_cfg, allowed)
@@ -87,6 +90,7 @@ def build_data(cfg: Any, splits: Collection[str] | None = None) -> tuple[Any, An
 def build_model(cfg: Any, task: Any) -> Any:
     """Build the model of a config; all ranks must get the same frozen models and vocabularies."""
     model = _build_model(cfg, task)
+    choose_threads(cfg.run_cfg, [model, *(one.model for one in frozen_models(model))])
     require_agreement(of_models, model)
     return model
 
@@ -113,7 +117,6 @@ def _build_model(cfg: Any, task: Any) -> Any:
 
 def build_runner(cfg: Any) -> Any:
     """Build the runner of a config and all it needs; the process group must exist already."""
-    require_sources(cfg)
     job_id = choose_folder(cfg)
     check_resumption(cfg)
     task, datasets = build_data(cfg)
@@ -213,6 +216,7 @@ def begin(cfg_path: str, options: Sequence[str]) -> Any:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     cfg = load_config(cfg_path, options)
     init_distributed(cfg.run_cfg)
+    choose_threads(cfg.run_cfg)
     require_agreement(of_config, cfg)
     seed_everything(int(cfg.run_cfg.seed))
     if not is_main_process():
@@ -232,11 +236,24 @@ def check_only(cfg_path: str, options: Sequence[str] = ()) -> None:
         print("\n".join(["dry run: nothing is trained", *lines]))
 
 
-def fetch_only(cfg_path: str, options: Sequence[str] = ()) -> None:
-    """Download everything that a config fetches from elsewhere, and print where it is."""
-    # The machine that fetches need not be the one that trains: its files and GPUs do not count.
-    cfg = load_config(cfg_path, options, machine=False)
-    print("\n".join(prefetch(cfg)))
+@contextmanager
+def _only_splits(cfg: Any, splits: set[str]) -> Iterator[None]:
+    """Hide the annotation files of other splits from the builders of a config's data sets.
+
+    They would be fetched and read for nothing. A data set with none of the splits is left as it is.
+    """
+    hidden: list[tuple[Any, str, Any]] = []
+    for dataset in cfg.datasets_cfg.values():
+        annotations = dataset.get("build_info", {}).get("annotations") or {}
+        if not splits & set(annotations):
+            continue
+        for split in [one for one in annotations if one in SPLITS and one not in splits]:
+            hidden.append((annotations, split, annotations.pop(split)))
+    try:
+        yield
+    finally:
+        for annotations, split, info in hidden:  # the run records its whole config
+            annotations[split] = info
 
 
 def _find_annotations(cfg: Any) -> None:

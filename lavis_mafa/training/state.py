@@ -27,7 +27,6 @@ from lavis_mafa.io.processes import gather_objects, on_main_process
 from lavis_mafa.io.random_streams import random_states, set_random_states
 from lavis_mafa.tasks.tally import Tally
 from lavis_mafa.training.checkpoint import (
-    FORMAT,
     check_same_data,
     check_same_settings,
     load_trained_state,
@@ -137,7 +136,6 @@ class RunState:
             STATE_OF_RUN: run_state_of(self.model),
             "epoch": epoch - 1,  # in LAVIS, the last epoch that is complete
             "run": {
-                "format": FORMAT,
                 "epoch": epoch,
                 "step": step,
                 "global_step": progress.global_step,
@@ -182,11 +180,6 @@ class RunState:
         if "run" not in content:
             raise ValueError(not_resumable_message(origin))
         run = content["run"]
-        if run["format"] != FORMAT:
-            raise ValueError(
-                f"{origin} is of format {run['format']}, this version of lavis_mafa reads format "
-                f"{FORMAT}: start a new run from its weights by model.pretrained"
-            )
         ranks = run["ranks"]
         sizes = len(ranks), self.world_size
         check_same_settings(content["config"], self.config, origin, sizes)

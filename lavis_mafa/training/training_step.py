@@ -1,16 +1,26 @@
-"""Parts of a training step: loss terms of an output, and the optimizer step of a window."""
+"""A training step: forward and backward pass, and the optimizer step of a window."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+from lavis.tasks.base_task import BaseTask
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
+from lavis_mafa.algorithm.grit import GritSchedule, GritSettings
+from lavis_mafa.algorithm.grit.hardness import StepAhead
 from lavis_mafa.algorithm.output import COUNTS
-from lavis_mafa.training.guard import NonFiniteGuard
+from lavis_mafa.data.training_set import TrainingSet
+from lavis_mafa.io.processes import any_rank
+from lavis_mafa.training.evaluation import EvaluatingRunner
+from lavis_mafa.training.guard import NonFiniteGuard, UnreadableSamples
+from lavis_mafa.training.loaders import LostWorkerError
+from lavis_mafa.training.termination import Termination
 
 CON_D = "Con-D's probability"
 TEMPERATURE = "temperature"
@@ -89,3 +99,144 @@ def optimizer_step(
     optimizer.zero_grad(set_to_none=True)
     guard.end()
     return skipped
+
+
+class StepRunner(EvaluatingRunner):
+    """Trains single steps.
+
+    Attributes:
+        train_set: None if the run only evaluates.
+        unreadable, guard: what keeps bad data and numbers out of training.
+        termination: whether a signal has arrived.
+    """
+
+    train_set: TrainingSet | None
+    unreadable: UnreadableSamples
+    guard: NonFiniteGuard
+    termination: Termination
+    _schedule: GritSchedule | None = None
+    _terminating = False  # a signal has arrived on any rank
+    _lost_worker: LostWorkerError | None = None  # of this rank
+    _worker_lost = False  # on any rank
+
+    @property
+    def same_group(self) -> str | None:
+        """``model.mafa.same_group``; None if the model does not train by the step, and so makes no
+        use of groups."""
+        return getattr(getattr(self._model, "settings", None), "same_group", None)
+
+    @property
+    def schedule(self) -> GritSchedule:
+        """The orders of the epochs."""
+        if self._schedule is None:
+            assert self.train_set is not None
+            # Grouping keeps groups apart, unless pairs of one group are negatives.
+            apart = self.same_group not in (None, "negative")
+            self._schedule = GritSchedule(
+                len(self.train_set),
+                int(self.run_cfg.batch_size_train),
+                GritSettings.from_config(self.run_cfg.grit),
+                self.rank,
+                self.world_size,
+                int(self.run_cfg.seed),
+                self.train_set.image_ids,
+                self.train_set.group_ids if apart else None,
+            )
+        return self._schedule
+
+    def warnings_of_size(self) -> list[str]:
+        """Return warnings of settings that cannot work on data of this size."""
+        found = []
+        share = self.steps_per_epoch * int(self.run_cfg.batch_size_train)
+        steps, limit = self.steps_per_epoch * self.max_epoch, self.run_cfg.get("max_steps")
+        # The config check compares warmup_steps with max_steps.
+        if self.warmup_steps >= steps and not (limit and limit <= self.warmup_steps):
+            found.append(
+                f"run.warmup_steps: {self.warmup_steps:,} is not below the {steps:,} steps of the "
+                f"whole run, which never reaches run.init_lr; use at most {steps // 10:,}, or "
+                "run.warmup_share: 0.1"
+            )
+        grit = self.run_cfg.grit
+        if grit.enabled and grit.regions and grit.queue_size >= share:
+            found.append(
+                f"run.grit.regions: one queue holds all {share:,} pairs of a rank, and the most "
+                "similar share a mini-batch; on photographs that destroyed ITM "
+                "(docs/results.md): leave it out, or lower run.grit.queue_size"
+            )
+        return found
+
+    def _train_step(
+        self, samples: dict[str, Any], window_size: int, ends_window: bool
+    ) -> tuple[Any, dict[str, float]]:
+        """Pass a mini-batch forward and back, end its window if it is the last one; return the
+        model's output and loss terms."""
+        where = f"epoch {samples['epoch']}, step {samples['iters']}"
+        self.guard.begin(samples)
+        after_step = self.schedule.before_step(self._step_ahead(samples)) if ends_window else None
+        # Average gradients over ranks once a window rather than after every mini-batch.
+        local = self.use_distributed and not ends_window and not self._static_graph
+        with self.model.no_sync() if local else nullcontext():
+            output = self._forward(self.model, samples)
+            loss = output["loss"] / window_size
+            (self.scaler.scale(loss) if self.scaler else loss).backward()
+        losses = read_values(output, self.device)
+        # One collective for all four: each costs a round trip at every step.
+        bad, too_many, self._terminating, self._worker_lost = any_rank(
+            [
+                self.guard.check(losses),
+                self.unreadable.too_many,
+                self.termination.signal_name is not None,
+                self._lost_worker is not None,
+            ],
+            self.device,
+        )
+        if too_many:
+            self.unreadable.stop(where)
+        self.guard.merge(bad)
+        # No loss: it was read only to be checked for NaN with them.
+        losses.pop(CON_D, None)
+        if ends_window:
+            # Reading the scale waits for the GPU: only where it is needed.
+            scale = self._loss_scale() if after_step is not None else 0.0
+            taken = self._update(where)
+            if after_step is not None:
+                # fp16's scaler has skipped the step if it lowered its scale.
+                losses |= after_step(taken and self._loss_scale() >= scale)
+        return output, losses
+
+    def _step_ahead(self, samples: dict[str, Any]) -> StepAhead:
+        """Return the optimizer step that ends with a mini-batch."""
+        done, model = self.progress.global_step, self.unwrap_dist_model(self.model)
+        return StepAhead(done // self.accum_grad_iters, model, samples, done, self.autocast)
+
+    def _forward(self, model: Any, samples: dict[str, Any]) -> Any:
+        with self.autocast():
+            if type(self.task).train_step is BaseTask.train_step:
+                return model(samples)  # LAVIS's train_step returns only the sum of the loss terms
+            return self.task.train_step(model, samples)
+
+    def _update(self, where: str) -> bool:
+        """Take an optimizer step, or skip it and log which and why.
+
+        Returns:
+            False if it was skipped; what fp16's scaler skips by itself counts as taken.
+        """
+        limit = self.run_cfg.get("max_grad_norm")
+        skipped = optimizer_step(
+            self._model.parameters(),
+            self.optimizer,
+            self.scaler,
+            self.guard,
+            None if limit is None else float(limit),
+            where,
+        )
+        if skipped is not None:
+            left = self.guard.allowed - self.guard.skipped
+            logging.error("%s: step skipped, %d more may be skipped.\n  %s", where, left, skipped)
+            step = self.progress.global_step
+            self.log.write("skipped", global_step=step, where=where, reason=skipped)
+        return skipped is None
+
+    def _loss_scale(self) -> float:
+        """Return the scale of fp16's loss scaler; 0 without one."""
+        return self.scaler.get_scale() if self.scaler else 0.0

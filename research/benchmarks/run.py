@@ -28,6 +28,7 @@ PARTS = {
     "memory": "peak memory of a step",
     "grouping": "grouping of mini-batches by similarity",
     "retrieval": "retrieval with re-ranking, against LAVIS",
+    "threads": "threads of training on a CPU, next to busy processes",
 }
 HEAD = ["what", "ours", "reference", "ratio", "range", "note"]
 

@@ -93,12 +93,3 @@ def test_missing_weights_are_refused(blip, tmp_path, capsys):
     torch.save({**content, "model": part}, tmp_path / "part.pth")
     assert main(["export", str(tmp_path / "part.pth"), str(tmp_path / "a"), "--to", "hf"]) == 1
     assert "itm_head: 2" in capsys.readouterr().err
-
-
-def test_convolutional_stem_is_refused(blip, tmp_path, capsys):
-    model = load_model("blip_mafa", "tiny", model={"vit": {"stem": "conv"}})
-    content = torch.load(blip[1], weights_only=True)
-    content["config"]["model"]["vit"]["stem"] = "conv"
-    torch.save({**content, "model": trained_state(model)}, tmp_path / "conv.pth")
-    assert main(["export", str(tmp_path / "conv.pth"), str(tmp_path / "a"), "--to", "hf"]) == 1
-    assert "cannot express" in capsys.readouterr().err

@@ -116,17 +116,6 @@ def test_exported_folder_starts_a_run(exported):
     assert not [one for one in problems_with(folder, arch, **own) if "model." in one]
 
 
-def test_folder_without_record_loads_with_the_type_that_is_given(exported, tmp_path):
-    model, arch, folder = exported
-    for file in folder.iterdir():
-        (tmp_path / file.name).symlink_to(file)
-    (tmp_path / RECORD).unlink()
-    own = {"tokenizer": str(folder / "vocab.txt"), "embed_dim": 32, "image_size": 48}
-    loaded = load_model(arch, "tiny", True, checkpoint=str(tmp_path), model=own)
-    for ours, theirs in zip(outputs(model), outputs(loaded), strict=True):
-        assert torch.equal(ours, theirs)
-
-
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [

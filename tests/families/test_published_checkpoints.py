@@ -214,10 +214,7 @@ def test_what_lavis_did_not_find_in_a_file_is_loaded(published, tmp_path):
     complete_lavis_loading(model, str(tmp_path / "wrapped.pth"))
     check(model, Reference(published))
     torch.save({"model": {"other.weight": torch.ones(2, 2)}}, tmp_path / "other.pth")
-    complete_lavis_loading(model, str(tmp_path / "other.pth"))  # of a class that is not LAVIS's
-    theirs = type("Theirs", (type(model),), {"__module__": "lavis.models.theirs"})
-    model.__class__ = theirs
-    with pytest.raises(ValueError, match="other.pth holds no weight of Theirs"):
+    with pytest.raises(ValueError, match="other.pth holds no weight of"):
         complete_lavis_loading(model, str(tmp_path / "other.pth"))
 
 

@@ -17,16 +17,12 @@ from PIL import Image
 
 # The expected (red, green, blue) of the top left pixel of images that are trained on.
 EXPECTED_PIXEL = {
-    "1 x 1": (9, 8, 7),
     "CMYK": (0, 255, 255),
     "16-bit grey": (100, 100, 100),
     "animated GIF": (255, 0, 0),
-    "animated WebP": (255, 0, 0),
     "transparent PNG": (255, 255, 255),
-    "broken EXIF": (40, 80, 120),
     "turned by EXIF": (0, 0, 0),
     "PNG called .jpg": (1, 2, 3),
-    "PNG without its end mark": (1, 2, 3),
 }
 # Handling of captions: REPLACED like an unreadable image; TRAINED; trained and counted as CUT or as
 # UNKNOWN to the vocabulary; REFUSED: `image_text_json` and shards refuse to start training.
@@ -36,24 +32,14 @@ CAPTIONS = {
     "blanks": (" \t\n\u00a0\u3000", REPLACED),
     "signs that the processor drops": ("...!! (~)", REPLACED),
     "control characters": ("\x01\x02\x7f", REPLACED),
-    "NUL alone": ("\0\0", REPLACED),
     "zero-width": ("\u200b\u200d\ufeff", REPLACED),
-    "combining marks alone": ("\u0301\u20dd\ufe0f", REPLACED),
-    "private use": ("\ue000\uf8ff", REPLACED),
-    "replacement characters": ("\ufffd \ufffd", REPLACED),
     "half a surrogate pair": ("red circle \ud83d", REFUSED),
     "one word": ("red", TRAINED),
     "NUL inside": ("red\0 circle", TRAINED),
     "line breaks": ("red\ncircle\r\nbox\n", TRAINED),
     "zero-width inside": ("red\u200b circle\ufeff", TRAINED),
-    "combining marks": ("re\u0301d circle", TRAINED),
-    "right to left beside": ("red \u05e9\u05dc\u05d5\u05dd", TRAINED),
-    "signs": ("? - ?", TRAINED),
     "10,000 characters, many words": ("red circle " * 910, CUT),
-    "10,000 characters, one word": ("x" * 10_000, UNKNOWN),
     "emoji": ("\U0001f408 \U0001f469\u200d\U0001f680", UNKNOWN),
-    "emoji of a later Unicode": ("\U0001fae0", UNKNOWN),
-    "right to left": ("\u05e9\u05dc\u05d5\u05dd \u05e2\u05d5\u05dc\u05dd", UNKNOWN),
 }
 PIXELS = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
 
@@ -98,13 +84,6 @@ def iptc(content: bytes) -> bytes:
     return head + b"".join(field(8, 10, part) for part in parts)
 
 
-def gif_bomb(width: int, height: int) -> bytes:
-    """Return a GIF of one pixel by its header, whose first frame is larger."""
-    small = encoded(Image.new("L", (1, 1)), "GIF")
-    place = small.index(b",\0\0\0\0") + 5
-    return small[:place] + struct.pack("<HH", width, height) + small[place + 4 :]
-
-
 def readable() -> dict[str, bytes]:
     """Return files that are trained on, by kind; `EXPECTED_PIXEL` has the images expected."""
     plain, red = Image.new("RGB", (8, 6), (1, 2, 3)), Image.new("RGB", (8, 6), "red")
@@ -113,19 +92,14 @@ def readable() -> dict[str, bytes]:
     turned.paste((0, 0, 0), (0, 3, 8, 6))  # dark at the bottom: on the left when upright
     exif = Image.Exif()
     exif[0x0112] = 6
-    blue = Image.new("RGB", (16, 16), (40, 80, 120))
     grey = Image.fromarray(np.full((6, 8), 25_700, np.uint16))
     return {
-        "1 x 1": encoded(Image.new("RGB", (1, 1), (9, 8, 7)), "PNG"),
         "CMYK": encoded(Image.new("CMYK", (8, 6), (255, 0, 0, 0)), "JPEG", quality=100),
         "16-bit grey": encoded(grey, "PNG"),
         "animated GIF": encoded(red, "GIF", **frames),
-        "animated WebP": encoded(red, "WEBP", lossless=True, **frames),
         "transparent PNG": encoded(Image.new("RGBA", (8, 6), (0, 0, 255, 0)), "PNG"),
-        "broken EXIF": encoded(blue, "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\xff\xffgarbage"),
         "turned by EXIF": encoded(turned, "PNG", exif=exif),
         "PNG called .jpg": encoded(plain, "PNG"),
-        "PNG without its end mark": encoded(plain, "PNG")[:-12],
     }
 
 
@@ -139,20 +113,12 @@ def unreadable() -> dict[str, bytes]:
     pixels = zeros(61 * 80)
     return {
         "truncated JPEG": jpeg[:-1500],
-        "JPEG without its last bytes": jpeg[:-2],
-        "truncated PNG": complete[:-400],
         "damaged PNG": bytes(damaged),
-        "PNG with a fraction of its pixels": png(9000, 9000, zeros(9000)),
         "zero bytes": b"",
         "text": b"<html>404 Not Found</html>",
         "PostScript inside IPTC": iptc(POSTSCRIPT),
-        "bomb inside IPTC": iptc(png(12_000, 12_000, zeros(12_000 * 1501), bits=1)),
-        "icon": encoded(Image.new("RGB", (16, 16), "red"), "ICO"),
-        "GIF whose first frame is a bomb": gif_bomb(12_000, 9_000),
         "PostScript": POSTSCRIPT,
-        "32-bit float": encoded(Image.new("F", (8, 6), 0.5), "TIFF"),
         "bomb of 144 megapixels": png(12_000, 12_000, zeros(12_000 * 1501), bits=1),
-        "bomb of 900 megapixels": png(30_000, 30_000, pixels, bits=1),
         "text-chunk bomb": png(80, 60, pixels, extra=text),
     }
 

@@ -102,18 +102,6 @@ def test_number_of_skipped_steps_is_limited(tmp_path, monkeypatch):
         )
 
 
-def test_skipped_window_leaves_momentum_and_queue_as_before_it(tmp_path, monkeypatch):
-    """They change in every mini-batch of a window, also in those before the bad one."""
-    poison = {"what": "loss_itm", "value": NAN, "steps": [2]}
-    changes = {**MOMENTUM, "run__accum_grad_iters": 3, "run__skip_bad_steps": 1}
-    injector, train = poisoned_run(tmp_path, poison, monkeypatch, **changes)
-    train()
-    assert "image_queue" in injector.before[0] and "vision_proj_m.weight" in injector.before[0]
-    assert bits_differing(injector.before[0], injector.before[1]) > 0
-    bits = bits_differing(injector.before[0], injector.before[3])
-    assert bits == 0
-
-
 TWO_RANKS = [
     ("loss_lm", NAN, 6, 0),
     (WEIGHT, INF, 2, 0),

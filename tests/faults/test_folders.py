@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 from faulty_runs import toy
 from runs import records, run_here
-
-from lavis_mafa.training.folder import _newest_checkpoint
 
 
 def damage(path):
@@ -32,41 +28,6 @@ def test_damaged_last_checkpoint_falls_back_to_previous(tmp_path, caplog):
     states = [model_runner._model.state_dict() for model_runner in (runner, full)]
     same = all(torch.equal(states[0][key], states[1][key]) for key in states[1])
     assert same and runner.progress.global_step == 12
-
-
-def test_only_damaged_checkpoints_are_an_error(tmp_path):
-    run_here(tmp_path, **toy("albef"), run__max_steps=1)
-    last = tmp_path / "job" / "checkpoint_last.pth"
-    damage(last)
-    for job in ({}, {"run__job_id": None}):
-        with pytest.raises(ValueError, match="checkpoint_last.pth is damaged, and so is every"):
-            run_here(tmp_path, **{**toy("albef"), **job}, run__resume_ckpt_path="auto")
-
-
-def test_newest_job_is_resumed_and_partial_files_ignored(tmp_path):
-    assert _newest_checkpoint(tmp_path) is None
-    for age, name in ((30, "a/checkpoint_last.pth"), (20, "b/checkpoint_last.pth")):
-        path = tmp_path / name
-        path.parent.mkdir()
-        torch.save({"w": torch.ones(3)}, path)
-        os.utime(path, (1e9 - age, 1e9 - age))
-    (tmp_path / "b" / ".checkpoint_last.pth.0.tmp").write_bytes(b"half")
-    torch.save({"w": torch.ones(3)}, tmp_path / "a" / "checkpoint_best.pth")
-    assert _newest_checkpoint(tmp_path) == tmp_path / "b" / "checkpoint_last.pth"
-
-
-def test_restart_before_the_first_checkpoint_repeats_the_command(tmp_path, monkeypatch):
-    run_here(tmp_path / "one", **toy("albef"), run__max_steps=6)
-    monkeypatch.setenv("SLURM_JOB_ID", "3")
-    last = tmp_path / "one" / "job" / "checkpoint_last.pth"
-    changes = {**toy("albef"), "run__job_id": None, "run__resume_ckpt_path": last}
-    first = run_here(tmp_path / "two", **changes, run__max_steps=7)
-    for path in first.output_dir.glob("checkpoint_*.pth"):
-        path.unlink()
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    restarted = run_here(tmp_path / "two", **changes, run__max_steps=7)
-    assert restarted.output_dir == first.output_dir and restarted.progress.global_step == 7
-    assert len(records(tmp_path / "two", "step", job=restarted.output_dir.name)) == 1
 
 
 @pytest.mark.parametrize("name", ["none", "nightly"])  # without and with --rdzv-id

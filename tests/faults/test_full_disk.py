@@ -13,7 +13,6 @@ from faulty_runs import assert_equal_runs, bits_differing, state, toy, wait_for
 from runs import finish, run_here, start
 
 from lavis_mafa.training.checkpoint_schedule import NotSavedError
-from lavis_mafa.training.run_log import RunLog
 
 # Without validation: otherwise a best checkpoint may be missed.
 RUN = toy("albef", run__max_epoch=12, run__save_every_steps=1)
@@ -112,41 +111,6 @@ def test_files_beside_checkpoints_may_fail(tmp_path, evaluated, monkeypatch, cap
     assert all(name in path for path, _ in lost)
 
 
-@pytest.mark.parametrize("allowed", [0, 1])
-def test_state_that_cannot_be_collected_is_a_failed_save(
-    tmp_path, evaluated, monkeypatch, caplog, allowed
-):
-    failures, sizes = [], RunLog.sizes
-
-    def fail_once(self, rank):
-        if not failures:
-            failures.append(rank)
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-        return sizes(self, rank)
-
-    monkeypatch.setattr(RunLog, "sizes", fail_once)
-    changes = {**EVALUATED, "run__max_failed_saves": allowed}
-    if not allowed:
-        with pytest.raises(NotSavedError, match="rank 0: .*Stale"):
-            run_here(tmp_path, **changes)
-        return
-    run_here(tmp_path, **changes)
-    assert "Stale" in caplog.text and failures
-    assert bits_differing(state(tmp_path), state(evaluated)) == 0
-
-
-def test_validation_of_another_task_may_fail_to_write(tmp_path, monkeypatch, caplog):
-    """LAVIS's own tasks write their results themselves."""
-    failures = fail_to_open(
-        monkeypatch, "lavis.tasks.retrieval", "evaluate.txt", errno.ENOSPC, times=1
-    )
-    changes = {**EVALUATED, "run__task": "retrieval", "model__mafa__con_d__arch": None}
-    del changes["run__save_scores"]
-    runner = run_here(tmp_path, **changes)
-    assert failures and "evaluation of val after epoch 0 cannot be written" in caplog.text
-    assert runner.progress.best.epoch == 1
-
-
 def test_evaluation_without_its_results_fails(tmp_path, monkeypatch):
     fail_to_open(monkeypatch, "lavis_mafa.io.files", "scores_test", errno.ENOSPC)
     with pytest.raises(NotSavedError, match="results could not be written: .*scores_test"):
@@ -171,35 +135,6 @@ def test_number_of_failed_saves_is_limited(tmp_path, monkeypatch, allowed):
     with pytest.raises(NotSavedError, match=f"as run.max_failed_saves = {allowed}"):
         run_here(tmp_path, **toy("albef"), run__max_failed_saves=allowed, run__save_every_steps=1)
     assert len(tried) == 1 + allowed + 1 + allowed + 1
-
-
-def test_last_checkpoint_never_holds_the_best_weights(tmp_path, monkeypatch):
-    """The last one fails, and succeeds when the run ends, where the best weights are tested."""
-    from lavis_mafa.tasks import MafaPretrainTask
-    from lavis_mafa.training import checkpoint, checkpoint_schedule
-
-    save, figures, failed = checkpoint.save_atomically, [0.9, 0.1], []
-
-    def fail_twice(content, path):
-        if content["run"]["epoch"] == 2 and len(failed) < 2:
-            failed.append(path.name)
-            raise OSError(116, "Stale file handle")
-        save(content, path)
-
-    def evaluation(*_, **__):
-        return {"agg_metrics": figures.pop(0) if figures else 0.0}
-
-    monkeypatch.setattr(MafaPretrainTask, "evaluation", evaluation)
-    changes = toy("albef", run__valid_splits='["val"]', run__test_splits='["test"]')
-    changes["run__max_epoch"] = 2
-    run_here(tmp_path / "whole", **changes)
-    figures += [0.9, 0.1]
-    monkeypatch.setattr(checkpoint, "save_atomically", fail_twice)
-    monkeypatch.setattr(checkpoint_schedule, "_RETRY_SECONDS", 0.0)
-    run_here(tmp_path / "cut", **changes)
-    assert failed == ["checkpoint_last.pth"] * 2
-    cut, whole = state(tmp_path / "cut"), state(tmp_path / "whole")
-    assert all(bits_differing(cut[key], whole[key]) == 0 for key in ("model", "optimizer"))
 
 
 def test_failed_best_checkpoint_is_not_recorded_as_best(tmp_path, monkeypatch):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 
 import pytest
 from faulty_runs import spawn_in_group, state, toy, wait_for
-from runs import command, finish, records, spawn, start
+from runs import command, finish, records, spawn
 
 from lavis_mafa.training.session import INTERRUPTED
 from lavis_mafa.training.termination import REQUEUE
@@ -57,24 +56,3 @@ def test_second_ctrl_c_ends_at_once(tmp_path, times, ending):
     process = spawn(tmp_path, [sys.executable, "-c", INTERRUPTED_AT, *times], fresh=True)
     output = finish(process, status=0 if ending.startswith("saved") else INTERRUPTED)
     assert output.strip().endswith(ending), output
-
-
-def test_ctrl_c_before_training_needs_no_traceback(tmp_path):
-    process = start("train.py", tmp_path, fresh=True, **TRAIN)
-    time.sleep(1.0)  # during the imports
-    process.send_signal(INT)
-    output = finish(process, status=INTERRUPTED)
-    assert "interrupted" in output and "Traceback" not in output, output
-
-
-@pytest.mark.faults
-def test_wrong_config_under_a_launcher_is_reported_once_and_last(tmp_path):
-    changes = {**TRAIN, "run__max_epoch": "many"}
-    output = finish(start("train.py", tmp_path, fresh=True, **changes, ranks=2), status=1)
-    mistake = "run.max_epoch: 'many'"
-    by_rank = [line for line in output.splitlines() if "ERROR 1 problem" in line]
-    assert len(by_rank) == 1, output
-    # Once by rank 0, and once at the end of the launcher's own report.
-    assert output.count(mistake) == 2, output
-    last_lines = output.strip().splitlines()[-4:]
-    assert any(mistake in line for line in last_lines), output

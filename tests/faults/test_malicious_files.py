@@ -18,7 +18,6 @@ from lavis import tasks
 from lavis.common.registry import registry
 from omegaconf import OmegaConf
 
-import lavis_mafa
 from lavis_mafa.checkpoints.checkpoints import read_checkpoint
 from lavis_mafa.checkpoints.checksums import is_intact
 from lavis_mafa.cli import main
@@ -199,59 +198,6 @@ def test_config_file_cannot_run_code(tmp_path):
     with pytest.raises(ConfigError):
         load_config(TRAIN / "albef_toy.yaml", [f"run.x=!!python/object/apply:os.mkdir ['{mark}']"])
     assert not mark.exists()
-
-
-# Other ways of loading
-
-
-def test_loading_functions_reject_malicious_files(malicious):
-    from lavis_mafa.judges.build import build_discriminator
-
-    path = str(malicious.path)
-    tries = {
-        "load_model": lambda: lavis_mafa.load_model("albef_mafa", "tiny", checkpoint=path),
-        "build_discriminator": lambda: build_discriminator(
-            {"arch": "blip_mafa", "model_type": "tiny", "checkpoint": path}
-        ),
-    }
-    for name, build in tries.items():
-        with pytest.raises(ValueError, match="cannot be loaded") as caught:
-            build()
-        malicious.assert_rejected(caught.value, name)
-
-
-def test_lavis_own_loading_uses_weights_only(malicious_zip, tiny):
-    """Independent of this package: torch's default is weights only, in both sets of packages."""
-    from lavis.models.albef_models import AlbefBase
-    from lavis.models.base_model import BaseModel
-    from lavis.models.blip2_models.blip2 import Blip2Base
-    from lavis.models.blip_models.blip import BlipBase
-
-    for load in (
-        lambda: BaseModel.load_checkpoint(tiny, str(malicious_zip.path)),
-        lambda: AlbefBase.load_from_pretrained(tiny, str(malicious_zip.path)),
-        lambda: BlipBase.load_from_pretrained(tiny, str(malicious_zip.path)),
-        lambda: Blip2Base.load_from_pretrained(tiny, str(malicious_zip.path)),
-    ):
-        with pytest.raises(pickle.UnpicklingError):
-            load()
-        assert not malicious_zip.mark.exists()
-
-
-def test_hugging_face_weights_are_rejected(tmp_path):
-    """from_pretrained of a folder, without the check of configs."""
-    from lavis_mafa.families.blip2_parts import _QFormer, load_image_encoder
-    from lavis_mafa.families.tokenizers import from_hub
-
-    world = MaliciousFile(tmp_path / "folder", name="pytorch_model.bin")
-    config = {"model_type": "bert", "hidden_size": 8, "num_attention_heads": 1, "vocab_size": 9}
-    (tmp_path / "folder/config.json").write_text(json.dumps(config))
-    with pytest.raises((OSError, pickle.UnpicklingError)) as caught:
-        from_hub(_QFormer.from_pretrained, str(tmp_path / "folder"))
-    assert not world.mark.exists(), caught.value
-    with pytest.raises(ValueError) as assert_rejected:
-        load_image_encoder(torch.nn.Linear(1, 1), str(world.path))
-    world.assert_rejected(assert_rejected.value, "load_image_encoder")
 
 
 # Commands

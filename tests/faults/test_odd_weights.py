@@ -1,45 +1,26 @@
-"""Weights of a form that no model is saved in are refused by name when they are read."""
+"""Weights of a type that no model is saved in are refused by name when they are loaded."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from lavis_mafa.checkpoints.checkpoints import read_checkpoint
-
 WEIGHT = "vision_proj.weight"
 ODD = {
     "int8": lambda weight: weight.to(torch.int8),
     "float8": lambda weight: weight.to(torch.float8_e4m3fn),
-    "complex": lambda weight: weight.to(torch.complex64),
-    "sparse": lambda weight: weight.to_sparse(),
-    "meta": lambda weight: weight.to("meta"),
-    "quantised": lambda weight: torch.quantize_per_tensor(weight, 0.1, 0, torch.qint8),
+    "complex64": lambda weight: weight.to(torch.complex64),
+    "qint8": lambda weight: torch.quantize_per_tensor(weight, 0.1, 0, torch.qint8),
 }
 
 
-@pytest.mark.parametrize(
-    "what, found",
-    [
-        *(("int8", "int8"), ("float8", "float8"), ("complex", "complex64"), ("quantised", "qint8")),
-        *(("sparse", "tensor of layout torch.sparse_coo"), ("meta", "meta tensor")),
-    ],
-)
-def test_odd_weights_are_refused_by_name(tmp_path, what, found):
+@pytest.mark.parametrize("found", ODD)
+def test_odd_weights_are_refused_by_name(tiny, tmp_path, found):
     path = tmp_path / "c.pth"
-    torch.save({"model": {WEIGHT: ODD[what](torch.randn(4, 3)), "other": torch.ones(1)}}, path)
-    with pytest.raises(
-        ValueError, match=f"c.pth cannot be loaded: {WEIGHT} is (of type|a) {found}"
-    ):
-        read_checkpoint(str(path))
-
-
-def test_whole_numbers_in_place_of_a_parameter_are_refused(tiny, tmp_path):
-    """Also of parameters that are no layer's weight or bias, such as the temperature."""
-    state = {**tiny.state_dict(), "temp": torch.tensor(1)}
-    torch.save({"model": state}, tmp_path / "c.pth")
-    with pytest.raises(ValueError, match="c.pth cannot be loaded: temp is of type int64"):
-        tiny.load_checkpoint(str(tmp_path / "c.pth"))
+    state = tiny.state_dict()
+    torch.save({"model": {**state, WEIGHT: ODD[found](state[WEIGHT])}}, path)
+    with pytest.raises(ValueError, match=f"c.pth cannot be loaded: {WEIGHT} is of type {found}"):
+        tiny.load_checkpoint(str(path))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
@@ -48,9 +29,3 @@ def test_floating_point_types_load(tiny, tmp_path, dtype):
     torch.save({"model": {k: v.to(dtype) for k, v in state.items()}}, tmp_path / "c.pth")
     tiny.load_checkpoint(str(tmp_path / "c.pth"))
     assert all(torch.equal(v, state[k].to(dtype).to(v.dtype)) for k, v in tiny.state_dict().items())
-
-
-def test_whole_numbers_in_buffers_load(tmp_path):
-    content = {"queue_ptr": torch.tensor([3]), "visual_encoder.index": torch.arange(4)}
-    torch.save({"model": content}, tmp_path / "c.pth")
-    assert read_checkpoint(str(tmp_path / "c.pth"))["model"].keys() == content.keys()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -95,18 +94,6 @@ def test_identity_of_shards_covers_every_image(tmp_path):
     assert other.image_rows != before.image_rows and other.caption_rows == before.caption_rows
 
 
-def test_other_images_under_the_same_samples_are_other_data(tmp_path):
-    """The names that a sample of 64 rows would compare are equal."""
-    rows = rows_of()
-    compared = set(np.linspace(0, ROWS - 1, SAMPLED).astype(int))
-    other = [
-        row if k in compared else {**row, "image": f"other{k}.png"} for k, row in enumerate(rows)
-    ]
-    identities = [DataIdentity.of(train_set(tmp_path, one)) for one in (rows, other)]
-    assert identities[0] != identities[1]
-    assert identities[0] == DataIdentity.of(train_set(tmp_path, rows))
-
-
 # Resuming
 
 
@@ -172,23 +159,3 @@ def test_mended_caption_is_reported(stopped, tmp_path, caplog):
     finally:
         write(rows)
     assert "saved with other captions of the same images" in caplog.text
-
-
-def test_resuming_on_altered_columns(stopped, tmp_path, caplog):
-    """A column that is not read changes nothing; other ids or no captions are refused."""
-    folder, write, rows, changes = stopped
-    resume = {**changes, "run__resume_ckpt_path": checkpoint_of(folder)}
-    try:
-        write(rows, width=[8] * len(rows))
-        run_here(tmp_path / "more", **resume, run__max_steps=3)
-        assert "saved with other" not in caplog.text
-        write([{**row, "image_id": row["image_id"] // 2} for row in rows])
-        with pytest.raises(ValueError, match="saved with other training data: 24 samples.*Restore"):
-            run_here(tmp_path / "ids", **resume)
-        write([{**row, "caption": [1, 2]} for row in rows])
-        with pytest.raises(
-            ValueError, match="column 'caption' of type 'list<.*>': expected strings"
-        ):
-            run_here(tmp_path / "numbers", **resume)
-    finally:
-        write(rows)

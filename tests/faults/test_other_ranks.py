@@ -8,12 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from faulty_runs import toy
-from hypothesis import given
-from hypothesis import strategies as st
 from runs import finish, launcher, options, records, spawn
 
-from lavis_mafa.algorithm.grit import GritSettings
-from lavis_mafa.algorithm.grit.collector import GritCollector, share_out
 from lavis_mafa.training.checkpoint import check_same_settings
 from lavis_mafa.training.state import _redistribute
 
@@ -96,50 +92,6 @@ def test_other_global_batch_sizes_are_rejected(before, after, message):
         return check_settings()
     with pytest.raises(ValueError, match=message):
         check_settings()
-
-
-def filled_collector(count, queue_size, rank=0):
-    """Return a collector with ``count`` pairs."""
-    collector = GritCollector(
-        GritSettings(queue_size=queue_size, search_space=3), 2, (0, rank), expected=count
-    )
-    generator = torch.Generator().manual_seed(rank)
-    features = torch.randn(2, count, 4, generator=generator)
-    collector.collect(torch.arange(count) + 1000 * rank, features[0], features[1])
-    return collector
-
-
-@given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 8), st.integers(3, 9))
-def test_redistributed_collectors_keep_every_pair(ranks, count, each, queue_size):
-    each *= count  # the same number on every rank
-    states = [filled_collector(each, queue_size, rank).state_dict() for rank in range(ranks)]
-    shared = share_out(states, count)
-    assert len(shared) == count
-    for name in ("order", "indices"):
-        before, after = (
-            torch.cat([s[name] for s in collectors]) for collectors in (states, shared)
-        )
-        assert torch.equal(before, after)
-    assert {len(s["order"]) + len(s["indices"]) for s in shared} == {ranks * each // count}
-    indices_of_all = []
-    for rank, state in enumerate(shared):
-        collector = GritCollector(GritSettings(queue_size=queue_size, search_space=3), 2, (1, rank))
-        collector.load_state_dict(state)
-        indices_of_all += collector.finish().tolist()
-    assert sorted(indices_of_all) == sorted(
-        i + 1000 * rank for rank in range(ranks) for i in range(each)
-    )
-    features = {
-        int(index): (image, text)
-        for state in states
-        for index, image, text in zip(
-            state["indices"], state["images"], state["texts"], strict=True
-        )
-    }
-    for state in shared:
-        for row, index in enumerate(state["indices"].tolist()):
-            assert torch.equal(state["images"][row], features[index][0])
-            assert torch.equal(state["texts"][row], features[index][1])
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

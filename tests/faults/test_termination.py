@@ -159,9 +159,3 @@ def test_batch_script_requests_requeue(tmp_path, two_uninterrupted, free_port):
     finish(spawn(tmp_path, script, **job, SLURM_RESTART_COUNT="1"))
     assert (tmp_path / "requeued").read_text() == "79\n"
     assert_equal_runs(tmp_path, two_uninterrupted)
-
-
-def test_signal_handlers_are_restored_after_a_run(tmp_path):
-    before = [signal.getsignal(number) for number in (TERM, USR1)]
-    run_here(tmp_path, **toy("albef"), run__max_steps=1)
-    assert [signal.getsignal(number) for number in (TERM, USR1)] == before

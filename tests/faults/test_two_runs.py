@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import sys
-import threading
 import time
 
 import pytest
 from faulty_runs import children_of, state, toy, wait_for
-from runs import command, finish, launcher, records, run_here, spawn, start
+from runs import finish, records, run_here, spawn, start
 
-from lavis_mafa.io.folder_lock import LOCK, lock_folder, release_folders
+from lavis_mafa.io.folder_lock import LOCK
 from lavis_mafa.io.problems import ConfigError
-from lavis_mafa.training.folder import _make_folder
 
 # Holds a folder until it is killed; with "fork" a child inherits everything that it has open.
 HOLDER = """
@@ -71,56 +68,6 @@ def test_dead_owner_holds_nothing(tmp_path, holder, no_wait):
     assert not (tmp_path / "job" / LOCK).exists()
 
 
-def test_lock_tells_that_another_process_has_held_the_folder(tmp_path, holder):
-    """It may have written into it meanwhile."""
-    threading.Timer(0.5, holder.kill).start()
-    assert lock_folder(tmp_path / "job", wait=60)
-    assert not lock_folder(tmp_path / "job")  # held by this process
-    shutil.rmtree(tmp_path / "job")
-    (tmp_path / "job").mkdir()
-    (tmp_path / "job" / LOCK).touch()  # as another process would, for which it is free
-    assert not lock_folder(tmp_path / "job")
-    assert json.loads((tmp_path / "job" / LOCK).read_text())["pid"] == os.getpid()
-    release_folders()
-    assert not (tmp_path / "job").exists()
-
-
-def test_a_run_waits_for_a_predecessor_that_is_saving(tmp_path, monkeypatch):
-    """It resumes from what the predecessor saved meanwhile."""
-    from lavis_mafa.training import folder
-
-    run_here(tmp_path, **toy("albef"), run__max_steps=1)
-    looks = []
-
-    def lock(path):
-        looks.append(path)
-        if len(looks) == 1:  # as if the holder saved its second step before it left
-            monkeypatch.setattr(folder, "lock_folder", real)
-            run_here(tmp_path, **toy("albef"), run__max_steps=2, run__resume_ckpt_path="auto")
-            monkeypatch.setattr(folder, "lock_folder", lock)
-            return True
-        return real(path)
-
-    real = folder.lock_folder
-    monkeypatch.setattr(folder, "lock_folder", lock)
-    run_here(tmp_path, **toy("albef"), run__max_steps=3, run__resume_ckpt_path="auto")
-    assert [r["global_step"] for r in records(tmp_path, "step")] == [1, 2, 3]
-
-
-def test_starts_in_one_second_get_a_folder_each(tmp_path):
-    names = {_make_folder(tmp_path) for _ in range(20)}
-    assert len(names) == 20 and {path.name for path in tmp_path.iterdir()} == names
-
-
-def test_a_failed_start_leaves_no_folder(tmp_path, monkeypatch):
-    from lavis_mafa.training import session
-
-    monkeypatch.setattr(session, "build_data", lambda cfg: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        run_here(tmp_path, **toy("albef"), run__job_id=None)
-    assert not list(tmp_path.iterdir())
-
-
 def alive(number):
     try:
         with open(f"/proc/{number}/stat") as file:
@@ -153,20 +100,3 @@ def test_ranks_end_with_their_launcher_and_save(tmp_path):
     assert state(tmp_path)["run"]["global_step"] == steps  # saved as after SIGTERM
     relaunched = {**changes, "run__max_steps": steps + 1, "run__resume_ckpt_path": "auto"}
     finish(start("train.py", tmp_path, **relaunched, ranks=2))
-
-
-def test_rank_waiting_for_the_store_ends_with_its_launcher(tmp_path, free_port):
-    """Rank 1 waits for a rank 0 that never comes."""
-    arguments = [*launcher(), *command("train.py", tmp_path, **toy("albef"))[1:]]
-    code = f"import subprocess, time; print(subprocess.Popen({list(map(str, arguments))!r}).pid, "
-    code += "flush=True); time.sleep(600)"
-    environment = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "2"}
-    environment.update(MASTER_ADDR="localhost", MASTER_PORT=str(free_port))
-    process = spawn(tmp_path, [sys.executable, "-c", code], fresh=True, **environment)
-    rank = int(process.stdout.readline())
-    time.sleep(8)  # it imports torch, and waits
-    assert alive(rank)
-    process.kill()
-    process.wait()
-    wait_until_ended([rank], 10)
-    process.stdout.close()

@@ -20,10 +20,8 @@ from lavis.common.registry import registry
 from omegaconf import OmegaConf
 
 import lavis_mafa
-from lavis_mafa.checkpoints.checkpoints import read_checkpoint
-from lavis_mafa.checkpoints.recorded_sizes import _MOST_PATCHES, recorded_model
+from lavis_mafa.checkpoints.recorded_sizes import recorded_model
 from lavis_mafa.checkpoints.source import build_model
-from lavis_mafa.checkpoints.weight_loading import config_of
 from lavis_mafa.cli import main
 from lavis_mafa.judges.build import build_discriminator
 from lavis_mafa.settings import ConfigError, load_config
@@ -107,20 +105,6 @@ def test_no_url_or_interpolation_of_a_checkpoint_is_resolved(content, server, tm
     assert asked == []
 
 
-@pytest.mark.parametrize("key", ["tokenizer", "vit_type"])
-def test_no_reader_resolves_a_url_or_interpolation(content, server, tmp_path, key):
-    port, asked = server
-    path = saved(content, tmp_path / "c.pth", **{key: SECRET_URL.format(port=port, name=key)})
-    for name, read in readers(path).items():
-        if key == "tokenizer":
-            with pytest.raises(ValueError, match=f"c.pth contains .*model.{key} is") as caught:
-                read()
-            assert SECRET not in str(caught.value), name
-        else:
-            assert type(read()).__name__ == "AlbefMafa", name
-        assert asked == []
-
-
 @pytest.mark.parametrize("key", ["tokenizer", "med_config_path"])
 def test_no_path_of_a_checkpoint_is_opened_unless_the_user_names_it(
     content, tmp_path, key, monkeypatch
@@ -155,12 +139,12 @@ SIZES = [
     ("embed_dim", "64"),
     ("embed_dim", True),
     ("embed_dim", [64]),
-    ("image_size", 10**7),
+    ("image_size", 2048),
     ("queue_size", 2**40),
     ("max_txt_len", 2**40),
     ("vit", {"patch_size": 16, "width": 2**30, "depth": 3, "heads": 4}),
     ("vit", {"patch_size": 16, "width": 64, "depth": 2**30, "heads": 4}),
-    ("vit", {"patch_size": 0, "width": 64, "depth": 3, "heads": 4}),
+    ("vit", {"patch_size": 1, "width": 64, "depth": 3, "heads": 4}),
     ("vit", "${oc.env:HOME}"),
     ("vit", [16]),
 ]
@@ -179,47 +163,6 @@ def test_sizes_out_of_range_are_refused(content, tmp_path, monkeypatch, key, val
         assert "expected a" in str(caught.value), name
     # The user's own value replaces it, and is what counts.
     recorded_model(content, "albef_mafa", given={key: value})
-
-
-def test_single_sizes_may_be_given(content, tmp_path):
-    """The others of an image encoder are those that the checkpoint records."""
-    vit = {"patch_size": 8, "width": 32, "depth": 1, "heads": 2}
-    path = saved(content, tmp_path / "c.pth", vit=vit)
-    read = read_checkpoint(str(path))
-    cfg = config_of("albef_mafa", "tiny", str(path), read, {"vit": {"depth": 2}})
-    assert cfg.vit == {**vit, "depth": 2}
-
-
-def test_other_numbers_and_flags_are_used_if_small(content):
-    def found(**model):
-        config = {"model": {**content["config"]["model"], **model}}
-        recorded = recorded_model({**content, "config": config}, "albef_mafa")
-        return {name: recorded[name] for name in model if name in recorded}
-
-    plain = {"ramp_epochs": 0.5, "alpha": 0.25, "own_width": 16, "own_flag": True}
-    assert found(**plain) == plain
-    assert found(own_width=10**6, own_flag="yes", own_name="b", own_list=[3]) == {}
-
-
-def test_position_embeddings_are_limited(content, tmp_path):
-    """Each number is in range, but together they make an encoder of millions of patches."""
-    vit = {"patch_size": 1, "width": 2048, "depth": 1, "heads": 1}
-    path = saved(content, tmp_path / "c.pth", image_size=2048, vit=vit)
-    for read in readers(path).values():
-        with pytest.raises(ValueError, match=f"patches of 1 px, expected at most {_MOST_PATCHES}"):
-            read()
-
-
-@pytest.mark.parametrize("odd", [["albef_mafa"], {"a": 1}, 3, None, "no_such_model", "${oc.env:A}"])
-def test_odd_names_of_models_are_ignored(content, tmp_path, odd):
-    for key in ("arch", "model_type"):
-        changed = copy.deepcopy(content["config"])
-        changed["model"][key] = odd
-        found = recorded_model({**content, "config": changed}, "albef_mafa")
-        assert not found if key == "arch" else "model_type" not in found
-        path = saved(content, tmp_path / "c.pth", **{key: odd})
-        with pytest.raises(ValueError, match="no config that names|no model named|has no type"):
-            build_model(str(path))
 
 
 def test_shipped_configs_are_used_as_recorded():
@@ -243,7 +186,6 @@ def test_shipped_configs_are_used_as_recorded():
 # Configs of runs and of judged pairs
 
 TOY = Path(__file__).resolve().parents[2] / "projects/mafa/train/albef_toy.yaml"
-OWN = TOY.with_name("albef_own_data.yaml")
 SMALL = ["datasets.toy_scenes.build_info.train_size=80", "run.batch_size_train=8"]
 SMALL += ["run.grit.queue_size=16", "run.grit.search_space=16", "run.device=cpu", "run.amp=False"]
 
@@ -316,24 +258,6 @@ def test_trusted_folders_are_followed(foreign, trusted, monkeypatch):
     assert foreign.mark.exists()
     with pytest.raises(ValueError, match="--trust nowhere: no such folder"), trusting(["nowhere"]):
         pass
-
-
-def test_plugins_of_judged_pairs_are_not_imported(foreign, caplog):
-    config = OmegaConf.load(TOY)
-    config.run.plugins = [str(foreign.plugin)]
-    OmegaConf.save(config, foreign.folder / "config.yaml")
-    plugins = f"run.plugins=[{foreign.plugin}]"
-    for given in ((foreign.folder / "config.yaml",), (TOY, plugins), (foreign.run(), plugins)):
-        pairs = foreign.pairs(*given)
-        for command in (["label", "page", pairs], ["report", pairs]):
-            caplog.clear()
-            status = main([*command, "--output", "page.html"])
-            assert status == (2 if command[0] == "label" else 0)
-            assert "run.plugins" in caplog.text and "--trust" in caplog.text
-            assert not foreign.mark.exists()
-    trust = ["--trust", pairs, "--trust", str(foreign.folder)]
-    assert main(["label", "page", pairs, "--output", "page.html", *trust]) == 0
-    assert foreign.mark.exists()
 
 
 def test_nothing_of_a_run_is_fetched_or_written_elsewhere(foreign, server, caplog):

@@ -8,7 +8,6 @@ from itertools import product
 import pytest
 import torch
 from conftest import mini_batch
-from omegaconf import OmegaConf
 from test_con_d_families import FAMILIES, build, config_of, save_checkpoint
 
 from lavis_mafa.algorithm.negatives_encoder import ENCODER_TOKENS, ENCODER_VIEW
@@ -16,13 +15,11 @@ from lavis_mafa.algorithm.parts import build_parts
 from lavis_mafa.algorithm.pickers import hardest
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
-from lavis_mafa.checkpoints.downloads import HubFiles, UrlFile
 from lavis_mafa.data import TrainingSet
 from lavis_mafa.judges.build import build_negatives_encoder
 from lavis_mafa.judges.frozen_encoder import ModelNegativesEncoder
 from lavis_mafa.settings import ConfigError, load_config
 from lavis_mafa.training.loaders import add_tokens, add_views
-from lavis_mafa.training.sources import sources_of_model
 
 # MLM + ITM with hard negatives, without ITC.
 WITHOUT_ITC = {"itc": 0.0, "itm": 1.0, "lm": 1.0}
@@ -207,14 +204,3 @@ def test_config_without_weights_or_features_is_refused(tmp_path):
         build_negatives_encoder(
             {"arch": "albef_mafa", "model_type": "tiny", "checkpoint": str(blip2)}
         )
-
-
-def test_downloads_of_the_frozen_encoder_are_listed():
-    cfg = OmegaConf.create({"arch": "albef_mafa", **config_of("albef_mafa")})
-    url = "https://example.org/itc.pth"
-    cfg.mafa = {"negatives_encoder": {"arch": "albef_retrieval", "checkpoint": url}}
-    assert UrlFile(f"{TRAIN}.checkpoint", url) in list(sources_of_model(cfg))
-    cfg.mafa.negatives_encoder.checkpoint = None
-    found = list(sources_of_model(cfg))
-    assert any(isinstance(one, UrlFile) and one.key.startswith(TRAIN) for one in found)
-    assert any(isinstance(one, HubFiles) and one.key.startswith(TRAIN) for one in found)

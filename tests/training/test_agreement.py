@@ -28,7 +28,7 @@ from runs import (
 )
 
 from lavis_mafa import load_model
-from lavis_mafa.training.agreement import judges_of, of_config, require_agreement
+from lavis_mafa.training.agreement import judges_of, of_config
 
 SCRIPT = Path(__file__).with_name("runs_of_ranks.py")
 STORAGE = "datasets.image_text_json.build_info.annotations.{}.storage"
@@ -38,6 +38,22 @@ from lavis_mafa.algorithm.losses import LOSSES
 @LOSSES.register("own")
 def own(step):
     return {} * step.batch.own.float().mean() + 0 * step.compared.i2t.mean()
+"""
+# Equal code and settings: only what the judge takes of the data differs.
+JUDGE = """
+import os
+import numpy as np
+from lavis_mafa.judges.discriminators import DISCRIMINATORS, SampleJudge
+
+@DISCRIMINATORS.register("drawn")
+class Drawn(SampleJudge):
+    needs_self_check = False
+
+    def know(self, train_set):
+        self.vectors = np.random.default_rng(int(os.environ["RANK"])).normal(size=9)
+
+    def probability(self, images, texts):
+        return np.full(len(images), 0.5)
 """
 CON_D = {"model__mafa__con_d__arch": "albef_mafa", "model__mafa__con_d__model_type": "tiny"}
 FNE = {
@@ -105,6 +121,8 @@ def starting_files(folder: Path) -> dict[str, Path]:
         files[name] = folder / name / "own.py"
         files[name].parent.mkdir()
         files[name].write_text(PLUGIN.format(factor))
+    files["judge"] = folder / "judge.py"
+    files["judge"].write_text(JUDGE)
     return files
 
 
@@ -152,6 +170,10 @@ def outcomes(tmp_path_factory):
             {**plain, **captions},
             [f"model.mafa.con_d.captions.vectors={files['other vectors']}"],
         ),
+        "a judge of other content": (
+            {**plain, "run__plugins": f"[{files['judge']}]", "model__mafa__con_d__arch": "drawn"},
+            [],
+        ),
         "another plugin": (plugin, [f"run.plugins=[{files['other_plugin']}]"]),
         "another toy world": ({}, ["datasets.toy_scenes.build_info.seed=5"]),
     }
@@ -181,6 +203,7 @@ def outcomes(tmp_path_factory):
         ("another vocabulary", "model.tokenizer: .*content"),
         ("another plugin", r"run.plugins\[0\]: a file with content"),
         ("other vectors of captions", "model.mafa.con_d.captions.vectors: a file with content"),
+        ("a judge of other content", "content of model.mafa.con_d: Drawn"),
         ("another toy world", "datasets.toy_scenes.build_info.seed: .* 5 on rank 1"),
     ],
 )
@@ -232,7 +255,5 @@ def test_arrays_of_a_judge_are_part_of_its_identity():
         return judges_of(SimpleNamespace(con_d=judge))
 
     assert identity(0) == identity(0) != identity(1)
-
-
-def test_one_process_needs_no_agreement():
-    require_agreement(lambda: 1 / 0)
+    first = SimpleNamespace(con_d=SimpleNamespace(first=SimpleNamespace(array=np.ones(3))))
+    assert "content of model.mafa.con_d.first" in judges_of(first)

@@ -7,8 +7,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from lavis.common.registry import registry
-from lavis.processors.base_processor import BaseProcessor
 from PIL import Image
 from runs import (
     INFO,
@@ -16,7 +14,6 @@ from runs import (
     ROOT,
     TINY,
     TOY,
-    dry_run,
     finish,
     options,
     recording,
@@ -96,12 +93,6 @@ def changes(data, family, features="one_view", **more):
         **of_blip,
         **more,
     }
-
-
-@registry.register_processor("features_on_the_fly")
-class OnTheFly(BaseProcessor):
-    def __call__(self, picture):
-        return torch.from_numpy(encode(picture).astype(np.float32))
 
 
 @pytest.mark.parametrize("family", EACH)
@@ -223,45 +214,6 @@ def test_two_ranks_stopped_and_resumed_are_equal(data, tmp_path):
     assert same_weights(found[0][0], found[1][0]) and found[0][1:] == found[1][1:]
 
 
-def test_first_token_stands_for_the_image(data):
-    torch.manual_seed(0)
-    model = load_model(
-        "albef_mafa", "tiny", model={"image_encoder": "features", "feature_width": V}
-    )
-    features = torch.randn(2, S, V)
-    tokens = model.visual_encoder.forward_features(features)
-    projected = features @ model.visual_encoder.proj.weight.T + model.visual_encoder.proj.bias
-    first = torch.nn.functional.layer_norm(projected.mean(1), (64,), eps=1e-6)
-    assert tokens.shape == (2, 1 + S, 64) and torch.allclose(tokens[:, 0], first, atol=1e-5)
-
-
-def test_model_of_features_is_not_exported_as_one_of_pictures(tmp_path, capsys):
-    sizes = {"image_encoder": "features", "feature_width": V}
-    for arch in ("blip", "blip2"):
-        model = load_model(f"{arch}_mafa", "tiny", model=sizes)
-        recorded = {"arch": f"{arch}_mafa", "model_type": "tiny", **sizes}
-        torch.save({"model": model.state_dict(), "config": {"model": recorded}}, tmp_path / arch)
-        assert main(["export", str(tmp_path / arch), str(tmp_path / "out")]) == 1
-        assert not (tmp_path / "out").exists()
-
-
-def test_analysis_commands_and_dry_run(data, tmp_path, capsys):
-    more = changes(data, "albef", "views", run__valid_splits="[]")
-    run_here(tmp_path, OWN, **more)
-    path = tmp_path / "job/checkpoint_last.pth"
-    judge = ["c.arch=albef_mafa", "c.model_type=tiny", f"c.checkpoint={path}"]
-    given = ["--run", str(tmp_path / "job"), "--con-d", *judge, "--self-check", "skip"]
-    assert main(["count", *given, "--output", str(tmp_path / "count")]) == 0
-    counted = json.loads((tmp_path / "count/counts.json").read_text())
-    assert counted
-    mined = tmp_path / "mined"
-    assert main(["mine", *given, "--threshold", "0", "--output", str(mined)]) == 0
-    assert json.loads((mined / "mined.json").read_text())
-    assert main(["evaluate", "--run", str(tmp_path / "job"), "--trust", str(tmp_path)]) == 0
-    capsys.readouterr()
-    assert "48 pairs of 24 images" in dry_run(tmp_path / "dry", capsys, OWN, **more)
-
-
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -274,10 +226,3 @@ def test_analysis_commands_and_dry_run(data, tmp_path, capsys):
 def test_config_that_does_not_fit_the_features(data, tmp_path, more, message):
     with pytest.raises(ConfigError, match=message):
         load_config(OWN, options(tmp_path, **{**changes(data, "albef"), **more}))
-
-
-def test_missing_image_is_refused_before_training(data, tmp_path):
-    write_features(data / "few", [encode(Image.open(data / "0.png"))] * 20)
-    with pytest.raises(ValueError, match=r"no features of the images of 8 of 48 pairs"):
-        run_here(tmp_path, OWN, **changes(data, "albef", "few"))
-    assert not list(tmp_path.glob("job/*.pth"))

@@ -10,7 +10,6 @@ from runs import ROOT, records, run_here, weights
 from runs import TOY as TOY_KEYS
 from test_lavis_builders import write_config
 
-from lavis_mafa.settings import load_config
 from lavis_mafa.training.lavis_runner import _LinearWarmupDropsLRScheduler
 
 TOY = str(ROOT / "projects/mafa/train/fne_toy.yaml")
@@ -98,19 +97,6 @@ def test_fne_trains_on_own_pairs_and_lavis_flickr30k(tmp_path, photographs):
         assert len(steps) == 24 and evaluation["split"] == "test"
         assert 0 <= evaluation["txt_r1"] <= evaluation["txt_r5"] <= evaluation["txt_r10"] <= 100
         assert bool((weights(folder)["memory.indices"] >= 0).all())
-
-
-@pytest.mark.parametrize("name, batch", [("fne_flickr", 32), ("fne_coco", 32)])
-def test_shipped_configs_have_the_hyperparameters_of_fne(name, batch):
-    cfg = load_config(ROOT / f"projects/mafa/train/{name}.yaml", [], machine=False)
-    run, model = cfg.run_cfg, cfg.model_cfg
-    assert (run.batch_size_train, run.max_epoch, run.init_lr) == (batch, 25, 2e-5)
-    assert (run.max_grad_norm, run.weight_decay, run.grit.enabled) == (2.0, 0, False)
-    assert (model.memory_size, model.momentum, model.margin) == (8224, 0.995, 0.2)
-    assert (model.negatives, model.plain_epochs, model.plain_negatives) == (
-        *("posterior", 1, "hardest"),
-    )
-    assert (model.posterior.prior, model.posterior.minimum) == (1e-4, 200)
 
 
 def test_learning_rate_drops_after_epochs_5_and_15():

@@ -1,14 +1,8 @@
 """Runs with a threshold of every sample (GloFND): resumption, other data, exports, other tasks."""
 
-import re
-
 import pytest
 import torch
 from runs import run_here, same_weights, weights
-
-from lavis_mafa.cli import main
-from lavis_mafa.tools.charts import format_number
-from lavis_mafa.training.run_log import CONNECTIONS, read_json_lines
 
 GLOFND = {
     "model__mafa__con_d": "null",
@@ -50,19 +44,3 @@ def test_thresholds_are_of_the_run_and_no_weights(uninterrupted, tmp_path, caplo
     run_here(tmp_path, **GLOFND, **start, datasets__toy_scenes__build_info__train_size=50)
     assert weights(tmp_path)["global_threshold.i2t"].isnan().sum() == 50 - 8
     assert "global_threshold" not in caplog.text
-
-
-def test_the_page_of_the_run_shows_scores_as_they_are(uninterrupted):
-    folder = uninterrupted / "job"
-    scores = [one["probability"] for one in read_json_lines(folder / CONNECTIONS)]
-    assert min(scores) < 0.0, "below what a probability can be"
-    assert main(["report", str(folder)]) == 0
-    text = (folder / "report.html").read_text(encoding="utf-8")
-    shown = re.findall(r"<span>similarity = (.*?), ", text)
-    assert shown and set(shown) <= set(map(format_number, scores))
-    assert "P = " not in text and "probability" not in text
-
-
-def test_another_task_prepares_the_thresholds_as_well(tmp_path):
-    run_here(tmp_path, run__task="mafa_retrieval", run__max_steps=2, **GLOFND)
-    assert weights(tmp_path)["global_threshold.i2t"].isnan().sum() == 74 - 16

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import math
-import re
 
 import pytest
 import torch
 from runs import OWN, ROOT, finish, records, run_here, start, weights
-from test_global_threshold_runs import GLOFND, NAMES
+from test_global_threshold_runs import GLOFND
 from test_groups_runs import QUEUE, changes, write_groups
 
 from lavis_mafa import load_model
@@ -41,15 +39,6 @@ def test_mixed_precision_losses_are_close_to_full_precision(tmp_path, amp_dtype)
     assert mixed_losses == pytest.approx(exact, rel=0.1)
 
 
-def test_one_gpu_without_launcher_equals_one_rank_with_launcher(tmp_path):
-    plain, launched = tmp_path / "alone", tmp_path / "launched"
-    plain.mkdir(), launched.mkdir()
-    finish(start("train.py", plain, **ON_GPU, run__max_epoch=2))
-    finish(start("train.py", launched, ranks=1, **ON_GPU, run__max_epoch=2))
-    losses = [losses_of(folder) for folder in (plain, launched)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-
-
 def test_resumed_run_on_gpu_equals_uninterrupted_run(tmp_path):
     mixed = {**ON_GPU, "run__amp": True, "run__num_workers": 2}
     run_here(tmp_path / "whole", **mixed)
@@ -58,18 +47,6 @@ def test_resumed_run_on_gpu_equals_uninterrupted_run(tmp_path):
     # Not the weights: sums in any order move those without a gradient, such as the keys' biases.
     whole, cut = (losses_of(tmp_path / name) for name in ("whole", "cut"))
     assert cut == pytest.approx(whole, rel=5e-3)  # other masks or pairs: 5 % in some step
-
-
-def test_memory_estimate_is_close_to_the_memory_used(tmp_path):
-    output = finish(start("train.py", tmp_path, extra=["--dry-run"], **ON_GPU))
-    estimate = float(re.search(r"estimated: (\d+) MiB", output)[1])
-    run_here(tmp_path / "first", **ON_GPU, run__max_epoch=1)  # cuBLAS's memory stays
-    gc.collect()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    run_here(tmp_path / "second", **ON_GPU, run__max_epoch=1)
-    used = (torch.cuda.max_memory_allocated() - before) / 2**20
-    assert 0.4 * used < estimate < 2.5 * used
 
 
 @pytest.mark.parametrize("amp_dtype", ["fp16", "bf16", None])
@@ -129,17 +106,6 @@ def test_compiled_image_encoders_give_equal_losses(tmp_path, config):
     assert compiled == pytest.approx(plain, rel=0.02)
 
 
-def test_thresholds_of_anchors_equal_those_on_a_cpu(tmp_path):
-    given = {**GLOFND, "model__mafa__loss_weights__lm": 0.0}  # MLM's masks are drawn on the device
-    losses(tmp_path / "gpu", **given)
-    run_here(tmp_path / "cpu", **given, run__max_epoch=1)
-    gpu, cpu = (weights(tmp_path / device) for device in ("gpu", "cpu"))
-    for name in NAMES:
-        found = gpu[name].cpu()
-        assert torch.equal(found.isnan(), cpu[name].isnan()) and not found.isnan().all()
-        torch.testing.assert_close(found, cpu[name], atol=0.05, rtol=0, equal_nan=True)
-
-
 def equal_to_cpu(gpu, cpu, rel=0.1):
     """Whether the losses of two runs are close in the first epoch, whose order is that of the seed;
     later ones are grouped by features, of which rounding may change the order."""
@@ -185,19 +151,6 @@ def test_groups_equal_those_on_a_cpu(tmp_path, same_group):
     assert equal_to_cpu(tmp_path / "gpu", tmp_path / "cpu")
     assert all(math.isfinite(record["loss"]) for record in records(tmp_path / "gpu", "step"))
     assert (weights(tmp_path / "gpu")[GROUP_QUEUE] >= 0).any()
-
-
-@pytest.mark.parametrize("amp_dtype", ["fp16", "bf16", None])
-def test_hardness_is_learned_from_rewards_on_a_gpu(tmp_path, amp_dtype):
-    """The language loss is measured on the GPU, the network learns on the CPU."""
-    mixed = {"run__amp": amp_dtype is not None, "run__amp_dtype": amp_dtype or "fp16"}
-    run_here(tmp_path, **ON_GPU, **mixed, **LEARNED)
-    falls = [record.get("fall_of_lm") for record in records(tmp_path, "step")]
-    assert falls[:9] == [None] * 9 and all(math.isfinite(fall) for fall in falls[9:])
-    content = torch.load(tmp_path / "job" / "checkpoint_last.pth", weights_only=True)
-    state = content["run"]["ranks"][0]["schedule"]["hardness"]
-    assert state["updates"] == 18
-    assert all(weight.device.type == "cpu" for weight in state["network"].values())
 
 
 @pytest.mark.parametrize("what", ["choices and rewards", "thresholds", "groups"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from runs import (
     OWN,
     TINY,
     TOY,
-    dry_run,
     records,
     resume_bit_for_bit,
     run_here,
@@ -26,7 +24,6 @@ from lavis_mafa.algorithm.momentum import GROUP_QUEUE
 from lavis_mafa.data import TrainingSet
 from lavis_mafa.settings import ConfigError
 from lavis_mafa.toyworld import ToyScenesBuilder
-from lavis_mafa.training.dry_run import _groups_line
 
 COUNT = 40
 QUEUE = {"model__mafa__soft_labels__type": "momentum", "model__queue_size": 16}
@@ -89,20 +86,6 @@ def test_training_drops_groups_and_keeps_them_apart(folder, tmp_path):
     assert same_weights(weights(tmp_path / "none"), weights(tmp_path / "negative"))
     assert itc_of(tmp_path / "groups")[0] < itc_of(tmp_path / "none")[0]
     assert not same_weights(weights(tmp_path / "groups"), weights(tmp_path / "none"))
-
-
-def test_dry_run_names_the_groups(folder, tmp_path, capsys):
-    line = "groups: 8 of 32 pairs (80%), the largest of 4; model.mafa.same_group: dropped"
-    assert line in dry_run(tmp_path, capsys, OWN, **changes(folder))
-    plain = changes(folder, **{f"{INFO}__group_id_key": None})
-    assert "groups: " not in dry_run(tmp_path, capsys, OWN, **plain)
-
-
-def test_dry_run_counts_groups_whatever_their_numbers():
-    data = SimpleNamespace(group_ids=np.array([10**15, -1, 7, 10**15]))
-    runner = SimpleNamespace(train_set=data, same_group="positive")
-    expected = "groups: 2 of 3 pairs (75%), the largest of 2; model.mafa.same_group: positive"
-    assert _groups_line(runner) == [expected]
 
 
 def test_wrong_value_is_refused_before_training(folder, tmp_path):

@@ -11,8 +11,6 @@ import yaml
 from runs import PROCESSORS, TOY, put_small_lavis, records, run_here, weights
 
 from lavis_mafa.training import RunnerMafa
-from lavis_mafa.training.loaders import evaluation_sets
-from lavis_mafa.training.session import build_data
 
 WITH_FILE_LISTS = ("sbu_caption",)  # LAVIS's default is a list of files for these builders
 # Builders with val and test splits.
@@ -112,56 +110,6 @@ def train(folder, photographs, captions_by_path, names, test=(), **changes):
     config = write_config(folder, photographs, data, test=test)
     runner = run_here(folder / "out", config=config, **UNUSED_TOY_KEYS, run__max_epoch=2, **changes)
     return runner, [row for rows in data.values() for row in rows]
-
-
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("coco_caption", "vg_caption", "sbu_caption"),
-        ("coco_caption", "flickr30k"),
-    ],
-    ids="+".join,
-)
-def test_several_builders_train_together(
-    tmp_path, photographs, captions_by_path, recorded_steps, names
-):
-    """A random and a grouped epoch over LAVIS's builders, with and without val and test splits."""
-    paths = sorted(captions_by_path)
-    held_out = [{"image": path, "caption": captions_by_path[path]} for path in paths[:4]]
-    runner, rows = train(tmp_path, photographs, captions_by_path, names, test=held_out)
-
-    assert len(runner.train_set) == len(rows) > 24
-    assert [len(part) for part in runner.train_set.parts] == [
-        len(rows_of(name, captions_by_path)) for name in names
-    ]
-    assert all(type(part).__module__.startswith("lavis.") for part in runner.train_set.parts)
-    assert not runner.eval_sets  # the run evaluates on none
-    _, data = build_data(runner.config, splits=("train", "val", "test"))
-    owners = [name for name in names if name in WITH_EVALUATION]
-    prefixes = [f"{name}." for name in owners] if len(owners) > 1 else [""]
-    expected = {f"{prefix}{split}" for prefix in prefixes for split in ("val", "test")}
-    assert evaluation_sets(data).keys() == expected
-    epochs = records(tmp_path / "out", "epoch")
-    assert len(epochs) == 2 and all(0 < record["loss"] < 30 for record in epochs)
-    assert not (tmp_path / "out" / "job" / "unreadable.jsonl").exists()
-
-    steps, left_over = divmod(len(rows), 8)
-    trained = {}
-    for epoch in (0, 1):
-        of_epoch = [samples for sample_epoch, samples, _ in recorded_steps if sample_epoch == epoch]
-        assert len(of_epoch) == steps
-        assert {samples["grouped"] for samples in of_epoch} == {epoch == 1}
-        trained[epoch] = torch.cat([samples["index"] for samples in of_epoch]).tolist()
-        assert len(set(trained[epoch])) == 8 * steps  # each once
-        for samples in of_epoch:
-            for row, index in enumerate(samples["index"].tolist()):
-                caption = runner.train_set.dataset[index]["text_input"]
-                assert samples["text_input"][row] == caption
-                first_words = rows[index]["caption"].lower().split()[:2]
-                assert caption.split()[:2] == first_words
-    # The samples that did not fill a mini-batch come first in the next epoch.
-    not_trained = set(range(len(rows))) - set(trained[0])
-    assert len(not_trained) == left_over and set(trained[1][:left_over]) == not_trained
 
 
 def test_photograph_in_several_builders_is_one_image(

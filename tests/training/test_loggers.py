@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,8 +15,7 @@ from lavis_mafa.cli import main
 from lavis_mafa.settings import ConfigError, load_config
 from lavis_mafa.settings.config_of_run import trusting
 from lavis_mafa.settings.loggers import LOGGERS, Logger
-from lavis_mafa.training.figures import Figures
-from lavis_mafa.training.guarded import _MEMORY, GuardedLoggers, loggers_of
+from lavis_mafa.training.guarded import _MEMORY, GuardedLoggers
 
 sys.path.append(str(ROOT / "tests" / "training"))
 from runs import CONFIG, options, records, run_here, same_weights, weights  # noqa: E402
@@ -78,35 +76,6 @@ def test_everything_reaches_a_users_logger_and_a_resumed_run_continues(tmp_path,
     assert first.calls[-1] == second.calls[-1] == ("end", "finished")
 
 
-def test_evaluation_is_logged(tmp_path, recorders):
-    run_here(tmp_path, run__max_epoch=1)
-    run_here(
-        tmp_path,
-        run__job_id="evaluated",
-        run__evaluate=True,
-        run__test_splits="[test]",
-        run__loggers="[recorder]",
-        model__load_finetuned=True,
-        model__finetuned=tmp_path / "job/checkpoint_last.pth",
-        model__mafa__con_d__arch=None,
-    )
-    kinds = [call[0] for call in recorders[-1].calls]
-    assert kinds == ["figures", "end"]
-
-
-@pytest.mark.parametrize(
-    ("error", "status"), [(RuntimeError("broken"), "failed"), (KeyboardInterrupt(), "stopped")]
-)
-def test_loggers_learn_how_a_run_ended(tmp_path, recorders, monkeypatch, error, status):
-    def fail(*_, **__):
-        raise error
-
-    monkeypatch.setattr(Figures, "record_epoch", fail)
-    with pytest.raises(type(error)):
-        run_here(tmp_path, run__loggers="[recorder]", run__max_epoch=1)
-    assert recorders[0].calls[-1] == ("end", status)
-
-
 # Failures
 
 
@@ -135,28 +104,6 @@ def test_failing_logger_is_switched_off_until_the_next_epoch(tmp_path, caplog):
     assert [run.first_step for run in logger.runs] == [1, None] and logger.runs[1].resumed
 
 
-def test_logger_that_cannot_begin_is_tried_again(tmp_path, caplog):
-    logger = Recorder()
-    logger.fails = {"begin"}
-    loggers = guarded(tmp_path, logger)
-    loggers.figures("train", {"loss": 1.0}, 1, "global_step")
-    assert len(caplog.records) == 1 and "no route to host" in caplog.text
-    logger.fails = set()
-    loggers.retry()
-    loggers.figures("train", {"loss": 1.0}, 2, "global_step")
-    loggers.end("finished")
-    assert steps_of(logger, "train") == [2] and logger.calls[-1] == ("end", "finished")
-
-
-def test_damaged_memory_starts_a_new_logged_run(tmp_path, caplog):
-    (tmp_path / _MEMORY).write_text('{"recorder": {"id"')
-    logger = Recorder()
-    loggers = GuardedLoggers(tmp_path, {"recorder": logger})
-    loggers.begin({}, resumed=True, first_step=None)
-    loggers.figures("train", {"loss": 1.0}, 1, "global_step")
-    assert "damaged" in caplog.text and steps_of(logger, "train") == [1]
-
-
 class Drawing(Logger):
     """Draws random numbers with every point and fails, as a client does that retries."""
 
@@ -179,15 +126,6 @@ def test_training_is_equal_with_loggers_that_draw_and_fail(tmp_path, monkeypatch
 
 
 # Config
-
-
-@pytest.mark.parametrize(("given", "expected"), [("[]", []), ("[recorder]", ["recorder"])])
-def test_loggers_are_those_of_the_list(tmp_path, recorders, given, expected):
-    from lavis_mafa.settings.loggers import names_of_loggers
-
-    cfg = load_config(CONFIG, options(tmp_path, run__loggers=given))
-    assert names_of_loggers(cfg.run_cfg) == expected
-    assert names_of_loggers({}) == ["tensorboard"]
 
 
 def problems(folder, **changes):
@@ -342,29 +280,3 @@ def test_mlflow_run_and_its_continuation(tmp_path, store):
     assert "eval_test/agg_metrics" in run.data.metrics
     root = Path(run.info.artifact_uri.removeprefix("file://"))
     assert (root / "config.yaml").is_file()
-
-
-def test_mlflow_takes_any_name_and_value(tmp_path, store):
-    """Also a run that failed."""
-    from mlflow.tracking import MlflowClient
-
-    loggers = GuardedLoggers(tmp_path, loggers_of({"loggers": ["mlflow"]}))
-    loggers.begin({"odd key!": None}, resumed=False, first_step=1)
-    loggers.figures("eval", {"R@1 (%)": float("nan")}, 3, "global_step")
-    loggers.end("failed")
-    client = MlflowClient(tracking_uri=store)
-    (run,) = client.search_runs([one.experiment_id for one in client.search_experiments()])
-    assert run.info.status == "FAILED" and list(run.data.metrics) == ["eval/R_1 ___"]
-
-
-def test_nothing_is_imported_before_a_logger_begins():
-    """A run without them must not pay for the packages, or need them."""
-    code = (
-        "import lavis_mafa.training, sys; from lavis_mafa.training.guarded import loggers_of;"
-        "loggers_of({'loggers': ['wandb', 'mlflow']});"
-        "print([n for n in ('wandb', 'mlflow', 'torch.utils.tensorboard') if n in sys.modules])"
-    )
-    found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
-    )
-    assert found.stdout.strip().splitlines()[-1] == "[]"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 import re
-import shutil
 
 import numpy as np
 import pytest
@@ -113,38 +112,3 @@ def test_pairs_show_the_data_of_the_run(run):
     for caption, verdict, own in cards:
         found = re.fullmatch(r"P = \S+, (\w+), epoch (\d); by the truth (no|a) match", verdict)
         assert (caption, found[1], int(found[2]), own) in known
-
-
-def test_page_of_a_run_whose_data_are_missing(run, tmp_path):
-    folder = tmp_path / "moved"
-    folder.mkdir()
-    shutil.copy(run / "job" / "connections.jsonl", folder)
-    lines = (run / "job" / "log.jsonl").read_text().replace('"toy_scenes"', '"image_text_json"')
-    (folder / "log.jsonl").write_text(lines + '{"kind": "step", "epo')  # an unfinished line
-    text = page_of(folder)
-    assert "<img" not in text and len(cards_of(text)) > 10
-    assert "The data could not be loaded" in text and "caption of sample" in text
-
-
-def test_no_connections_are_logged_if_disabled(tmp_path):
-    run_here(tmp_path, run__log_connections=0, run__max_epoch=1)
-    assert not (tmp_path / "job" / "connections.jsonl").exists()
-    assert records(tmp_path, "con_d_histogram")  # the histogram is logged nevertheless
-    text = page_of(tmp_path / "job")
-    assert cards_of(text) == [] and "Judged pairs of epoch 0" in text
-
-
-def test_run_without_con_d_has_a_page(tmp_path):
-    run_here(tmp_path, run__max_epoch=1, model__mafa__con_d__arch=None, model__mafa__con_d="null")
-    assert records(tmp_path, "con_d_histogram") == []
-    text = page_of(tmp_path / "job")
-    assert cards_of(text) == [] and "Con-D&#39;s probability" not in text
-    assert "of its hard negatives are false" in text
-
-
-def test_folder_without_a_run_names_those_below(tmp_path, caplog):
-    (tmp_path / "job").mkdir()
-    (tmp_path / "job" / "log.jsonl").write_text("")
-    assert main(["report", str(tmp_path)]) == 1
-    assert "contains neither a run (log.jsonl) nor judged pairs" in caplog.text
-    assert str(tmp_path / "job") in caplog.text

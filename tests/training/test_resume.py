@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import random
-
-import numpy as np
 import pytest
 import torch
-from runs import ROOT, resume_bit_for_bit, run_here, same_weights, weights
+from runs import run_here, same_weights, weights
 
 from lavis_mafa import load_model
-from lavis_mafa.io.random_streams import random_states, set_random_states
-from lavis_mafa.training.checkpoint import load_trained_state, trained_state
+from lavis_mafa.training.checkpoint import trained_state
 from lavis_mafa.training.state import BestFigure
-
-BLIP2 = str(ROOT / "projects/mafa/train/blip2_toy.yaml")
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +44,6 @@ def test_best_value_is_resumed(tmp_path):
     assert runner.progress.best == BestFigure(1000.0, 0, "val")
 
 
-def test_a_checkpoint_of_another_format_is_rejected(tmp_path):
-    run_here(tmp_path, run__max_steps=1)
-    path = tmp_path / "job" / "checkpoint_last.pth"
-    content = torch.load(path, weights_only=True)
-    content["run"]["format"] += 1
-    torch.save(content, path)
-    with pytest.raises(ValueError, match="start a new run from its weights by model.pretrained"):
-        run_here(tmp_path, run__resume_ckpt_path=path)
-
-
 def test_settings_of_adamw_come_from_the_config(tmp_path):
     """The checkpoint holds them too, as the optimizer's state."""
     run_here(tmp_path, run__max_steps=2)
@@ -68,13 +52,6 @@ def test_settings_of_adamw_come_from_the_config(tmp_path):
     groups = runner.optimizer.param_groups
     assert {group["betas"] for group in groups} == {(0.9, 0.9)}
     assert {group["weight_decay"] for group in groups} == {0, 0.3}
-
-
-def test_random_states_are_restored():
-    states = random_states()
-    drawn = [random.random(), np.random.rand(), torch.rand(1).item()]
-    set_random_states(states)
-    assert drawn == [random.random(), np.random.rand(), torch.rand(1).item()]
 
 
 def test_resuming_with_other_settings_is_rejected(uninterrupted, tmp_path):
@@ -94,59 +71,6 @@ def test_resuming_with_other_settings_is_rejected(uninterrupted, tmp_path):
         "run.amp_dtype: fp16 before, bf16 now",
     ):
         assert message in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    "key, before, after",
-    [
-        ("image_size", 32, 48),
-        ("vit.patch_size", 16, 8),
-        ("embed_dim", 64, 32),
-        ("queue_size", 16, 24),
-        ("num_query_token", 8, 4),
-    ],
-)
-def test_resuming_a_model_of_another_size_names_the_key(tmp_path, monkeypatch, key, before, after):
-    """Before anything is built, also where the checkpoint is found by ``auto``."""
-    from lavis_mafa.training import session
-
-    changes = {"config": BLIP2} if key == "num_query_token" else {}
-    if key == "queue_size":
-        changes["model__mafa__soft_labels__type"] = "momentum"
-    name = f"model__{key.replace('.', '__')}"
-
-    def sized(size):
-        own = {name: size}
-        for split in ("train", "eval") if key == "image_size" else ():
-            processor = f"datasets__toy_scenes__vis_processor__{split}"
-            own |= {f"{processor}__name": f"blip_image_{split}", f"{processor}__image_size": size}
-        return {**changes, **own}
-
-    run_here(tmp_path, run__max_steps=1, **sized(before))
-    monkeypatch.setattr(session, "build_data", lambda *_: 1 / 0)
-    with pytest.raises(ValueError, match=f"\\n  model.{key}: {before} before, {after} now\\n"):
-        run_here(tmp_path, run__resume_ckpt_path="auto", **sized(after))
-
-
-def test_another_learning_rate_and_more_epochs_resume(tmp_path):
-    run_here(tmp_path, run__max_epoch=1)
-    more = {"run__resume_ckpt_path": "auto", "run__max_epoch": 2, "run__init_lr": 1e-5}
-    runner = run_here(tmp_path, **more, run__min_lr=1e-6)
-    assert runner.progress.global_step == 18
-    assert runner.optimizer.param_groups[0]["lr"] <= 1e-5
-
-
-def test_negatives_that_change_by_epoch_resume(tmp_path):
-    """The later picker has state and random draws."""
-    changes = {
-        "model__mafa__warm_up_negatives": "uniform",
-        "model__mafa__warm_up_epochs": 1,
-        "model__mafa__negatives": "posterior",
-        "model__mafa__posterior__minimum": 3,
-        "run__max_epoch": 2,
-    }
-    _, whole, _ = resume_bit_for_bit(tmp_path, 13, **changes)
-    assert int(whole["picker_by_epoch.later.epoch"]) == 1
 
 
 def test_resumed_run_keeps_its_folder(tmp_path):
@@ -223,19 +147,6 @@ def test_best_weights_are_of_the_resumed_epochs(
     assert ("best figure is forgotten" in caplog.text) == (best is None)
 
 
-def test_best_checkpoint_of_an_earlier_run_is_not_tested(tmp_path, validated):
-    values, tested = validated
-    changes = {"run__test_splits": '["test"]', "run__max_epoch": 1}
-    changes["run__valid_splits"] = '["val", "test"]'  # the first one chooses
-    values += [0.9, 1.0]
-    assert run_here(tmp_path, **changes).progress.best == BestFigure(0.9, 0, "val")
-    (tmp_path / "job" / "checkpoint_last.pth").unlink()
-    values += [float("nan"), 0.5]  # no best epoch
-    run_here(tmp_path, **changes, run__seed=3)
-    assert same_weights(tested[-1], weights(tmp_path)) and not values
-    assert not (tmp_path / "job" / "checkpoint_best.pth").exists()
-
-
 def test_failing_validation_keeps_the_epoch(tmp_path, monkeypatch):
     from lavis_mafa.tasks import MafaPretrainTask
 
@@ -244,18 +155,6 @@ def test_failing_validation_keeps_the_epoch(tmp_path, monkeypatch):
         run_here(tmp_path, run__valid_splits='["val"]')
     saved = torch.load(tmp_path / "job" / "checkpoint_last.pth", weights_only=True)
     assert saved["run"]["epoch"] == 1
-
-
-@pytest.mark.parametrize("saved_by", ["older", "newer"])
-def test_buffers_saved_only_by_some_transformers_versions_are_ignored(tiny, saved_by):
-    state, name = trained_state(tiny), "text_encoder.bert.embeddings.position_ids"
-    constant = state.pop(name, torch.arange(4))
-    if saved_by == "older":
-        state["text_encoder.bert.of_theirs.position_ids"] = constant
-    load_trained_state(tiny, state, "it")
-    del state["temp"]
-    with pytest.raises(ValueError, match="Missing: \\['temp'\\]; unknown: none"):
-        load_trained_state(tiny, state, "it")
 
 
 def test_resuming_with_another_judge_is_refused(tmp_path):

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from types import SimpleNamespace
-
-import pytest
 
 from lavis_mafa.training.run_log import LOG, RunLog, read_json_lines, read_log
-from lavis_mafa.training.tensorboard import _TensorBoardLogger
 
 
 def step(number, **figures):
@@ -29,25 +25,6 @@ def test_truncated_log_is_read(tmp_path):
         assert list(read_json_lines(tmp_path / LOG)) == read_log(tmp_path, "step") == [step(1)]
     write(tmp_path, [step(1)], end=last)
     assert [record["global_step"] for record in read_log(tmp_path, "step")] == [1, 2]
-
-
-@pytest.mark.parametrize("line", [b"\n", b"[1]\n", b"3\n", b"null\n", b'{"step": 1}\n', b"\xff\n"])
-def test_lines_that_are_not_records_are_skipped(tmp_path, line):
-    write(tmp_path, [step(1)], end=line + b'{"kind": "step", "global_step": 2}\n')
-    assert read_log(tmp_path, "step") == [step(1), step(2)]
-
-
-def test_missing_log_has_no_lines(tmp_path):
-    assert list(read_json_lines(tmp_path / LOG)) == [] == read_log(tmp_path, "step")
-
-
-def test_written_lines_are_read(tmp_path):
-    log = RunLog(tmp_path, active=True)
-    log.write("step", global_step=1, loss=float("nan"), words=["ä", (1, float("inf"))])
-    log.write("epoch", epoch=0)
-    (found,) = read_log(tmp_path, "step")
-    assert found.pop("time") > 0
-    assert found == {**step(1), "loss": None, "words": ["ä", [1, None]]}
 
 
 def test_repeated_steps_count_once(tmp_path):
@@ -98,26 +75,3 @@ def test_full_disk_loses_whole_lines_only(tmp_path, monkeypatch, caplog):
     assert (tmp_path / LOG).read_bytes().count(b"\n") == 3
     log.close()
     assert f"{tmp_path / LOG} is incomplete: 4 writes have failed" in caplog.text
-
-
-def test_tensorboard_failure_does_not_stop_the_run(tmp_path, monkeypatch, caplog):
-    import torch.utils.tensorboard as board
-
-    log = RunLog(tmp_path, active=True, loggers={"tensorboard": _TensorBoardLogger()})
-    purged = []
-
-    def open_writer(folder, purge_step=None):
-        purged.append(purge_step)
-        if len(purged) < 3:
-            raise OSError(28, "No space left on device")
-        return SimpleNamespace(add_scalar=lambda *_: None, close=lambda: None)
-
-    monkeypatch.setattr(board, "SummaryWriter", open_writer)
-    log.rewind({}, step=7)
-    log.begin({})
-    for step_ in range(4):
-        log.scalars("train", {"loss": 1.0}, step_)
-    assert purged == [8, 8, 8] and "No space left" in caplog.text
-    log.close()
-    log.scalars("train", {"loss": 1.0}, 9)
-    assert purged[-1] is None

@@ -11,12 +11,11 @@ import torch.distributed as dist
 import yaml
 from runs import ROOT, TOY, options, records, same_weights, weights
 from small_language_models import tiny_opt, tiny_t5
-from torch import nn
 from two_forks import answers_of_two
 
 from lavis_mafa import load_model
 from lavis_mafa.settings import ConfigError, load_config
-from lavis_mafa.training.sharding import _frozen_blocks, shard_frozen
+from lavis_mafa.training.sharding import shard_frozen
 
 # The frozen language models are those of BLIP-2's stage 2.
 pytestmark = pytest.mark.downstream
@@ -195,73 +194,6 @@ def test_resumed_with_and_without_sharding(trained, name):
     start = losses(folder / RUNS[name]["resumes"])
     assert len(start) == 4
     assert start + losses(folder / name) == pytest.approx(losses(folder / unbroken), rel=1e-6)
-
-
-def test_a_bad_gradient_is_named_with_sharded_blocks(trained):
-    folder, _ = trained
-    if not (folder / "bad_gradient").exists():
-        pytest.skip("traced with OPT only")
-    (skipped,) = records(folder / "bad_gradient", "skipped")
-    assert "gradient of query_tokens" in skipped["reason"]
-    assert len(losses(folder / "bad_gradient")) == 4
-
-
-def test_con_d_shares_a_sharded_image_encoder(tmp_path):
-    """Stage 1, with re-ranking after the epoch, which the ranks divide."""
-    torch.manual_seed(0)
-    encoder = tmp_path / "vit.pth"
-    torch.save({"model": load_model("blip2_mafa", "tiny").state_dict()}, encoder)
-    con_d = {"arch": "blip2_mafa", "model_type": "tiny", "checkpoint": encoder}
-    changes = {
-        **{f"datasets__toy_scenes__build_info__{key}": size for key, size in SIZES.items()},
-        **{f"model__mafa__con_d__{key}": value for key, value in con_d.items()},
-        **{"model__freeze_vit": True, "model__vit_weights": encoder},
-        **{"run__batch_size_train": 4, "run__max_epoch": 2, "run__max_steps": 8},
-        **{"run__valid_splits": '["val"]', "run__k_test": 2, "run__loggers": "[]"},
-        **{"run__grit__queue_size": 16, "run__grit__search_space": 8, "run__warmup_steps": 0},
-    }
-    runs = {"ddp": changes, "fsdp": {**changes, "run__fsdp": "frozen"}}
-    config = str(ROOT / "projects/mafa/train/blip2_toy.yaml")
-    (_, first), _ = answers_of_two(run_all, tmp_path, config, runs, seconds=200)
-    block = "visual_encoder.blocks.0.mlp.fc1.weight"
-    assert first["fsdp"][block] == first["ddp"][block] / 2
-    assert losses(tmp_path / "fsdp") == pytest.approx(losses(tmp_path / "ddp"), abs=1e-5)
-    figures = [records(tmp_path / name, "eval")[0]["agg_metrics"] for name in runs]
-    assert len(losses(tmp_path / "ddp")) == 8 and figures[0] == figures[1]
-
-
-class Layer(nn.Module):
-    def __init__(self, trained=False):
-        super().__init__()
-        self.inner = nn.Linear(2, 2).requires_grad_(trained)
-
-
-class Part(nn.Module):
-    def __init__(self, *layers):
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.frozen = Part(Layer(), Layer())
-        self.trained = Part(Layer(True), Layer(True))
-        self.partly = Part(Layer(), Layer(True))
-        self.encoder_m = Part(Layer(), Layer())  # a momentum encoder, which changes
-        self.single = Part(Layer())
-        self.heads = Part(nn.Linear(2, 2), nn.Linear(2, 2)).requires_grad_(False)
-        self.outer = nn.Sequential(Part(Layer(), Layer()), nn.ReLU())
-
-
-def test_blocks_are_those_that_no_checkpoint_holds():
-    model = Model()
-    found = _frozen_blocks(model)
-    inner = model.outer[0]
-    assert found == {
-        model.frozen: list(model.frozen.layers),
-        inner: list(inner.layers),
-    }
 
 
 def test_a_model_without_frozen_blocks_is_refused():

@@ -7,15 +7,13 @@ from collections import Counter
 import pytest
 import torch
 from runs import ROOT, records, run_here
-from simulated_gpu import CUDA, GpuTensor, host_waits, simulated_gpu
-from small_world import arguments
+from simulated_gpu import host_waits
 from test_fne_runs import SMALL as FNE
 from test_fne_runs import TOY as FNE_TOY
 from test_gpu import METHODS
 
 from lavis_mafa.algorithm.pickers import PICKERS
 from lavis_mafa.algorithm.rules import RULES
-from lavis_mafa.cli import main
 from lavis_mafa.training import RunnerMafa
 
 MOST_WAITS = 6
@@ -115,35 +113,3 @@ def test_fne_places_all_tensors_on_the_gpu(tmp_path):
         runner = run_here(tmp_path, config=FNE_TOY, **{**SHORT, **small})
     assert {one.device.type for one in runner.model.parameters()} == {"cuda"}
     assert len(records(tmp_path, "step")) == 12
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["count", "mine"])
-def test_analysis_places_all_tensors_on_the_gpu(tmp_path, con_d, command):
-    model = con_d("albef")["model__mafa__con_d__checkpoint"]
-    given = arguments(command, tmp_path / "out", model, options=["run.device=cuda"], size=40)
-    given += ["run.batch_size_train=8", "run.batch_size_eval=8", "--con-d"]
-    given += [f"con_d.{key.split('__')[-1]}={value}" for key, value in con_d("albef").items()]
-    with host_waits():
-        assert main(given) == 0
-    assert list((tmp_path / "out").iterdir())
-
-
-# The simulated device itself
-
-
-@simulated
-def test_what_a_gpu_refuses_is_refused():
-    with simulated_gpu():
-        on_gpu, on_cpu = torch.ones(3, device="cuda"), torch.ones(3)
-        assert on_gpu.device == CUDA and isinstance(on_gpu + 1, GpuTensor)
-        assert (on_gpu * torch.tensor(2.0)).cpu().tolist() == [2, 2, 2]  # a number
-        for wrong in (
-            lambda: on_gpu + on_cpu,
-            lambda: on_cpu[on_gpu.long()],
-            lambda: torch.randn(3, device="cuda", generator=torch.Generator()),
-        ):
-            with pytest.raises(RuntimeError, match="cuda"):
-                wrong()
-        with pytest.raises(TypeError, match="numpy"):
-            on_gpu.numpy()

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
-from runs import CONFIG, ROOT, options, records, run_here
+from runs import CONFIG, ROOT, options
 
 from lavis_mafa.training.session import check_only
 
@@ -38,22 +38,6 @@ def test_settings_that_do_not_fit(tmp_path, capsys, changes, message):
         assert message in text and "WARNING" in text, text
     else:
         assert "WARNING" not in text, text
-
-
-def test_training_warns_as_the_dry_run_does(tmp_path, caplog):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lavis_mafa.training.RunnerMafa.train_epoch", lambda *_: False)
-        run_here(tmp_path, run__warmup_steps=27)
-    assert "run.warmup_steps: 27 is not below the 27 steps" in caplog.text
-
-
-def test_warm_up_share_limits_the_steps(tmp_path):
-    """A third of 27 steps: the rate rises over 9 steps, as with 9 warm-up steps."""
-    changes = {"run__warmup_lr": 1e-6, "run__lr_sched": "linear_warmup_cosine_lr"}
-    run_here(tmp_path / "a", **{**changes, "run__warmup_steps": 1000, "run__warmup_share": 0.34})
-    run_here(tmp_path / "b", **{**changes, "run__warmup_steps": 9})
-    rates = [[r["lr"] for r in records(tmp_path / one, "step")] for one in "ab"]
-    assert rates[0] == rates[1] and rates[0][0] == pytest.approx(1e-6)
 
 
 @pytest.fixture(scope="module")

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import logging
 
-import numpy as np
 import pytest
 import torch
-from lavis.common.optims import LinearWarmupCosineLRScheduler
 from runs import CONFIG, dry_run, options, records, run_here
 
 from lavis_mafa.judges.frozen import frozen_models
-from lavis_mafa.training.guard import UnreadableSamples
 
 ONE_EPOCH = {"run__max_epoch": 1, "run__grit__enabled": False}
 
@@ -120,43 +117,6 @@ def test_learning_rate_is_lower_in_grouped_epochs(tmp_path):
     assert rates["random"] == rates["plain"]
 
 
-def test_learning_rate_is_lower_in_a_grouped_first_epoch(tmp_path):
-    """Its order comes from a file. A schedule that keeps the rate does not lower it repeatedly."""
-    order = tmp_path / "order.npy"
-    np.save(order, np.arange(74))
-    grit = {"run__grit__first_order": str(order), "run__grit__lr_factor": 0.5}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LinearWarmupCosineLRScheduler, "step", lambda *_, **__: None)
-        run_here(tmp_path / "run", run__max_epoch=1, run__init_lr=1e-3, **grit)
-    assert {r["lr"] for r in records(tmp_path / "run", "step")} == {5e-4}
-
-
-def test_bf16_losses_are_close_to_full_precision(tmp_path):
-    run_here(tmp_path, **ONE_EPOCH, run__amp=True, run__amp_dtype="bf16")
-    mixed = [r["loss"] for r in records(tmp_path, "step")]
-    run_here(tmp_path / "exact", **ONE_EPOCH)
-    exact = [r["loss"] for r in records(tmp_path / "exact", "step")]
-    assert mixed == pytest.approx(exact, rel=0.05) and mixed != exact
-
-
-def test_too_many_unreadable_samples_are_detected_early():
-    guard = UnreadableSamples(allowed=0.1, enough=3)
-    for index in range(10):
-        error = "broken" if index in (2, 5, 6) else ""
-        batch = {"index": [index], "loaded_index": [index + 100], "load_error": [error]}
-        assert guard.count(batch) == ([(index, index + 100, "broken")] if error else [])
-        assert guard.too_many == (index >= 6)
-    guard.reset()
-    assert not guard.too_many
-    # None is allowed, and none is there.
-    guard = UnreadableSamples(allowed=0.0, enough=1)
-    assert not guard.exceeded and not guard.too_many
-    guard.count({"load_error": ["", ""], "index": [0, 1], "loaded_index": [0, 1]})
-    assert guard.seen == 2 and not guard.exceeded
-    guard.count({"load_error": ["OSError"], "index": [2], "loaded_index": [7]})
-    assert guard.exceeded and guard.too_many
-
-
 def test_logs_contain_the_statistics_of_the_papers(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         run_here(tmp_path, run__log_connections=4, run__loggers="[tensorboard]")
@@ -191,39 +151,11 @@ def test_naive_grouping_makes_a_separate_pass(tmp_path):
     assert sorted(runner.schedule.plan.order.tolist()) == list(range(74))
 
 
-def test_saved_order_starts_another_run(tmp_path):
-    run_here(tmp_path / "first", run__grit__save_order=True, run__max_epoch=2)
-    order = tmp_path / "first" / "job" / "grit_order.npy"
-    assert sorted(np.load(order).tolist()) == list(range(74))
-    warm = run_here(tmp_path / "second", run__grit__first_order=order, run__max_epoch=1)
-    assert warm.schedule.plan.order.tolist() == np.load(order).tolist()
-
-
 def test_dry_run_reports_and_trains_nothing(tmp_path, capsys):
     output = dry_run(tmp_path, capsys)
     for text in ("74 pairs", "9 steps", "L = 32", "M = 16", "hardness 1,", "0.46 M", "memory"):
         assert text in output, output[-2000:]
     assert not (tmp_path / "job").exists()
-
-
-def test_error_of_a_missing_split_names_the_existing_ones():
-    from lavis_mafa.training.loaders import Loaders
-
-    with pytest.raises(ValueError, match="'test'.*val"):
-        Loaders({}, None, {"val": 1}, 0, torch.device("cpu")).evaluation("test")
-
-
-def test_small_validation_split_does_not_change_k_test_of_the_test_split(tmp_path):
-    splits = {"run__valid_splits": '["val"]', "run__test_splits": '["test"]'}
-    # 6 validation and 10 test images: k_test is larger than the number of validation images.
-    runner = run_here(tmp_path / "both", **ONE_EPOCH, **splits, run__k_test=8)
-    assert runner.run_cfg.k_test == 8
-    splits["run__valid_splits"] = "[]"
-    run_here(tmp_path / "alone", **ONE_EPOCH, **splits, run__k_test=8)
-    tested = [records(tmp_path / name, "eval")[-1] for name in ("both", "alone")]
-    for figures in tested:
-        del figures["time"], figures["epoch"]
-    assert tested[0] == tested[1]
 
 
 def test_distributed_false_ignores_slurm(monkeypatch):
@@ -236,12 +168,6 @@ def test_distributed_false_ignores_slurm(monkeypatch):
     cfg = OmegaConf.create({"distributed": False, "device": "cpu"})
     init_distributed(cfg)
     assert (cfg.rank, cfg.world_size, cfg.distributed) == (0, 1, False)
-
-
-def test_evaluate_includes_validation_splits(tmp_path):
-    splits = {"run__valid_splits": '["val"]', "run__test_splits": '["test"]'}
-    run_here(tmp_path, run__evaluate=True, model__mafa__con_d__arch=None, **splits)
-    assert [r["split"] for r in records(tmp_path, "eval")] == ["val", "test"]
 
 
 def test_run_in_chunks_trains_as_a_run_of_whole_mini_batches(tmp_path):
@@ -265,9 +191,3 @@ def test_run_in_chunks_trains_as_a_run_of_whole_mini_batches(tmp_path):
         for name in ("whole", "chunks")
     )
     assert len(found) == 9 and found == pytest.approx(expected, rel=1e-4)
-
-
-def test_momentum_encoders_get_the_size_of_chunks(tmp_path):
-    momentum = {"model__mafa__soft_labels__type": "momentum", "model__queue_size": 16}
-    runner = run_here(tmp_path, **momentum, run__cached_batch=3, run__max_steps=1)
-    assert runner._model.momentum_encoders.cached_batch == 3
