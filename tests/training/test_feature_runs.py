@@ -7,6 +7,8 @@ import json
 import numpy as np
 import pytest
 import torch
+from lavis.common.registry import registry
+from lavis.processors.base_processor import BaseProcessor
 from PIL import Image
 from runs import (
     INFO,
@@ -93,6 +95,12 @@ def changes(data, family, features="one_view", **more):
         **of_blip,
         **more,
     }
+
+
+@registry.register_processor("features_on_the_fly")
+class OnTheFly(BaseProcessor):
+    def __call__(self, picture):
+        return torch.from_numpy(encode(picture).astype(np.float32))
 
 
 @pytest.mark.parametrize("family", EACH)
