@@ -62,20 +62,15 @@ def possible_answers() -> list[str]:
 
 
 def make_questions(
-    scenes: Structured,
-    per_scene: int,
-    rng: np.random.Generator,
-    kinds: Sequence[str] = QUESTION_TYPES,
+    scenes: Structured, per_scene: int, rng: np.random.Generator
 ) -> list[list[Question]]:
     """Make questions about each of n scenes, different within a scene: n lists of `per_scene`.
 
-    The kinds take turns in random order; one that `kinds` lists twice comes twice as often. A kind
-    that is ambiguous for a scene (which colour, of two circles?) is skipped. The same seed gives
-    the same questions.
+    The kinds take turns in random order. A kind that is ambiguous for a scene (which colour, of two
+    circles?) is skipped. The same seed gives the same questions.
 
     Args:
         per_scene: at most 12; more could not always be different.
-        kinds: with `exists`, the only kind that always has enough questions.
     """
     things = [_things(scene) for scene in scenes]
     grounds = [BACKGROUNDS[scene["background"] - 1] for scene in scenes]
@@ -85,7 +80,7 @@ def make_questions(
         turns: list[str] = []
         while len(found) < per_scene:
             if not turns:
-                turns = [kinds[i] for i in rng.permutation(len(kinds))]
+                turns = [QUESTION_TYPES[i] for i in rng.permutation(len(QUESTION_TYPES))]
             kind = turns.pop()
             question = _ask(kind, here, ground, _pick(things, rng), rng)
             if question is not None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,7 +18,6 @@ from research.picture_data import labels_of, verified_rows
 from research.picture_measures import KnownSplit, ceilings, itm_figures, measure
 from research.studies.plan import check
 
-UCM = Path(os.environ.get("LAVIS_MAFA_UCM", ROOT.parent / "shared" / "ucm-captions"))
 STUDIES = ROOT / "projects/mafa/studies"
 TINY = {"start_epochs": 1, "warm_up_epochs": 1, "uniform_epochs": 1, "epochs": 1} | {
     "con_d_epochs": 1,
