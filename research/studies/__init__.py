@@ -20,7 +20,7 @@ key, lists are replaced. Keys:
   run that the row shows instead of stages of its own, or of which it shows a variant, if it has
   ``uses`` or ``options``. ``vary``: values by key; every row is run
   with their full product. ``titles``: names of keys in tables.
-- ``columns``: by name, ``{title, key, stage, kind, split, scale, digits, best}``: figures of a
+- ``columns``: by name, ``{title, key, stage, kind, split, scale, digits}``: figures of a
   stage's ``log.jsonl`` (the mean, if there are several keys). Kind ``measured``: figures that the
   measuring function returned. ``shows``: names of the columns of the table; ``tables``: the same
   by the title of their table. Stages that no shown column needs are not run.

@@ -50,7 +50,7 @@ def write_all(results: Results, path: Path, page: Path) -> None:
         title=study.file.title,
         headline=headline,
         bars=bars,
-        tables=[*tables_of(results, mark_best=True), rows_table(results)],
+        tables=[*tables_of(results), rows_table(results)],
         figure=svg,
         pairs=_gallery(results),
         notes=[study.file.about, *_notes(results), f"{__version__}: {results.origin['command']}"],

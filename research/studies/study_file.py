@@ -113,8 +113,7 @@ class GivenRow(_Part):
 class Column(_Part):
     """A figure of a stage: the mean of ``key`` in its log's last record of a kind and split.
 
-    With kind ``measured`` the record is what the study's measuring function returned. ``best``
-    marks the best value where there is one seed.
+    With kind ``measured`` the record is what the study's measuring function returned.
     """
 
     name: str = ""
@@ -125,7 +124,6 @@ class Column(_Part):
     split: str = "test"
     scale: float = 1.0
     digits: int = 1
-    best: Literal["", "max", "min"] = ""
 
     @property
     def keys(self) -> list[str]:

@@ -84,6 +84,8 @@ def assert_close(one, other, where=""):
 @pytest.mark.parametrize("name", [*WHOLE, "compare_ten", "ucm_search_space"])
 def test_recorded_json_is_written_again(name):
     results, recorded = results_of(RESULTS / f"{name}.json")
+    for column in recorded["columns"].values():
+        del column["best"]  # pages do not mark it
     assert_close(json.loads(json.dumps(content(results))), recorded)
 
 
