@@ -17,7 +17,6 @@ from small_study import config_of
 
 from lavis_mafa.commands import demo as entry
 from research import demo
-from research.toy_measures import headline
 
 TINY = [
     *("--epochs", "1", "--warm-up-epochs", "1", "--train-size", "64", "--test-size", "20"),
@@ -59,21 +58,6 @@ def test_every_training_run_of_the_demo_is_valid(family):
         del config["run"]["job_id"]
     assert ecm == grit, "ECM is GRIT-VLP and Con-D, nothing else"
     assert configs["con_d"].model_cfg.pretrained == str(jobs["warm_up"].checkpoint)
-
-
-def test_headline_follows_from_the_figures():
-    grit = {"name": "GRIT-VLP", "false_negative_rate_in_itm": 0.31, "itm_auc": 0.9312}
-    mafa = {"name": "MAFA", "false_negative_rate_in_itm": 0.15, "any_r1": 64.0, "itm_auc": None}
-    start = {"name": "Con-D, where all start", "any_r1": 1.0}
-    text, (false, retrieval, matching) = headline({"con_d": start, "grit": grit, "mafa": mafa})
-    assert text == (
-        "Of the hard negatives that GRIT-VLP teaches as 'no match', 31 % do match, of those of "
-        "MAFA 15 %."
-    )
-    assert (false.values, false.high) == ({"GRIT-VLP": 31.0, "MAFA": 15.0}, 100)
-    assert retrieval.values == {"MAFA": 64.0}
-    assert (matching.values, matching.low) == ({"GRIT-VLP": 0.9312}, 0.5)
-    assert headline({"grit": {"name": "GRIT-VLP"}}) == ("", [])
 
 
 def test_package_without_a_checkout_says_where_the_demo_is(monkeypatch, tmp_path, capsys):

@@ -118,11 +118,7 @@ def test_a_model_is_measured_on_the_test_images(folder, tmp_path):
         folder=tmp_path,
         checkpoint=tmp_path / "last.pth",
     )
-    threads = torch.get_num_threads()
-    try:
-        ((same_run, figures),) = measure([run], [])
-    finally:
-        torch.set_num_threads(threads)
+    ((same_run, figures),) = measure([run], [])
     assert same_run is run
     # Each of 12 images has two captions; one of them is that of another image, too.
     assert figures["ceiling_txt_r1"] == pytest.approx(100 * 2 / 3)
