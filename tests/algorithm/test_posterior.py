@@ -157,6 +157,14 @@ def test_weights_equal_fne_formula():
 # Draws
 
 
+def test_margin_removes_only_easy_negatives():
+    sim = torch.tensor([[0.1, 0.49, 0.5, 0.51, 0.9]], dtype=torch.float64)
+    known = torch.zeros(1, 5, dtype=torch.bool)
+    weights = _sampling_weights(sim, torch.tensor([0.7]), None, known, 0.75, 0.25)
+    assert (weights > 0).tolist() == [[False, False, False, True, True]]
+    assert bool((_sampling_weights(sim, torch.tensor([0.7]), None, known, None, 0.2) > 0).all())
+
+
 def test_cut_down_can_be_switched_off_alone():
     """The margin stays that of the loss, and easy negatives keep their weight."""
     sim, positives = torch.tensor([[0.9, 0.6, -0.5]]), torch.tensor([[True, False, False]])

@@ -200,9 +200,6 @@ def test_cell_attributes_and_backgrounds_describe_the_scene():
     assert [BACKGROUNDS[i] for i in backgrounds(picture)] == ["brown"]
 
 
-# --- images
-
-
 # --- LAVIS
 
 

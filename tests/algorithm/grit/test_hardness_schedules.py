@@ -145,3 +145,12 @@ def test_analyses_replace_a_hardness_with_state_and_say_so(caplog, registered):
     with caplog.at_level("INFO"):
         assert grouping_of(run).hardness == 0.8
     assert "schedule stateful has state of its run: mini-batches are formed with" in caplog.text
+
+
+def test_description_names_both_ends():
+    settings = grit_settings(
+        schedule="linear", hardness=0.9, own={"linear": _Ramp(0.5, 4)}, start_epoch=2, skip=1200
+    )
+    found = GritSchedule(SIZE, BATCH, settings).describe_hardness(20)
+    assert found == "hardness 0.5 in epoch 2 to 0.9 in epoch 19, most similar 1,200 skipped"
+    assert GritSchedule(SIZE, BATCH, grit_settings()).describe_hardness(20) == "hardness 1"

@@ -313,6 +313,26 @@ def test_at_most_two_full_queues_wait_when_grouping_is_slower_than_training(monk
     assert sorted(collector.finish().tolist()) == list(range(40))
 
 
+@pytest.mark.parametrize("piece", [1, 7, 1000])
+def test_orders_of_ranks_are_gathered_in_pieces(piece, monkeypatch):
+    orders = np.random.default_rng(0).permutation(60).astype(np.int32).reshape(3, 20)
+    offset = 0
+
+    def all_gather(pieces, own):
+        nonlocal offset
+        assert own.tolist() == orders[1, offset : offset + len(own)].tolist()
+        for gathered, order in zip(pieces, orders, strict=True):
+            gathered.copy_(torch.from_numpy(order[offset : offset + len(own)]))
+        offset += len(own)
+
+    monkeypatch.setattr(schedule_module, "INDICES_PER_EXCHANGE", piece)
+    monkeypatch.setattr(schedule_module.dist, "get_backend", lambda: "gloo")
+    monkeypatch.setattr(schedule_module.dist, "all_gather", all_gather)
+    gathered = schedule_module._gather_orders(orders[1], 3)
+    assert gathered.tolist() == orders.tolist() and gathered.dtype == np.int32
+    assert offset == 20
+
+
 @pytest.mark.parametrize("kind", ["images", "groups"])
 def test_images_and_groups_are_kept_apart_or_ignored_by_the_setting(kind):
     """``together``, the papers' setting: the order of data without ids."""
