@@ -15,7 +15,7 @@ COMMANDS = {
         "train a start for a small model's image encoder from labels of images",
     ),
     "bench": ("research.benchmarks.run", "ratios of speed and memory to LAVIS and others"),
-    "figures": ("research.figures.draw", "draw the figures of the docs from recorded results"),
+    "figures": ("research.figures", "draw the figures of the docs from recorded results"),
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,15 +25,12 @@ _SETTINGS: Any = {
 
 @dataclass
 class Series:
-    """One line of a curve: one y for each x, None for a gap.
-
-    ``spread`` holds half the height of each point's error bar; None: no bar.
-    """
+    """One line of a curve; ``spread``: half the height of each point's error bar, if any."""
 
     name: str
-    x: list[float] = field(default_factory=list)
-    y: list[float | None] = field(default_factory=list)
-    spread: list[float | None] = field(default_factory=list)
+    x: list[float]
+    y: list[float]
+    spread: list[float | None]
 
 
 @dataclass
@@ -50,23 +46,19 @@ class Curve:
     x_label: str = ""
     y_label: str = ""
     series: list[Series] = field(default_factory=list)
-    note: str = ""
     log_x: bool = False
     places: list[str] = field(default_factory=list)
 
 
-def curves_svg(curves: Sequence[Curve]) -> str | None:
-    """Return curves side by side as an SVG file; None if there is nothing to draw."""
-    drawn = [curve for curve in curves if any(_has_values(one) for one in curve.series)]
-    if not drawn:
-        return None
+def curves_svg(curves: Sequence[Curve]) -> str:
+    """Return curves side by side as an SVG file."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     with rc_context(_SETTINGS):
-        figure = Figure((_WIDTH * len(drawn), _HEIGHT), layout="constrained")
-        for place, curve in enumerate(drawn, 1):
-            _draw(figure.add_subplot(1, len(drawn), place), curve)
+        figure = Figure((_WIDTH * len(curves), _HEIGHT), layout="constrained")
+        for place, curve in enumerate(curves, 1):
+            _draw(figure.add_subplot(1, len(curves), place), curve)
         file = io.StringIO()
         figure.savefig(
             file,
@@ -77,22 +69,12 @@ def curves_svg(curves: Sequence[Curve]) -> str | None:
     return file.getvalue()
 
 
-def _numbers(values: Sequence[float | None]) -> list[float]:
-    """Return values with NaN, which is not drawn, where there is none."""
-    return [math.nan if value is None else float(value) for value in values]
-
-
-def _has_values(series: Series) -> bool:
-    return any(not math.isnan(value) for value in _numbers(series.y))
-
-
 def _draw(axes: Any, curve: Curve) -> None:
-    shown = [one for one in curve.series if _has_values(one)]
-    for place, one in enumerate(shown):
+    for place, one in enumerate(curve.series):
         axes.errorbar(
             one.x,
-            _numbers(one.y),
-            yerr=[value or 0.0 for value in one.spread] or None,
+            one.y,
+            yerr=[value or 0.0 for value in one.spread],
             color=COLOURS[place % len(COLOURS)],
             linestyle="none" if curve.places else "-",
             marker="o",
@@ -101,7 +83,7 @@ def _draw(axes: Any, curve: Curve) -> None:
         )
     axes.set_xlabel(curve.x_label)
     axes.set_ylabel(curve.y_label)
-    xs = sorted({x for one in shown for x in one.x})
+    xs = sorted({x for one in curve.series for x in one.x})
     if all(x == round(x) for x in xs):
         axes.xaxis.get_major_locator().set_params(integer=True)
     if curve.log_x:
@@ -113,5 +95,5 @@ def _draw(axes: Any, curve: Curve) -> None:
         axes.set_xticks(names, curve.places, rotation=35, ha="right")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.3)
-    if any(one.name for one in shown):
+    if any(one.name for one in curve.series):
         axes.legend(frameon=False, fontsize=8)

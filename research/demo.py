@@ -1,7 +1,4 @@
-"""Train systems with and without MAFA on the toy world and compare them.
-
-``stage2`` continues BLIP-2: stage 2 with a tiny OPT, zero-shot VQA and captions.
-"""
+"""Train systems with and without MAFA on the toy world and compare them."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ PARAMETERS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``lavis-mafa demo``."""
     parser.add_argument(
-        "family", nargs="?", default="albef", choices=[*FAMILIES, "stage2"], help="what to compare"
+        "family", nargs="?", default="albef", choices=FAMILIES, help="what to compare"
     )
     parser.add_argument(
         "--output", type=Path, help="default: output/demo for albef, else output/demo_FAMILY"
@@ -39,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, (default, text) in PARAMETERS.items():
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, type=int, default=default, help=f"{text} ({default})")
-    parser.add_argument("--opt-steps", type=int, help="of the tiny OPT's training, for stage2")
     parser.add_argument(
         "--at-once",
         type=int,
@@ -53,28 +49,23 @@ def run(args: argparse.Namespace) -> int:
     print("importing torch, transformers and LAVIS", flush=True)
     from research.study import conduct
 
-    began, family = time.time(), "blip2" if args.family == "stage2" else args.family
-    default = Path("output", "demo" if family == "albef" else f"demo_{family}")
+    began = time.time()
+    default = Path("output", "demo" if args.family == "albef" else f"demo_{args.family}")
     args.output = (args.output or default).absolute()
     os.chdir(ROOT)  # where the relative paths of configs start, in this process and in the runs
     try:
-        plan = plan_of(args, "demo.yaml")
-        later = plan_of(args, "stage2.yaml") if args.family == "stage2" else None
+        plan = plan_of(args)
     except ValueError as error:
         print(error)
         return 2
     _, status = conduct(plan)
-    if status:
-        return status
-    if later is not None:
-        _, status = conduct(later)
-    page = (later or plan).page / "report.html"
-    print(f"\ndone in {time.time() - began:.0f} s; open {page}")
+    if not status:
+        print(f"\ndone in {time.time() - began:.0f} s; open {plan.page / 'report.html'}")
     return status
 
 
-def plan_of(args: argparse.Namespace, file: str) -> Any:
-    """Return the plan of one of the demo's studies.
+def plan_of(args: argparse.Namespace) -> Any:
+    """Return the plan of the demo's study.
 
     Raises:
         ValueError: for options that do not fit.
@@ -83,13 +74,9 @@ def plan_of(args: argparse.Namespace, file: str) -> Any:
 
     from research import study
 
-    family = "blip2" if args.family == "stage2" else args.family
-    values = {name: getattr(args, name) for name in PARAMETERS}
-    if file == "stage2.yaml" and args.opt_steps is not None:
-        values["opt_steps"] = args.opt_steps
-    words = [file, "--output", args.output, "--seeds", args.seed, "--at-once", args.at_once]
-    words += ["--set", *(f"{name}={value}" for name, value in values.items())]
-    words += [] if family == "albef" else ["--at", family]
+    words = ["demo.yaml", "--output", args.output, "--seeds", args.seed, "--at-once", args.at_once]
+    words += ["--set", *(f"{name}={getattr(args, name)}" for name in PARAMETERS)]
+    words += [] if args.family == "albef" else ["--at", args.family]
     given = study.parsed(*words)
     plan = study.plan_of(given, study.study_of(given))
-    return replace(plan, page=plan.output if file == "demo.yaml" else plan.output / "stage2")
+    return replace(plan, page=plan.output)

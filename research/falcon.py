@@ -221,15 +221,6 @@ class LearnedHardness(HardnessSchedule):
                 "model.mafa.loss_weights.lm is 0; set it above 0, or use another schedule"
             )
             yield key, why, False
-        start, last = cfg["run.grit.start_epoch"], cfg["run.max_epoch"]
-        if None not in (start, last) and start < last <= start + 1 and not cfg["run.grit.naive"]:
-            why = (
-                f"learned has no effect: with run.max_epoch {last} only one epoch is grouped, by "
-                "an untrained network"
-            )
-            yield key, why, True
-        if cfg["run.grit.hardness"] not in (None, 1.0):
-            yield "run.grit.hardness", "has no effect: run.grit.schedule is learned", True
 
     def at(self, grouped_epochs: int) -> LearnedHardness:
         """Return what draws q: this object, in every epoch."""

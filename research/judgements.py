@@ -36,7 +36,7 @@ _VALID_SHARE, _INVALID_SHARE = 2 / 3, 1 / 3  # of yes
 def judged_pairs(
     path: str | os.PathLike[str],
     image_ids: npt.NDArray[Any],
-    sources: Iterable[tuple[str | None, str]],
+    sources: Iterable[tuple[str, str]],
 ) -> tuple[Ints, Ints, Bools]:
     """Return the decided pairs of different images.
 
@@ -60,7 +60,7 @@ def judged_pairs(
     words: list[str] = []
     first: dict[str, int] = {}
     for number, (file, caption) in enumerate(sources):
-        samples[Path(file or "").name].append(number)
+        samples[Path(file).name].append(number)
         words.append(single_spaced(caption))
         first.setdefault(words[-1], number)
     grades: dict[tuple[int, int], list[float]] = defaultdict(list)

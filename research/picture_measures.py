@@ -16,8 +16,6 @@ from torch.utils.data import DataLoader
 from lavis_mafa.algorithm.binary import area_under_roc
 from lavis_mafa.data.image_text_json import ImageTextEval, ImageTextJsonBuilder
 from lavis_mafa.data.known_truth import original_pairs
-from lavis_mafa.data.split_as_pairs import SplitAsPairs
-from lavis_mafa.data.training_set import TrainingSet
 from lavis_mafa.settings import load_config
 from lavis_mafa.tasks.recall import retrieval_with_truth
 from research.judgements import judged_pairs
@@ -83,10 +81,10 @@ def _judged(data: ImageTextEval, folder: Path) -> tuple[Pairs, npt.NDArray[np.bo
     path = folder / _JUDGEMENTS
     if not path.is_file():
         return None
-    samples = TrainingSet(SplitAsPairs(data))
-    sources = map(samples.source, range(len(samples)))
-    images, texts, valid = judged_pairs(path, samples.image_ids, sources)
-    return (samples.image_ids[images], texts), valid
+    image_ids = np.array([data.txt2img[text] for text in range(len(data.text))], np.int64)
+    names = [data.image[image] for image in image_ids]
+    images, texts, valid = judged_pairs(path, image_ids, zip(names, data.text, strict=True))
+    return (image_ids[images], texts), valid
 
 
 def measure(runs: Sequence[Job], judges: Sequence[Job]) -> Iterator[tuple[Job, dict[str, Any]]]:

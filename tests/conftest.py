@@ -54,6 +54,14 @@ def _private_cache(tmp_path_factory):
         os.environ["LAVIS_MAFA_CACHE"] = before
 
 
+@pytest.fixture(autouse=True)
+def _same_threads():
+    """Restore the number of threads that commands and measurements change."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 def toy_config(**build_info):
     """Return a config of the toy world `dense` with a few hundred pairs."""
     from lavis.datasets.builders.base_dataset_builder import load_dataset_config

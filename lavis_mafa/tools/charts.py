@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -21,34 +20,12 @@ class Bars:
 
 @dataclass
 class Table:
-    """A table. ``highlight_best`` maps a column's name to "max" or "min"; ties are all marked."""
+    """A table; each row has a cell for each column."""
 
     title: str
     columns: list[str] = field(default_factory=list)
     rows: list[list[Cell]] = field(default_factory=list)
     note: str = ""
-    highlight_best: dict[str, str] = field(default_factory=dict)
-
-    def best(self) -> dict[int, float]:
-        """Return the best value of each column of ``highlight_best`` by place.
-
-        Raises:
-            ValueError: if rows or ``highlight_best`` do not fit the columns.
-        """
-        for row in self.rows:
-            if len(row) != len(self.columns):
-                raise ValueError(
-                    f"table {self.title!r}: the row {row!r} has {len(row)} cells, "
-                    f"expected {len(self.columns)}, one for each of {self.columns!r}"
-                )
-        found: dict[int, float] = {}
-        for column, which in self.highlight_best.items():
-            place = self.columns.index(column)
-            cells = (as_number(row[place]) for row in self.rows)
-            numbers = [n for n in cells if n is not None and math.isfinite(n)]
-            if len(numbers) > 1:  # a single value has nothing to beat
-                found[place] = max(numbers) if which == "max" else min(numbers)
-        return found
 
 
 def as_number(value: object) -> float | int | None:

@@ -15,12 +15,11 @@ key, lists are replaced. Keys:
 - ``stages``: by name, what is run for each row: ``{script (train.py), config, options, uses}``. A
   row's options override those of the first stage.
 - ``options``: of everything that has a config. ``settings``: options by name, for ``uses``.
-- ``rows``: a list of ``{name, marks, source, uses, options, stages, run}``. ``marks`` are cells of
-  the table (true: a check mark), ``stages`` holds options of other stages; ``run`` names a shared
-  run that the row shows instead of stages of its own, or of which it shows a variant, if it has
-  ``uses`` or ``options``. ``vary``: values by key; every row is run
-  with their full product. ``titles``: names of keys in tables.
-- ``columns``: by name, ``{title, key, stage, kind, split, scale, digits, best}``: figures of a
+- ``rows``: a list of ``{name, marks, source, uses, options, run}``. ``marks`` are cells of the
+  table (true: a check mark); ``run`` names a shared run that the row shows instead of stages of its
+  own, or of which it shows a variant, if it has ``uses`` or ``options``. ``vary``: values by key;
+  every row is run with their full product. ``titles``: names of keys in tables.
+- ``columns``: by name, ``{title, key, stage, kind, split, scale, digits}``: figures of a
   stage's ``log.jsonl`` (the mean, if there are several keys). Kind ``measured``: figures that the
   measuring function returned. ``shows``: names of the columns of the table; ``tables``: the same
   by the title of their table. Stages that no shown column needs are not run.

@@ -35,7 +35,8 @@ def write_all(results: Results, path: Path, page: Path) -> None:
     """
     study = results.study
     picture = path.with_name(FIGURE if path.name == RESULTS else f"{path.stem}.svg")
-    svg = curves_svg(_figure_of(results))
+    curves = _figure_of(results)
+    svg = curves_svg(curves) if curves else None
     # Everything is made before anything is written: an error leaves the old files, which agree.
     text, figures = markdown(results, picture.name if svg is not None else ""), content(results)
     write_json(path.with_suffix(".json"), figures)
@@ -50,7 +51,7 @@ def write_all(results: Results, path: Path, page: Path) -> None:
         title=study.file.title,
         headline=headline,
         bars=bars,
-        tables=[*tables_of(results, mark_best=True), rows_table(results)],
+        tables=[*tables_of(results), rows_table(results)],
         figure=svg,
         pairs=_gallery(results),
         notes=[study.file.about, *_notes(results), f"{__version__}: {results.origin['command']}"],
@@ -161,8 +162,8 @@ def _curve_of(results: Results, spreads: Spreads, column: Column) -> Curve:
     series = []
     for name, own in points.items():
         own.sort(key=lambda point: point[0])
-        means: list[float | None] = [s.mean for _, s in own]
-        series.append(Series(name or "mean", [x for x, _ in own], means, [s.sd for _, s in own]))
+        x, means = [x for x, _ in own], [one.mean for _, one in own]
+        series.append(Series(name or "mean", x, means, [one.sd for _, one in own]))
     xs = [x for one in series for x in one.x]
     log_x = bool(xs) and numbers and min(xs) > 0 and max(xs) >= _WIDE * min(xs)
     places, x_label = [] if numbers else names, study.file.titles.get(key, key)

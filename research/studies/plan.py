@@ -191,7 +191,6 @@ class _Maker:
         stages = self.study.stages
         first = next(iter(stages))
         own = {**stages, first: _with(stages[first], row.options)}
-        own |= {name: _with(own[name], options) for name, options in row.stages.items()}
         made: dict[str, Job] = {}
         for column in self.study.columns:
             self._stage(column.stage, own, made, row.name)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from lavis_mafa.io.files import ROOT, write_text
@@ -17,14 +17,6 @@ from research.studies.plan import COMMAND, DONE, FIGURES, Job
 
 POLL_SECONDS = 0.25
 PRINT_SECONDS = 15.0
-# Runs a module once something is written to the process, whose imports are done before.
-_PREPARED = """
-import runpy, sys
-import lavis_mafa.training.session
-if sys.stdin.read(1):
-    del sys.argv[0]
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-"""
 
 
 @contextmanager
@@ -67,7 +59,6 @@ def run_all(
     running: dict[str, subprocess.Popen[bytes]] = {}
     failed: dict[str, str] = {}
     began = printed = time.time()
-    prepared: dict[str, subprocess.Popen[bytes]] = {}  # of the next run, at most
     ended: list[str] = []
 
     def say(text: str) -> None:
@@ -83,13 +74,8 @@ def run_all(
                     waiting.remove(name)
                 elif jobs[name].needs <= done and len(running) < at_once:
                     say(f"begins: {jobs[name].title}")
-                    if name not in prepared:
-                        prepared[name] = _prepare(jobs[name])
-                    running[name] = _start(jobs[name], prepared.pop(name))
+                    running[name] = _start(jobs[name])
                     waiting.remove(name)
-            following = [name for name in waiting if jobs[name].needs <= done | running.keys()]
-            if following and not prepared and jobs[following[0]].command[0] == "-m":
-                prepared[following[0]] = _prepare(jobs[following[0]])
             if ended and after is not None:
                 after()
             time.sleep(POLL_SECONDS)
@@ -106,43 +92,29 @@ def run_all(
                 shown = "   ".join(f"{name}: {_progress(jobs[name])}" for name in running)
                 say(f"{len(done)}/{len(jobs)} runs   {shown}")
     finally:
-        for process in (*running.values(), *prepared.values()):
+        for process in running.values():
             process.terminate()
-        for process in (*running.values(), *prepared.values()):
+        for process in running.values():
             process.wait()
     return failed
 
 
-def _prepare(job: Job) -> subprocess.Popen[bytes]:
-    """Return a process that imports what the job needs and waits."""
+def _start(job: Job) -> subprocess.Popen[bytes]:
+    """Start the process of a job, which writes what it prints to ``console.log``."""
     job.folder.mkdir(parents=True, exist_ok=True)
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-        "TQDM_DISABLE": "1",
-    }
-    first, *rest = job.command
-    command = ["-c", _PREPARED, *rest] if first == "-m" else job.command
+    write_text(job.folder / COMMAND, job.record)
+    (job.folder / FIGURES).unlink(missing_ok=True)
+    quiet = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
     with open(job.folder / "console.log", "wb") as console:
         return subprocess.Popen(
-            [sys.executable, *command],
-            stdin=subprocess.PIPE,
+            [sys.executable, *job.command],
+            stdin=subprocess.DEVNULL,
             stdout=console,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env={**os.environ, **quiet},
             cwd=ROOT,
             close_fds=False,  # the process inherits the lock of `exclusive`
         )
-
-
-def _start(job: Job, process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
-    write_text(job.folder / COMMAND, job.record)
-    (job.folder / FIGURES).unlink(missing_ok=True)
-    assert process.stdin is not None
-    with suppress(BrokenPipeError), process.stdin:  # one that has ended is seen by `run_all`
-        process.stdin.write(b"\n")
-    return process
 
 
 def _why(job: Job) -> str:

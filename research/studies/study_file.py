@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -107,14 +107,12 @@ class GivenRow(_Part):
     options: Options = {}
     run: str = ""
     source: str = ""
-    stages: dict[str, Options] = {}
 
 
 class Column(_Part):
     """A figure of a stage: the mean of ``key`` in its log's last record of a kind and split.
 
-    With kind ``measured`` the record is what the study's measuring function returned. ``best``
-    marks the best value where there is one seed.
+    With kind ``measured`` the record is what the study's measuring function returned.
     """
 
     name: str = ""
@@ -125,7 +123,6 @@ class Column(_Part):
     split: str = "test"
     scale: float = 1.0
     digits: int = 1
-    best: Literal["", "max", "min"] = ""
 
     @property
     def keys(self) -> list[str]:
@@ -224,7 +221,6 @@ class Row:
             beyond what all rows have.
         run: the shared run that it shows, or whose options its own override; "": it has runs of its
             own, one for each stage.
-        stages: by name, what it sets beyond the options of this stage.
         source: where a paper has the system.
     """
 
@@ -234,7 +230,6 @@ class Row:
     values: Mapping[str, Any]
     options: Mapping[str, Any]
     run: str = ""
-    stages: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     source: str = ""
 
 
@@ -412,7 +407,7 @@ class _Resolver:
         file.title = file.title or path.stem
         shared = {name: self._step(f"shared.{name}", one) for name, one in file.shared.items()}
         stages = {name: self._step(f"stages.{name}", one) for name, one in file.stages.items()}
-        rows = self._of_runs(self.rows(), shared, stages)
+        rows = self._of_runs(self.rows(), shared)
         if not stages and not any(row.run for row in rows):
             self.problems.append("stages: missing; name what is run for each row, or a base: --at")
         columns = {
@@ -489,7 +484,6 @@ class _Resolver:
                     values=varied,
                     options={**options, **varied},
                     run=given.run,
-                    stages=given.stages,
                     source=given.source,
                 )
                 found.append(row)
@@ -513,13 +507,10 @@ class _Resolver:
                 self.problems.append(f"paper.rows: {row.name} has {one}, {expected}")
         return [(row.cells, one) for row, one in found]
 
-    def _of_runs(
-        self, rows: Sequence[Row], shared: Mapping[str, Step], stages: Mapping[str, Step]
-    ) -> list[Row]:
+    def _of_runs(self, rows: Sequence[Row], shared: Mapping[str, Step]) -> list[Row]:
         """Give rows that show a shared run what is peculiar to them as their options."""
         for row in rows:
             self._known(f"row {row.name}: run", "shared run", [row.run] if row.run else [], shared)
-            self._known(f"row {row.name}: stages", "stage", [*row.stages], stages)
         shown = {
             row.name: {**shared[row.run].options, **row.options}
             for row in rows

@@ -26,21 +26,16 @@ _VERDICTS = {"holds": "hold", "does not hold": "do not hold", "open": "are open"
 _NAMED = 4  # rows that a warning names, at most
 
 
-def tables_of(results: Results, mark_best: bool = False) -> list[Table]:
-    """Return our tables, ``mean ± sd`` over seeds, the differences to a row, and the paper's.
-
-    Args:
-        mark_best: where there is one seed, figures are numbers of which the best are marked.
-    """
+def tables_of(results: Results) -> list[Table]:
+    """Return our tables, ``mean ± sd`` over seeds, the differences to a row, and the paper's."""
     study, spreads, tables = results.study, spreads_of(results.figures), list[Table]()
     file, reference = study.file, study.file.reference
-    marked = mark_best and results.figures.index.get_level_values("seed").nunique() == 1
     grouped = {name for names in file.tables.values() for name in names}
     others = [column.name for column in study.columns if column.name not in grouped]
     for title, names in {**file.tables, OURS: others}.items():
         columns = [column for column in study.columns if column.name in names]
         if columns:
-            tables.append(_table(study, title, columns, spreads, mark_best=marked))
+            tables.append(_table(study, title, columns, spreads))
         if reference and title == reference.after:
             tables += _differences(results)
     if reference and not reference.after:
@@ -55,14 +50,9 @@ def _table(
     columns: Sequence[Column],
     spreads: Spreads,
     differences: bool = False,
-    mark_best: bool = False,
 ) -> Table:
     titles = _titles([row.cells for row in study.rows])
     table = Table(title, [*titles, "n", *(column.title for column in columns)])
-    best: dict[str, str] = {
-        column.title: column.best for column in columns if mark_best and column.best
-    }
-    table.highlight_best = best
     for row in study.rows:
         own = spreads.get(row.name, {})
         if differences and not own:
@@ -76,8 +66,7 @@ def _table(
             elif differences:
                 cells.append(spread.difference_text(column.digits))
             else:
-                text = spread.text(column.digits)
-                cells.append(float(text) if column.title in best else text)
+                cells.append(spread.text(column.digits))
         table.rows.append(cells)
     return table
 

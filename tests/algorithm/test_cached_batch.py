@@ -6,11 +6,8 @@ import pytest
 import torch
 from conftest import mini_batch
 from slow_families import SLOW, TableConD
-from torch.utils import _pytree
-from torch.utils.checkpoint import checkpoint
 
 from lavis_mafa import load_model
-from lavis_mafa.algorithm import cached_batch
 from lavis_mafa.algorithm.backbone import backbone_of
 from lavis_mafa.algorithm.cached_batch import CachedBatch
 from lavis_mafa.algorithm.momentum import Momentum
@@ -131,21 +128,6 @@ def test_second_computation_drops_the_same_units(toy_train, family):
     _, gradients = step_of(model, CachedBatch(model.backbone, BATCH * 3), samples, None)
     for name, gradient in gradients.items():
         assert torch.allclose(gradient, expected[name], rtol=1e-4, atol=1e-6), name
-
-
-@pytest.mark.parametrize("family", SLOW)
-def test_second_computation_knows_whose_random_states_to_restore(toy_train, family, monkeypatch):
-    """`checkpoint` keeps those of a GPU only if a tensor among the arguments is on it."""
-    calls = []
-
-    def recording(function, *args, **options):
-        calls.append(any(isinstance(leaf, torch.Tensor) for leaf in _pytree.tree_leaves(args)))
-        return checkpoint(function, *args, **options)
-
-    monkeypatch.setattr(cached_batch, "checkpoint", recording)
-    model = load_model(family, "tiny")
-    step_of(model, CachedBatch(model.backbone, 4), mini_batch(toy_train, range(BATCH)), None)
-    assert len(calls) > 6 and all(calls)
 
 
 def test_captions_of_several_lengths_are_padded(tiny, toy_train):

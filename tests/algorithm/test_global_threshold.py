@@ -73,24 +73,6 @@ def test_steps_are_those_of_adam_on_the_rows_of_the_mini_batch(monkeypatch, at_a
             assert moments[:, i].tolist() == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("share", [0.001, 0.05])
-def test_thresholds_become_the_quantiles_of_the_whole_data_set(share):
-    """Although the share .001 is far less than one candidate of a mini-batch of 20."""
-    size, epochs = 400, 40
-    draws = torch.Generator().manual_seed(0)
-    vectors = torch.nn.functional.normalize(torch.randn(size, 16, generator=draws), dim=1)
-    table = vectors @ vectors.t()
-    table.fill_diagonal_(-1.0)
-    rule, above = thresholds(size, share=share), []
-    for epoch in range(epochs):
-        for index in torch.randperm(size, generator=draws).split(20):
-            seen(rule, table, index, epoch)
-        above.append(float((table > rule.i2t[:, None]).sum()) / (size * (size - 1)))
-    late = sum(above[epochs // 2 :]) / (epochs // 2)
-    assert 0.1 * share < late < 1.5 * share
-    assert max(above[8:]) < 2 * share
-
-
 def test_a_sample_that_occurs_twice_takes_one_step():
     """The larger first threshold and the smaller gradient, whatever the order."""
     table = 2 * torch.rand(SIZE, SIZE) - 1
@@ -141,19 +123,6 @@ def test_the_step_learns_first_and_judges_later(toy_train):
     assert (later.i2t.state == POSITIVE).any()
     with pytest.raises(ValueError, match="needs the scores of all"):
         build_parts(StepSettings(connections=MiningRule(rule="global_threshold")))
-
-
-def test_state_is_saved_and_continues_equally():
-    table = torch.rand(SIZE, SIZE)
-    rule = thresholds(share=0.1)
-    seen(rule, table, torch.arange(BATCH))
-    copy = thresholds(share=0.1)
-    copy.load_state_dict(rule.state_dict())
-    for one in (rule, copy):
-        for epoch in range(1, 4):
-            seen(one, table, torch.arange(5, 15), epoch)
-    for name, value in rule.state_dict().items():
-        assert torch.equal(value.nan_to_num(9), copy.state_dict()[name].nan_to_num(9)), name
 
 
 def _rank(rank, table):

@@ -89,16 +89,6 @@ def test_losses_with_groups_equal_slow_loop(tiny, toy_train, same_group, form):
     assert output.loss_itm.item() == pytest.approx(itm, rel=1e-4)
 
 
-def test_the_three_values_differ_and_dropped_is_the_default(tiny, toy_train):
-    samples = with_groups(toy_train)
-    losses = {
-        value: step(tiny, samples, loss_weights=ITC_ONLY, same_group=value).loss_itc.item()
-        for value in VALUES
-    }
-    assert len(set(losses.values())) == 3
-    assert step(tiny, samples, loss_weights=ITC_ONLY).loss_itc.item() == losses["dropped"]
-
-
 @pytest.mark.parametrize("same_group", VALUES)
 def test_without_groups_losses_are_equal_bit_for_bit(tiny, toy_train, same_group):
     samples = with_groups(toy_train)
@@ -182,17 +172,6 @@ def test_no_pair_of_one_group_is_ever_picked(data):
     assert not any(near[image, text] for image, text in con_d.judged)
 
 
-@pytest.mark.parametrize("negatives", ["hardest", "sampled", "posterior"])
-def test_step_never_judges_a_pair_of_one_group(tiny, toy_train, negatives):
-    samples = with_groups(toy_train)
-    for same_group in VALUES:
-        con_d = TableConD()
-        rule = MiningRule(low=0.3, high=0.5, top_k=ALL)
-        step(tiny, samples, con_d, negatives=negatives, connections=rule, same_group=same_group)
-        within = {(i, t) for i, t in con_d.judged if t in mates(GROUPS, i)}
-        assert bool(within) == (same_group == "negative")
-
-
 @pytest.mark.parametrize("same_group", ["dropped", "positive"])
 def test_one_group_for_all_leaves_no_negative(tiny, toy_train, same_group):
     samples = with_groups(toy_train, [3] * 4)
@@ -207,16 +186,6 @@ def test_one_group_for_all_leaves_no_negative(tiny, toy_train, same_group):
     if same_group == "dropped":
         one_hot = step(tiny, samples, soft_labels=SoftLabels("one_hot"), loss_weights=ITC_ONLY)
         assert one_hot.loss_itc.item() == 0.0
-
-
-@pytest.mark.parametrize("family", ["blip_mafa", "blip2_mafa"])
-def test_all_families_use_groups(toy_train, family):
-    torch.manual_seed(0)
-    model = load_model(family, "tiny")
-    con_d = TableConD()
-    output = step(model, with_groups(toy_train), con_d)
-    assert output.loss.isfinite()
-    assert con_d.judged and not any(t in mates(GROUPS, i) for i, t in con_d.judged)
 
 
 # The momentum queue

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lavis_mafa.algorithm.mining import (
-    ABSENT,
     AMBIGUOUS,
     KEPT,
     POSITIVE,
@@ -51,13 +50,6 @@ SIM = torch.tensor(
 )
 
 
-def test_hardest_and_second_hardest_are_picked_in_both_directions():
-    i2t, t2i, _ = mine_both_directions(SIM, {})
-    assert i2t.hard.tolist() == [1, 2, 1, 0] and i2t.second.tolist() == [2, 3, 0, 2]
-    # Texts use the columns of SIM.
-    assert t2i.hard.tolist() == [3, 0, 1, 1] and t2i.second.tolist() == [2, 2, 3, 2]
-
-
 def test_pair_nominated_in_both_directions_is_judged_once():
     _, _, judged = mine_both_directions(SIM, {})
     # (0,1), (1,2) and (3,0) are nominated by an image and by a text.
@@ -76,13 +68,6 @@ def test_high_probability_converts_to_positive_in_every_loss():
     assert labels.tolist() == [1, 0, 0, 0]
     assert [x.tolist() for x in i2t.mined(RULE)] == [[0], [1]]
     assert [x.tolist() for x in t2i.mined(RULE)] == [[1], [0]]
-
-
-def test_batch_of_one_has_no_negative():
-    i2t, t2i, judged = mine_both_directions(SIM[:1, :1], {})
-    assert judged == [] and i2t.state.tolist() == [ABSENT] == t2i.state.tolist()
-    assert len(i2t.itm_pairs(RULE)[0]) == 0
-    assert i2t.itc_targets(RULE)[0].tolist() == [[True]]
 
 
 def test_dropping_removes_false_negatives_from_the_losses():

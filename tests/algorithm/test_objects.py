@@ -107,18 +107,6 @@ def samples(toy_train):
     return mini_batch(toy_train, range(BATCH), epoch=1)
 
 
-def test_each_class_is_built_once_from_its_settings(registered):
-    settings = StepSettings.from_config(MAFA)
-    objects = build_parts(settings).objects
-    assert list(objects) == ["sharpened", "scaled", "tally"]
-    assert objects["sharpened"].power.item() == 1.5
-    # A class that is registered, but not in use, is not built; neither is a function.
-    assert build_parts(StepSettings()).objects == {}
-    parts = build_parts(StepSettings(negatives="posterior"))
-    assert parts.objects == {"posterior": parts.picker}
-    assert type(parts.picker).__name__ == "PosteriorPicker"
-
-
 def test_parameters_are_trained_saved_and_resumed(registered, samples):
     model = model_with(**MAFA)
     model.allocate(5000)
@@ -229,20 +217,6 @@ def test_intra_modal_similarities_are_those_of_the_best_queries():
         for j in range(4):
             assert of_images[i, j].item() == pytest.approx((best[i] @ best[j]).item(), abs=1e-6)
             assert of_texts[i, j].item() == pytest.approx((texts[i] @ texts[j]).item(), abs=1e-6)
-
-
-def test_intra_modal_similarities_are_computed_once_and_only_when_used(tiny, samples, monkeypatch):
-    called = []
-    gather = Ranks.gather
-    monkeypatch.setattr(
-        Ranks, "gather", lambda self, x, with_grad=False: called.append(x) or gather(self, x)
-    )
-    batch = MiniBatch.encode(tiny.backbone, samples, StepSettings())
-    before = len(called)
-    assert batch.intra_modal is batch.intra_modal
-    assert len(called) == before + 2
-    monkeypatch.setattr(MiniBatch, "intra_modal", property(lambda batch: pytest.fail("not used")))
-    run_step(tiny.backbone, samples, StepSettings())
 
 
 def _rank(rank):

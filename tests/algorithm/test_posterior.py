@@ -106,14 +106,6 @@ def test_variance_of_fewer_than_two_values_is_nan():
     assert int(running.count) == 1 and math.isnan(running.variance)
 
 
-def test_state_dict_holds_the_statistics():
-    one, other = PosteriorPicker(), PosteriorPicker()
-    one.observe(torch.eye(4), torch.eye(4), torch.eye(4) > 0, epoch=3)
-    other.load_state_dict(one.state_dict())
-    assert int(other.positive.count) == 4 and int(other.negative.count) == 8
-    assert int(other.epoch) == 3 and float(other.positive.mean) == 1.0
-
-
 PARTS = (np.linspace(0.1, 0.9, 7) ** 2, np.linspace(-0.4, 0.3, 12), np.zeros(0), np.full(1, 0.9))
 
 
@@ -162,15 +154,15 @@ def test_weights_equal_fne_formula():
         assert bool(mask.any()) and not bool(mask.all())
 
 
+# Draws
+
+
 def test_margin_removes_only_easy_negatives():
     sim = torch.tensor([[0.1, 0.49, 0.5, 0.51, 0.9]], dtype=torch.float64)
     known = torch.zeros(1, 5, dtype=torch.bool)
     weights = _sampling_weights(sim, torch.tensor([0.7]), None, known, 0.75, 0.25)
     assert (weights > 0).tolist() == [[False, False, False, True, True]]
     assert bool((_sampling_weights(sim, torch.tensor([0.7]), None, known, None, 0.2) > 0).all())
-
-
-# Draws
 
 
 def test_cut_down_can_be_switched_off_alone():
@@ -285,18 +277,6 @@ def test_similarity_sampling_until_enough_is_observed():
     assert torch.equal(picker.weights(sim, own, own_sim), expected)
     torch.manual_seed(0)
     assert not torch.equal(picker.pick(sim, own, sim.diagonal()), hardest(sim, own))
-
-
-def test_false_negatives_are_drawn_less_than_true_negatives():
-    """One candidate is as similar as a positive, one as a hard negative."""
-    picker, _, _ = observed_picker(PosteriorRule(margin=0.5))
-    sim = torch.tensor([[0.8, 0.8, 0.55]]).repeat(4000, 1)
-    known = torch.tensor([[True, False, False]]).repeat(4000, 1)
-    torch.manual_seed(0)
-    share = (picker.pick(sim, known, sim[:, 0]) == 1).double().mean()
-    # Weights exp(-0.5) and exp(-0.25^2 / 2).
-    expected = math.exp(-0.5) / (math.exp(-0.5) + math.exp(-0.03125))
-    assert float(share) == pytest.approx(expected, abs=0.03)
 
 
 def test_statistics_restart_with_each_epoch():

@@ -82,35 +82,6 @@ def config(**mafa):
     return StepSettings.from_config(mafa)
 
 
-def test_user_picker_is_used(registered, tiny, samples):
-    output = run_step(tiny.backbone, samples, config(negatives="easiest"))
-    sim = output.image_features @ output.text_features.t()
-    ids = samples["image_id"]
-    for b in range(BATCH):
-        others = [k for k in range(BATCH) if ids[k] != ids[b]]
-        assert output.i2t.hard[b] == min(others, key=lambda k: sim[b, k].item())
-        assert output.t2i.hard[b] == min(others, key=lambda k: sim[k, b].item())
-
-
-def test_user_picker_with_state_is_part_of_the_model(registered, tiny, samples):
-    from lavis_mafa.families import AlbefMafa
-
-    settings = config(negatives="every_other", every_other={"power": 3.0})
-    parts = build_parts(settings)
-    assert parts.picker.own == Sharpness(3.0)
-    first = run_step(tiny.backbone, samples, parts)
-    second = run_step(tiny.backbone, samples, parts)
-    hardest = run_step(tiny.backbone, samples, config())
-    assert torch.equal(first.i2t.hard, hardest.i2t.hard)
-    assert not torch.equal(second.i2t.hard, hardest.i2t.hard)
-    with pytest.raises(ValueError, match="name classes .every_other., of which objects"):
-        run_step(tiny.backbone, samples, settings)
-
-    model = AlbefMafa.from_config(tiny_config(AlbefMafa, mafa={"negatives": "every_other"}))
-    model(samples)
-    assert int(model.state_dict()["every_other.steps"]) == 1
-
-
 def test_a_warm_up_has_its_own_picker(registered, tiny, samples):
     settings = config(negatives="hardest", warm_up_negatives="easiest", warm_up_epochs=2)
     parts = build_parts(settings)

@@ -17,7 +17,7 @@ from lavis_mafa.algorithm.negatives_encoder import EncodedByFrozen
 from lavis_mafa.algorithm.parts import build_parts
 from lavis_mafa.algorithm.pickers import NONE, hardest
 from lavis_mafa.algorithm.ranks import Ranks
-from lavis_mafa.algorithm.rules import KEPT, POSITIVE, RULES, Margin, ScoredPairs
+from lavis_mafa.algorithm.rules import KEPT, POSITIVE, RULES, Margin
 from lavis_mafa.algorithm.scores import SCORES, PairView, _IntraModal
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
@@ -74,13 +74,6 @@ def test_margin_equals_a_loop_over_pairs(seed, top_k, margin, kind):
             assert float(found.probability[row]) == float(score[b, k])
 
 
-def test_relative_margin_is_the_share_of_nv_retriever():
-    """95 % of the positive's score, its recommended maximum, is a relative margin of 0.05."""
-    pairs = ScoredPairs("i2t", torch.tensor([0.77, 0.75]), torch.tensor([0.8, 0.8]), torch.zeros(2))
-    states = RULES.entry("margin").make(Margin(0.05, "relative"))(pairs, MiningRule())
-    assert states.tolist() == [POSITIVE, KEPT]
-
-
 def test_thresholds_apply_to_scores():
     scores = table(3), table(4)
     rule = MiningRule(score="similarity", low=0.1, high=0.4, top_k=2)
@@ -111,19 +104,6 @@ def test_all_candidates_begin_with_the_pickers():
         rest = sim[b, order[1:, b]]
         assert torch.equal(rest, rest.sort(descending=True).values)
         assert sorted(order[:, b].tolist()) == [c for c in range(BATCH) if c != b]
-
-
-def test_gistembed_masks_every_negative_above_the_own_pair():
-    scores = table(7), table(8)
-    rule = MiningRule(score="similarity", rule="margin", action="drop", top_k=ALL)
-    i2t, t2i, _ = connections_of(rule, scores, Margin(margin=0.0))
-    for found, score in ((i2t, scores[0]), (t2i, scores[1])):
-        _, dropped = found.itc_targets(rule)
-        masked = [[score[b, k] > score[b, b] for k in range(BATCH)] for b in range(BATCH)]
-        assert torch.equal(dropped, torch.tensor(masked))
-        anchors, candidates, labels = found.itm_pairs(rule)
-        assert not labels.any()
-        assert all(score[b, k] <= score[b, b] for b, k in zip(anchors, candidates, strict=True))
 
 
 class Recorded:
@@ -281,19 +261,6 @@ def registered(monkeypatch):
         monkeypatch.setattr(registry, "_entries", registry.entries())
 
 
-def test_a_score_that_picks_and_judges_is_computed_once(model, samples, registered):
-    calls = []
-
-    @SCORES.register("counted")
-    def counted(view):
-        calls.append(view)
-        return view.i2t, view.t2i
-
-    rule = MiningRule(score="counted", rule="margin")
-    step(model, samples, negatives_by="counted", connections=rule)
-    assert len(calls) == 1
-
-
 def test_scores_and_verdicts_of_another_form_are_refused(model, samples, registered):
     SCORES.register("narrow")(lambda view: (view.i2t, view.t2i[:, 1:]))
     with pytest.raises(ValueError, match=r"narrow returned .* \(8, 7\), expected \(8, 8\)"):
@@ -304,23 +271,3 @@ def test_scores_and_verdicts_of_another_form_are_refused(model, samples, registe
     RULES.register("one")(lambda pairs, rule: torch.tensor(POSITIVE))
     with pytest.raises(ValueError, match=r"one returned an array \(\) of int64, expected \(8,\)"):
         step(model, samples, connections=MiningRule(score="similarity", rule="one"))
-
-
-def test_near_duplicates_are_not_pushed_apart(model, samples):
-    """Two samples with one picture and caption, not known to be the same: dropping leaves ITC as if
-    the duplicate were absent, converting makes it a positive."""
-    twins = {**samples, "image": samples["image"].clone(), "text_input": [*samples["text_input"]]}
-    twins["image"][1], twins["text_input"][1] = twins["image"][0], twins["text_input"][0]
-    twins.pop("text_tokens", None)
-    for name in [key for key in twins if "tokens" in key]:
-        del twins[name]
-    twins["image_id"] = torch.arange(BATCH)
-    rule = MiningRule(score="intra_modal", low=0.9999, high=0.9999, action="drop", top_k=ALL)
-    model.eval()
-    output = step(model, twins, connections=rule, own={"intra_modal": _IntraModal("min")})
-    model.train()
-    for found in (output.i2t, output.t2i):
-        _, dropped = found.itc_targets(rule)
-        expected = torch.zeros(BATCH, BATCH, dtype=torch.bool)
-        expected[0, 1] = expected[1, 0] = True
-        assert torch.equal(dropped, expected)

@@ -50,13 +50,6 @@ def test_pseudo_positives_equal_the_loop(seed):
         assert found[row].tolist() == pytest.approx([w / sum(weights) for w in weights])
 
 
-def test_pseudo_positives_are_none_where_the_own_pair_is_the_most_similar():
-    side, _ = side_of(0, drop=False)
-    near = ItcSide(side.sim + 100.0 * side.positives, side.other, side.positives)
-    assert torch.equal(_pseudo_positives(near, SOFT, _PseudoPositives(1.0)), near.one_hot())
-    assert torch.equal(_pseudo_positives(side, SOFT, _PseudoPositives(0.0)), side.one_hot())
-
-
 def test_probabilities_of_con_d_are_kept_where_they_are_larger():
     """The last candidate is exactly as similar as the positive, which is enough."""
     sim = torch.tensor([[1.0, 2.0, 3.0, 0.0, 1.0]])

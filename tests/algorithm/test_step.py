@@ -104,47 +104,6 @@ def test_losses_and_gradients_equal_slow_loop(samples, family, name):
         assert {0, 1, 2} <= set(states.tolist()), "the verdicts must go through every branch"
 
 
-def test_con_d_that_rejects_every_pair_changes_nothing(tiny, samples):
-    class Never(TableConD):
-        def probability(self, image, text):
-            return torch.zeros(len(image))
-
-    for con_d in (None, Never()):
-        torch.manual_seed(1)
-        output = run_step(tiny.backbone, samples, StepSettings(), con_d)
-        losses = [x.item() for x in (output.loss_itc, output.loss_itm, output.loss_lm)]
-        if con_d is None:
-            plain = losses
-    assert losses == plain
-
-
-@pytest.mark.parametrize("top_k", [1, 3])
-def test_pair_mined_in_both_directions_is_in_the_language_loss_once(
-    tiny, samples, monkeypatch, top_k
-):
-    class Always(TableConD):
-        def probability(self, image, text):
-            return torch.ones(len(image))
-
-    pairs = []
-    language_losses = tiny.backbone.language_losses
-    monkeypatch.setattr(
-        tiny.backbone,
-        "language_losses",
-        lambda images, texts, i, t, teacher: (
-            pairs.extend(zip(i.tolist(), t.tolist(), strict=True)),
-            language_losses(images, texts, i, t, teacher),
-        )[1],
-    )
-    settings = StepSettings(connections=MiningRule(top_k=top_k))
-    output = run_step(tiny.backbone, samples, settings, Always())
-    assert len(output.i2t.hard) == top_k * BATCH
-    nominated = {(r % BATCH, int(k)) for r, k in enumerate(output.i2t.hard)}
-    from_texts = {(int(k), r % BATCH) for r, k in enumerate(output.t2i.hard)}
-    assert nominated & from_texts, "the test needs a pair that both sides nominate"
-    assert sorted(pairs) == sorted({(b, b) for b in range(BATCH)} | nominated | from_texts)
-
-
 def test_labels_are_one_hot_before_the_first_grouped_epoch(tiny, toy_train):
     settings = StepSettings(soft_labels=SoftLabels("smoothed", 0.5))
     early = mini_batch(toy_train, range(BATCH), grouped=False)

@@ -120,13 +120,6 @@ def test_only_the_momentum_encoders_use_the_second_view(samples):
     assert torch.allclose(model.image_queue.t()[:SIZE], momentum.features, atol=1e-5)
 
 
-def test_zero_weights_equal_albef(samples):
-    plain = tcl_model(AlbefMafa, itc=1.0, imc=0.0, lmi=0.0)(samples)
-    assert plain.loss_imc is None and plain.loss_lmi is None
-    tcl = tcl_model(AlbefMafa)(samples)
-    assert torch.allclose(plain.loss_itc, tcl.loss_itc)
-
-
 def test_gradients_reach_both_encoders_but_no_copy(samples):
     model = tcl_model(AlbefMafa, itc=0.0, itm=0.0, lm=0.0)
     model(samples).loss.backward()

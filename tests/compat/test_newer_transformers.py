@@ -113,15 +113,6 @@ def test_tokenizer_without_vocabulary_is_refused(tmp_path):
         blip.BertTokenizer.from_pretrained(str(tmp_path))
 
 
-def test_a_folder_gives_its_own_tokens(tmp_path):
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "circle", "red", "##s"]
-    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
-    for source in (tmp_path, tmp_path / "vocab.txt"):
-        found = build_tokenizer(str(source))
-        assert found.tokenize("Red circles") == ["red", "circle", "##s"]
-        assert found("red circles").input_ids == [2, 6, 5, 7, 3]
-
-
 def test_lavis_finds_the_tokens_it_adds(tmp_path, monkeypatch):
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "circle"]
     (tmp_path / "bert-base-uncased").mkdir()

@@ -14,7 +14,6 @@ from PIL import Image
 from lavis_mafa.data import TrainingSet
 from lavis_mafa.data.caption_truth import CaptionTruth, normalised
 from lavis_mafa.data.image_text_json import ImageTextJsonBuilder
-from lavis_mafa.data.split_as_pairs import SplitAsPairs
 from lavis_mafa.tasks.mafa_retrieval import MafaRetrievalTask
 
 TRAIN = [
@@ -129,7 +128,6 @@ def test_a_builder_gives_it_to_training_and_evaluation(mine):
     test = pickle.loads(pickle.dumps(data["test"]))
     assert test.text == ["a dog", "x", "a dog"]
     assert test.truth_matrix().tolist() == [[True, True, True], [True, False, True]]
-    assert SplitAsPairs(test).truth([0, 2], [2, 1]).tolist() == [True, False]
 
 
 def test_without_the_key_nothing_is_known(mine):

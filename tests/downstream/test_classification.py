@@ -78,18 +78,6 @@ def test_duplicates_of_a_sampler_count_once(folder):
     assert len(json.loads((folder / "test_epochbest.json").read_text())) == len(ROWS)
 
 
-def test_accuracy_equals_that_of_lavis_task(folder):
-    """LAVIS's task returns fractions, ours percentages."""
-    task, records = evaluate(Samples())
-    theirs = registry.get_task_class("multimodal_classification").setup_task(cfg=None)
-    batches = DataLoader(Samples(), batch_size=4)
-    their_records = [
-        record for batch in batches for record in theirs.valid_step(Classifier(), batch)
-    ]
-    share = theirs.after_evaluation(their_records, "val", 0)["acc"]
-    assert 100 * float(share) == pytest.approx(task.after_evaluation(records, "val", 1)["acc"])
-
-
 @pytest.mark.parametrize("cls", [MafaClassificationTask, MafaTextAssignmentTask])
 def test_training_accuracy(cls):
     task, tally = cls.setup_task(cfg=None), Tally()

@@ -39,14 +39,6 @@ def result_dir(tmp_path, monkeypatch):
     return tmp_path / "result"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def toy():
     cfg = load_dataset_config(ToyGroundingBuilder.default_config_path())
@@ -113,14 +105,6 @@ def test_correct_maps_score_100_percent(toy, model, monkeypatch, result_dir):
         assert row["instance_id"] == annotation["instance_id"] and row["text"] == annotation["text"]
         assert row["box"] == annotation["box"] and row["score"] > 0
         assert set(row) == {"instance_id", "text", "box", "score", "peak"}
-
-
-def test_maps_without_heat_count_as_wrong(toy, model, monkeypatch, result_dir):
-    set_hot_cell(monkeypatch, lambda text, image: None)
-    scores = evaluate(MafaGroundingTask(), toy["test"], model)
-    assert (scores["acc"], scores["pointing"], scores["undecided"]) == (0, 0, 100)
-    rows = json.loads((result_dir / "test_grounding_result.json").read_text())
-    assert all(row["box"] is None for row in rows)
 
 
 def test_records_follow_from_the_maps(toy, model):

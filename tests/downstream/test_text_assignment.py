@@ -77,19 +77,6 @@ def test_preferred_images_are_drawn_with_their_softmax_probability():
     assert chi_square(counts[different], counts.sum() * expected[different]) < CHI_SQUARE[11]
 
 
-def test_draws_depend_on_the_training_generator():
-    one, other, third = (draws(range(20), 1, seed=seed) for seed in (3, 3, 4))
-    assert all(torch.equal(one[name], other[name]) for name in one)
-    assert not torch.equal(one["labels"], third["labels"])
-
-
-def test_with_two_images_neither_shows_the_other_image_twice():
-    """Both places show the other image if the text belongs to neither."""
-    drawn = draws([7, 7, 8], 200)
-    neither = drawn["labels"] == NEITHER
-    assert neither.any() and torch.equal(drawn["first"][neither], drawn["second"][neither])
-
-
 @pytest.mark.parametrize("ids", [[3], [3, 3, 3]])
 def test_a_single_image_is_rejected(ids):
     with pytest.raises(ValueError, match=f"two different images .* got {len(ids)} sample.*batch"):

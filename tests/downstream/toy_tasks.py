@@ -19,10 +19,10 @@ from lavis.common.registry import registry
 from lavis.datasets.datasets.base_dataset import BaseDataset
 from torch.utils.data import default_collate
 from toy_expressions import make_expressions
-from toy_questions import make_questions, possible_answers
 
 from lavis_mafa.toyworld import BACKGROUNDS, COLOURS, SHAPES
 from lavis_mafa.toyworld.builder import ToyScenesBuilder, _ToyScenesTrain
+from lavis_mafa.toyworld.world import MAX_OBJECTS, PLURALS
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
 PLUGIN = str(Path(__file__).resolve().parent / "toys.py")
@@ -105,7 +105,7 @@ class ToyCaptionBuilder(ToyTaskBuilder):
 
 
 class ToyQuestions(ToyTask):
-    answer_list = possible_answers()
+    answer_list = ["yes", "no", *map(str, range(MAX_OBJECTS + 1)), *COLOURS, *BACKGROUNDS]
 
     def collater(self, samples):
         """Collate B questions as LAVIS's data sets for VQA: `answer` has all answers, `weight` one
@@ -125,20 +125,30 @@ class ToyVqaBuilder(ToyTaskBuilder):
     stream = 3
 
     def rows_of(self, pictures, rng, questions_per_image):
-        questions = make_questions(pictures.scenes, questions_per_image, rng)
-        rows = [
-            {
-                "picture": image,
-                "text": question.text,
-                "text_output": question.answer,
-                "answers": [question.answer],
-                "question_type": question.question_type,
-                "answer_type": question.answer_type,
-            }
-            for image, of_image in enumerate(questions)
-            for question in of_image
-        ]
-        return ToyQuestions(pictures, [{**row, "question_id": n} for n, row in enumerate(rows)])
+        rows = []
+        for image, scene in enumerate(pictures.scenes):
+            known = questions_about(scene)
+            for place in rng.choice(len(known), questions_per_image, replace=False):
+                text, answer, kind = known[place]
+                row = {"picture": image, "text": text, "text_output": answer, "answers": [answer]}
+                rows.append({**row, "answer_type": kind, "question_id": len(rows)})
+        return ToyQuestions(pictures, rows)
+
+
+def questions_about(scene):
+    """Return questions about a scene with their answers and types of VQA v2, at least nine."""
+    shown = [
+        (SHAPES[scene["shape"][cell] - 1], COLOURS[scene["colour"][cell] - 1])
+        for cell in np.flatnonzero(scene["shape"])
+    ]
+    found = [("what colour is the background?", BACKGROUNDS[scene["background"] - 1], "other")]
+    for shape in SHAPES:
+        colours = [colour for one, colour in shown if one == shape]
+        found.append((f"is there a {shape}?", "yes" if colours else "no", "yes/no"))
+        found.append((f"how many {PLURALS[shape]} are there?", str(len(colours)), "number"))
+        if len(colours) == 1:
+            found.append((f"what colour is the {shape}?", colours[0], "other"))
+    return found
 
 
 @register("toy_ve")

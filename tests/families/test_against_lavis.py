@@ -17,7 +17,6 @@ from lavis.models.med import XBertEncoder
 from same_gradients import assert_same_gradients, perturb_copies
 
 from lavis_mafa.algorithm import pickers
-from lavis_mafa.algorithm.backbone import Teacher
 from lavis_mafa.families import AlbefMafa, Blip2Mafa, BlipMafa
 from lavis_mafa.families.blip2_parts import Blip2Parts, Parts
 from lavis_mafa.families.tokenizers import build_tokenizer
@@ -215,29 +214,6 @@ def test_albef_with_momentum_is_lavis_albef_pretrain(toy_train, hardest_negative
         ours.zero_grad(), theirs.zero_grad()
         assert_same_queue(ours, theirs)
     assert_same_copies(ours, theirs)
-
-
-def test_distillation_from_the_model_itself_adds_its_entropy(toy_train):
-    """With a teacher equal to the model, the distillation term is its entropy, token by token."""
-    torch.manual_seed(0)
-    model = AlbefMafa.from_config(tiny_config(AlbefMafa)).eval()
-    batch = mini_batch(toy_train, range(4))
-    images = model.backbone.encode_images(batch["image"])
-    texts = model.backbone.encode_texts(batch["text_input"])
-    pairs = torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2, 2])
-    predictions = []
-    predict = model.backbone._predict
-    model.backbone._predict = lambda *args: predictions.append(predict(*args)) or predictions[-1]
-
-    def losses_with(teacher):
-        torch.manual_seed(3)
-        return model.backbone.language_losses(images, texts, *pairs, teacher)
-
-    plain, mixed = losses_with(None), losses_with(Teacher(model.backbone, images, 0.4))
-    logits = predictions[0]
-    entropy = torch.stack([-(row.softmax(0) * row.log_softmax(0)).sum() for row in logits])
-    assert torch.allclose(mixed, 0.6 * plain + 0.4 * entropy, atol=1e-5)
-    assert not torch.allclose(mixed, plain)
 
 
 @pytest.mark.parametrize("family", [AlbefMafa, BlipMafa])

@@ -19,7 +19,6 @@ from lavis_mafa.io.project_files import CONFIGS
 from lavis_mafa.settings import ConfigError, load_config
 
 ROOT = Path(__file__).resolve().parents[2]
-TOY = str(ROOT / "projects/mafa/train/albef_toy.yaml")
 
 
 def sizes(**changes):

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 
 import pytest
 import torch
 import torch.distributed as dist
 from conftest import mini_batch, tiny_config, toy_config
-from omegaconf import OmegaConf
 from torch.nn.parallel import DistributedDataParallel
 from two_ranks import on_two_ranks
 
 from lavis_mafa.algorithm.pair_memory import EMPTY
-from lavis_mafa.algorithm.posterior import PosteriorRule
 from lavis_mafa.checkpoints import downloads
 from lavis_mafa.data import TrainingSet
-from lavis_mafa.families.fne_retrieval import FneRetrieval, _FneSettings
-from lavis_mafa.settings import ConfigError, load_config
+from lavis_mafa.families.fne_retrieval import FneRetrieval
+from lavis_mafa.settings import load_config
 from lavis_mafa.toyworld import ToyScenesBuilder
 
 BATCH = 6
@@ -133,18 +130,6 @@ def test_random_negatives_in_plain_epochs(batches):
         assert set(column.tolist()) == set(samples["loaded_index"][allowed].tolist())
 
 
-def test_gradients_reach_both_encoders_but_not_the_copies(batches):
-    for epoch in (0, 1):
-        model = model_of()
-        before = copy.deepcopy(model.state_dict())
-        model({**batches[0], "epoch": epoch}).loss.backward()
-        for name, value in model.named_parameters():
-            copied = name.split(".")[0].endswith("_m")
-            assert (value.grad is None) == copied, name
-            if not copied:
-                assert torch.equal(value, before[name])
-
-
 def test_padding_does_not_change_features():
     model = model_of()
     single = model.backbone.encode_texts(["a red circle"]).features
@@ -235,26 +220,6 @@ def test_image_encoder_starts_from_a_name_of_timm(hub_cache):
     (hub_cache / "model.safetensors").write_bytes(b"no weights")
     with pytest.raises(ValueError, match="model.safetensors"):
         model_of(vit_weights=TIMM)
-
-
-def test_only_names_of_timm_need_no_file():
-    for wrong in ("vit_base_patch16_384", "timm/vit/base", "other/vit"):
-        with pytest.raises(ConfigError, match="no such file, folder, URL or timm/NAME"):
-            load_config("projects/mafa/train/fne_toy.yaml", [f"model.vit_weights={wrong}"])
-
-
-def test_base_config_has_the_hyperparameters_of_fne():
-    cfg = OmegaConf.load(FneRetrieval.default_config_path("base")).model
-    settings = _FneSettings.from_config(cfg)
-    assert settings == _FneSettings(
-        "posterior",
-        plain_epochs=1,
-        plain_negatives="hardest",
-        memory_size=8224,
-        momentum=0.995,
-        rule=PosteriorRule(prior=1e-4, margin=0.2, minimum=200, beginning="sampled"),
-    )
-    assert (cfg.image_size, cfg.vit_type, cfg.bert_weights) == (384, "base", "bert-base-uncased")
 
 
 # Several ranks

@@ -18,7 +18,7 @@ from two_forks import answers_of_a_group
 from lavis_mafa import load_model
 from lavis_mafa.families import AlbefMafa
 from lavis_mafa.families.many_pairs import HELD, ManyPairs, blocks
-from lavis_mafa.families.rerank import UNRANKED, compute_sim_matrix, itm_scores
+from lavis_mafa.families.rerank import UNRANKED, compute_sim_matrix
 from research.benchmarks.reference_step import PlainAlbef
 
 WORDS = ["circle", "red", "blue", "a", "above", "square", "the", "left", "of", "big"]
@@ -239,14 +239,6 @@ def test_blocks_contain_every_pair_once_and_keep_images_together(images, size):
         # Parts of a block that exceed a pass have at least as many pairs as images.
         parts = -(-len(block) // size)
         assert len(images_here) == 1 or len(block) // parts >= len(images_here)
-
-
-def test_no_pairs_give_no_scores(ours_and_lavis):
-    backbone, empty = ours_and_lavis[0].backbone, torch.empty(0, dtype=torch.long)
-    with torch.inference_mode():
-        images = backbone.encode_images(Loader(2, 2)[0]["image"])
-        texts = backbone.encode_texts(["a circle"])
-        assert itm_scores(backbone, images, texts, empty, empty).shape == (0, 2)
 
 
 def counted_albef():

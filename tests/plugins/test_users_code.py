@@ -332,20 +332,6 @@ def test_file_is_imported_once_and_module_by_name(tmp_path, monkeypatch):
         load_plugins(["as_modul"])
 
 
-def test_file_imports_its_neighbours(tmp_path, monkeypatch):
-    from lavis_mafa.io.plugins import load_plugins
-
-    monkeypatch.delitem(sys.modules, "neighbour_of_a_plugin", raising=False)
-    before = list(sys.path)
-    (tmp_path / "neighbour_of_a_plugin.py").write_text("value = 7\n", encoding="utf-8")
-    text = "import sys\nfrom neighbour_of_a_plugin import value\nsys.found_value = value\n"
-    (tmp_path / "has_a_neighbour.py").write_text(text, encoding="utf-8")
-    monkeypatch.setattr(sys, "found_value", None, raising=False)
-    load_plugins([str(tmp_path / "has_a_neighbour.py")])
-    assert sys.found_value == 7 and sys.path == before
-    sys.modules.pop("neighbour_of_a_plugin")
-
-
 def test_failing_plugin_is_a_config_problem(tmp_path):
     from lavis_mafa.settings import ConfigError, load_config
 

@@ -105,10 +105,3 @@ def write_log(job, *records, done=True):
     (job.folder / "log.jsonl").write_text("".join(lines))
     if done:
         (job.folder / "done").write_text(job.key)
-
-
-def write_figures(plan, job, figures):
-    """Write the figures of a run as if they had been measured."""
-    write_log(job)
-    origin = {"run": job.key, "code": plan.measured_by, "judges": []}
-    (job.folder / "figures.json").write_text(json.dumps({**origin, "figures": figures}))

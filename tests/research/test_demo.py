@@ -13,13 +13,10 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from small_study import config_of, write_log
+from small_study import config_of
 
 from lavis_mafa.commands import demo as entry
 from research import demo
-from research.studies.results import results_of
-from research.studies.study_tables import tables_of
-from research.toy_measures import headline
 
 TINY = [
     *("--epochs", "1", "--warm-up-epochs", "1", "--train-size", "64", "--test-size", "20"),
@@ -37,8 +34,8 @@ def demo_arguments(*words):
     return parser.parse_args(words)
 
 
-def plan_of(family, folder=Path("demo"), file="demo.yaml"):
-    return demo.plan_of(demo_arguments(family, "--output", str(folder)), file)
+def plan_of(family, folder=Path("demo")):
+    return demo.plan_of(demo_arguments(family, "--output", str(folder)))
 
 
 @pytest.mark.parametrize("family", demo.FAMILIES)
@@ -61,44 +58,6 @@ def test_every_training_run_of_the_demo_is_valid(family):
         del config["run"]["job_id"]
     assert ecm == grit, "ECM is GRIT-VLP and Con-D, nothing else"
     assert configs["con_d"].model_cfg.pretrained == str(jobs["warm_up"].checkpoint)
-
-
-def test_every_run_after_stage_1_is_valid(tmp_path):
-    before, plan = plan_of("stage2", tmp_path), plan_of("stage2", tmp_path, "stage2.yaml")
-    rows = dict(zip(("base", "mafa", "blind"), plan.study.rows, strict=True))
-    assert [row.name for row in rows.values()] == ["BLIP-2", "MAFA", "untrained"]
-    for name, row in rows.items():
-        jobs = plan.of[row.name][42]
-        assert set(jobs) == {"vqa", "caption", *(["stage2"] if name != "blind" else [])}
-        if name != "blind":
-            start = config_of(jobs["stage2"]).model_cfg.pretrained
-            assert start == str(before.jobs[f"{name}/42"].checkpoint)
-            assert jobs["stage2"].name in jobs["vqa"].needs
-    # The stage-1 runs are those of the demo, so they are not repeated.
-    shared = plan.jobs.keys() & before.jobs.keys()
-    assert "base/42" in shared
-    assert all(plan.jobs[name].command == before.jobs[name].command for name in shared)
-    for name, value in (("BLIP-2", 0.25), ("MAFA", 0.5)):
-        job = plan.of[name][42]["vqa"]
-        write_log(job, {"kind": "eval", "split": "test", "acc": 100 * value})
-    vqa = tables_of(results_of(plan)[0], mark_best=True)[0]
-    assert vqa.columns[:3] == ["row", "n", "all"] and vqa.highlight_best["all"] == "max"
-    assert [row[:3] for row in vqa.rows[:2]] == [["BLIP-2", 1, 25.0], ["MAFA", 1, 50.0]]
-
-
-def test_headline_follows_from_the_figures():
-    grit = {"name": "GRIT-VLP", "false_negative_rate_in_itm": 0.31, "itm_auc": 0.9312}
-    mafa = {"name": "MAFA", "false_negative_rate_in_itm": 0.15, "any_r1": 64.0, "itm_auc": None}
-    start = {"name": "Con-D, where all start", "any_r1": 1.0}
-    text, (false, retrieval, matching) = headline({"con_d": start, "grit": grit, "mafa": mafa})
-    assert text == (
-        "Of the hard negatives that GRIT-VLP teaches as 'no match', 31 % do match, of those of "
-        "MAFA 15 %."
-    )
-    assert (false.values, false.high) == ({"GRIT-VLP": 31.0, "MAFA": 15.0}, 100)
-    assert retrieval.values == {"MAFA": 64.0}
-    assert (matching.values, matching.low) == ({"GRIT-VLP": 0.9312}, 0.5)
-    assert headline({"grit": {"name": "GRIT-VLP"}}) == ("", [])
 
 
 def test_package_without_a_checkout_says_where_the_demo_is(monkeypatch, tmp_path, capsys):
@@ -154,17 +113,3 @@ def test_demo_runs_to_its_figures_and_page(tmp_path, family):
     starts = re.findall("^## (.{14})", table, re.M)
     assert starts[:4] == ["False negative", "Retrieval and ", "Difference to ", "Retrieval agai"]
     assert "Of the hard negatives that" in table and "Con-D self-check" in table
-
-
-@pytest.mark.research
-@pytest.mark.timeout(1300)
-def test_blip2_demo_from_stage_1_to_answers(tmp_path):
-    """Stage 1 of four systems, stage 2 of two, VQA and captions, on a small world."""
-    run_demo(tmp_path, "stage2", *TINY, "--opt-steps=30")
-    folder = tmp_path / "output/demo_blip2/stage2"
-    rows = json.loads((folder / "results.json").read_text())["rows"]
-    assert len(rows) == 3
-    for row in rows.values():
-        figures = row["seeds"]["42"]
-        assert 0 <= figures["vqa_acc"] <= 100 and figures["caption_CIDEr"] >= 0
-    assert "zero-shot VQA" in (folder / "report.html").read_text()

@@ -1,7 +1,5 @@
 """Runs with FALCON as a plugin: rewards, log, resumption, accumulation."""
 
-import math
-
 import pytest
 import torch
 from runs import records, run_here, same_weights, weights
@@ -43,15 +41,6 @@ def uninterrupted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("uninterrupted")
     run_here(folder, **LEARNED)
     return folder
-
-
-def test_rewards_and_hardness_are_logged_in_grouped_epochs(uninterrupted):
-    falls = [step.get("fall_of_lm") for step in records(uninterrupted, "step")]
-    assert falls[:9] == [None] * 9 and all(isinstance(fall, float) for fall in falls[9:])
-    assert len(falls) == 27 and len(set(falls[9:])) == 18
-    found = [epoch.get("hardness") for epoch in records(uninterrupted, "epoch")]
-    assert found[0] is None and all(0.3 < q < 0.7 for q in found[1:]) and found[1] != found[2]
-    assert hardness_state(uninterrupted)["updates"] == 18
 
 
 def test_a_stopped_run_resumes_bit_for_bit(uninterrupted, tmp_path):
@@ -99,22 +88,3 @@ def test_a_reward_is_the_fall_of_the_loss_by_an_optimizer_step(tmp_path, monkeyp
         assert before[1] != after[1], "the weights have not changed in between"
         assert reward == before[2] - after[2]
     assert sum(reward for _, reward in rewards) > 0
-
-
-def test_a_skipped_step_gives_no_reward(tmp_path, monkeypatch):
-    rewards = []
-    monkeypatch.setattr(
-        falcon.LearnedHardness,
-        "learn",
-        lambda hardness, index, reward, together: rewards.append(reward),
-    )
-    update = runner_mafa.RunnerMafa._update
-
-    def skipping(runner, where):
-        taken = update(runner, where)
-        return taken and "step 3" not in where
-
-    monkeypatch.setattr(runner_mafa.RunnerMafa, "_update", skipping)
-    run_here(tmp_path, run__max_epoch=2, **LEARNED)
-    assert [math.isnan(reward) for reward in rewards] == [step == 3 for step in range(9)]
-    assert [s.get("fall_of_lm") for s in records(tmp_path, "step")][9 + 3] == 0.0

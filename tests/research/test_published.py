@@ -14,8 +14,9 @@ from conftest import ROOT
 from lavis_mafa.tools.tables import markdown_section
 from research import study as command
 from research.__main__ import main
-from research.figures import search_space, three_data_sets
-from research.studies.outputs import content, markdown
+from research.curves import curves_svg
+from research.figures import FIGURES
+from research.studies.outputs import markdown
 from research.studies.results import recorded_results
 from research.studies.study_tables import tables_of
 
@@ -64,27 +65,6 @@ def test_published_page_is_written_again_byte_for_byte(name, tmp_path):
     study, recorded = study_of(path)
     again = recorded_results(study, {path: recorded}, "")
     assert markdown(again) == path.with_suffix(".md").read_text(encoding="utf-8")
-
-
-def assert_close(one, other, where=""):
-    """Compare JSON; numbers may differ by rounding."""
-    if isinstance(one, dict):
-        assert one.keys() == other.keys(), where
-        for key in one:
-            assert_close(one[key], other[key], f"{where}.{key}")
-    elif isinstance(one, list):
-        assert len(one) == len(other), where
-        for place, pair in enumerate(zip(one, other, strict=True)):
-            assert_close(*pair, f"{where}.{place}")
-    else:
-        number = isinstance(one, int | float) and isinstance(other, int | float)
-        assert one == (pytest.approx(other, rel=1e-12) if number else other), where
-
-
-@pytest.mark.parametrize("name", [*WHOLE, "compare_ten", "ucm_search_space"])
-def test_recorded_json_is_written_again(name):
-    results, recorded = results_of(RESULTS / f"{name}.json")
-    assert_close(json.loads(json.dumps(content(results))), recorded)
 
 
 def sections_of(page):
@@ -157,9 +137,9 @@ def parts_of(svg):
     return texts, [float(number) for number in re.findall(r"-?[\d.]+", paths)]
 
 
-@pytest.mark.parametrize("name, svg", [*search_space.SVGS.items(), *three_data_sets.SVGS.items()])
-def test_figures_of_the_docs_are_those_of_the_recorded_runs(name, svg):
+@pytest.mark.parametrize("name", FIGURES)
+def test_figures_of_the_docs_are_those_of_the_recorded_runs(name):
     texts, numbers = parts_of((ROOT / "docs/figures" / name).read_text(encoding="utf-8"))
-    found = parts_of(svg())
+    found = parts_of(curves_svg(FIGURES[name]()))
     # Versions of matplotlib may place the axes differently by a pixel.
     assert found == (texts, pytest.approx(numbers, abs=1.5))

@@ -118,24 +118,3 @@ def test_folder_is_locked_by_one_command(tmp_path):
     with exclusive(tmp_path):
         assert orphan.poll() is not None or time.time() - start > 0.5
     orphan.wait()
-
-
-def test_the_next_run_is_imported_before_its_turn(tmp_path, monkeypatch):
-    """It waits until those that it needs are done, and ends with a study that stops."""
-    (tmp_path / "late.py").write_text(
-        "import os, sys\n"
-        "assert __name__ == '__main__' and os.path.exists(sys.argv[1] + '/a/done')\n"
-    )
-    said = f"open({str(tmp_path / 'ready')!r}, 'a').close()\n"
-    program = run_jobs._PREPARED.replace("import lavis_mafa.training.session\n", said)
-    monkeypatch.setattr(run_jobs, "_PREPARED", program)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
-    jobs = counting_jobs(tmp_path, steps=30, pause=0.1)
-    command = ["-m", "late", str(tmp_path)]
-    late = Job("late", "late", command, tmp_path / "late", frozenset(["a"]), key="1")
-    seen = []
-
-    def after():
-        seen.append((tmp_path / "ready").exists())
-
-    assert run_all({"a": jobs["a"], "late": late}, 1, after) == {} and late.done and seen == [True]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 
 import numpy as np
 import pytest
@@ -49,27 +48,6 @@ def test_equal_differences_are_no_evidence(values):
     rows = {"a": {"x": spread}, "b": {"x": Spread(1.0, 0.01, 3)}}
     assert corrected_p_values(rows, "x")["b"] == pytest.approx(2 * rows["b"]["x"].p_value)
     assert math.isnan(Spread.of([1.0]).p_value)
-
-
-FIGURES = {
-    "grit": {
-        0: {"txt_r1": 10.0, "itm_auc": 0.5, "false_negative_rate": 0.25},
-        1: {"txt_r1": 20.0, "itm_auc": 0.75, "false_negative_rate": 0.5},
-    },
-    "mafa": {
-        1: {"txt_r1": 21.0, "itm_auc": 0.75, "con_d_recall": 0.125},
-        0: {"txt_r1": 12.0, "itm_auc": 0.875, "con_d_recall": None},
-        2: {"txt_r1": 99.0, "itm_auc": 0.875, "con_d_recall": None},
-    },
-}
-
-
-def test_differences_are_paired_by_seed():
-    found = differences_to(frame_of(FIGURES), "grit")
-    assert found.keys() == {"mafa"}
-    assert found["mafa"]["txt_r1"] == Spread(1.5, statistics.stdev([1.0, 2.0]), 2)
-    assert "con_d_recall" not in found["mafa"], "the other has none"
-    assert differences_to(frame_of({}), "grit") == differences_to(frame_of(FIGURES), "x") == {}
 
 
 values = st.dictionaries(st.integers(0, 6), st.floats(-50, 50) | st.none(), min_size=1)

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import yaml
-from small_study import BASE, MASKED, OWN, SPACE, TOY, read_small_study
+from small_study import BASE, MASKED, SPACE, TOY, read_small_study
 
 from research.studies.study_file import StudyError, read_study
 
@@ -38,12 +38,6 @@ def test_section_of_a_scale_overrides_file_and_base(tmp_path):
     assert (study.columns[0].title, study.columns[0].keys) == ("other", ["txt_r1"])
     # The paper's numbers stay with the paper's rows.
     assert [cells["M"] for cells, _ in study.paper] == ["128", "256", "128", "256"]
-
-
-def test_file_without_a_base(tmp_path):
-    path = tmp_path / "alone.yaml"
-    path.write_text(yaml.safe_dump({**BASE, **OWN}, sort_keys=False))
-    assert len(read_study(path).rows) == 4 and read_study(path).at == ""
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 import torch
 
-from lavis_mafa.algorithm.mining import ABSENT, KEPT, Connections, MiningRule
+from lavis_mafa.algorithm.mining import ABSENT, Connections, MiningRule
 from lavis_mafa.algorithm.output import StepOutput
 from lavis_mafa.algorithm.pickers import NONE
 from lavis_mafa.tasks import MafaPretrainTask
@@ -77,20 +76,3 @@ def test_histogram_is_split_by_truth_if_known():
     assert non_zero(histogram["i2t"]["false"]) == {19: 1, 29: 1}
     assert non_zero(histogram["t2i"]["true"]) == {59: 1}
     assert non_zero(histogram["t2i"]["false"]) == {69: 1, 9: 1}
-
-
-@pytest.mark.parametrize("truth", [None, lambda images, texts: np.zeros(len(images), bool)])
-def test_names_are_the_same_on_every_rank_and_step(truth):
-    told = set_up_task(truth)
-    judged = told.step_bins(output([0.9, 0.2, 0.3], [0.7, 0.6, 0.1]))
-    not_judged = told.step_bins(output([None] * 3, [None, NAN, None]))
-    assert set(judged) == set(not_judged) and not any(not_judged.values())
-    assert told.epoch_histogram(Tally(not_judged)) is None
-    assert told.epoch_histogram(Tally()) is None
-
-
-def test_histogram_is_empty_without_con_d():
-    step = output([NAN] * 3, [NAN] * 3)
-    for direction in (step.i2t, step.t2i):
-        assert (direction.state == KEPT).all()
-    assert not any(set_up_task().step_bins(step).values())

@@ -113,25 +113,6 @@ def test_more_truth_never_lowers_recall_and_scale_does_not_matter(tables, seed):
     assert retrieval_with_truth(2 * i2t + 5, 2 * t2i + 5, truth) == before
 
 
-@pytest.mark.strict_smoke
-@pytest.mark.parametrize(
-    "hits, expected",
-    [
-        ([1, 1, 1, 0, 0], 1.0),
-        ([0, 0, 1, 1], 0.0),  # hits after position R do not count
-        ([1, 0, 1, 0], 1 / 2),  # R = 2: (1/1) / 2
-        ([0, 1, 1, 0], 1 / 4),  # R = 2: (1/2) / 2
-        ([1, 0, 1, 1], (1 + 2 / 3) / 3),
-        ([1, 1, 1], 1.0),
-    ],
-)
-def test_map_at_r_in_closed_form(hits, expected):
-    both = np.array([hits, sorted(hits, reverse=True)], bool)
-    places = np.broadcast_to(np.arange(len(hits)), both.shape)
-    found = _Ranking(both, places, places).average_precision_at_r()
-    assert found == pytest.approx([expected, 1])
-
-
 def captions_of(images, texts):
     """Return LAVIS's tables of the pairs of ``texts`` captions, which images have in turn."""
     txt2img = {text: text % images for text in range(texts)}
@@ -192,12 +173,6 @@ def test_scores_that_are_not_finite_are_refused(bad):
     ):
         with pytest.raises(ValueError, match="1 of 16 .*scores are NaN or infinite, the first at"):
             evaluate()
-
-
-def test_candidates_without_re_ranking_come_last_in_order():
-    scores = np.array([[-100.0, -3.0, -100.0, 2.0]])
-    relevant = np.array([[True, False, False, True]])
-    assert ranked_truth(scores, relevant).tolist() == [[True, False, True, False]]
 
 
 def test_mismatched_tables_are_rejected():

@@ -8,12 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import mini_batch
 from hypothesis import given
 from hypothesis import strategies as st
-from lavis.common.registry import registry
 
-from lavis_mafa import load_model
 from lavis_mafa.algorithm.mining import (
     ABSENT,
     AMBIGUOUS,
@@ -27,8 +24,7 @@ from lavis_mafa.algorithm.output import COUNTS, StepOutput
 from lavis_mafa.algorithm.pickers import NONE
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.judges.discriminators import _Oracle
-from lavis_mafa.tasks import MafaPretrainTask, MafaRetrievalTask
-from lavis_mafa.tasks.recall import retrieval_with_truth
+from lavis_mafa.tasks import MafaPretrainTask
 from lavis_mafa.tasks.tally import Tally
 
 
@@ -325,16 +321,6 @@ def test_number_of_mined_pairs_is_limited(output, limit):
 # Truth and the oracle
 
 
-def test_oracle_gets_the_truth_of_the_training_data(toy_train):
-    oracle = _Oracle()
-    task().before_training(SimpleNamespace(con_d=oracle), toy_train)
-    samples = mini_batch(toy_train, range(12))
-    pairs = torch.cartesian_prod(torch.arange(12), torch.arange(12))
-    verdicts = oracle.judge(samples, pairs[:, 0], pairs[:, 1])
-    expected = toy_train.truth(pairs[:, 0].numpy(), pairs[:, 1].numpy())
-    assert verdicts.tolist() == expected.tolist() and 12 <= sum(expected) < 144
-
-
 @pytest.mark.strict_smoke
 def test_oracle_is_rejected_if_the_truth_is_unknown():
     unknown = SimpleNamespace(truth=None)
@@ -344,76 +330,4 @@ def test_oracle_is_rejected_if_the_truth_is_unknown():
     task().before_training(SimpleNamespace(), unknown)  # a model without Con-D
 
 
-def test_statistics_of_a_real_step_equal_the_truth(tiny, toy_train):
-    """The oracle finds every false negative, so statistics by Con-D and by truth agree."""
-    tiny.con_d = _Oracle()
-    pretrain_task = task()
-    pretrain_task.before_training(tiny, toy_train)
-    samples = mini_batch(toy_train, range(60, 100))
-    output = pretrain_task.train_step(tiny, samples)
-    assert isinstance(output, StepOutput) and torch.isfinite(output["loss"])
-    counted = pretrain_task.step_figures(output, samples)
-    for direction, found in (("i2t", output.i2t), ("t2i", output.t2i)):
-        valid = 0
-        for row, hard in enumerate(found.hard.tolist()):
-            pair = (row, hard) if direction == "i2t" else (hard, row)
-            image, text = (int(samples["loaded_index"][row_]) for row_ in pair)
-            valid += bool(toy_train.truth(np.array([image]), np.array([text]))[0])
-        assert counted[f"false_{direction}"] == valid > 0
-        assert counted[f"true_found_{direction}"] == counted[f"found_{direction}"] == valid
-        # None of them remains as a negative in ITM.
-        assert counted[f"false_in_itm_{direction}"] == 0
-        assert counted[f"negatives_in_itm_{direction}"] == 40 - valid
-    assert all(record["truth"] for record in pretrain_task.mined(output, samples, 50))
-
-
 # Evaluation
-
-
-@pytest.fixture
-def output_folder(tmp_path, monkeypatch):
-    """The folder for results of LAVIS's retrieval task."""
-    monkeypatch.setitem(registry.mapping["paths"], "output_dir", str(tmp_path))
-    return tmp_path
-
-
-class FixedScores:
-    """A model with fixed scores."""
-
-    def __init__(self, size, texts):
-        rng = np.random.default_rng(0)
-        self.tables = rng.random((size, texts)), rng.random((texts, size))
-
-    def compute_sim_matrix(self, data_loader, task_cfg):
-        self.asked = task_cfg
-        return self.tables
-
-
-@pytest.mark.strict_smoke
-@pytest.mark.parametrize("kind", [MafaPretrainTask, MafaRetrievalTask])
-def test_evaluation_adds_scores_if_the_truth_is_known(toy, kind, output_folder):
-    known = toy["val"]
-    model = FixedScores(len(known.image), len(known.text))
-    unknown = SimpleNamespace(txt2img=known.txt2img, img2txt=known.img2txt)
-    evaluation_task = task(kind, k_test=7)
-    theirs = evaluation_task.evaluation(model, SimpleNamespace(dataset=unknown))
-    assert model.asked["k_test"] == 7
-    assert {f"{way}_r{k}" for way in ("txt", "img") for k in (1, 5, 10)} < theirs.keys()
-    assert "agg_metrics" in theirs
-    assert not any(key.startswith("valid_") or key.endswith("map_r") for key in theirs)
-    ours = evaluation_task.evaluation(model, SimpleNamespace(dataset=known))
-    added = {key: value for key, value in ours.items() if key not in theirs}
-    assert added == retrieval_with_truth(*model.tables, known.truth_matrix())
-    assert {key: ours[key] for key in theirs} == theirs
-    assert (output_folder / "evaluate.txt").is_file()
-    # In the toy world other captions are valid too.
-    assert ours["valid_txt_r10"] > ours["txt_r10"]
-
-
-@pytest.mark.strict_smoke
-def test_tasks_are_registered_with_lavis():
-    run = {"k_test": 9, "task": ""}
-    for name, kind in (("mafa_pretrain", MafaPretrainTask), ("mafa_retrieval", MafaRetrievalTask)):
-        created = registry.get_task_class(name).setup_task(SimpleNamespace(run_cfg=run))
-        assert type(created) is kind and created.cfg["k_test"] == 9
-    assert load_model("albef_mafa", "tiny").con_d is None

@@ -74,7 +74,7 @@ def report_arguments(text: str) -> dict:
         "headline": text,
         "pairs": [ShownPair(random_image(1), text, text, text, True)],
         "bars": [Bars(text, {text: 1.0})],
-        "tables": [Table(text, [text, "n"], [[text, 1.0], [text, 2.0]], text, {"n": "max"})],
+        "tables": [Table(text, [text, "n"], [[text, 1.0], [text, 2.0]], text)],
         "notes": [text],
         "figure": f"<svg>{text}</svg>",
     }
@@ -157,30 +157,6 @@ def test_format_number_keeps_three_digits(value):
     assert len(text) <= 10
     if abs(value) > 1e-300:  # a smaller float has fewer digits itself
         assert float(text) == pytest.approx(value, rel=0.0051)
-
-
-def test_best_of_a_column_is_marked(tmp_path):
-    rows = [["a", 1.0, math.nan], ["b", 3.0, 9.0], ["c", 3, None], ["d", None, 2.0]]
-    best = {"recall": "max", "loss": "min"}
-    page = write_page(tmp_path, tables=[Table("t", ["m", "recall", "loss"], rows, "", best)])
-    marked = [cell for cell in page.cells if cell.startswith("★")]
-    assert marked == ["★ 3.00", "★ 3", "★ 2.00"]
-    assert "★: the best of its column." in " ".join(page.texts)
-    single = Table("t", ["m", "r"], [["a", 1.0], ["b", None]], "", {"r": "max"})
-    assert not any("★" in cell for cell in write_page(tmp_path, tables=[single]).cells)
-
-
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        (Table("t", ["a", "b"], [[1]]), "has 1 cells, expected 2"),
-        (Table("t", ["a"], [[1]], "", {"b": "max"}), "'b' is not in list"),
-    ],
-)
-def test_wrong_table_is_rejected(tmp_path, table, message):
-    with pytest.raises(ValueError, match=message):
-        write_page(tmp_path, tables=[table])
-    assert not list(tmp_path.iterdir())
 
 
 @needs_browser

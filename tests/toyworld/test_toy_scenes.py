@@ -13,7 +13,6 @@ from lavis.datasets.builders.base_dataset_builder import load_dataset_config
 from omegaconf import OmegaConf
 from PIL import Image
 
-from lavis_mafa.io import processes
 from lavis_mafa.toyworld import (
     BACKGROUNDS,
     COLOURS,
@@ -27,12 +26,10 @@ from lavis_mafa.toyworld import (
     cell_attributes,
     make_captions,
     make_scenes,
-    render,
     valid,
     valid_matrix,
     vocabulary,
 )
-from lavis_mafa.toyworld.render import BACKGROUND_RGB, OBJECT_RGB
 from lavis_mafa.toyworld.world import _caption_dtype, _scene_dtype
 
 # Few attribute values are likely, so that several assignments and counts compete.
@@ -153,15 +150,6 @@ def test_truth_of_hand_made_captions(text, expected):
     assert valid(parse_caption(text, 3), picture).tolist() == [expected]
 
 
-def test_elementwise_truth_equals_the_matrix():
-    scenes, captions, _ = draw(CROWDED, 300, 3)
-    matrix = valid_matrix(scenes, captions)
-    rng = np.random.default_rng(0)
-    s, c = rng.integers(0, 300, (2, 50, 20))
-    np.testing.assert_array_equal(valid(captions[c], scenes[s]), matrix[s, c])
-    np.testing.assert_array_equal(valid(captions[7], scenes), matrix[:, 7])
-
-
 def test_large_matrix_is_computed_in_parts():
     scenes, captions, _ = draw(WorldConfig.preset("sparse"), 3000, 4)
     matrix = valid_matrix(scenes, captions)
@@ -212,51 +200,6 @@ def test_cell_attributes_and_backgrounds_describe_the_scene():
     assert [BACKGROUNDS[i] for i in backgrounds(picture)] == ["brown"]
 
 
-# --- images
-
-
-def test_every_attribute_is_visible():
-    """The nearest noise-free image of a single object recovers the content of every cell."""
-    config = WorldConfig.preset("sparse")
-    scenes = make_scenes(config, 400, np.random.default_rng(8))
-    images = render(config, scenes, np.random.default_rng(9))
-    assert images.shape == (400, 32, 32, 3) and images.dtype == np.uint8
-    cells = (
-        images.reshape(400, 2, 16, 2, 16, 3).swapaxes(2, 3).reshape(1600, 16, 16, 3).astype(float)
-    )
-    truth = cell_attributes(scenes).reshape(1600, 3)
-    grounds = np.repeat(backgrounds(scenes), 4)
-
-    edge = cells[:, :, [0, -1]].reshape(1600, -1, 3)
-    background = np.median(edge, axis=1)
-    predicted_background = np.argmin(
-        np.linalg.norm(background[:, None] - BACKGROUND_RGB, axis=-1), axis=1
-    )
-    assert (predicted_background == grounds).mean() > 0.999
-
-    painted = np.linalg.norm(cells - background[:, None, None], axis=-1)
-    assert (((painted > 50).sum(axis=(1, 2)) > 8) == (truth[:, 0] > 0)).all()
-    filled = np.flatnonzero(truth[:, 0])
-    cover = painted[filled] / painted[filled, 7:9, 7:9].mean(axis=(1, 2))[:, None, None]
-
-    clean = WorldConfig.preset("sparse", grid=1, max_objects=1, colour_jitter=0, noise_sd=0)
-    kinds = np.repeat(list(itertools.product(range(1, 5), range(1, 3))), 60, axis=0)
-    single = np.zeros(len(kinds), dtype=_scene_dtype(1))
-    single["background"], single["colour"] = 1, 4
-    single["shape"], single["size"] = kinds.T[:, :, None]
-    templates = render(clean, single, np.random.default_rng(0)).max(axis=-1).astype(float)
-    templates = (templates - 22) / (250 - 22)
-    distance = np.abs(cover.reshape(-1, 1, 256) - templates.reshape(1, -1, 256)).sum(axis=-1)
-    predicted_kinds = kinds[distance.argmin(axis=1)]
-    assert (predicted_kinds == truth[filled][:, [0, 2]]).all(axis=1).mean() > 0.995
-
-    inside = cells[filled][:, 7:10, 7:10].reshape(len(filled), -1, 3)
-    predicted_colour = np.argmin(
-        np.linalg.norm(np.median(inside, 1)[:, None] - OBJECT_RGB, axis=-1), 1
-    )
-    assert (predicted_colour + 1 == truth[filled, 1]).mean() > 0.999
-
-
 # --- LAVIS
 
 
@@ -266,19 +209,6 @@ def build(tmp_path, config_name="dense", processors=None, **build_info):
     return ToyScenesBuilder(
         OmegaConf.merge(config, {"build_info": {**small, **build_info}}, processors or {})
     ).build_datasets()
-
-
-def test_builder_and_configs_are_registered():
-    assert registry.get_builder_class("toy_scenes") is ToyScenesBuilder
-    default = load_dataset_config(ToyScenesBuilder.default_config_path())
-    worlds = {}
-    for name in ("dense", "sparse"):
-        config = load_dataset_config(ToyScenesBuilder.default_config_path(name))
-        worlds[name], data = builder._read_build_info(OmegaConf.to_container(config.build_info))
-        assert worlds[name] == WorldConfig.preset(name)
-        sizes = {"train_size": 4000, "val_size": 200, "test_size": 500, "captions_per_image": 1}
-        assert data == {"seed": 0, **sizes, "train_topics": 0, "test_topics": 0}
-    assert default.build_info.preset == "clustered" and worlds["dense"] != worlds["sparse"]
 
 
 @pytest.mark.parametrize("captions_per_image", [1, 7])
@@ -404,58 +334,6 @@ def test_damaged_cache_is_replaced_and_unwritable_cache_tolerated(tmp_path, capl
     with caplog.at_level(logging.WARNING):
         assert same_data(build(blocked), first)
     assert "not cached" in caplog.text
-
-
-def test_cache_directory(tmp_path, monkeypatch):
-    monkeypatch.setenv("LAVIS_MAFA_CACHE", str(tmp_path / "variable"))
-    assert builder._cache_directory(None) == tmp_path / "variable" / "toy_scenes"
-    assert builder._cache_directory(str(tmp_path)) == tmp_path / "toy_scenes"
-    monkeypatch.delenv("LAVIS_MAFA_CACHE")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert builder._cache_directory(None) == tmp_path / ".cache" / "lavis_mafa" / "toy_scenes"
-
-
-def test_other_ranks_wait_for_rank_0_and_then_read(tmp_path, monkeypatch):
-    made = []
-    make = builder._make_world
-    monkeypatch.setattr(builder, "_make_world", lambda *args: made.append(1) or make(*args))
-    monkeypatch.setattr(processes, "get_world_size", lambda: 2)
-    monkeypatch.setattr(processes, "is_main_process", lambda: False)
-    world, data = builder._read_build_info({"train_size": 60, "val_size": 10, "test_size": 12})
-
-    def rank_0_finishes(message, src):
-        assert not made and not list(tmp_path.rglob("*.npz"))
-        builder._save(builder._cache_path(world, data, tmp_path / "toy_scenes"), make(world, data))
-
-    monkeypatch.setattr(processes.dist, "broadcast_object_list", rank_0_finishes)
-    assert len(build(tmp_path)["train"]) == 60
-    assert not made
-
-    # A failing rank 0 sends its error: all ranks fail, and none waits forever.
-    messages = []
-    monkeypatch.setattr(processes, "is_main_process", lambda: True)
-    monkeypatch.setattr(processes.dist, "broadcast_object_list", lambda m, src: messages.extend(m))
-    monkeypatch.setattr(builder, "_load_or_make", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        build(tmp_path)
-    assert messages == ["on rank 0: ZeroDivisionError: division by zero", 1]  # the exit status
-    monkeypatch.setattr(processes, "is_main_process", lambda: False)
-    monkeypatch.setattr(
-        processes.dist, "broadcast_object_list", lambda m, src: m.__setitem__(0, messages[0])
-    )
-    with pytest.raises(RuntimeError, match=messages[0]):
-        build(tmp_path)
-
-
-def test_splits_have_separate_random_streams(tmp_path):
-    small, large = build(tmp_path), build(tmp_path, train_size=90)
-    np.testing.assert_array_equal(small["test"].images, large["test"].images)
-    reworded = build(tmp_path, p_size=1.0)
-    np.testing.assert_array_equal(small["train"].images, reworded["train"].images)
-    assert small["train"].texts != reworded["train"].texts
-    equal = build(tmp_path, train_size=12, val_size=12)
-    first = [equal[name].images[0].tobytes() for name in ("train", "val", "test")]
-    assert len(set(first)) == 3
 
 
 def test_invalid_build_info_is_reported_at_once(tmp_path, caplog):

@@ -89,4 +89,4 @@ def test_core_passes_its_tests(python):
     options = ["-q", "-p", "no:cacheprovider", "-k", LONG, *(f"--ignore={one}" for one in OTHERS)]
     printed = run(python, ROOT, "-m", "pytest", *TESTS, *options)
     passed = re.search(r"(\d+) passed", printed)
-    assert passed and int(passed[1]) > 350, printed[-500:]
+    assert passed and int(passed[1]) > 300, printed[-500:]

@@ -73,13 +73,6 @@ def program(tmp_path_factory):
     return folder / "env/bin/lavis-mafa"
 
 
-def test_help_is_printed(program, tmp_path):
-    assert "train" in run(tmp_path, program, "--help")
-    assert "--cfg-path" in run(
-        tmp_path, program.with_name("python"), "-m", "lavis_mafa", "train", "-h"
-    )
-
-
 def test_dry_run_by_config_name(program, tmp_path):
     """Run the shipped config of BLIP-2's stage 1 on generated files with a tiny model."""
     images = tmp_path / "images"

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lavis_mafa.algorithm.grit import GritCollector, GritSettings, grouping
+from lavis_mafa.algorithm.grit import GritCollector, GritSettings
 from lavis_mafa.algorithm.grit.grouping import STRIDE, _hard, by_region, group
 
 
@@ -67,14 +67,6 @@ def slow_grouping(images, texts, start, ids=None, batch_size=None, taken=(), har
 
 
 @pytest.mark.strict_smoke
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 40, 97])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_order_equals_slow_loop(size, seed):
-    images, texts = features(size, 8, seed)
-    for start in {0, size // 2, size - 1}:
-        assert group(images, texts, start).tolist() == slow_grouping(images, texts, start)
-
-
 @settings(max_examples=80, deadline=None)
 @given(
     size=st.integers(1, 50),
@@ -169,16 +161,6 @@ def test_quantiles_of_many_scores(hardness, skip, form):
         assert _hard(scores, hardness, skip) == expected
 
 
-def test_memory_is_kept_for_the_next_call_in_any_thread():
-    """Nothing of a thread's own: a fork drops that, and CUDA's memory cannot be freed there."""
-    grouping._idle.clear()
-    group(*features(30, 8, 0), 0)
-    (kept,) = grouping._idle
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(group, *features(20, 8, 0), 0).result()
-    assert grouping._idle == [kept]
-
-
 def test_grouping_is_independent_of_earlier_calls_and_of_threads():
     """The sizes vary, several threads group at a time, and inference mode was used before."""
     cases = [(size, size) for size in (70, 30, 90, 1, 89, 90)]
@@ -252,16 +234,6 @@ def test_regions_equal_halving_by_the_principal_component(count, size):
     assert [set(part.tolist()) for part in found.split(size)] == [
         {number for number, _ in part} for part in slow
     ]
-
-
-def test_regions_separate_clusters_of_any_order():
-    """The parts of M pairs are the clusters, where random parts would mix them."""
-    rng = np.random.default_rng(0)
-    clusters = rng.permutation(np.repeat(np.arange(8), 20))
-    corners = np.array([[x, y, z] for x in (-1, 1) for y in (-2, 2) for z in (-4, 4)], float)
-    rows = corners[clusters] + 0.1 * rng.normal(size=(160, 3))
-    parts = clusters[by_region(torch.from_numpy(rows), 20).numpy()].reshape(8, 20)
-    assert sorted(part.tolist() for part in parts) == [[one] * 20 for one in range(8)]
 
 
 @pytest.mark.parametrize("rows", [torch.zeros(10, 3), torch.ones(10, 3), torch.rand(0, 3)])

@@ -55,11 +55,6 @@ def test_the_hardness_moves_from_the_first_grouped_epoch_to_the_last(name, start
     assert [plan.hardness for plan in plans] == [None, None, *found[2:5]]
 
 
-def test_constant_is_the_default_and_has_the_hardness_of_the_settings():
-    schedule = GritSchedule(SIZE, BATCH, grit_settings(hardness=0.8))
-    assert [plan.hardness for plan in train(schedule, 4)] == [None, 0.8, 0.8, 0.8]
-
-
 def test_an_epoch_is_grouped_by_its_own_hardness():
     """Epochs of a ramp equal those of a constant schedule with the same q and the same features."""
     own = {"linear": _Ramp(0.2, epochs=2)}
@@ -131,20 +126,6 @@ def test_settings_under_a_key_of_the_section_are_refused(registered):
     assert GRIT.keys == {one.name for one in fields(GritSettings)}
     with pytest.raises(ValueError, match="already used by the run.grit key shuffle; register"):
         HARDNESS.register("shuffle", settings=_Ramp)(lambda grouped_epochs, hardness, own: 1.0)
-
-
-def test_unknown_names_are_refused():
-    with pytest.raises(ValueError, match="schedule must be constant, linear.* or .*got 'linaer'"):
-        GritSettings(schedule="linaer")
-
-
-def test_settings_are_read_from_a_config():
-    cfg = OmegaConf.create(
-        {"hardness": 0.9, "schedule": "linear", "linear": {"start": 0.4}, "skip": 2}
-    )
-    settings = GritSettings.from_config(cfg)
-    assert settings.own == {"linear": _Ramp(start=0.4)} and settings.skip == 2
-    assert GritSettings.from_config(OmegaConf.create({"schedule": "cosine"})).own == {}
 
 
 def test_analyses_use_the_hardness_of_the_last_epoch():

@@ -333,13 +333,6 @@ def test_orders_of_ranks_are_gathered_in_pieces(piece, monkeypatch):
     assert offset == 20
 
 
-def test_indices_above_2_to_the_24_are_kept_exactly():
-    indices = torch.arange(16_777_216, 16_777_216 + 9)
-    collector = GritCollector(GritSettings(queue_size=4, search_space=2), 3, seed=0)
-    collector.collect(indices, torch.randn(9, 3), torch.randn(9, 3))
-    assert sorted(collector.finish().tolist()) == indices.tolist()
-
-
 @pytest.mark.parametrize("kind", ["images", "groups"])
 def test_images_and_groups_are_kept_apart_or_ignored_by_the_setting(kind):
     """``together``, the papers' setting: the order of data without ids."""

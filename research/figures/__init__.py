@@ -1,1 +1,0 @@
-"""Figures of ``docs/figures``, drawn from the recorded results: ``python -m research figures``."""
