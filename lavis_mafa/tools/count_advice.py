@@ -19,7 +19,7 @@ TRUTH = "truth"  # name of the ground truth among the judges
 # docs/results/; where a bound lies between two records, its value is our judgement.
 _MOST_RANDOM = 0.03  # grouping helped at .9 % (compare_ten), and in MAFA's Table 1 at 2.5 %
 _UNSURE_RANDOM = 0.13  # mixed at 4.6 and 12.6 % (compare_sparse*), no gain at 28 % (compare_dense)
-_MOST_GROUPED = 0.05  # helped at 4.8 % (compare_settings); lower than toy worlds allow, by judgement
+_MOST_GROUPED = 0.05  # helped at 4.8 % (compare_settings); toy worlds allow more
 _UNSURE_GROUPED = 1 / 3  # helped at 10 to 31 % (compare_ten), not from 38 % on (ucm_search_space)
 _LESS_HARD = 0.95  # the quantile of photographs_fixed; that it helps at these shares is judgement
 # P(called | match) / P(called | no match): ITM gained from 2.8 on (compare_dense); 2 is judgement.
@@ -147,7 +147,7 @@ def _grouping(
         options = ["run.grit.enabled=True", f"run.grit.search_space={space}"]
     if less_hard:
         options.append(f"run.grit.hardness={_LESS_HARD}")
-        reasons.append("grouping the most similar photographs harmed ITM, grouping by a quantile did not")
+        reasons.append("grouping the most similar photographs harmed ITM, the quantile did not")
     if (group or less_hard) and int(grit.queue_size) < space:
         options.append(f"run.grit.queue_size={space}")  # the queue must hold a search space
     return _line("Group", group or less_hard, clear, options, reasons)
