@@ -103,7 +103,7 @@ def test_user_picker_with_state_is_part_of_the_model(registered, tiny, samples):
     hardest = run_step(tiny.backbone, samples, config())
     assert torch.equal(first.i2t.hard, hardest.i2t.hard)
     assert not torch.equal(second.i2t.hard, hardest.i2t.hard)
-    with pytest.raises(ValueError, match="name classes .every_other., of which objects"):
+    with pytest.raises(ValueError, match="name classes .every_other., which must be built once"):
         run_step(tiny.backbone, samples, settings)
 
     model = AlbefMafa.from_config(tiny_config(AlbefMafa, mafa={"negatives": "every_other"}))
