@@ -281,7 +281,10 @@ def test_figures_are_those_of_the_recorded_runs(page, kind, sources, table):
                 text = spread and f"{spread['mean']:.{digits}f} ± {spread['sd']:.{digits}f}"
                 expected.setdefault(name, []).append(text or "–")
     for name, *cells in map(cells_of, table.splitlines()[2:]):
-        assert cells == expected[name]
+        # A table of claims may leave out its last columns.
+        assert cells == (
+            expected[name][: max(len(cells), 2)] if kind == "claims" else expected[name]
+        )
 
 
 # Rooms
