@@ -224,8 +224,10 @@ def test_python_code_runs():
     assert names["sim"].shape == (2, 2) and names["match"].shape == (2,)
     (code,) = blocks(TEXTS[ROOT / "README.md"], "python")
     names = {"image_features": (x := torch.eye(3)), "text_features": x, "logit_scale": x[0, 0]}
+    names["captions"] = ["a dog", "a dog", "a cat"]
     exec(compile(code, "README.md", "exec"), names)
-    assert names["loss"].item() == pytest.approx(math.log(math.e + 2) - 1)
+    # Own and connected pair of the two dogs have half of the label each, of similarity 1 and 0.
+    assert names["loss"].item() == pytest.approx(math.log(math.e + 2) - 2 / 3)
 
 
 def test_listed_modules_have_the_listed_names():
@@ -279,7 +281,10 @@ def test_figures_are_those_of_the_recorded_runs(page, kind, sources, table):
                 text = spread and f"{spread['mean']:.{digits}f} ± {spread['sd']:.{digits}f}"
                 expected.setdefault(name, []).append(text or "–")
     for name, *cells in map(cells_of, table.splitlines()[2:]):
-        assert cells == expected[name]
+        # A table of claims may leave out its last columns.
+        assert cells == (
+            expected[name][: max(len(cells), 2)] if kind == "claims" else expected[name]
+        )
 
 
 # Rooms

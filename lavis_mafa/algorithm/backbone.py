@@ -147,7 +147,7 @@ FAMILIES: Registry[Any] = Registry("family")
 
 
 def backbone_of(model: Any) -> Backbone:
-    """Return the driver of a LAVIS model: that of `FAMILIES` which says that it drives it.
+    """Return the driver of a LAVIS model: the one of `FAMILIES` that says it drives the model.
 
     Where several do, the one registered last is taken, so that a user's driver of a variant comes
     before ours.

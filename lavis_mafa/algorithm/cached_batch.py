@@ -25,7 +25,7 @@ from lavis_mafa.algorithm.tokens import Captions, Tokens
 class CachedBatch:
     """A backbone that encodes, matches and predicts text in chunks, and recomputes activations.
 
-    Losses and gradients are those of the backbone up to rounding, if it draws no random numbers;
+    Losses and gradients equal the backbone's up to rounding, if it draws no random numbers;
     dropout and MLM's masks are drawn for every chunk by itself. Encoded images and texts of the
     whole mini-batch stay in memory, and everything is computed twice.
 
@@ -95,7 +95,7 @@ class CachedBatch:
         return torch.cat(parts)[torch.argsort(order)]
 
     def _match(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
-        # Keys and values that a chunk kept would be those of the first computation in the second.
+        # The second computation would reuse keys and values that the first one kept.
         return self.backbone.match(replace(images, memory={}), texts, image_of, text_of)
 
     def language_losses(

@@ -138,7 +138,7 @@ class MiniBatch:
 
     @cached_property
     def dropped(self) -> Tensor | None:
-        """Candidates ``(B, C)`` bool of the anchors' groups that are no positives, and are left out
+        """Candidates ``(B, C)`` bool of the anchors' groups that are not positives and are left out
         of all losses; None if there are no groups, or they are not dropped."""
         if self.own_groups is None or self.settings.same_group != "dropped":
             return None
@@ -146,7 +146,7 @@ class MiniBatch:
 
     @cached_property
     def never_negative(self) -> Tensor:
-        """Candidates ``(B, C)`` bool that are no negatives: known positives, and dropped ones."""
+        """Candidates ``(B, C)`` bool that are not negatives: known positives, and dropped ones."""
         return self.positives if self.dropped is None else self.positives | self.dropped
 
     @property

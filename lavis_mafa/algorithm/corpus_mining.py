@@ -16,7 +16,7 @@ from lavis_mafa.algorithm.scores import SIMILARITY
 from lavis_mafa.algorithm.settings import StepSettings
 
 MAX_SIMILARITIES = 2**26  # in memory at once: 256 MB
-# What is more similar than the own pair less 5 % is no negative (NV-Retriever).
+# What is more similar than 95 % of the own pair's similarity is not a negative (NV-Retriever).
 BY_MARGIN = StepSettings(
     connections=MiningRule(score=SIMILARITY, rule="margin"),
     own={"margin": Margin(0.05, "relative")},
@@ -25,7 +25,7 @@ BY_MARGIN = StepSettings(
 
 @dataclass(frozen=True)
 class MinedCorpus:
-    """What `mine_corpus` found; all numbers are those of pairs.
+    """What `mine_corpus` found; all numbers are numbers of pairs.
 
     Attributes:
         negatives: ``(N, K)`` hard negatives of every anchor, the most similar first; -1 where there

@@ -14,7 +14,7 @@ MEANING = (
 
 
 def require_finite(what: str, scores: NDArray[Any]) -> None:
-    """Refuse scores of any shape of which some are NaN or infinite.
+    """Refuse scores of any shape if some are NaN or infinite.
 
     Args:
         what: names the scores in the message.

@@ -30,9 +30,9 @@ class _ItcTraits:
     """What the config check must know of a form of ITC; keyword arguments of ``register``.
 
     Attributes:
-        soft_labels: it can use labels other than those of the positives.
+        soft_labels: it can use labels for candidates that are not positives.
         queue: it can use the candidates of the momentum queue.
-        fixed_temperature: its minimum over the temperature is no useful temperature.
+        fixed_temperature: minimising it over the temperature gives no useful temperature.
         own_pairs: of a function, the same loss where only own pairs match, see `info_nce`; objects
             of a class have it as a method.
     """

@@ -82,7 +82,7 @@ def without(sim: Tensor, dropped: Tensor | None) -> Tensor:
 def consistency_loss(sim: Tensor, other_direction: Tensor, dropped: Tensor | None = None) -> Tensor:
     """Return ``E[KL(sg(q) || p)]`` of GRIT-VLP eq. 6 for one direction.
 
-    p is the distribution of an image (or text) over the candidates, q that of its own partner in
+    p is the distribution of an image (or text) over the candidates, q its own partner's in
     the other direction; q is the pseudo-target and passes no gradient.
 
     Args:
@@ -104,7 +104,7 @@ class ItcSide:
 
     Attributes:
         sim: ``(B, N)`` similarities divided by the temperature.
-        other: ``(B, N)``, those of the anchors' partners in the other direction.
+        other: ``(B, N)``, the similarities of the anchors' partners in the other direction.
         positives: ``(B, N)`` bool, known and mined positives; with ``connections.labels:
             probability`` weights from 0 to 1.
         dropped: ``(B, N)`` bool, candidates left out of the loss; None: none.

@@ -203,7 +203,7 @@ def pick(
 
 
 def _all_by_hardness(sim: Tensor, positives: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-    """Return all candidates that are no positives, ``first`` ``(B,)`` of them first, as `pick`."""
+    """Return all candidates that are not positives, ``first`` ``(B,)`` of them first, as `pick`."""
     hardness = sim.nan_to_num().masked_fill(positives, float("-inf"))
     place = first.clamp(min=0)[:, None]
     before = torch.where((first != NONE)[:, None], float("inf"), hardness.gather(1, place))

@@ -108,7 +108,7 @@ class Momentum(MovingCopies):
         image_ids: Tensor | None = None,
         group_ids: Tensor | None = None,
     ) -> None:
-        """Replace the oldest features in the queue with those of all ranks.
+        """Replace the oldest features in the queue with the new features of all ranks.
 
         There is one queue for all ranks, whether or not candidates come from all of them.
 

@@ -16,7 +16,7 @@ METADATA = "option"  # key of an `Option` in a field's metadata
 
 @dataclass(frozen=True)
 class Option:
-    """Documentation and range of one setting; its type and default are those of the field.
+    """Documentation and range of one setting; the field has its type and default.
 
     Attributes:
         doc: one line.

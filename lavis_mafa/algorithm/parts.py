@@ -46,7 +46,7 @@ class StepParts:
             unless ``connections.score`` judges them. With such a score it is not used.
         momentum: momentum encoders and queue, for soft labels that need them, such as ``momentum``.
         negatives_encoder: a frozen model whose similarities hard negatives are picked by, and whose
-            features GRIT groups by; None: those of the model in training.
+            features GRIT groups by; None: the model in training.
     """
 
     settings: StepSettings
@@ -116,7 +116,7 @@ def build_parts(
             objects[entry.name] = settings.make(entry)
         return objects[entry.name]
 
-    # The order of this function is that of the objects' parameters in a model and its optimizer.
+    # The objects' parameters have the order of this function in a model and its optimizer.
     label = SOFT_LABELS.entry(settings.soft_labels.type)
     soft_label, extra_loss = part(label), label.traits.extra_loss
     if extra_loss is not None and label.settings is not None:

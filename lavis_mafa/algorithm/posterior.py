@@ -92,7 +92,7 @@ class _RunningNormal(nn.Module):
         """Add values of any shape; there may be none.
 
         Args:
-            together: add those of all ranks, which must all call it, with any number of values
+            together: add the values of all ranks, which must all call it, with any number of values
                 each. Afterwards every rank has the same state.
         """
         values = values.detach().flatten().to(self.mean)

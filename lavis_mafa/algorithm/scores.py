@@ -1,8 +1,8 @@
-"""Scores of all candidates: by what hard negatives are picked, and false negatives found.
+"""Scores of all candidates, by which hard negatives are picked and false negatives found.
 
 A score is a function ``(view) -> (i2t, t2i)`` of an encoded mini-batch, `PairView`; register it in
 `SCORES` to use its name as ``model.mafa.connections.score`` or ``model.mafa.negatives_by``. Con-D
-is no such score: it judges single pairs, and each costs a forward pass.
+is not such a score: it judges single pairs, and each costs a forward pass.
 """
 
 from __future__ import annotations

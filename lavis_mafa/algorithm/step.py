@@ -4,7 +4,7 @@ ALBEF-base, GRIT-VLP and MAFA are settings of it. It is a function of a backbone
 the step's parts, so it can be called from any trainer.
 
 FNE (`lavis_mafa.families.fne_retrieval`) has a step of its own: its negatives may come
-from a memory of earlier pairs, of which only features are left. ITM, the language loss and Con-D
+from a memory of earlier pairs, which holds only their features. ITM, the language loss and Con-D
 need the pair itself, so this step picks among mini-batches only. FNE has none of the three; what
 both need (pickers, the posterior, ranks, memories) are the same modules.
 """
@@ -101,8 +101,8 @@ def _parts(
         parts = build_parts(given, con_d, momentum)
         if parts.objects:
             raise ValueError(
-                f"the settings name classes ({', '.join(parts.objects)}), of which objects are "
-                "needed; give run_step what build_parts(settings) returned once before training"
+                f"the settings name classes ({', '.join(parts.objects)}), which must be "
+                "built once; give run_step what build_parts(settings) returned before training"
             )
     elif con_d is not None or momentum is not None:
         raise ValueError("give con_d and momentum to build_parts, not to run_step with its parts")

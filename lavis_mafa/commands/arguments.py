@@ -32,7 +32,7 @@ def existing_files(text: str) -> str:
 
 
 def folder_of_images(given: Path | None, files: Sequence[str]) -> Path:
-    """Return the value of ``--images``: by default the folder that is given, or that of the first
+    """Return the value of ``--images``, by default the folder that is given or contains the first
     file."""
     first = Path(files[0])
     return given or next(one for one in (first, *first.parents) if one.is_dir())
@@ -57,7 +57,7 @@ def add_options(parser: argparse.ArgumentParser, run: str | None = None) -> Any:
     """Add LAVIS's ``--cfg-path`` and ``--options``, and ``--run`` if ``run`` says its use.
 
     Returns:
-        the group of arguments of which exactly one is given, for others.
+        the group of mutually exclusive arguments, to which others can be added.
     """
     sources = parser.add_mutually_exclusive_group(required=True)
     sources.add_argument(
@@ -220,5 +220,5 @@ def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
         type=existing,
         metavar="DIR",
         help="folder that the paths of images are relative to (default: the folder that is given, "
-        "or that of the first file)",
+        "or the folder of the first file)",
     )

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         choices=["plain", "flip"],
         default=["plain", "flip"],
-        help="of which training draws one at random (default: both)",
+        help="views to compute; training draws one of them at random (default: both)",
     )
     parser.add_argument(
         "--part", default="0/1", metavar="K/N", help="make one of N parts, to use N processes"

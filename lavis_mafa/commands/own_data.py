@@ -17,15 +17,15 @@ _IMAGES = (20, 30, 1000)  # least; held out where there are few, and many
 def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
     """Write a config that trains on the pairs in files, and the vocabulary of a small model.
 
-    It mines in random mini-batches with a Con-D that compares captions, which needs no weights; on
-    photographs grouping did not pay (docs/results.md). Both files lie in ``output/NAME``,
+    It mines in random mini-batches with a Con-D that compares captions, which needs no weights;
+    grouping before ITM has learned breaks ITM (docs/results.md). Both files lie in ``output/NAME``,
     after the first file; the files of an earlier call are replaced.
 
     Args:
         data: annotation files, shards, a folder that ``save_to_disk`` of Hugging Face's
             ``datasets`` has written, or one of pictures, each with a text file of the same name.
         images: folder that the paths of images are relative to; None: the folder that is given, or
-            that of the first file.
+            the folder of the first file.
 
     Returns:
         the config, and in words what was chosen and why.
@@ -50,7 +50,7 @@ def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
     count, found, without = _count(files)
     least, few, many = _IMAGES
     if found < least:
-        raise ValueError(f"{found} images: at least {least} are needed, of which some are held out")
+        raise ValueError(f"{found} images: at least {least} are needed, since some are held out")
     held = round(min(max(_HELD_OUT[0], few / found), _HELD_OUT[1], many / found), 4)
 
     gpu = torch.cuda.is_available()

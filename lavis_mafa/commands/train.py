@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             type=existing,
             metavar="DIR",
             help="with --data: folder that the paths of images are relative to (default: the "
-            "folder that is given, or that of the first file)",
+            "folder that is given, or the folder of the first file)",
         )
         sources.add_argument(
             "--list",

@@ -233,7 +233,7 @@ def first_token_after(
 
 def take(tensor: Tensor, rows: Tensor) -> Tensor:
     """Return ``tensor[rows]``, with a deterministic backward pass."""
-    # The backward pass of indexing adds in arbitrary order on a CPU with several threads; that of
+    # The backward pass of indexing adds in arbitrary order on a CPU with several threads;
     # index_select does so on a GPU.
     return tensor.index_select(0, rows) if tensor.device.type == "cpu" else tensor[rows]
 

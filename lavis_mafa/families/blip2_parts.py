@@ -56,7 +56,7 @@ class Parts:
 
     Attributes:
         tokenizer: a ``vocab.txt``, a folder or a name on the hub; None: BERT's.
-        vit: sizes of an EVA ViT (``patch_size``, ``width``, ``depth``, ``heads``); None: those of
+        vit: sizes of an EVA ViT (``patch_size``, ``width``, ``depth``, ``heads``); None: as
             ``vit_model``.
         vit_weights: a checkpoint or URL of the image encoder, or of a model that contains one as
             ``visual_encoder``; ``timm/NAME``: timm's on the hub; ``published``: LAVIS's for

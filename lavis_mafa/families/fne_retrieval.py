@@ -48,11 +48,11 @@ _RULE = PosteriorRule(beginning="sampled")  # as in FNE's code
 
 @dataclass(frozen=True)
 class _FneSettings(Checked):
-    """Settings of the search for negatives; the defaults are those of FNE's code.
+    """Settings of the search for negatives; the defaults are FNE's.
 
     Attributes:
         momentum: of the momentum copies.
-        rule: of the posterior; its margin is also that of the loss.
+        rule: of the posterior; the loss has the same margin.
     """
 
     negatives: str = option(
@@ -146,7 +146,7 @@ class FneRetrieval(MafaModel, BaseModel):
     After the plain epochs an anchor is compared with features of the momentum copies: of the
     mini-batches of all ranks, and of the pairs in the memory. One negative is drawn for every
     anchor and direction, never of the anchor's own image, and enters a triplet loss. The
-    distributions of similarities are those of the encoders themselves, as in FNE's code.
+    distributions of similarities are taken from the encoders themselves, as in FNE's code.
 
     There is no ITM head, so retrieval does not re-rank and ``run.k_test`` has no effect.
 

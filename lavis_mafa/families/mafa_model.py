@@ -78,7 +78,7 @@ class MafaModel:
     ) -> None:
         """Set what the step needs in addition to the family's modules, see `build_parts`."""
         self.backbone = backbone
-        # Frozen models are no submodules, so that they are neither trained nor saved.
+        # Frozen models are not submodules, so that they are neither trained nor saved.
         self.step = build_parts(
             settings or StepSettings(), con_d, negatives_encoder=negatives_encoder
         )
@@ -241,8 +241,8 @@ class MafaModel:
                 return model_cls.from_config(cfg)
             except OSError as error:
                 raise OSError(
-                    f"{name} cannot be built: what its published config names, which is no setting "
-                    f"of yours, cannot be had: {str(error).splitlines()[0]}. Load it once with a "
+                    f"{name} cannot be built: a file that its published config names cannot be "
+                    f"downloaded ({str(error).splitlines()[0]}); load the model once with a "
                     "network, or ask for random weights: load_model(..., random_weights=True)"
                 ) from error
         logging.warning("%s is built with random weights, as asked for", name)

@@ -12,7 +12,7 @@ from lavis_mafa.algorithm.backbone import Images, Texts
 from lavis_mafa.algorithm.tokens import Captions, Tokens
 from lavis_mafa.families.family import tokenize
 
-# Batch sizes. Larger ones are slower on a CPU; those of a GPU are estimates.
+# Batch sizes. Larger ones are slower on a CPU; the sizes for a GPU are estimates.
 _PAIRS = {"cpu": 64, "cuda": 512}
 IMAGES = {"cpu": 16, "cuda": 64}
 _TEXTS = {"cpu": 64, "cuda": 256}

@@ -167,7 +167,7 @@ def itm_scores(
 def _best_candidates(sim: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return similarities and indices ``(Q, k)`` of the best candidates of Q queries, on the CPU.
 
-    All ranks must call it; they get those of rank 0, because rounding may differ between ranks.
+    All ranks must call it; they get rank 0's, because rounding may differ between ranks.
 
     Args:
         sim: ``(Q, C)``.

@@ -71,10 +71,10 @@ class _ConvStem(nn.Module):
     """Turn images into tokens by small convolutions instead of one large one.
 
     Xiao et al. 2021, "Early Convolutions Help Transformers See Better", section 3: convolutions of
-    3 x 3 pixels and stride 2, each with twice the channels of the one before and the last with
-    those of the tokens, then one of 1 x 1. Two things differ from the paper: the depth of the ViT
-    is left to the config, and the normalisation is that of a group of all channels instead of
-    batch normalisation, whose statistics would be those of a grouped mini-batch.
+    3 x 3 pixels and stride 2, each with twice the channels of the one before and the last as
+    wide as the tokens, then one of 1 x 1. Two things differ from the paper: the depth of the ViT
+    is left to the config, and the layers normalise over a group of all channels instead of
+    over the mini-batch, whose pairs are similar if it is grouped.
 
     Args:
         image_size: side of the images in pixels.
@@ -118,7 +118,9 @@ class _ConvStem(nn.Module):
 def problem_of_stem(patch_size: int, width: int) -> str | None:
     """Return why a convolutional stem of these sizes cannot be built; None if it can."""
     if patch_size < 2 or patch_size & (patch_size - 1):
-        return f"conv halves the image, and patch_size {patch_size} is no power of 2; use 16 or 8"
+        return (
+            f"conv halves the image, and patch_size {patch_size} is not a power of 2; use 16 or 8"
+        )
     if width % (patch_size // 2):
         why = f"conv has width / {patch_size // 2} channels first, and width is {width}"
         return f"{why}; use a multiple of {patch_size // 2}"

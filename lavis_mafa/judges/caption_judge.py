@@ -78,8 +78,8 @@ class _CaptionJudge(SampleJudge):
     """A judge that needs no training: is a caption like an image's own captions?
 
     The similarity of an image and a caption is the mean of two figures: the highest and the mean
-    cosine of the caption with the image's captions, without those of the same wording. P(match) is
-    a logistic function of it that is .5 at the median and .8 at the 80 % quantile of a scale, so
+    cosine of the caption with the image's captions, except captions of the same wording. P(match)
+    is a logistic function of it that is .5 at the median and .8 at the 80 % quantile of a scale, so
     that ``low`` and ``high`` of `MiningRule` are about these quantiles:
 
     - If at least a tenth of the images have several captions, the scale is the similarity of their
@@ -266,7 +266,7 @@ def _sentence_vectors(captions: Sequence[str], path: str) -> NDArray[Any]:
         encoder = SentenceTransformer(path, device=device, trust_remote_code=False)
     except NOT_LOADED as error:
         raise ValueError(
-            f"{PLACE}.checkpoint: {path} is no sentence encoder that sentence-transformers can "
+            f"{PLACE}.checkpoint: {path} is not a sentence encoder that sentence-transformers can "
             f"load ({first_line(error)})"
         ) from error
     found = encoder.encode(list(captions), batch_size=64, show_progress_bar=False)
@@ -277,7 +277,7 @@ def _stored_vectors(path: str, samples: int) -> NDArray[Any]:
     """Return the vectors ``(N, E)`` in an .npy file, memory-mapped.
 
     Raises:
-        OSError, ValueError: if it is no such file, or has not as many rows as there are samples.
+        OSError, ValueError: if it is not such a file, or does not have one row per sample.
     """
     found = np.load(path, mmap_mode="r", allow_pickle=False)
     if found.ndim != 2 or len(found) != samples or found.dtype.kind != "f":

@@ -85,7 +85,7 @@ class _CrossEncoderDiscriminator(PairReader):
             encoder = CrossEncoder(path, device="cpu", trust_remote_code=False)
         except NOT_LOADED as error:
             raise ValueError(
-                f"{PLACE}.checkpoint: {path} is no cross-encoder that {_PACKAGE} can load "
+                f"{PLACE}.checkpoint: {path} is not a cross-encoder that {_PACKAGE} can load "
                 f"({first_line(error)})"
             ) from error
         try:
@@ -107,6 +107,6 @@ def problem_of_package(arch: str) -> str | None:
     if int(found.split(".")[0]) < _LEAST:
         return (
             f"{arch} needs {_PACKAGE} >= {_LEAST}, this is {found}, which may run code that lies "
-            f"beside a model; {_INSTALL}"
+            f"in a model's folder; {_INSTALL}"
         )
     return None

@@ -20,7 +20,7 @@ from lavis_mafa.checkpoints.weight_loading import MATCHING_PARTS
 from lavis_mafa.judges.con_d_settings import ConDSettings
 from lavis_mafa.judges.frozen import FrozenModel
 
-# Discriminators that are no LAVIS models, for ``model.mafa.con_d.arch``: classes that implement
+# Discriminators that are not LAVIS models, for ``model.mafa.con_d.arch``: classes that implement
 # `Discriminator`, constructed without arguments or with an object of their settings class.
 DISCRIMINATORS: Registry[Callable[..., Discriminator]] = Registry(
     "discriminator", Section("model.mafa.con_d", [one.name for one in fields(ConDSettings)])

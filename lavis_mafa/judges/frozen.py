@@ -1,4 +1,4 @@
-"""Frozen LAVIS models beside the model in training: Con-D and the encoder of hard negatives."""
+"""Frozen LAVIS models next to the model in training: Con-D and the encoder of hard negatives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FROZEN_MODELS = ("con_d", "negatives_encoder")  # keys of ``model.mafa``, attrib
 
 
 class ModelBeside:
-    """A model beside the one in training, which is neither trained nor saved with it.
+    """A model next to the one in training, which is neither trained nor saved with it.
 
     Attributes:
         key: its place in a config.
@@ -50,8 +50,8 @@ class FrozenModel(ModelBeside):
     """A LAVIS model in evaluation mode whose weights get no gradients.
 
     The model keeps its own tokenizer and image size; if a mini-batch has no images of that size,
-    those of the model in training are resized. It is not part of the training model's parameters
-    and checkpoints.
+    the images of the model in training are resized. It is not part of the training model's
+    parameters and checkpoints.
 
     Args:
         model: a LAVIS model of any family that `backbone_of` knows.
@@ -148,8 +148,8 @@ class FrozenModel(ModelBeside):
             seen = None
         elif any(weight.requires_grad for weight in self.model.visual_encoder.parameters()):
             raise RuntimeError(
-                f"{self.title} shares the image encoder of the model in training, which is no "
-                f"longer frozen: {self.title} would change with it; set model.freeze_vit before "
+                f"{self.title} shares the image encoder of the model in training, which is not "
+                f"frozen now: {self.title} would change with it; set model.freeze_vit before "
                 "training"
             )
         if seen is None and self.image_size not in (None, images.shape[-1]):

@@ -31,7 +31,7 @@ _WARN, _REFUSE, SKIP = "warn", "refuse", "skip"  # values of ``self_check``
 # Con-D reaches 1 - v / 2 where a share v of random pairs is valid.
 LEAST_AUC = 0.75
 # Of random to own pairs above the highest threshold. Nearly all own and nearly no random pairs are
-# valid, so this is about the rate of wrong labels in that of right ones.
+# valid, so this is about the ratio of wrong to right labels.
 _MOST_RANDOM = 1 / 3
 # Of own pairs above the highest threshold. What matches must be above it to be found, so this is
 # about the share of the false negatives that it can find at best.
@@ -102,7 +102,7 @@ class SelfCheck:
                 f"{self.auc:.2f}, expected at least {LEAST_AUC:g} (chance: 0.5)"
             )
         threshold, own, random = self.above[-1]
-        # The ends of the intervals: a single pair of few is no evidence.
+        # The ends of the intervals: a single pair of few is not evidence.
         low, _ = wilson(random * len(self.random), len(self.random))
         _, most_own = wilson(own * len(self.own), len(self.own))
         if low > own * _MOST_RANDOM:

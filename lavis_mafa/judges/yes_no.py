@@ -23,7 +23,7 @@ from lavis_mafa.judges.pair_reader import (
 
 _NAME = "yes_no"
 _CAPTION, _QUESTION = "{caption}", "{question}"
-# What loading raises for a folder or name that is no such model.
+# What loading raises for a folder or name that is not such a model.
 NOT_LOADED = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError)
 
 
@@ -59,8 +59,8 @@ class _YesNoSettings:
 class _YesNo(PairReader):
     """Any vision-language model of Hugging Face, asked whether the caption describes the picture.
 
-    The probability is that of the answer Yes among Yes and No: the softmax of their two logits at
-    the first position of the answer.
+    P(match) is the probability of Yes among the answers Yes and No: the softmax of their two
+    logits at the first position of the answer.
 
     Args:
         model: with language-model head.
@@ -193,7 +193,7 @@ def _load_model(path: str) -> Any:
             model, about = load(path, trust_remote_code=False, output_loading_info=True)
     except NOT_LOADED as error:
         raise ValueError(
-            f"{PLACE}.checkpoint: {path} is no vision-language model that transformers can load "
+            f"{PLACE}.checkpoint: {path} is not a vision-language model that transformers can load "
             f"({first_line(error)})"
         ) from error
     missing = sorted(about["missing_keys"])

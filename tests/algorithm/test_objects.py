@@ -169,7 +169,9 @@ def test_state_of_a_run_is_found_at_any_depth_and_listed_in_its_checkpoints(regi
 
 def test_missing_objects_and_taken_names_are_refused(registered, tiny, samples):
     settings = StepSettings.from_config(MAFA)
-    with pytest.raises(ValueError, match="name classes .sharpened, scaled, tally., of which"):
+    with pytest.raises(
+        ValueError, match="name classes .sharpened, scaled, tally., which must be built once"
+    ):
         run_step(tiny.backbone, samples, settings)
     LOSSES.register("sharpened")(Tally)
     weights = {**MAFA["loss_weights"], "sharpened": 1.0}

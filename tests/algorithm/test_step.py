@@ -235,5 +235,5 @@ def test_posterior_picker_is_used_by_the_step(toy_train, tmp_path):
     state = model.state_dict()
     assert state["posterior.positive.count"] == len(positive)
     assert any(value.requires_grad for value in model.parameters())
-    with pytest.raises(ValueError, match="name classes .posterior., of which objects"):
+    with pytest.raises(ValueError, match="name classes .posterior., which must be built once"):
         run_step(model.backbone, batch, StepSettings(negatives="posterior"))

@@ -470,5 +470,5 @@ def test_a_sentence_encoder_gives_the_vectors(monkeypatch):
     expected = SentenceTransformer("", "", False).encode(["a dog", "aaa", "a cat sat", "An A"])
     expected = caption_judge._centred(expected)
     assert np.array_equal(judge._vectors, expected) and made[0] == ("org/name", False)
-    with pytest.raises(ValueError, match="wrong is no sentence encoder.*no such model"):
+    with pytest.raises(ValueError, match="wrong is not a sentence encoder.*no such model"):
         _CaptionJudge(checkpoint="wrong").know(data_of(rows))

@@ -42,7 +42,7 @@ class GritCollector:
         dtype: of the order; int32 takes half the memory where it holds all indices.
         expected: number of pairs until `finish`, to allocate their order at once; there may be
             more.
-        hardness: q in place of that of the settings, or what draws one for every anchor of a queue
+        hardness: q in place of the settings', or what draws one for every anchor of a queue
             that is full.
     """
 

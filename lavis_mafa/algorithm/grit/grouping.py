@@ -117,7 +117,7 @@ def group(
 
     With a ``hardness`` q below 1 (not in the paper) the chain takes the q-quantile instead of the
     maximum: of the n pairs that may come next the one of rank ``round((1 - q) * (n - 1))``, where
-    rank 0 is the most similar one and, of equal ones, that of the lower position.
+    rank 0 is the most similar one and, of equal ones, the one of the lower position.
 
     With a ``skip`` p the p most similar ones are passed over first (B3, NeurIPS 2025): the rank is
     ``s + round((1 - q) * (n - 1 - s))`` with ``s = min(p, n - 1)``.

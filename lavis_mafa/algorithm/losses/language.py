@@ -58,7 +58,7 @@ def next_token_losses(
         mask: ``(P, L)``, 0 for padding, which is not predicted.
         head: from ``(T, D)`` to logits over the vocabulary ``(T, V)``.
     """
-    # Positions whose next token is no padding: the head is a product with the whole vocabulary.
+    # Positions whose next token is not padding: the head is a product with the whole vocabulary.
     rows = torch.nonzero(F.pad(mask[:, 1:], (0, 1)).flatten()).squeeze(1)
     logits = head(hidden.flatten(0, 1).index_select(0, rows)).float()
     targets = ids.flatten()[rows + 1]

@@ -79,8 +79,8 @@ def _local_loss(
         temperature: divides similarities, > 0; trained if it requires a gradient.
         present: ``(B, M)``, 0 for padding, which is ignored; None: no padding. An anchor without
             any region has no loss.
-        same: ``(B, B)`` bool, samples that are not negatives of each other, such as those of one
-            image; a sample is never its own negative.
+        same: ``(B, B)`` bool, samples that are not negatives of each other, such as captions of
+            one image; a sample is never its own negative.
 
     Raises:
         ValueError: if features and regions are not of the same samples.
@@ -89,7 +89,7 @@ def _local_loss(
     if len(features) != count:
         raise ValueError(
             f"features are of {len(features)} samples and regions of {count}; anchor b's own "
-            "regions are those of row b"
+            "regions are in row b"
         )
     valid = regions.new_ones(count, places, dtype=torch.bool) if present is None else present.bool()
     # Padding may hold NaN, and a NaN times a mask of 0 stays NaN.
@@ -140,7 +140,7 @@ def pool_patches(patches: Tensor) -> Tensor:
     side = isqrt(patches.shape[1])
     if side == 0 or side * side != patches.shape[1]:
         raise ValueError(
-            f"{patches.shape[1]} patches do not make a square grid; give those of a square image, "
+            f"{patches.shape[1]} patches do not make a square grid; give a square image's, "
             "without its first token"
         )
     grid = patches.transpose(1, 2).reshape(len(patches), patches.shape[2], side, side)
