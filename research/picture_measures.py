@@ -16,12 +16,12 @@ from torch.utils.data import DataLoader
 from lavis_mafa.algorithm.binary import area_under_roc
 from lavis_mafa.data.image_text_json import ImageTextEval, ImageTextJsonBuilder
 from lavis_mafa.data.known_truth import original_pairs
-from lavis_mafa.data.split_as_pairs import SplitAsPairs
 from lavis_mafa.data.training_set import TrainingSet
 from lavis_mafa.settings import load_config
 from lavis_mafa.tasks.recall import retrieval_with_truth
 from research.judgements import judged_pairs
 from research.picture_data import class_of, classes_of
+from research.split_as_pairs import SplitAsPairs
 from research.studies.plan import Job
 from research.toy_measures import Examined, negatives_of, r1
 

@@ -35,10 +35,8 @@ def test_number_and_sizes_of_groups(tmp_path):
         "groups_with_several_images": 2,
         "pairs": 8,
         "share": 0.8,
-        "largest": 3,
-        "largest_group": "b",
     }
-    text = "groups  5 of 8 pairs (80.0% of all), 2 of several images, the largest, 'b', of 3"
+    text = "groups  5 of 8 pairs (80.0% of all), 2 of several images"
     assert text in render(report).splitlines()
 
 

@@ -20,7 +20,7 @@ from shard_files import write_shards
 from lavis_mafa.data import pair_conversion
 from lavis_mafa.data.annotation_files import read_rows
 from lavis_mafa.data.annotation_rows import Problem, Row
-from lavis_mafa.data.image_text_shards import ImageTextShardsTrain, listed
+from lavis_mafa.data.image_text_json import ImageTextTrain
 from lavis_mafa.data.pair_conversion import converted
 from lavis_mafa.io.cache import _TEMPORARY
 from lavis_mafa.io.yaml_files import MOST_NODES, check_yaml
@@ -101,11 +101,11 @@ def test_joined_tar_files_are_refused(tmp_path):
     joined = tmp_path / "joined.tar"
     joined.write_bytes(one.read_bytes() + other.read_bytes())
     with pytest.raises(ValueError, match="joined.tar, after sample 00.: .*joined by cat"):
-        listed([joined], cache_dir=tmp_path / "cache")
-    assert len(listed([one, other], cache_dir=tmp_path / "cache")) == 6
+        converted([joined], cache_dir=tmp_path / "cache")
+    assert len(converted([one, other], cache_dir=tmp_path / "cache")) == 6
     padded = tmp_path / "padded.tar"
     padded.write_bytes(one.read_bytes() + bytes(3 * 2**20))
-    assert len(listed([padded], cache_dir=tmp_path / "cache")) == 3
+    assert len(converted([padded], cache_dir=tmp_path / "cache")) == 3
 
 
 @pytest.mark.parametrize("size", [2**62, 2**63 - 1, 2**63, 2**70, 10**6])
@@ -121,7 +121,7 @@ def test_sizes_beyond_the_file_are_refused(tmp_path, size, suffix):
                 member.pax_headers = {"size": str(size)}
             tar.addfile(member, io.BytesIO(content))
     with pytest.raises(ValueError, match="huge.tar, after its beginning: .*damaged or cut short"):
-        listed([path], cache_dir=tmp_path / "cache")
+        converted([path], cache_dir=tmp_path / "cache")
 
 
 # Shards and sources that change
@@ -130,7 +130,7 @@ def test_sizes_beyond_the_file_are_refused(tmp_path, size, suffix):
 def test_shard_overwritten_while_open_gives_no_other_picture(tmp_path):
     one, other = (shard_of(tmp_path / name, range(k, k + 3)) for name, k in (("a", 0), ("b", 3)))
     assert one.stat().st_size == other.stat().st_size
-    dataset = ImageTextShardsTrain(None, None, [one], cache_dir=tmp_path / "cache")
+    dataset = ImageTextTrain(None, None, None, [one], cache_dir=tmp_path / "cache")
     before = dataset.image_bytes(1)
     with open(one, "r+b") as file:
         file.write(other.read_bytes())
@@ -138,7 +138,7 @@ def test_shard_overwritten_while_open_gives_no_other_picture(tmp_path):
         dataset.image_bytes(1)
     # Renamed into its place instead: the open file is still the one that was listed.
     again = shard_of(tmp_path / "c", range(3))
-    dataset = ImageTextShardsTrain(None, None, [again], cache_dir=tmp_path / "cache")
+    dataset = ImageTextTrain(None, None, None, [again], cache_dir=tmp_path / "cache")
     assert dataset.image_bytes(1) == before
     os.replace(other, again)
     assert dataset.image_bytes(1) == before
@@ -161,7 +161,7 @@ def test_source_put_back_with_its_times_is_read_again(tmp_path, kind):
             contents.append((tmp_path / word / "pairs-000000.tar").read_bytes())
 
         def caption():
-            return listed([path], cache_dir=tmp_path / "cache").caption(0)
+            return converted([path], cache_dir=tmp_path / "cache").caption(0)
 
     path.write_bytes(contents[0])
     os.utime(path, ns=(10**18, 10**18))

@@ -8,9 +8,9 @@ from conftest import toy_config
 
 from lavis_mafa.data import TrainingSet
 from lavis_mafa.data.image_text_json import ImageTextEval
-from lavis_mafa.data.split_as_pairs import SplitAsPairs
 from lavis_mafa.tools.corpus import Corpus
 from lavis_mafa.toyworld import ToyScenesBuilder
+from research.split_as_pairs import SplitAsPairs
 
 
 @pytest.fixture(scope="module")
