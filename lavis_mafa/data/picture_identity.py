@@ -63,7 +63,7 @@ class PictureFolder:
 
     def identity(self, name: str) -> str:
         """Return a text that is equal for all names of a file: its path below the root."""
-        if self.root is None:
+        if self.root is None or "\0" in name:  # which no file has in its name
             return unicodedata.normalize("NFC", os.path.normpath(name))
         folder, base = os.path.split(self.path(name))
         if folder not in self._real:
@@ -85,16 +85,14 @@ class PictureFolder:
         if folder not in self._listed:
             links: set[str] = set()
             forms: dict[str, list[str]] = {}
-            try:
-                with os.scandir(folder) as entries:
-                    for entry in entries:
-                        if entry.is_symlink():
-                            links.add(entry.name)
-                        if not entry.name.isascii():
-                            composed = unicodedata.normalize("NFC", entry.name)
-                            forms.setdefault(composed, []).append(entry.name)
-            except OSError:
-                pass  # the pictures in it are reported as missing when they are read
+            # Pictures in a folder that is missing are reported when they are read.
+            with suppress(OSError, ValueError), os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.is_symlink():
+                        links.add(entry.name)
+                    if not entry.name.isascii():
+                        composed = unicodedata.normalize("NFC", entry.name)
+                        forms.setdefault(composed, []).append(entry.name)
             self._listed[folder] = links, forms
         return self._listed[folder]
 

@@ -62,7 +62,10 @@ def rows_of(folder, kind):
             for link in (name, f"b{name}"):
                 (images / link).symlink_to(f"../store/{name}")
             names.append(f"b{name}")
-        elif kind in ("copies", "ids of copies"):
+        elif kind == "mixed":
+            (images / f"link_{name}").symlink_to(images / name)
+            names += [f"./{name}", f"link_{name}"]
+        if kind in ("copies", "ids of copies", "mixed"):
             (images / f"copy_{name}").write_bytes(png(number))
             names.append(f"copy_{name}")
         for place, one in enumerate(names):
@@ -177,16 +180,49 @@ def test_data_sets_of_lavis_follow_the_rule(tmp_path):
     assert len(set(data.image_ids.tolist())) == COUNT
 
 
-@pytest.mark.parametrize("kind", ["copies", "spellings", "links", "shard"])
-def test_train_data_holds_out_by_content(tmp_path, kind, monkeypatch, capsys):
+RECORDER = '''
+import torch
+from lavis_mafa.judges.discriminators import DISCRIMINATORS
+
+
+@DISCRIMINATORS.register("recorder")
+class Recorder:
+    """Writes the captions of every image and of its hard negative into a file."""
+
+    def judge(self, samples, image_of, text_of, ranks=None, seen=None):
+        texts = samples["text_input"]
+        with open("judged.txt", "a") as file:
+            for image, text in zip(image_of.tolist(), text_of.tolist()):
+                file.write(f"{texts[image]}, {texts[text]}\\n")
+        return torch.where(image_of == text_of, 0.9, 0.1)
+'''
+
+
+@pytest.mark.parametrize("kind", ["mixed", "shard"])
+def test_training_reads_no_held_out_picture_and_no_copy_as_a_negative(tmp_path, kind, monkeypatch):
     root, files = data_of(tmp_path, kind)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LAVIS_MAFA_CACHE", str(tmp_path / "cache"))
+    # A name can be registered only once in a process.
+    (tmp_path / "recorder.py").write_text(RECORDER.replace("recorder", f"recorder_{kind}"))
+    changes = ["run.plugins=[recorder.py]", f"model.mafa.con_d.arch=recorder_{kind}"]
+    changes.append("run.max_epoch=2")
     options = [] if root is None else ["--images", str(root)]
-    assert not main(["train", "--data", *map(str, files), *options, "--dry-run"])
-    assert f"pairs of {COUNT} images; 30.0% of the images" in capsys.readouterr().out
-    tables = [json.loads(path.read_text()) for path in (tmp_path / "cache").rglob("meta.json")]
-    assert sum(one["images"] for one in tables) == 2 * COUNT  # the whole, and two sides of it
+    command = ["train", "--data", *map(str, files), *options, "--options", *changes]
+    assert not main([*command, "run.job_id=run"])
+    judged = (tmp_path / "judged.txt").read_text().splitlines()
+    trained = set()
+    negatives = 0
+    for image, text in (line.split(", ") for line in judged):
+        trained |= {image.split()[0], text.split()[0]}
+        if image != text:
+            negatives += 1
+            assert image.split()[0] != text.split()[0], "a negative shows the picture itself"
+    assert negatives > 100
+    options = {"identity": "content", "holdout": (0.3, True), "cache_dir": tmp_path / "cache"}
+    held = ImageTextEval(None, str, root, files, **options)
+    held_out = {caption.split()[0] for caption in held.text}
+    assert len(held_out) > 3 and not held_out & trained and len(held_out | trained) == COUNT
 
 
 def test_files_and_pictures_are_read_without_lavis(tmp_path):

@@ -10,12 +10,13 @@ import torch
 from conftest import PHOTOGRAPHS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lavis.processors import randaugment
 from lavis.processors.blip_processors import (
     Blip2ImageTrainProcessor,
     BlipImageEvalProcessor,
     BlipImageTrainProcessor,
 )
-from PIL import Image
+from PIL import Image, ImageOps
 from torchvision import transforms
 
 from lavis_mafa.data import TrainingSet, augmentation
@@ -115,3 +116,15 @@ def test_training_sets_use_the_fast_processor():
     train_set.dataset.vis_processor = slow
     assert (fast_image - train_set[0, 0]["image"]).abs().mean() < 0.02
     assert TrainingSet(Data(len)).dataset.vis_processor is len
+
+
+@given(st.lists(st.tuples(st.integers(0, 255), st.integers(0, 255)), min_size=3, max_size=3))
+def test_auto_contrast_equals_pillow(ranges):
+    rng = np.random.default_rng(0)
+    image = np.stack(
+        [rng.integers(min(r), max(r) + 1, (12, 9), dtype=np.uint8) for r in ranges], axis=-1
+    )
+    expected = np.asarray(ImageOps.autocontrast(Image.fromarray(image)))
+    output = randaugment.func_dict["AutoContrast"](image)
+    assert output.dtype == np.uint8
+    assert np.abs(output.astype(int) - expected.astype(int)).max() <= 1
