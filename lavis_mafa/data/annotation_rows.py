@@ -281,7 +281,7 @@ def what_it_seems(record: Any) -> str | None:
     named = all("." in str(key).rsplit("/", 1)[-1] for key in record)
     named |= len(values) > 1 and all(isinstance(one, list | dict) for one in values)
     if named and not record.keys() & {*IMAGE_KEYS, *CAPTION_KEYS}:
-        return f"an object from names to values in place of an array of records; {_EXPECTED}"
+        return f"a mapping from names in place of an array of records; {_EXPECTED}"
     return None
 
 

@@ -49,14 +49,14 @@ class ConvertedFiles:
         words=(SAME_CAPTION,),
     )
     identity: str = option(
-        doc="what makes samples without an image id show the same image: file, or content, equal "
-        "bytes, for which every picture is read when the files are converted",
+        doc="what makes samples without an image id show the same image: file, or content: equal "
+        "bytes, for which every picture is read once",
         choices=(FILE, CONTENT),
     )
     group_id_key: str | None = option(
-        doc="column of the training split, in shards key in .json, with a string or an integer, "
-        "equal for samples that are never negatives of each other (same product, patient or "
-        "query); missing or empty: in no group; null: no groups; see model.mafa.same_group",
+        doc="training split: column, in shards key in .json, of a string or an integer, equal for "
+        "samples that are never negatives of each other (same product, patient or query); missing "
+        "or empty: in no group; null: no groups; see model.mafa.same_group",
     )
     max_unusable: float = option(
         doc="permitted share of records that cannot be used, such as a sample without a caption: "
