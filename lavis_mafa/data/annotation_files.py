@@ -88,9 +88,10 @@ def require_files(
                 f"annotation file {path} does not exist (relative paths start at {os.getcwd()}). "
                 "It is not downloaded: put the file there, or correct the path"
             )
-    for path, times in Counter(paths).items():
-        if times > 1:
-            raise ValueError(f"{path} is given {times} times; give it once")
+    times = Counter(map(os.path.realpath, paths))
+    for path in paths:
+        if (count := times[os.path.realpath(path)]) > 1:
+            raise ValueError(f"{path} is given {count} times, perhaps by a link; give it once")
     return paths
 
 

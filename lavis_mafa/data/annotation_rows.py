@@ -26,6 +26,7 @@ MAX_UNUSABLE = 0.01  # default of the share of records that may be left out
 # than this.
 _BASE64 = ("data:image/", "/9j/", "iVBORw0KGgo", "UklGR", "R0lGOD")
 _SHORTEST_BASE64 = 80
+_CONVERSATIONS = {"conversations", "messages", "conversation"}
 _EXPECTED = 'write an array of records: [{"image": "a.jpg", "caption": "a dog"}, ...]'
 
 
@@ -38,7 +39,7 @@ class StoredImage(NamedTuple):
         size: in bytes.
         row: number of the row in the file, from 0.
         content: the bytes of the image file, a buffer of pyarrow; None if they are not read.
-        sha256: digest of the picture in a shard's ``.json``, as img2dataset writes it.
+        digest: of the picture, by a shard's ``.json``, such as img2dataset's ``sha256``.
     """
 
     name: str
@@ -46,7 +47,7 @@ class StoredImage(NamedTuple):
     size: int
     row: int
     content: Any = None
-    sha256: str | None = None
+    digest: str | None = None
 
 
 class Row(NamedTuple):
@@ -251,7 +252,7 @@ def what_it_seems(record: Any) -> str | None:
         return f"a list in place of a record; {_EXPECTED}" if texts else None
     if not isinstance(record, dict) or not record:
         return None
-    if record.keys() & {"conversations", "messages", "conversation"}:
+    if record.keys() & _CONVERSATIONS:
         return (
             "conversations, as of LLaVA or ShareGPT, which are not read; " + _EXPECTED + ", with "
             "the answer's text as the caption and a record for each picture"
@@ -303,6 +304,8 @@ def _no_column(kind: str, wanted: Collection[str], names: Collection[str]) -> st
             "this is metadata of pictures, which are not downloaded: get them by img2dataset, and "
             "name the .tar files or the folder that it writes"
         )
+    if _CONVERSATIONS & set(names):
+        cure = "conversations are not read: write a caption for each picture"
     return f"no {kind} column: expected {' or '.join(wanted)}, found {found}; {cure}"
 
 

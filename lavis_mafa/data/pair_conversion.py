@@ -176,8 +176,6 @@ def _log(table: PairTable, names: str) -> None:
             meta["copies"],
             *map(repr, meta["first_copy"]),
         )
-    if meta["not_compared"]:
-        logging.info("%s: too many pictures to look for copies; check-data does", names)
 
 
 def _rows_of(paths: list[Path], keys: Mapping[str, Any]) -> Iterator[_Rows]:
@@ -255,7 +253,6 @@ def write_table(
         and PassedOver(sum(one.members for one in passed_over), passed_over[0].first),
         "copies": len(copies_of),
         "first_copy": copies_of[:1] and copies_of[0],
-        "not_compared": found.copies.skipped,
         "sources": sources,
         "shards": found.shards,
         "files": found.files,

@@ -5,7 +5,8 @@ Rows with the same image id show the same picture. Rows without one do if they h
 - the same file: ``a.jpg``, ``./a.jpg``, ``sub/../a.jpg``, the absolute path, a symbolic link to the
   file and its name in another Unicode form (NFC, NFD) are one picture;
 - in parquet and Arrow files the same bytes;
-- in tar shards the same ``sha256`` in ``.json``, as img2dataset writes it, else the same place.
+- in tar shards the same ``sha256``, ``sha512`` or ``md5`` in ``.json``, as img2dataset writes them,
+  else the same place.
 
 By content, the same bytes take the place of the same file and the same place.
 """
@@ -142,8 +143,8 @@ class PictureIdentity:
             picture = digest_of(b"c", stored.content)
         elif stored is None:
             picture = digest_of(b"p", os.fsencode(self.folder.identity(row.image)))
-        elif stored.sha256:
-            picture = digest_of(b"h", stored.sha256.encode())
+        elif stored.digest:
+            picture = digest_of(b"h", stored.digest.encode())
         else:
             picture = digest_of(b"p", f"{number},{stored.start}".encode())
         if self.by_content and (stored is None or stored.content is None):
@@ -166,25 +167,19 @@ class PictureIdentity:
 class Copies:
     """Count pictures that are equal to another one, but count as different images.
 
-    Only pictures of equal size are read, of the first `_COMPARED` images.
-
-    Attributes:
-        skipped: whether there were more.
+    Only pictures of equal size are read, of the first `_COMPARED` images; check-data reads all.
     """
 
     def __init__(self, folder: PictureFolder) -> None:
         self.folder = folder
-        self.skipped = False
         # By image and picture: a row, its source, and the digest of the bytes if it is known.
         self._images: dict[tuple[bytes, bytes], tuple[Row, str, bytes | None]] = {}
 
     def add(self, key: bytes, picture: bytes, row: Row, source: str) -> None:
         """Add a row with the digests that `PictureIdentity.of` gives it."""
-        if (key, picture) in self._images:
+        if (key, picture) in self._images or len(self._images) >= _COMPARED:
             return
-        if len(self._images) >= _COMPARED:
-            self.skipped = True
-        elif row.stored is None or row.stored.content is None:
+        if row.stored is None or row.stored.content is None:
             self._images[key, picture] = row, source, None
         else:  # its bytes are gone with the next row
             stored = row.stored._replace(content=None)

@@ -34,7 +34,8 @@ _CAPTION_SUFFIXES = ("txt", "caption")
 _TEXT_SUFFIXES = ("txt", "caption", "json")
 _READ_BYTES = 2**20  # bytes read at a time behind the end
 _MEMBER = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)  # key and suffix
-_SHA256 = re.compile("[0-9a-f]{64}")
+_HASHES = ("sha256", "sha512", "md5")  # that img2dataset may write
+_HASH = re.compile("[0-9a-f]{32,128}")
 
 
 class _Member(NamedTuple):
@@ -176,13 +177,13 @@ def _sample(
     except ValueError as error:
         return [Problem(f"sample {key}", str(error))]
     member = images[0].name.encode("utf-8", "replace").decode()
-    digest = str(values.get("sha256"))
+    hashes = (f"{name} {values[name]}" for name in _HASHES if name in values)
     stored = StoredImage(
         member,
         images[0].start,
         images[0].size,
         row=0,
-        sha256=digest if _SHA256.fullmatch(digest) else None,
+        digest=next((one for one in hashes if _HASH.fullmatch(one.split()[-1])), None),
     )
     return [Row(member, member, captions, image_id, stored, group_id)]
 

@@ -297,6 +297,7 @@ def test_damaged_header_is_reported(
         (["empty"], ValueError, "folder .*empty has no files; expected .*tar shards"),
         (["a.tar.gz"], ValueError, r"unknown suffix '\.gz'.*unpack the file"),
         (["a/*.tar", "a"], ValueError, r"pairs-000000\.tar is given 2 times"),
+        (["a/pairs-000000.tar", "link.tar"], ValueError, "given 2 times, perhaps by a link"),
         (["packed"], ValueError, r"packed has b\.tar\.gz, which is packed; unpack it"),
         (["splits"], ValueError, r"such as train/a\.tar and val/a\.tar: name those of one split"),
         (["kinds"], ValueError, r"such as a\.tar and b\.parquet: name those of one split and one"),
@@ -309,6 +310,7 @@ def test_invalid_storage_is_rejected(storage, error, message: str, work_folder: 
         (work_folder / name).parent.mkdir(parents=True, exist_ok=True)
         (work_folder / name).touch()
     (work_folder / "empty").mkdir()
+    (work_folder / "link.tar").symlink_to(work_folder / "a/pairs-000000.tar")
     with pytest.raises(error, match=message):
         converted(storage)
 

@@ -128,6 +128,7 @@ RECORD = {"image": "0.jpg", "caption": "a"}
         ("a.json", json.dumps({"image": {"0": "a"}, "caption": {"0": "b"}}), "columns in place"),
         ("a.json", json.dumps([["a.jpg", "text"]] * 9), "a list in place of a record"),
         ("a.json", json.dumps([{**RECORD, "image": ["a", "b"]}] * 9), "several images in one rec"),
+        ("a.csv", "image,conversations\na.jpg,b\n", "conversations are not read: write a caption"),
         ("a.csv", "url,caption,key,status\nhttp://a,b,0,success\n", "get them by img2dataset"),
         ("a.json", json.dumps([{**RECORD, "image": "/9j/4AAQ" + "A" * 999}]), "in base64"),
         ("a.json", json.dumps([{**RECORD, "caption": 7}]), r"string or strings, got \[7\]"),

@@ -82,8 +82,9 @@ def data_of(folder, kind):
         with tarfile.open(path, "w") as tar:
             for key in range(3 * COUNT):
                 picture, texts = png(key // 3), {"caption": f"{key // 3} view {key % 3}"}
-                if kind == "shard with sha256":
-                    texts["sha256"] = hashlib.sha256(picture).hexdigest()
+                if kind != "shard":
+                    name = kind.removeprefix("shard with ")
+                    texts[name] = hashlib.new(name, picture).hexdigest()
                 for suffix, content in (("png", picture), ("json", json.dumps(texts).encode())):
                     member = tarfile.TarInfo(f"{key:05d}.{suffix}")
                     member.size = len(content)
@@ -108,6 +109,7 @@ BY_FILE = [
     "outside",
     "ids of copies",
     "shard with sha256",
+    "shard with md5",
     "parquet",
 ]
 BY_CONTENT = ["copies", "shard"]
