@@ -115,7 +115,8 @@ def converted(
         write_table(folder, paths, _rows_of(paths, keys), of_pictures, keys, max_unusable)
 
     table = _cached(tables, names, state, convert)
-    _log(table, names)
+    # Of two splits of the same files the training split warns of copies.
+    _log(table, names, copies=holdout is None or not holdout[1])
     if holdout is None:
         return table
     whole = table
@@ -153,7 +154,7 @@ def _cached(
     return PairTable(folder)
 
 
-def _log(table: PairTable, names: str) -> None:
+def _log(table: PairTable, names: str, copies: bool) -> None:
     meta, groups = table.meta, ""
     if "groups" in meta:
         groups = f", {meta['groups']} groups of {meta['pairs_in_groups']} pairs"
@@ -167,7 +168,7 @@ def _log(table: PairTable, names: str) -> None:
         logging.info("%s: %d files of no sample, such as %s", names, *meta["passed_over"])
     if meta["id_conflicts"]:
         logging.warning("%s: %s", names, describe_conflict(table))
-    if meta["copies"]:
+    if meta["copies"] and copies:
         logging.warning(
             "%s: %d pictures are copies of another one, first %s of %s: they count as different "
             "images, which can be negatives of each other and on both sides of a holdout. Remove "

@@ -152,6 +152,9 @@ def test_copies_are_counted_in_a_warning(tmp_path, kind, caplog):
         (said,) = [one.getMessage() for one in caplog.records if "copies of" in one.getMessage()]
         assert f": {extra} pictures are copies of another one" in said
         assert "identity: content" in said
+        caplog.clear()
+        ImageTextEval(None, str, root, files, cache_dir=tmp_path, holdout=(0.3, True))
+        assert "copies of" not in caplog.text  # said once, for both splits
 
 
 def test_a_file_with_two_ids_is_named(tmp_path, caplog):

@@ -19,7 +19,7 @@ from lavis.processors.blip_processors import (
 from PIL import Image, ImageOps
 from torchvision import transforms
 
-from lavis_mafa.data import TrainingSet, augmentation
+from lavis_mafa.data import augmentation
 from lavis_mafa.data.augmentation import (
     AlbefImageTrainProcessor,
     QuickAugmentation,
@@ -96,26 +96,6 @@ def test_only_lavis_processors_are_replaced():
         assert quick(processor) is processor
     fast = quick(BlipImageTrainProcessor())
     assert quick(fast) is fast
-
-
-def test_training_sets_use_the_fast_processor():
-    class Data(torch.utils.data.Dataset):
-        def __init__(self, processor):
-            self.vis_processor = processor
-
-        def __len__(self):
-            return 2
-
-        def __getitem__(self, index):
-            return {"image": self.vis_processor(sample_images(1)[-1]), "text_input": "a"}
-
-    slow = BlipImageTrainProcessor(image_size=32)
-    train_set = TrainingSet(Data(slow))
-    assert isinstance(train_set.dataset.vis_processor, QuickAugmentation)
-    fast_image = train_set[0, 0]["image"]
-    train_set.dataset.vis_processor = slow
-    assert (fast_image - train_set[0, 0]["image"]).abs().mean() < 0.02
-    assert TrainingSet(Data(len)).dataset.vis_processor is len
 
 
 @given(st.lists(st.tuples(st.integers(0, 255), st.integers(0, 255)), min_size=3, max_size=3))
