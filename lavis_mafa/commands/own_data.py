@@ -37,8 +37,9 @@ def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
     from omegaconf import OmegaConf
 
     from lavis_mafa.commands.arguments import folder_of_images
+    from lavis_mafa.data.annotation_files import TAR, require_files
     from lavis_mafa.data.make_vocab import make_vocab
-    from lavis_mafa.data.shards import names_shards
+    from lavis_mafa.data.pair_conversion import CONTENT, converted
     from lavis_mafa.io.files import write_text
     from lavis_mafa.io.project_files import project_file
 
@@ -47,7 +48,12 @@ def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
     output = Path("output", name or "pairs").absolute()
     output.mkdir(parents=True, exist_ok=True)
     files = [os.path.abspath(one) for one in data]
-    count, found, without = _count(files)
+    shards = all(path.suffix.lower() == TAR for path in require_files(files))
+    kind = "image_text_shards" if shards else "image_text_json"
+    root = None if shards else os.path.abspath(folder_of_images(images, data))
+    table = converted(files, root=root, identity=CONTENT)
+    count, found = len(table), table.meta["images"]
+    without = table.meta["passed_over"][0] if table.meta["passed_over"] else 0
     least, few, many = _IMAGES
     if found < least:
         raise ValueError(f"{found} images: at least {least} are needed, since some are held out")
@@ -57,14 +63,13 @@ def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
     large = gpu and count >= _LARGE
     base = "albef_own_data" if large else "albef_small_own_data"
     config: Any = OmegaConf.load(project_file(f"mafa/train/{base}"))
-    kind = "image_text_shards" if any(map(names_shards, files)) else "image_text_json"
     config.datasets = {kind: config.datasets.image_text_json}
     section = config.datasets[kind]
     info = {"annotations": {split: {"storage": files} for split in ("train", "val")}}
     section.build_info = OmegaConf.merge(section.get("build_info", {}), info)
-    section.build_info.holdout = held
-    if kind == "image_text_json":
-        section.build_info.images = {"storage": os.path.abspath(folder_of_images(images, data))}
+    section.build_info.holdout, section.build_info.identity = held, CONTENT
+    if not shards:
+        section.build_info.images = {"storage": root}
     run = config.run
     run.valid_splits, run.test_splits = ["val"], []
     run.output_dir, run.device, run.amp = str(output), "cuda" if gpu else "cpu", gpu
@@ -94,20 +99,3 @@ def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
         "Con-D: compares captions by word statistics, no weights; mini-batches are not grouped\n"
         f"config: {file}; edit it and pass it as --cfg-path"
     )
-
-
-def _count(files: Sequence[str]) -> tuple[int, int, int]:
-    """Return the numbers of pairs, of images, and of files that belong to no sample."""
-    from lavis_mafa.data.annotation_rows import PassedOver, Row
-    from lavis_mafa.data.data_check import readable
-
-    paths, read = readable(files, images=False)
-
-    images, pairs, without = set(), 0, 0
-    for row in (row for path in paths for row in read(path)):
-        if isinstance(row, PassedOver):
-            without += row.members
-        elif isinstance(row, Row):
-            images.add(hash(row.image_id or row.image))
-            pairs += len(row.captions)
-    return pairs, len(images), without

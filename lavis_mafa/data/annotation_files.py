@@ -8,6 +8,7 @@ Formats, distinguished by suffix and content:
 - `.jsonl`, `.ndjson`, `.jsonlines`: one record per line, streamed, or an array of records.
 - `.csv`, `.tsv`: a header and one row per pair, quoted as by Python's csv module, streamed.
 - `.parquet`, `.arrow`: see `columnar_files`; images may be in the file.
+- `.tar`: see `shards`; images are in the file.
 - a folder of pictures: the lines of the text file of the same name are an image's captions.
 
 A record has an image path, a caption (a string, or a list of strings except in CSV and TSV) and
@@ -21,6 +22,7 @@ import csv
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -28,21 +30,22 @@ from typing import Any
 
 from lavis_mafa.data.annotation_rows import (
     IMAGE_KEYS,
-    KARPATHY,
     PairColumns,
     PassedOver,
     Problem,
     Row,
-    is_karpathy,
     short,
+    what_it_seems,
 )
 from lavis_mafa.data.columnar_files import COLUMNAR_SUFFIXES, raw_rows
 from lavis_mafa.data.data_folders import captioned_in, files_of
+from lavis_mafa.data.shards import read_samples
 from lavis_mafa.io.files import require_regular
 
 _JSON_LINES_SUFFIXES = (".jsonl", ".ndjson", ".jsonlines")
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
-_SUFFIXES = (".json", *_JSON_LINES_SUFFIXES, *_DELIMITERS, *COLUMNAR_SUFFIXES)
+TAR = ".tar"
+_SUFFIXES = (".json", *_JSON_LINES_SUFFIXES, *_DELIMITERS, *COLUMNAR_SUFFIXES, TAR)
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LONGEST_CELL = 2**24  # characters; one with an unclosed quotation mark is read to here at most
 _QUOTING = (
@@ -61,10 +64,11 @@ def require_files(
     """Return the absolute paths of existing files in a known format, and of folders of pictures.
 
     Args:
-        files: files, globs and folders; see `data_folders`.
+        files: files, globs, brace lists and folders; see `data_folders`.
 
     Raises:
-        ValueError: if no file is given, or one has an unknown suffix; see also `files_of`.
+        ValueError: if no file is given, or one has an unknown suffix, or is given twice; see also
+            `files_of`.
         FileNotFoundError: if one does not exist.
     """
     if not files:
@@ -74,20 +78,40 @@ def require_files(
         if path.is_dir():
             continue
         if path.suffix.lower() not in _SUFFIXES:
-            packed = path.suffix.lower() in (".gz", ".bz2", ".xz", ".zst", ".zip")
             raise ValueError(
                 f"annotation file {path}: unknown suffix {path.suffix!r}, expected one of "
-                f"{', '.join(_SUFFIXES)}; "
-                f"{'unpack the file' if packed else 'rename the file by its format'}"
+                f"{', '.join(_SUFFIXES)}; {_about_suffix(path)}"
             )
         require_regular(path)
         if not path.is_file():
             raise FileNotFoundError(
-                f"annotation file {path} does not exist (looked for a JSON, JSONL, CSV, TSV, "
-                f"parquet or Arrow file; relative paths start at {os.getcwd()}). It is not "
-                "downloaded: put the file there, or correct the path"
+                f"annotation file {path} does not exist (relative paths start at {os.getcwd()}). "
+                "It is not downloaded: put the file there, or correct the path"
             )
+    times = Counter(map(os.path.realpath, paths))
+    for path in paths:
+        if (count := times[os.path.realpath(path)]) > 1:
+            raise ValueError(f"{path} is given {count} times, perhaps by a link; give it once")
     return paths
+
+
+def _about_suffix(path: Path) -> str:
+    """Return what to do with a file of an unknown suffix, by its name and first line."""
+    if path.suffix.lower() in (".gz", ".tgz", ".bz2", ".xz", ".zst", ".zip"):
+        return "unpack the file"
+    line = ""
+    if path.is_file():
+        with open(path, encoding="utf-8", errors="replace") as stream:
+            line = stream.readline(1000).strip()
+    if re.match(r"[^\t]+#\d\t", line):
+        return (
+            "its lines seem to be those of Flickr8k, 'a.jpg#0', a tab and a caption: remove '#0', "
+            "put the line 'image', a tab, 'caption' first, and rename it to .tsv"
+        )
+    for suffix, delimiter in _DELIMITERS.items():
+        if delimiter in line and PairColumns().choose(line.split(delimiter)) is None:
+            return f"its first line is the header of a table: rename it to {suffix}"
+    return "rename the file by its format"
 
 
 def read_rows(
@@ -110,12 +134,24 @@ def read_rows(
     found: Iterator[Any]
     if path.is_dir():
         found = _captioned(path)
+    elif path.suffix.lower() == TAR:
+        found = read_samples(path, columns)
     elif path.suffix.lower() in COLUMNAR_SUFFIXES:
         found = raw_rows(path, columns, images)
     else:
         found = _raw_records(path, columns)
+    usual = False
     for raw in found:
-        yield raw if isinstance(raw, (Problem, PassedOver)) else columns.row(*raw)
+        if isinstance(raw, (Row, Problem, PassedOver)):
+            yield raw
+            continue
+        row = columns.row(*raw)
+        kind = None if usual or isinstance(row, Row) else what_it_seems(raw[1])
+        if kind is not None:
+            yield Problem("whole file", f"it seems to hold {kind}", fatal=True)
+            return
+        usual = True
+        yield row
     missing = columns.missing_at_end()
     if missing is not None:
         yield Problem("whole file", missing, fatal=True)
@@ -127,7 +163,8 @@ def _captioned(folder: Path) -> Iterator[_Raw | PassedOver]:
         name = os.fspath(picture.relative_to(folder))
         try:
             # Not by `splitlines`, which also splits at characters such as U+0085.
-            captions = text.read_text("utf-8-sig").removesuffix("\n").split("\n")
+            lines = text.read_bytes().decode("utf-8-sig").removesuffix("\n").split("\n")
+            captions = [line.removesuffix("\r") for line in lines]
             yield name, {"image": name, "caption": captions}
         except UnicodeDecodeError as error:
             yield Problem(name, f"its text file is not UTF-8: {error}")
@@ -189,33 +226,24 @@ def _json(path: Path, columns: PairColumns) -> Iterator[_Raw]:
     if isinstance(document, list):
         for number, record in enumerate(document, 1):
             yield f"record {number}", record
-    elif _is_coco(document):
+    elif isinstance(document, dict) and all(
+        isinstance(document.get(key), list) for key in ("images", "annotations")
+    ):
         yield from _coco(document["images"], document["annotations"], columns)
-    elif not _is_karpathy(document) and b"\n" not in content.strip():
-        yield from _json_lines(path)  # of one line
+    elif what_it_seems(document) is not None or b"\n" not in content.strip():
+        yield "line 1", document
     else:
         why = (
             "expected an array of records, or a COCO caption object with the lists 'images' and "
             f"'annotations', got {short(document)}"
         )
-        yield Problem("whole file", KARPATHY if _is_karpathy(document) else why, fatal=True)
+        yield Problem("whole file", why, fatal=True)
 
 
 def _begins_with_array(path: Path) -> bool:
     with open(path, "rb") as stream:
         lines = (line.removeprefix(_BYTE_ORDER_MARK).strip() for line in stream)
         return next(filter(None, lines), b"").startswith(b"[")
-
-
-def _is_karpathy(document: Any) -> bool:
-    images = document.get("images") if isinstance(document, dict) else None
-    return isinstance(images, list) and any(map(is_karpathy, images))
-
-
-def _is_coco(document: Any) -> bool:
-    return isinstance(document, dict) and all(
-        isinstance(document.get(key), list) for key in ("images", "annotations")
-    )
 
 
 def _coco(images: list[Any], annotations: list[Any], columns: PairColumns) -> Iterator[_Raw]:

@@ -26,11 +26,8 @@ MAX_UNUSABLE = 0.01  # default of the share of records that may be left out
 # than this.
 _BASE64 = ("data:image/", "/9j/", "iVBORw0KGgo", "UklGR", "R0lGOD")
 _SHORTEST_BASE64 = 80
-KARPATHY = (
-    "this is Karpathy's format (dataset_coco.json, dataset_flickr30k.json), whose file has all "
-    "splits; write a file for each 'split', with a record for each image: 'image', its 'filepath' "
-    "and 'filename' joined, and 'caption', the list of 'raw' of its 'sentences'"
-)
+_CONVERSATIONS = {"conversations", "messages", "conversation"}
+_EXPECTED = 'write an array of records: [{"image": "a.jpg", "caption": "a dog"}, ...]'
 
 
 class StoredImage(NamedTuple):
@@ -42,6 +39,7 @@ class StoredImage(NamedTuple):
         size: in bytes.
         row: number of the row in the file, from 0.
         content: the bytes of the image file, a buffer of pyarrow; None if they are not read.
+        digest: of the picture, by a shard's ``.json``, such as img2dataset's ``sha256``.
     """
 
     name: str
@@ -49,6 +47,7 @@ class StoredImage(NamedTuple):
     size: int
     row: int
     content: Any = None
+    digest: str | None = None
 
 
 class Row(NamedTuple):
@@ -60,7 +59,6 @@ class Row(NamedTuple):
     image_id: str | None
     stored: StoredImage | None = None  # None: `image` is the path of a file
     group_id: str | None = None
-    has_group: bool = False  # of a tar sample: whether it has the key of groups, perhaps empty
 
 
 class Problem(NamedTuple):
@@ -116,12 +114,12 @@ class Refusals:
 
     def end_with_share(self, records: int, allowed: float) -> None:
         """Raise ValueError for a fatal problem, or if more than a share of the records has one."""
+        what = f"{self.count} of {records} records"
+        if self._fatal and self.count == 1:
+            raise ValueError(f"{what} cannot be used: {self._first[0]}")
         if self._fatal or self.count > allowed * records:
             share = f"max_unusable: {allowed:g} is the share that may be left out; repair the data"
-            self.end(
-                f"{self.count} of {records} records",
-                "" if self._fatal else f"{share}, or raise it (build_info)",
-            )
+            self.end(what, "" if self._fatal else f"{share}, or raise it (build_info)")
 
 
 class PairColumns:
@@ -203,11 +201,6 @@ class PairColumns:
                 return Problem(where, missing)
         image_key, caption_key = self.image_key, self.caption_key
         image, captions = record[image_key], record[caption_key]
-        self._records += 1
-        self._with_group += self.group_id_key in record
-        id_keys = self.image_id_key, self.group_id_key
-        ids = [None if key is None else record.get(key) for key in id_keys]
-
         stored = image if isinstance(image, StoredImage) else None
         name = stored.name if stored else image
         if not isinstance(name, str) or not name.strip():
@@ -221,46 +214,99 @@ class PairColumns:
         captions = ["" if caption is None else caption for caption in captions] or [""]
         if not all(isinstance(caption, str) for caption in captions):
             why = f"expected a string or strings, got {short(captions)}"
-            if is_karpathy(record):
-                why = KARPATHY
             return Problem(where, f"{caption_key!r}: {why}")
-        for key, value in zip(id_keys, ids, strict=True):
-            if not is_id(value):
-                why = f"expected a string or an integer, got {short(value)}"
-                return Problem(where, f"{key!r}: {why}")
-        image_id, group_id = map(as_id, ids)
         try:
-            "".join((name, image_id or "", group_id or "", *captions)).encode("utf-8")
+            image_id, group_id = self.ids(record)
+            "".join((name, *captions)).encode("utf-8")
         except UnicodeEncodeError:
-            given = [one for one in (name, *captions, image_id, group_id) if one]
-            return Problem(where, f"text is not valid UTF-8: {short(given)}")
+            return Problem(where, f"text is not valid UTF-8: {short([name, *captions])}")
+        except ValueError as error:
+            return Problem(where, str(error))
         return Row(where, name, captions, image_id, stored, group_id)
 
+    def ids(self, record: dict[str, Any]) -> tuple[str | None, str | None]:
+        """Return the ids of a record's image and of its group as text, None for none.
 
-def is_karpathy(record: Any) -> bool:
-    """Return whether a record describes an image in the format of Karpathy's ``dataset_*.json``."""
-    sentences = record.get("sentences") if isinstance(record, dict) else None
-    return isinstance(sentences, list) and any(
-        isinstance(one, dict) and "raw" in one for one in sentences
-    )
+        7 and "7" are equal, as CSV cannot tell them apart.
+
+        Raises:
+            ValueError: if an id is neither a string nor an integer.
+        """
+        self._records += 1
+        self._with_group += self.group_id_key in record
+        found: list[str | None] = []
+        for key in (self.image_id_key, self.group_id_key):
+            value = None if key is None else record.get(key)
+            if isinstance(value, bool) or not isinstance(value, (str, int, type(None))):
+                raise ValueError(f"{key!r}: expected a string or an integer, got {short(value)}")
+            found.append(None if value in (None, "") else str(value))
+            (found[-1] or "").encode()  # fails for half of a surrogate pair
+        return found[0], found[1]
 
 
-def is_id(value: Any) -> bool:
-    """Return whether a value can be the id of an image or a group, or says that there is none."""
-    return not isinstance(value, bool) and isinstance(value, (str, int, type(None)))
+def what_it_seems(record: Any) -> str | None:
+    """Return what a record or a document is that cannot be read, and what to do; None if it is not
+    one of the formats that people often have."""
+    if isinstance(record, list):
+        texts = len(record) > 1 and all(isinstance(one, str) for one in record)
+        return f"a list in place of a record; {_EXPECTED}" if texts else None
+    if not isinstance(record, dict) or not record:
+        return None
+    if record.keys() & _CONVERSATIONS:
+        return (
+            "conversations, as of LLaVA or ShareGPT, which are not read; " + _EXPECTED + ", with "
+            "the answer's text as the caption and a record for each picture"
+        )
+    if _is_karpathy(record) or any(map(_is_karpathy, _list_in(record, "images"))):
+        return (
+            "Karpathy's format (dataset_coco.json, dataset_flickr30k.json), whose file has all "
+            "splits; write a file for each 'split', with a record for each image: 'image', its "
+            "'filepath' and 'filename' joined, and 'caption', the list of 'raw' of its 'sentences'"
+        )
+    wrapped = [key for key in record if any(isinstance(one, dict) for one in _list_in(record, key))]
+    if wrapped and not record.keys() & {*IMAGE_KEYS}:
+        return (
+            f"lists of records under {', '.join(map(short, wrapped))}; write each list itself into "
+            "a file of its own"
+        )
+    values = list(record.values())
+    for kind in (list, dict):
+        alike = all(isinstance(one, kind) for one in values)
+        if alike and record.keys() & {*IMAGE_KEYS} and len(values) > 1:
+            return (
+                "columns in place of records, as pandas writes them; write records: "
+                'DataFrame.to_json(orient="records")'
+            )
+    if _list_in(record, "image") or _list_in(record, "images"):
+        return f"several images in one record, which are not read; {_EXPECTED}, one for each image"
+    named = all("." in str(key).rsplit("/", 1)[-1] for key in record)
+    named |= len(values) > 1 and all(isinstance(one, list | dict) for one in values)
+    if named and not record.keys() & {*IMAGE_KEYS, *CAPTION_KEYS}:
+        return f"a mapping from names in place of an array of records; {_EXPECTED}"
+    return None
 
 
-def as_id(value: str | int | None) -> str | None:
-    """Return an id as text, None for none: 7 and "7" are equal, as CSV cannot tell them apart."""
-    return None if value in (None, "") else str(value)
+def _list_in(record: dict[str, Any], key: str) -> list[Any]:
+    found = record.get(key)
+    return found if isinstance(found, list) else []
+
+
+def _is_karpathy(record: Any) -> bool:
+    sentences = _list_in(record, "sentences") if isinstance(record, dict) else []
+    return any(isinstance(one, dict) and "raw" in one for one in sentences)
 
 
 def _no_column(kind: str, wanted: Collection[str], names: Collection[str]) -> str:
     found = ", ".join(map(short, list(names)[:10])) or "nothing"
-    return (
-        f"no {kind} column: expected {' or '.join(wanted)}, found {found}; "
-        f"set {kind}_key to its name"
-    )
+    cure = f"set {kind}_key to its name"
+    if kind == "image" and "url" in map(str.lower, names):
+        cure = (
+            "this is metadata of pictures, which are not downloaded: get them by img2dataset, and "
+            "name the .tar files or the folder that it writes"
+        )
+    if _CONVERSATIONS & set(names):
+        cure = "conversations are not read: write a caption for each picture"
+    return f"no {kind} column: expected {' or '.join(wanted)}, found {found}; {cure}"
 
 
 def short(value: Any) -> str:

@@ -17,8 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lavis_mafa.data.known_truth import read_truth
-from lavis_mafa.data.pair_conversion import dense_ids, digest_of
+from lavis_mafa.data.pair_conversion import dense_ids
 from lavis_mafa.data.pair_table import PairTable
+from lavis_mafa.data.picture_identity import digest_of
 
 SAME_CAPTION = "same_caption"
 _KEY = "build_info.truth"

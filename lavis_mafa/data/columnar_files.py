@@ -59,18 +59,20 @@ class _Refused(ValueError):
 def check_columns(paths: Collection[Path], **keys: str | None) -> bool:
     """Check the columns of the parquet and Arrow files among `paths`, by their schemas.
 
+    Shards have no columns, and always contain their images.
+
     Args:
         keys: names of the columns, as of `PairColumns`.
 
     Returns:
-        whether every file is one of these, and contains its images.
+        whether every file contains its images.
 
     Raises:
         ValueError: naming the file, for columns that are missing, doubled or of another type, and
             for a file that cannot be read.
     """
     columnar = [path for path in paths if path.suffix.lower() in COLUMNAR_SUFFIXES]
-    stored = 0
+    stored = sum(path.suffix.lower() == ".tar" for path in paths)
     for path in columnar:
         try:
             with _opened(path) as (schema, *_):

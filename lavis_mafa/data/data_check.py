@@ -1,17 +1,16 @@
 """Check image-text pairs before training, for ``lavis-mafa check-data``.
 
-Rows, images and captions are judged by the rules of training: those of `datasets.image_reading`,
-and those of `datasets.caption_reading` for captions as LAVIS's ``blip_caption`` processes them.
-Needs memory for the image paths and about 200 bytes per pair.
+Rows, images and captions are judged by the rules of training: those of `picture_identity` and
+`image_reading`, and those of `caption_reading` for captions as LAVIS's ``blip_caption`` processes
+them. Needs memory for the image paths and about 200 bytes per pair.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
+import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator
-from functools import partial
+from collections.abc import Collection, Iterator
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,13 @@ from lavis_mafa.data.annotation_files import read_rows, require_files
 from lavis_mafa.data.annotation_rows import MAX_UNUSABLE, PassedOver, Problem, Row, short
 from lavis_mafa.data.caption_reading import require_readable, was_cut
 from lavis_mafa.data.columnar_files import check_columns
-from lavis_mafa.data.image_reading import read_file, read_rgb
-from lavis_mafa.data.shards import find_shards, names_shards, read_samples
+from lavis_mafa.data.image_reading import read_rgb
+from lavis_mafa.data.picture_identity import PictureIdentity, digest_of, read_picture
 from lavis_mafa.io.processes import progress
 
 _BLOCK = 256  # images handed to the worker threads at a time
 _PRINTED = 10  # examples of each problem in the printed summary
+_PLACEHOLDER = "<image>"
 
 # The default processor of our builders. It removes some characters: of "..." nothing is left.
 _processed = BlipCaptionProcessor()
@@ -37,57 +37,42 @@ PROBLEMS = {
     "empty_captions": "captions with nothing to read",
     "cut_captions": f"captions of which blip_caption keeps {_processed.max_words} words "
     "(text_processor.train.max_words)",
+    "placeholders": f"captions with {_PLACEHOLDER}, a mark of conversations that is read as a word",
     "missing_files": "missing image files",
     "unreadable_images": "unreadable images",
-    "duplicate_images": "images with the content of another file",
+    "duplicate_images": "images with the content of another one; train --data takes them for one "
+    "(build_info.identity: content)",
     "duplicate_pairs": "pairs listed more than once",
     "shared_image_ids": "image_ids that stand for several files",
+    "several_image_ids": "further image_ids of a file, which count as further images",
 }
-
-
-# Digest of an image file, or why it cannot be read.
-_Facts = bytes | Exception
-
-
-def _counts_of(groups: dict[str, Counter[str]], pairs: int) -> dict[str, Any]:
-    """Count groups, of which the images of the pairs of each are given, among all pairs."""
-    sizes = {group: images.total() for group, images in groups.items()}
-    largest = max(sizes, key=sizes.__getitem__, default=None)
-    return {
-        "groups": len(sizes),
-        "groups_with_several_images": sum(len(images) > 1 for images in groups.values()),
-        "pairs": sum(sizes.values()),
-        "share": sum(sizes.values()) / pairs if pairs else 0.0,
-        "largest": 0 if largest is None else sizes[largest],
-        "largest_group": largest,
-    }
 
 
 class _Findings:
     """Counts and problems of pairs and images, added one by one.
 
     Attributes:
-        images: their names.
+        images: digests of the images, as in training.
         groups: the images of the pairs of each group.
     """
 
     def __init__(self) -> None:
         self.problems: dict[str, list[str]] = {key: [] for key in PROBLEMS}
         self.pairs = self.records = self.fatal = self.passed_over = 0
-        self.images: set[str] = set()
-        self.groups: dict[str, Counter[str]] = defaultdict(Counter)
+        self.images: set[bytes] = set()
+        self.groups: dict[str, Counter[bytes]] = defaultdict(Counter)
         self._pairs: set[bytes] = set()
-        self._image_of: dict[str, str] = {}
-        self._shared: set[tuple[str, str]] = set()
-        self._first_place: dict[bytes, str] = {}
-        self._first_image: dict[bytes, str] = {}
+        self._name_of: dict[bytes, tuple[bytes, str]] = {}  # picture and name, by image
+        self._shared: set[bytes] = set()
+        self._images_of: dict[bytes, set[bytes]] = defaultdict(set)  # by picture
+        self._first: dict[bytes, tuple[bytes, str]] = {}  # image and name, by content
 
     def rows(
-        self, paths: list[Path], read: Callable[[Path], Iterator[Any]], limit: int | None
-    ) -> Iterator[tuple[Path, Row]]:
+        self, paths: list[Path], keys: dict[str, Any], limit: int | None
+    ) -> Iterator[tuple[int, Row]]:
         """Yield the usable rows of files with up to ``limit`` pairs, and note the others."""
-        for path in paths:
-            for row in read(path):
+        for number, path in enumerate(paths):
+            for row in read_rows(path, **keys):
                 if isinstance(row, PassedOver):
                     self.passed_over += row.members
                     continue
@@ -99,16 +84,10 @@ class _Findings:
                 if self.pairs == limit:
                     return
                 captions = row.captions if limit is None else row.captions[: limit - self.pairs]
-                yield path, row._replace(captions=captions)
+                yield number, row._replace(captions=captions)
 
-    def name_of(self, place: str, row: Row, content: bytes | None) -> str:
-        """Return the name of a row's image: its path, or the first place of its content."""
-        if content is None:
-            return row.image
-        return self._first_place.setdefault(_digest(content), place)
-
-    def add_pair(self, place: str, image: str, caption: str, row: Row) -> None:
-        """Add an image, by name, and one of its captions."""
+    def add_pair(self, place: str, name: str, image: bytes, caption: str, row: Row) -> None:
+        """Add an image and one of its captions."""
         self.pairs += 1
         if row.group_id is not None:
             self.groups[row.group_id][image] += 1
@@ -116,66 +95,60 @@ class _Findings:
         read = _processed(caption)
         if was_cut(_processed, lambda: caption, read):
             self.problems["cut_captions"].append(
-                f"{place}: {image!r} has {len(caption.split())} words"
+                f"{place}: {name!r} has {len(caption.split())} words"
             )
+        if _PLACEHOLDER in caption:
+            self.problems["placeholders"].append(f"{place}: {name!r} {short(caption)}")
         try:
             require_readable(read)
         except ValueError:
             shown = f" {caption!r:.60}" if caption.strip() else ""
-            self.problems["empty_captions"].append(f"{place}: {image!r}{shown}")
+            self.problems["empty_captions"].append(f"{place}: {name!r}{shown}")
             return
-        pair = _digest(f"{image}\0{caption}".encode())
+        pair = digest_of(image, unicodedata.normalize("NFKC", caption).encode())
         if pair in self._pairs:
-            self.problems["duplicate_pairs"].append(f"{place}: {image!r} {caption!r}")
+            self.problems["duplicate_pairs"].append(f"{place}: {name!r} {caption!r}")
         self._pairs.add(pair)
 
-    def add_id(self, image: str, image_id: str) -> None:
-        """Add the id that a row gives its image."""
-        first = self._image_of.setdefault(image_id, image)
-        if first != image and (image, image_id) not in self._shared:
-            self._shared.add((image, image_id))
-            self.problems["shared_image_ids"].append(f"{image_id!r}: {first!r}, {image!r}")
+    def add_id(self, name: str, image: bytes, picture: bytes, image_id: str | None) -> None:
+        """Add the id that a row gives its picture, or that it gives none."""
+        known = self._images_of[picture]
+        if known and image not in known:
+            self.problems["several_image_ids"].append(f"{name!r}: {image_id!r}")
+        known.add(image)
+        if image_id is None:
+            return
+        first, other = self._name_of.setdefault(image, (picture, name))
+        if first != picture and picture not in self._shared:
+            self._shared.add(picture)
+            self.problems["shared_image_ids"].append(f"{image_id!r}: {other!r}, {name!r}")
 
-    def add_image(self, image: str, fact: _Facts) -> None:
-        """Add what was read of an image."""
+    def add_picture(self, name: str, image: bytes, fact: bytes | Exception) -> None:
+        """Add what was read of a picture: the digest of its bytes, or why it cannot be read."""
         if isinstance(fact, FileNotFoundError):
-            self.problems["missing_files"].append(repr(image))
+            self.problems["missing_files"].append(repr(name))
         elif isinstance(fact, Exception):
-            self.problems["unreadable_images"].append(f"{image!r}: {type(fact).__name__}: {fact}")
+            self.problems["unreadable_images"].append(f"{name!r}: {type(fact).__name__}: {fact}")
         else:
-            first = self._first_image.setdefault(fact, image)
+            first, other = self._first.setdefault(fact, (image, name))
             if first != image:
-                self.problems["duplicate_images"].append(f"{image!r} has the content of {first!r}")
+                self.problems["duplicate_images"].append(f"{name!r} has the content of {other!r}")
 
-
-def readable(
-    files: Collection[str | os.PathLike[str]],
-    images: bool,
-    group_id_key: str | None = None,
-    **keys: str | None,
-) -> tuple[list[Path], Callable[[Path], Iterator[Any]]]:
-    """Return the annotation files or shards that are named, and what reads the rows of one of them.
-
-    Args:
-        files, group_id_key, keys: as of `check`.
-        images: as of `read_rows`.
-
-    Raises:
-        FileNotFoundError, ValueError: as `check`.
-    """
-    if any(map(names_shards, files)):
-        paths = [Path(shard.path) for shard in find_shards(list(files))]
-        return paths, partial(read_samples, group_id_key=group_id_key)
-    paths, keys = require_files(files), {**keys, "group_id_key": group_id_key}
-    check_columns(paths, **keys)
-    return paths, lambda path: read_rows(path, images=images, **keys)
+    def of_groups(self) -> dict[str, Any]:
+        """Count the groups and their pairs."""
+        pairs = sum(images.total() for images in self.groups.values())
+        return {
+            "groups": len(self.groups),
+            "groups_with_several_images": sum(len(one) > 1 for one in self.groups.values()),
+            "pairs": pairs,
+            "share": pairs / self.pairs if self.pairs else 0.0,
+        }
 
 
 def check(
     files: Collection[str | os.PathLike[str]],
     image_root: str | os.PathLike[str] | None = None,
     *,
-    group_id_key: str | None = None,
     workers: int = 4,
     limit: int | None = None,
     **keys: str | None,
@@ -183,62 +156,75 @@ def check(
     """Read all pairs and images and return what is wrong with them.
 
     Args:
-        files: annotation files (formats: `datasets.annotation_files`), globs and folders; or tar
-            shards, as `datasets.shards.find_shards` takes them.
+        files: annotation files (formats: `annotation_files`), shards, globs and folders.
         image_root: folder that the image paths are relative to; None if there are no paths.
-        group_id_key: name of the column of groups; None: no groups.
         workers: threads that read images, at least 1.
         limit: stop after this many pairs.
-        keys: names of the other columns, as of `PairColumns`.
+        keys: names of the columns, as of `PairColumns`.
 
     Returns:
         `pairs`, `images`, `records` of the files, `fatal` malformed rows (such as damaged files),
         `passed_over` files of a folder, or members of tar files, that belong to no sample, `groups`
         (only with ``group_id_key``: numbers of `groups`, of `groups_with_several_images`, of
-        `pairs` in groups and their `share`, 0 to 1, and the `largest_group` with its size,
-        `largest`), and `problems`: by key of `PROBLEMS` the findings.
+        `pairs` in groups and their `share`, 0 to 1), and `problems`: by key of `PROBLEMS` the
+        findings.
 
     Raises:
         FileNotFoundError: a file or the root is missing.
         ValueError: an argument is out of range, a file has an unknown suffix, parquet or Arrow
             files have other columns than expected, or the image root is not given.
     """
-    paths, read = readable(files, images=True, group_id_key=group_id_key, **keys)
+    paths = require_files(files)
+    check_columns(paths, **keys)
     if image_root is not None and not os.path.isdir(image_root):
         raise FileNotFoundError(
             f"image root {os.path.abspath(image_root)} is not a folder (--images)"
         )
     if workers < 1 or (limit is not None and limit < 1):
         raise ValueError(f"expected workers and limit of at least 1, got {workers} and {limit}")
-    root = None if image_root is None else os.path.abspath(image_root)
-    found = _Findings()
-    waiting: dict[str, bytes | None] = {}  # images to read, by name, with their content
+    identity, found = PictureIdentity(image_root), _Findings()
+    known: dict[bytes, str] = {}  # names of the pictures that are read
+    waiting: list[tuple[str, bytes, Row, Path]] = []
+
+    def digest(one: tuple[str, bytes, Row, Path]) -> bytes | Exception:
+        name, _, row, path = one
+        try:
+            data = read_picture(row, path, identity.folder)
+            read_rgb(name, data)
+            return digest_of(b"", data)
+        except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+            return error
+
     with ThreadPool(workers) as pool, progress(desc="pairs", unit=" pairs") as bar:
 
-        def read_images() -> None:
-            facts = pool.imap(lambda one: _facts(*one, root or ""), waiting.items())
-            for name, fact in zip(waiting, facts, strict=True):
-                found.add_image(name, fact)
+        def read_pictures() -> None:
+            for one, fact in zip(waiting, pool.imap(digest, waiting), strict=True):
+                found.add_picture(one[0], one[1], fact)
             waiting.clear()
 
-        for path, row in found.rows(paths, read, limit):
-            place, content = f"{path}, {row.where}", _content(path, row)
-            if content is None and root is None:
+        for number, row in found.rows(paths, keys, limit):
+            path = paths[number]
+            place = f"{path}, {row.where}"
+            if row.stored is None and image_root is None:
                 raise ValueError(
                     f"{place} has the path of an image, {short(row.image)}: give the folder that "
                     "paths are relative to (--images)"
                 )
-            name = found.name_of(place, row, content)
-            if name not in found.images:
-                waiting[name] = content
+            image, picture = identity.of(row, number, path)
+            if picture not in known:
+                known[picture] = row.image if row.stored is None else place
+                if row.stored is not None and row.stored.content is not None:
+                    # The next row may replace the buffer.
+                    content = bytes(row.stored.content)
+                    row = row._replace(stored=row.stored._replace(content=content))
+                waiting.append((known[picture], image, row, path))
             for caption in row.captions:
-                found.add_pair(place, name, caption, row)
+                found.add_pair(place, known[picture], image, caption, row)
                 bar.update()
-            if row.image_id is not None:
-                found.add_id(name, row.image_id)
+            found.add_id(known[picture], image, picture, row.image_id)
             if len(waiting) >= _BLOCK:
-                read_images()
-        read_images()
+                read_pictures()
+        read_pictures()
     report: dict[str, Any] = {
         "pairs": found.pairs,
         "images": len(found.images),
@@ -247,8 +233,8 @@ def check(
         "passed_over": found.passed_over,
         "problems": found.problems,
     }
-    if group_id_key is not None:
-        report["groups"] = _counts_of(found.groups, found.pairs)
+    if keys.get("group_id_key") is not None:
+        report["groups"] = found.of_groups()
     return report
 
 
@@ -257,14 +243,10 @@ def render(report: dict[str, Any]) -> str:
     lines = [f"pairs   {report['pairs']}", f"images  {report['images']}"]
     if "groups" in report:
         found = report["groups"]
-        several = found["groups_with_several_images"]
-        line = (
+        lines.append(
             f"groups  {found['groups']} of {found['pairs']} pairs ({found['share']:.1%} of all), "
+            f"{found['groups_with_several_images']} of several images"
         )
-        line += f"{several} of several images"
-        if found["pairs"]:
-            line += f", the largest, {found['largest_group']!r}, of {found['largest']}"
-        lines.append(line)
     missing = report["problems"]["missing_files"]
     if missing and len(missing) == report["images"]:
         lines.append(
@@ -290,30 +272,3 @@ def render(report: dict[str, Any]) -> str:
         if len(findings) > _PRINTED:
             lines.append(f"    and {len(findings) - _PRINTED} more (--json lists all)")
     return "\n".join(lines)
-
-
-def _content(path: Path, row: Row) -> bytes | None:
-    """Return the image of a row that lies in its file; None if it is a file of its own."""
-    if row.stored is None:
-        return None
-    if row.stored.content is not None:
-        return bytes(row.stored.content)
-    with open(path, "rb") as file:
-        file.seek(row.stored.start or 0)
-        return file.read(row.stored.size)
-
-
-def _facts(name: str, data: bytes | None, root: str) -> _Facts:
-    """Read an image file, or its content under a name."""
-    path = name if data is not None else os.path.join(root, name)
-    try:
-        if data is None:
-            data = read_file(path, root)
-        read_rgb(path, data)
-        return _digest(data)
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-        return error
-
-
-def _digest(content: bytes) -> bytes:
-    return hashlib.blake2b(content, digest_size=16).digest()

@@ -4,10 +4,12 @@ Folders, told apart by what they contain:
 
 - one that ``save_to_disk`` of Hugging Face's ``datasets`` has written: its Arrow files, in the
   order of `state.json`;
-- one with parquet files, also in folders below: all of them, if their names are of one split;
+- one with tar shards or parquet files, also in folders below: all of them, if their names are of
+  one split;
 - one with pictures and text files of the same names: the folder itself.
 
-A folder with several splits is refused: which files are a split, a glob says.
+A folder with several splits or several kinds is refused: which files are meant, a glob says. The
+tables that img2dataset writes beside its shards or folders are not read.
 Symbolic links to folders are followed; a folder that several links lead to is read once.
 """
 
@@ -24,6 +26,8 @@ from pathlib import Path
 _STATE = "state.json"
 _SPLITS = re.compile(r"(?<![a-z])(train|val|valid|validation|dev|test|eval)(?:ing)?(?![a-z])")
 _PARTS = re.compile(r"-(\d{5})-of-(\d{5})(?!\d)")
+_WHOLE = (".parquet", ".arrow", ".tar")  # files that are data by themselves
+_PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 
 
@@ -42,6 +46,8 @@ def files_of(given: str | os.PathLike[str]) -> list[Path]:
     if path.is_dir():
         return _files_in(path)
     found = [Path(one) for one in files_named(os.fspath(path))]
+    if len(found) > 1:
+        found = _without_metadata(found)
     if not found:
         raise FileNotFoundError(
             f"no file matches {path} (relative paths start at {os.getcwd()}); correct the pattern"
@@ -52,11 +58,39 @@ def files_of(given: str | os.PathLike[str]) -> list[Path]:
 
 
 def files_named(storage: str) -> list[str]:
-    """Return the sorted files that match a glob; a path without one as it is."""
+    """Return the sorted files that a glob or a brace list names; another path as it is.
+
+    Files of a brace list need not exist.
+    """
     storage = os.path.expanduser(storage)
-    if os.path.lexists(storage) or not glob.has_magic(storage):
+    if os.path.lexists(storage):
         return [storage]
-    return sorted(file for file in glob.glob(storage, recursive=True) if os.path.isfile(file))
+    patterns = [storage]
+    if "{" in storage:
+        from braceexpand import braceexpand
+
+        patterns = list(braceexpand(storage))
+    files: list[str] = []
+    for pattern in patterns:
+        if glob.has_magic(pattern):
+            files += sorted(
+                one for one in glob.glob(pattern, recursive=True) if os.path.isfile(one)
+            )
+        else:
+            files.append(pattern)
+    return files
+
+
+def _without_metadata(files: list[Path]) -> list[Path]:
+    """Remove tables that img2dataset writes beside a shard or a folder of pictures of its name."""
+    names = set(files)
+
+    def describes(path: Path) -> bool:
+        stem = path.with_name(path.name.removesuffix("_stats.json").removesuffix(".parquet"))
+        shard = stem.with_name(f"{stem.name}.tar") in names
+        return stem.name.isdecimal() and stem != path and (shard or stem.is_dir())
+
+    return [path for path in files if not describes(path)]
 
 
 def captioned_in(folder: Path) -> tuple[dict[Path, Path], list[Path]]:
@@ -70,29 +104,37 @@ def captioned_in(folder: Path) -> tuple[dict[Path, Path], list[Path]]:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """Return the parquet files of a folder, or the folder itself if it has pictures with texts."""
+    """Return the shards or parquet files of a folder, or itself if it has pictures with texts."""
     files = sorted(_below(folder))
-    columnar = [path for path in files if path.suffix.lower() in (".parquet", ".arrow")]
-    names = [path.relative_to(folder).as_posix().lower() for path in columnar]
+    data = [path for path in _without_metadata(files) if path.suffix.lower() in _WHOLE]
+    names = [path.relative_to(folder).as_posix().lower() for path in data]
+    kinds = {path.suffix.lower() for path in data}
     splits = {frozenset(_SPLITS.findall(name)) for name in names}
-    if columnar and (len(splits) > 1 or any(path.suffix.lower() == ".arrow" for path in columnar)):
+    captioned = captioned_in(folder)[0]
+    if captioned:
+        kinds.add(".txt")
+        names.append(next(iter(captioned)).relative_to(folder).as_posix())
+    if len(splits) > 1 or len(kinds) > 1 or ".arrow" in kinds:
         raise ValueError(
             f"folder {folder} has files such as {names[0]} and {names[-1]}: name those of one "
-            "split by a glob, such as data/train-*.parquet, or the folder of one split that "
-            "save_to_disk of Hugging Face's datasets has written"
+            "split and one kind by a glob, such as data/train-*.parquet, or the folder of one "
+            "split that save_to_disk of Hugging Face's datasets has written"
         )
-    if columnar:
-        _require_all_parts(columnar)
-        return columnar
-    if captioned_in(folder)[0]:
+    packed = [path.name for path in files if path.name.lower().endswith(_PACKED)]
+    if data and packed:
+        raise ValueError(f"folder {folder} has {packed[0]}, which is packed; unpack it: gunzip")
+    if data:
+        _require_all_parts(data)
+        return data
+    if captioned:
         return [folder]
-    kinds = Counter(path.suffix.lower() or path.name for path in files).most_common(5)
-    shown = ", ".join(f"{count} {kind}" for kind, count in kinds)
+    counts = Counter(path.suffix.lower() or path.name for path in files).most_common(5)
+    shown = ", ".join(f"{count} {kind}" for kind, count in counts)
     raise ValueError(
         f"folder {folder} has {f'files of other kinds ({shown})' if files else 'no files'}; "
-        "expected parquet files, a folder that save_to_disk of Hugging Face's datasets has "
-        "written, or pictures, each with a text file (.txt) of the same name; name annotation "
-        "files one by one"
+        "expected parquet files, tar shards, a folder that save_to_disk of Hugging Face's datasets "
+        "has written, or pictures, each with a text file (.txt) whose name is the same before the "
+        "suffix (a.jpg, a.txt); name annotation files one by one"
     )
 
 

@@ -89,7 +89,8 @@ class FeatureFolder:
         if (self.folder / NAMES).is_file():
             names = read_json(self.folder / NAMES)
         elif text.is_file():
-            names = text.read_text(encoding="utf-8").splitlines()
+            lines = text.read_bytes().decode("utf-8-sig").removesuffix("\n").split("\n")
+            names = [line.removesuffix("\r") for line in lines]
         else:
             raise ValueError(f"{self.folder} has no {NAMES} or names.txt with the images' names")
         if not isinstance(names, list) or not all(isinstance(one, str) for one in names):

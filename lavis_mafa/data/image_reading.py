@@ -22,8 +22,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-import numpy as np
-from PIL import EpsImagePlugin, Image, ImageFile, ImageOps, UnidentifiedImageError
+from PIL import EpsImagePlugin, ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
+
+from lavis_mafa.io.pictures import to_rgb
 
 _FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 _SUFFIXES = {
@@ -33,10 +34,9 @@ _SUFFIXES = {
     "JPEG2000": "jp2",
     "TIFF": "tif",
 }
+_LYING = (5, 6, 7, 8)  # values of EXIF's orientation that exchange width and height
 _JPEG_FACTORS = (1, 2, 4, 8)  # by which a JPEG's decoder can reduce it
 _LARGEST_FILE = 2**30  # bytes; uncompressed pixels of the most that Pillow reads take 0.7 GB
-
-_WHITE = (255, 255, 255, 255)
 
 # Pillow warns of conditions that this module handles: broken metadata are ignored, decompression
 # bombs are refused. Its texts differ by file, so that every worker would log every one.
@@ -67,7 +67,21 @@ def read_rgb(path: str | os.PathLike[str], data: bytes | None = None) -> Image.I
     with _named(path), _opened(path, data) as image:
         _reduce(image)
         image.load()
-        return _to_rgb(_upright(image))
+        return to_rgb(_upright(image))
+
+
+def read_size(path: str | os.PathLike[str]) -> tuple[int, int]:
+    """Return width and height of the picture that `read_rgb` returns, by its header.
+
+    Raises:
+        OSError: as `read_rgb`, for what the header shows.
+    """
+    with _named(path), _opened(path) as image:
+        try:
+            lying = image.getexif().get(ExifTags.Base.Orientation) in _LYING
+        except Exception:  # broken EXIF data are ignored, as in `_upright`
+            lying = False
+        return (image.height, image.width) if lying else image.size
 
 
 @contextmanager
@@ -113,16 +127,19 @@ def require_below(path: str | None, root: str | os.PathLike[str]) -> None:
     """Raise OSError unless ``path``, which begins with ``root`` unless it is absolute, leads to a
     place below it: an annotation file must not bring any picture of the machine into a data set or
     a page. Links in the folder are followed, as they are its owner's."""
+    if path is None:
+        return
     root = os.path.join(os.path.abspath(root), "")
-    below = path is None or os.path.abspath(path).startswith(root)
-    if path is not None and ".." in path.removeprefix(os.fspath(root)).split(os.sep):
-        # Where a link is before "..", the path leads to another place than it says.
-        below &= os.path.realpath(path).startswith(os.path.join(os.path.realpath(root), ""))
-    if not below:
-        raise PermissionError(
-            f"image {path!r} is not read: it is outside of the image folder {root!r}; set "
-            "build_info.images.storage to a folder that contains it"
-        )
+    # Where a link is before "..", the path leads to another place than it says.
+    as_it_says = ".." not in path.removeprefix(os.fspath(root)).split(os.sep)
+    if as_it_says and os.path.abspath(path).startswith(root):
+        return
+    if os.path.realpath(path).startswith(os.path.join(os.path.realpath(root), "")):
+        return
+    raise PermissionError(
+        f"image {path!r} is not read: it is outside of the image folder {root!r}; set "
+        "build_info.images.storage to a folder that contains it"
+    )
 
 
 def read_file(path: str, root: str | os.PathLike[str]) -> bytes:
@@ -150,13 +167,6 @@ def suffix_of(data: bytes) -> str | None:
 def image_suffix(path: str | os.PathLike[str]) -> str:
     """Return the suffix of a file name, such as ``jpg``; that if it has none."""
     return os.path.splitext(path)[1].lower().lstrip(".") or "jpg"
-
-
-def as_png(image: Image.Image) -> tuple[bytes, str]:
-    """Return the picture as the bytes of a PNG file, and ``png``."""
-    buffer = io.BytesIO()
-    image.save(buffer, "png")
-    return buffer.getvalue(), "png"
 
 
 @contextmanager
@@ -202,29 +212,3 @@ def _upright(image: Image.Image) -> Image.Image:
     except Exception:  # broken EXIF data do not affect the pixels, which are loaded
         pass
     return image
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode == "F":
-        raise ValueError("32-bit float pixels have no defined range; store the image with 8 bits")
-    if image.mode == "I" or image.mode.startswith("I;16"):
-        return _scaled_16_bit(image)
-    if "transparency" in image.info or image.getbands()[-1] in ("A", "a"):
-        return _over_white(image)
-    return image if image.mode == "RGB" else image.convert("RGB")
-
-
-def _over_white(image: Image.Image) -> Image.Image:
-    if image.mode == "La":  # premultiplied grey converts to LA only
-        image = image.convert("LA")
-    image = image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", image.size, _WHITE), image).convert("RGB")
-
-
-def _scaled_16_bit(image: Image.Image) -> Image.Image:
-    """Scale grey values 0..65535 to 0..255; Pillow's own conversion clips at 255."""
-    values = np.asarray(image)
-    if values.min() < 0 or values.max() > 65535:
-        raise ValueError("32-bit integer pixels have no defined range; store it with 8 or 16 bits")
-    scaled = (values.astype(np.uint32) * 255 + 32767) // 65535
-    return Image.fromarray(scaled.astype(np.uint8)).convert("RGB")

@@ -1,7 +1,7 @@
-"""`image_text_json`: a user's image-text pairs from JSON, JSON-lines, CSV, TSV, COCO, parquet or
-Arrow files, or from a folder of Hugging Face's ``datasets``.
+"""`image_text_json` and `image_text_shards`: a user's image-text pairs.
 
-A dataset configuration:
+The first reads JSON, JSON lines, CSV, TSV, COCO, parquet and Arrow files, and folders of Hugging
+Face's ``datasets``; the second webdataset tar shards, which are listed once without reading images.
 
     datasets:
       image_text_json:
@@ -24,12 +24,7 @@ from PIL import Image
 
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.data.annotation_rows import CAPTION_KEYS, IMAGE_KEYS
-from lavis_mafa.data.data_folders import files_named
-from lavis_mafa.data.local_builder import (
-    ConvertedFiles,
-    ConvertingBuilder,
-    group_id_option,
-)
+from lavis_mafa.data.local_builder import ConvertedFiles, ConvertingBuilder
 from lavis_mafa.data.pair_conversion import converted
 from lavis_mafa.data.pairs import EvalPairs, Pairs, TrainPairs
 from lavis_mafa.io.project_files import dataset_yamls
@@ -38,20 +33,17 @@ _LOOKED_FOR = 50  # images, spread over the data
 
 
 class _Files(Pairs):
-    """Pairs from annotation files, whose images are files in a folder, or inside those files.
+    """Pairs from annotation files or shards, whose images are files in a folder, or inside them.
 
     Args:
         vis_root: folder that the image paths are relative to; None if there are no paths.
-        ann_paths: annotation files, globs and folders, read as one.
-        table_options: `image_key`, `caption_key`, `image_id_key`, `group_id_key`, `drop_empty`,
-            `cache_dir` of `converted`.
+        ann_paths: annotation files, shards, globs and folders, read as one.
+        table_options: of `converted`.
 
     Raises:
         FileNotFoundError: if the image root or an annotation file does not exist.
         ValueError: if the annotation files have rows that cannot be used.
     """
-
-    images_by_content = True
 
     def __init__(
         self,
@@ -62,25 +54,31 @@ class _Files(Pairs):
         **table_options: Any,
     ) -> None:
         root = None if vis_root is None else os.path.abspath(os.path.expanduser(vis_root))
-        table = converted(ann_paths, **table_options)
+        table = converted(ann_paths, root=root, **table_options)
         super().__init__(table, vis_processor, text_processor, root)
 
     def require_pictures(self) -> None:
         meta = self.table.meta
         if not meta["with_paths"]:
             return
-        error: type[Exception] = ValueError
-        where, step = "", -(-len(self.table) // _LOOKED_FOR)
-        if self.vis_root is not None:
-            paths = [self._path_of(row) for row in range(0, len(self.table), step)]
-            if any(path is None or os.path.isfile(path) for path in paths):
-                return
-            error, where = FileNotFoundError, f"none of {len(paths)} is in root {self.vis_root}; "
-        raise error(
+        what = (
             f"{', '.join(meta['sources'])}: {meta['with_paths']} pairs give the path of their "
-            f"image, such as {meta['first_path']!r}; {where}set build_info.images.storage (train "
-            "--images) to the folder that the paths are relative to"
+            f"image, such as {meta['first_path'][0]!r}; "
         )
+        cure = (
+            "set build_info.images.storage (train --images) to the folder that the paths are "
+            "relative to"
+        )
+        if self.vis_root is None:
+            raise ValueError(what + cure)
+        rows = range(0, len(self.table), -(-len(self.table) // _LOOKED_FOR))
+        paths = [path for row in rows if (path := self._path_of(row)) is not None]
+        missing = [path for path in paths if not os.path.isfile(path)]
+        if len(missing) > len(paths) / 2:
+            raise FileNotFoundError(
+                f"{what}{len(missing)} of {len(paths)} that were looked for are not in root "
+                f"{self.vis_root}, first {missing[0]!r}; {cure}"
+            )
 
 
 class ImageTextTrain(_Files, TrainPairs):
@@ -106,7 +104,6 @@ class _AnnotationColumns(ConvertedFiles):
         doc="column of a string or an integer, equal for all rows of one image; null: image_id, if "
         "it exists"
     )
-    group_id_key: str | None = group_id_option("column of the training split")
 
 
 @registry.register_builder("image_text_json")
@@ -119,9 +116,12 @@ class ImageTextJsonBuilder(ConvertingBuilder):
     eval_dataset_cls = ImageTextEval
     DATASET_CONFIG_DICT = dataset_yamls("image_text_json")
 
-    # Expands a glob, for the check of the config.
-    files_named = staticmethod(files_named)
 
-    def dataset_options(self, info: Any, split: str) -> dict[str, Any]:
-        root = info.get(self.data_type).storage or None
-        return {"vis_root": root, **super().dataset_options(info, split)}
+@registry.register_builder("image_text_shards")
+class ImageTextShardsBuilder(ConvertingBuilder):
+    """Build the splits that `build_info.annotations` names, from tar shards."""
+
+    name = "image_text_shards"
+    train_dataset_cls = ImageTextTrain
+    eval_dataset_cls = ImageTextEval
+    DATASET_CONFIG_DICT = dataset_yamls("image_text_shards")

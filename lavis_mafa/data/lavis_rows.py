@@ -1,4 +1,4 @@
-"""Check what LAVIS's data sets have loaded from annotation files.
+"""Check what LAVIS's data sets have loaded from annotation files, and read their samples.
 
 LAVIS takes whatever a row holds: a caption that is a string where a list is expected becomes a list
 of its letters. Here such values are refused while the splits are built, when there is no model yet.
@@ -27,7 +27,9 @@ from lavis.datasets.datasets.vg_vqa_datasets import VGVQADataset
 from lavis.datasets.datasets.vqa_datasets import VQAEvalDataset
 
 from lavis_mafa.data.annotation_rows import Refusals, short
+from lavis_mafa.data.image_reading import read_rgb
 from lavis_mafa.data.local_files import reads_as_lavis
+from lavis_mafa.data.picture_identity import PictureFolder
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +71,8 @@ _FORMS: dict[type, Mapping[str, _Check]] = {
     VQAEvalDataset: {**_QUESTION, "question_id": _ID},
     NLVRDataset: {"images": _TEXTS, "sentence": _TEXT},
 }
-# Unusable rows of these count as samples that cannot be read.
+# Unusable rows of these count as samples that cannot be read: coco_retrieval, flickr30k;
+# coco_caption; vg_caption, sbu_caption, conceptual_caption_*.
 _PAIRS = (RetrievalDataset, CaptionDataset, ImageTextPairDataset)
 
 
@@ -205,7 +208,7 @@ def _twice(cls: type, row: Mapping[str, Any], number: int, owners: dict[str, Any
         owners: of the ids of earlier rows.
     """
     if issubclass(cls, RetrievalEvalDataset):
-        key, owner = os.path.normpath(row["image"]), f"row {number}"
+        key, owner = PictureFolder(None).identity(row["image"]), f"row {number}"
     elif issubclass(cls, VQAEvalDataset):
         key, owner = str(row["question_id"]), f"row {number}"
     elif issubclass(cls, COCOCapEvalDataset):  # LAVIS takes the id from the file's name
@@ -232,3 +235,37 @@ def _rows_of(file: str) -> list[Any]:
     if not isinstance(rows, list):
         raise ValueError(f"{file}: expected a list of rows, got {short(rows)}")
     return rows
+
+
+def read_here(dataset: Any) -> bool:
+    """Return whether `read_sample` reads a data set's images itself."""
+    return type(dataset).__getitem__ in [cls.__getitem__ for cls in _PAIRS]
+
+
+def read_sample(dataset: Any, index: int) -> dict[str, Any]:
+    """Return ``dataset[index]``; in LAVIS's image-caption sets the image is read by `read_rgb`.
+
+    LAVIS reads by ``Image.open(path).convert("RGB")``, which waits forever for a pipe, clips 16-bit
+    grey to white, shows transparent parts in arbitrary colours, ignores the EXIF orientation and
+    decodes decompression bombs of up to 178,956,970 pixels.
+
+    Raises:
+        ValueError: if the row of such a set cannot be used.
+        OSError: see `read_rgb`.
+        Others: those of ``dataset[index]`` for any other data set.
+    """
+    if not read_here(dataset):
+        return dataset[index]
+    row = dataset.annotation[index]
+    for key in ("image", "caption"):
+        if not isinstance(row.get(key), str):
+            raise ValueError(f"row {index}: expected text as {key!r}, got {row.get(key)!r:.60}")
+    sample = {
+        "image": dataset.vis_processor(read_rgb(os.path.join(dataset.vis_root, row["image"]))),
+        "text_input": dataset.text_processor(row["caption"]),
+    }
+    if hasattr(dataset, "img_ids"):
+        sample["image_id"] = dataset.img_ids[row["image_id"]]
+    if type(dataset).__getitem__ is RetrievalDataset.__getitem__:
+        sample["instance_id"] = row["instance_id"]
+    return sample

@@ -12,8 +12,9 @@ from torch.utils.data import Dataset
 
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.data.caption_truth import SAME_CAPTION, truth_reader
+from lavis_mafa.data.data_folders import files_named
 from lavis_mafa.data.feature_folder import FeatureFolder
-from lavis_mafa.data.pair_conversion import Holdout
+from lavis_mafa.data.pair_conversion import CONTENT, FILE, Holdout
 from lavis_mafa.io.processes import on_main_process
 
 SPLITS = ("train", "val", "test")
@@ -45,7 +46,16 @@ class ConvertedFiles:
         path="file",
         words=(SAME_CAPTION,),
     )
-    drop_empty: bool = option(doc="drop samples with an empty caption; False: refuse them")
+    identity: str = option(
+        doc="what makes samples without an image id show the same image: file, or content: equal "
+        "bytes, for which every picture is read once",
+        choices=(FILE, CONTENT),
+    )
+    group_id_key: str | None = option(
+        doc="training split: column, in shards key in .json, of a string or an integer, equal for "
+        "samples that are never negatives of each other (same product, patient or query); missing "
+        "or empty: in no group; null: no groups; see model.mafa.same_group",
+    )
     max_unusable: float = option(
         doc="permitted share of records that cannot be used, such as a sample without a caption: "
         "they are left out and listed in the log; if there are more, the data are refused",
@@ -53,42 +63,33 @@ class ConvertedFiles:
         high=1,
     )
     holdout: float = option(
-        doc="share of the images that the split val has and train has not, chosen by their names, "
-        "where both splits have the same files; 0: all have all",
+        doc="share of the images that the split val has and train has not, chosen by their "
+        "identity, where both splits have the same files; 0: all have all",
         low=0,
         high=0.5,
-    )
-
-
-def group_id_option(where: str) -> Any:
-    """Return the field ``group_id_key`` of the options of a builder.
-
-    Args:
-        where: what holds it, such as a column.
-    """
-    return option(
-        doc=f"{where} with a string or an integer, equal for samples that are never negatives of "
-        "each other (same product, patient or query); missing or empty: in no group; null: no "
-        "groups; see model.mafa.same_group",
     )
 
 
 class ConvertingBuilder(LocalBuilder):
     """Build the splits that `build_info.annotations` names, from files that are converted once.
 
-    Data sets are constructed with `vis_processor`, `text_processor`, `ann_paths` (the split's
-    files) and the options of `dataset_options`.
+    Data sets are constructed with `vis_processor`, `text_processor`, `vis_root`, `ann_paths` (the
+    split's files) and the options of the builder.
     """
 
     name: str  # in LAVIS's registry
     build_options = ConvertedFiles
 
-    def dataset_options(self, info: Any, split: str) -> dict[str, Any]:
-        """Read further constructor arguments of a split's data set from `build_info`."""
-        unused = {"truth"} if split == "train" else {"truth", "group_id_key"}
-        names = {field.name for field in fields(self.build_options)} - unused
-        options = {name: info[name] for name in names}
-        return options | {"holdout": _holdout_of(info, split)}
+    # Expands a glob, for the check of the config.
+    files_named = staticmethod(files_named)
+
+    @classmethod
+    def _keys(cls, info: Any, split: str) -> dict[str, Any]:
+        """Return the names of the columns of a split. Groups are of no use but to training, and the
+        files of other splits need not have that column."""
+        names = [field.name for field in fields(cls.build_options) if field.name.endswith("_key")]
+        used = [name for name in names if split == "train" or name != "group_id_key"]
+        return {name: info.get(name) for name in used}
 
     def build_datasets(self) -> dict[str, Dataset[Any]]:
         """Return {split: data set}; under torch.distributed rank 0 converts while the others wait.
@@ -120,8 +121,11 @@ class ConvertingBuilder(LocalBuilder):
             dataset = dataset_cls(
                 vis_processor=self.vis_processors[kind],
                 text_processor=self.text_processors[kind],
+                vis_root=(info.get("images") or {}).get("storage"),
                 ann_paths=[storage] if isinstance(storage, str) else list(storage),
-                **self.dataset_options(info, split),
+                holdout=_holdout_of(info, split),
+                **{name: info[name] for name in ("identity", "max_unusable", "cache_dir")},
+                **self._keys(info, split),
             )
             if features is None:
                 dataset.require_pictures()

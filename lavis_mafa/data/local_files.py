@@ -1,9 +1,8 @@
-"""What our variants of LAVIS's builders have in common: local files, and settings of data sets."""
+"""Let LAVIS's builders read local annotation files where they are."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import fields
 from typing import Any
 
 from lavis.datasets.builders.base_dataset_builder import BaseDatasetBuilder
@@ -48,23 +47,3 @@ def read_in_place(annotations: Any) -> None:
                 break
         else:
             info.url = info.get("url") or stored
-
-
-class SetsOptions:
-    """Mixin before a builder of LAVIS that hands keys of ``build_info`` to its data sets.
-
-    Each option of ``build_options`` is set on the data sets that have an attribute of this name.
-    """
-
-    build_options: Any
-
-    def build(self) -> Any:
-        builder: Any = self
-        datasets = super().build()  # type: ignore[misc]
-        for option in fields(self.build_options):
-            default = getattr(self.build_options, option.name)
-            value = type(default)(builder.config.build_info.get(option.name, default))
-            for dataset in datasets.values():
-                if hasattr(dataset, option.name):
-                    setattr(dataset, option.name, value)
-        return datasets

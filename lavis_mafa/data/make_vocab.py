@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
+from lavis_mafa.data.annotation_files import read_rows, require_files
 from lavis_mafa.data.annotation_rows import MAX_UNUSABLE, PassedOver, Problem, Refusals, Row
-from lavis_mafa.data.data_check import readable
+from lavis_mafa.data.columnar_files import check_columns
 from lavis_mafa.io.files import write_text
 from lavis_mafa.io.processes import progress
 
@@ -40,12 +40,13 @@ def make_vocab(
         raise ValueError(
             f"expected a size above {len(SPECIAL_TOKENS)} (the special tokens), got {size}"
         )
-    paths, read = readable(files, images=False, **keys)
+    paths = require_files(files)
+    check_columns(paths, **keys)
 
     def train(first_tokens: list[str], size: int) -> list[str]:
         tokenizer = BertWordPieceTokenizer(lowercase=True)
         tokenizer.train_from_iterator(
-            _captions(paths, read),
+            _captions(paths, keys),
             vocab_size=size,
             min_frequency=_MIN_COUNT,
             special_tokens=first_tokens,
@@ -64,11 +65,12 @@ def make_vocab(
     return tokens
 
 
-def _captions(paths: list[Path], read: Callable[[Path], Iterator[Any]]) -> Iterator[str]:
+def _captions(paths: list[Path], keys: Mapping[str, str | None]) -> Iterator[str]:
     """Yield the captions of all records that can be used, as training does."""
     refused, records = Refusals(), 0
     for path in paths:
-        for row in progress(read(path), path.name, unit=" rows"):
+        rows = read_rows(path, images=False, **keys)
+        for row in progress(rows, path.name, unit=" rows"):
             records += not isinstance(row, PassedOver)
             if isinstance(row, Problem):
                 refused.add(f"{path}, {row.where}: {row.message}", row.fatal)

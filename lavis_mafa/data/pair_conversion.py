@@ -11,17 +11,19 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from lavis_mafa.algorithm.context import NO_GROUP
-from lavis_mafa.data.annotation_files import read_rows, require_files
+from lavis_mafa.data.annotation_files import TAR, read_rows, require_files
 from lavis_mafa.data.annotation_rows import (
     MAX_UNUSABLE,
     PassedOver,
@@ -41,23 +43,28 @@ from lavis_mafa.data.pair_table import (
     PairTable,
     describe_conflict,
 )
+from lavis_mafa.data.picture_identity import Copies, PictureIdentity
 from lavis_mafa.io.cache import cache_root, make_once
-from lavis_mafa.io.files import names_of, write_json
+from lavis_mafa.io.files import write_json
+from lavis_mafa.io.launcher import usable_cores
 from lavis_mafa.io.processes import progress
 
 BATCH_ROWS = 16_384
+SHARDS_PER_WORKER = 4  # at least; a shard takes a second, a process a part of one
 _COPIES = "images.bin"
 _KNOWN_COPIES = 2**16
 
-Table = TypeVar("Table", bound=PairTable)
+FILE, CONTENT = "file", "content"  # what makes rows without an image id show the same picture
 # A share of all images, and whether these are kept or the others; None: all.
 Holdout = tuple[float, bool] | None
+_Rows = Iterable[Row | Problem | PassedOver]
 
 
 def converted(
     files: Collection[str | os.PathLike[str]],
     *,
-    drop_empty: bool = True,
+    root: str | os.PathLike[str] | None = None,
+    identity: str = FILE,
     max_unusable: float = MAX_UNUSABLE,
     holdout: Holdout = None,
     cache_dir: str | os.PathLike[str] | None = None,
@@ -66,12 +73,14 @@ def converted(
     """Return the table of the pairs in `files`; convert them unless their current state is cached.
 
     A list of captions becomes several pairs; every pair is kept, in order, even if it is listed
-    twice. Pairs with the same `image_id`, or without one the same path or the same bytes, share an
-    image. Several processes may convert the same files at once.
+    twice. Empty captions are dropped and counted. Which pairs share an image, `picture_identity`
+    decides. Several processes may convert the same files at once.
 
     Args:
-        files: annotation files (formats: `annotation_files`), globs and folders, read as one.
-        drop_empty: drop empty captions (counted and logged) instead of refusing them.
+        files: annotation files (formats: `annotation_files`), shards, globs and folders, read as
+            one.
+        root: folder that image paths are relative to; None: unknown.
+        identity: `FILE`, or `CONTENT`, for which every picture is read.
         max_unusable: share of the records that may be unusable: these are left out and logged.
         holdout: images to keep; which belong to the share depends on the image alone.
         cache_dir: folder of all tables; None: $LAVIS_MAFA_CACHE, else ~/.cache/lavis_mafa.
@@ -84,6 +93,9 @@ def converted(
         RuntimeError: if a file changed while it was read.
     """
     paths = require_files(files)
+    keys = {name: column for name, column in keys.items() if column is not None}
+    names = ", ".join(os.fspath(file) for file in files)
+    tables = cache_root(cache_dir) / "image_text"
 
     def state() -> list[Any]:
         found = [(path, path) for path in paths if not path.is_dir()]
@@ -93,55 +105,56 @@ def converted(
         # The change time (ctime) too: `cp -p`, tar and rsync set the modification time of what they
         # put back, and a file of equal size would be taken for the converted one.
         sources = [(path, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for path, one in stats]
-        return [sources, keys, bool(drop_empty), max_unusable, *(holdout or ())]
+        where = None if root is None else os.path.abspath(root)
+        return [sources, keys, where, identity, max_unusable]
 
     def convert(folder: Path) -> None:
+        logging.info("Converting %s into a memory-mapped table", names)
         check_columns(paths, **keys)
-        write_table(
-            folder,
-            list(map(os.fspath, paths)),
-            (progress(read_rows(path, **keys), path.name, unit=" rows") for path in paths),
-            groups=keys.get("group_id_key") is not None,
-            drop_empty=drop_empty,
-            max_unusable=max_unusable,
-            holdout=holdout,
-        )
+        of_pictures = PictureIdentity(root, by_content=identity == CONTENT)
+        write_table(folder, paths, _rows_of(paths, keys), of_pictures, keys, max_unusable)
 
-    return cached_table(PairTable, cache_root(cache_dir) / "image_text", paths, state, convert)
+    table = _cached(tables, names, state, convert)
+    # Of two splits of the same files the training split warns of copies.
+    _log(table, names, copies=holdout is None or not holdout[1])
+    if holdout is None:
+        return table
+    whole = table
+    half = _cached(
+        tables,
+        names,
+        lambda: [whole.folder.name, *holdout],
+        lambda folder: _write_half(folder, whole, *holdout),
+    )
+    held = "held out" if holdout[1] else "not held out"
+    logging.info("%s: %d pairs of %d images are %s", names, len(half), half.meta["images"], held)
+    return half
 
 
-def cached_table(
-    kind: type[Table],
-    root: Path,
-    sources: Collection[str | os.PathLike[str]],
-    state: Callable[[], list[Any]],
-    convert: Callable[[Path], None],
-) -> Table:
-    """Return the table below ``root`` that ``state`` stands for; make it unless it exists.
-
-    Args:
-        sources: names of its files, for messages.
-        state: returns the state of the sources and the settings, as plain JSON values.
-        convert: fills a folder.
+def _cached(
+    tables: Path, names: str, state: Callable[[], list[Any]], write: Callable[[Path], None]
+) -> PairTable:
+    """Return the table that ``state`` stands for; make it unless it exists.
 
     Raises:
-        RuntimeError: if the state has changed during the conversion.
+        RuntimeError: if the state has changed meanwhile.
     """
-    names = names_of(sources)
 
     def key() -> str:
         text = json.dumps([FORMAT_VERSION, *state()], sort_keys=True)
         return hashlib.sha256(text.encode("ascii")).hexdigest()[:32]
 
     def make(temporary: Path) -> None:
-        logging.info("Converting %s into a memory-mapped table", names)
-        convert(temporary)
+        write(temporary)
         if key() != folder.name:
             raise RuntimeError(f"{names} changed while being read; start again")
 
-    folder = root / key()
+    folder = tables / key()
     make_once(folder, make)
-    table = kind(folder)
+    return PairTable(folder)
+
+
+def _log(table: PairTable, names: str, copies: bool) -> None:
     meta, groups = table.meta, ""
     if "groups" in meta:
         groups = f", {meta['groups']} groups of {meta['pairs_in_groups']} pairs"
@@ -155,15 +168,30 @@ def cached_table(
         logging.info("%s: %d files of no sample, such as %s", names, *meta["passed_over"])
     if meta["id_conflicts"]:
         logging.warning("%s: %s", names, describe_conflict(table))
-    return table
+    if meta["copies"] and copies:
+        logging.warning(
+            "%s: %d pictures are copies of another one, first %s of %s: they count as different "
+            "images, which can be negatives of each other and on both sides of a holdout. Remove "
+            "them, give copies the same image_id, or set build_info.identity: content",
+            names,
+            meta["copies"],
+            *map(repr, meta["first_copy"]),
+        )
 
 
-def digest_of(letter: bytes, content: Any) -> bytes:
-    """Return 16 bytes that identify a content; the letter distinguishes kinds of content, b"" if
-    there is one kind."""
-    found = hashlib.blake2b(letter, digest_size=16)
-    found.update(content)
-    return found.digest()
+def _rows_of(paths: list[Path], keys: Mapping[str, Any]) -> Iterator[_Rows]:
+    """Yield the rows of each file, in order; several processes list many shards."""
+    workers = min(usable_cores(), len(paths) // SHARDS_PER_WORKER)
+    if workers > 1 and all(path.suffix.lower() == TAR for path in paths):
+        with get_context("fork").Pool(workers) as pool:
+            yield from progress(pool.imap(partial(_samples_in, keys), paths), "shards")
+        return
+    for path in paths:
+        yield progress(read_rows(path, **keys), path.name, unit=" rows")
+
+
+def _samples_in(keys: Mapping[str, Any], path: Path) -> list[Row | Problem | PassedOver]:
+    return list(read_rows(path, **keys))
 
 
 def dense_ids(
@@ -185,73 +213,110 @@ def dense_ids(
 
 def write_table(
     folder: Path,
-    sources: list[str],
-    rows_of: Iterable[Iterable[Row | Problem | PassedOver]],
-    *,
-    groups: bool,
-    drop_empty: bool,
+    paths: list[Path],
+    rows_of: Iterable[_Rows],
+    identity: PictureIdentity,
+    keys: Mapping[str, Any],
     max_unusable: float,
-    holdout: Holdout,
-    shards: bool = False,
 ) -> None:
     """Write the rows of all sources, and what is known of them, into a folder.
-
-    Args:
-        rows_of: the rows of each source.
-        groups: whether rows have the ids of groups.
-        shards: whether the sources are tar shards: images are identified by place, since reading
-            them takes too long.
 
     Raises:
         ValueError: for too many rows that cannot be used (the first 20 are listed), or no pair at
             all.
     """
-    with (
-        open(folder / _COPIES, "wb") as copies,
-        pa.OSFile(os.fspath(folder / PAIRS), "wb") as sink,
-        pa.ipc.new_file(sink, SCHEMA) as writer,
-    ):
-        found = _FoundPairs(sources, copies, drop_empty, holdout, shards)
+    sources = list(map(os.fspath, paths))
+    with open(folder / _COPIES, "wb") as copies:
+        found = _FoundPairs(sources, copies, identity)
         pairs = found.read(rows_of)
-        while batch := list(islice(pairs, BATCH_ROWS)):
-            columns = zip(zip(*batch, strict=True), SCHEMA.types, strict=True)
-            arrays = [pa.array(values, kind) for values, kind in columns]
-            writer.write_batch(pa.record_batch(arrays, schema=SCHEMA))
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            while batch := list(islice(pairs, BATCH_ROWS)):
+                columns = zip(zip(*batch, strict=True), SCHEMA.types, strict=True)
+                arrays = [pa.array(values, kind) for values, kind in columns]
+                yield pa.record_batch(arrays, schema=SCHEMA)
+
+        table = _write_pairs(folder, batches())
     found.refused.end_with_share(found.records, max_unusable)
-    with pa.memory_map(os.fspath(folder / PAIRS)) as source:
-        table = pa.ipc.open_file(source).read_all()
     if not len(table):
-        why = f"{found.empty} empty captions" + (f", holdout {holdout[0]}" if holdout else "")
-        raise ValueError(f"no image-text pair in {names_of(sources)} ({why})")
+        raise ValueError(
+            f"no image-text pair in {', '.join(sources)} ({found.empty} empty captions)"
+        )
     if not found.files[0][1]:
         os.remove(folder / _COPIES)
-    ids, first = dense_ids(table.column("key"))
-    np.save(folder / IMAGE_IDS, ids)
-    # Pairs whose image_id was first seen with another image file.
-    content = table.column("content").to_numpy()
-    conflicts = np.flatnonzero(content != content[first][ids])
-    passed_over = found.passed_over
+    passed_over, copies_of = found.passed_over, found.copies.pairs()
     meta = {
-        "pairs": len(table),
-        "images": len(first),
         "empty_dropped": found.empty,
         "records": found.records,
         "unusable": found.refused.count,
         "listed": found.refused.first,
         "passed_over": passed_over
         and PassedOver(sum(one.members for one in passed_over), passed_over[0].first),
+        "copies": len(copies_of),
+        "first_copy": copies_of[:1] and copies_of[0],
+        "sources": sources,
+        "shards": found.shards,
+        "files": found.files,
+    }
+    _write_meta(folder, table, meta, keys.get("group_id_key") is not None)
+
+
+def _write_half(folder: Path, whole: PairTable, share: float, held: bool) -> None:
+    """Write the pairs of a share of the images of a table, or of the others.
+
+    Raises:
+        ValueError: if there is none.
+    """
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for batch in whole.rows.to_batches():
+            # The first 8 of 16 bytes are a number between 0 and 2^64.
+            keys = np.frombuffer(batch.column("key").buffers()[1], ">u8").reshape(-1, 2)[:, 0]
+            keys = keys[batch.column("key").offset :][: len(batch)]
+            yield batch.filter(pa.array((keys < np.uint64(share * 2**64)) == held))
+
+    table = _write_pairs(folder, batches())
+    if not len(table):
+        names = ", ".join(whole.meta["sources"])
+        raise ValueError(f"no image-text pair in {names} (holdout {share})")
+    copies, *files = whole.meta["files"]
+    meta = whole.meta | {"files": [[os.path.join("..", whole.folder.name, copies[0]), *copies[1:]]]}
+    meta["files"] += files
+    _write_meta(folder, table, meta, "groups" in whole.meta)
+
+
+def _write_pairs(folder: Path, batches: Iterable[pa.RecordBatch]) -> pa.Table:
+    with (
+        pa.OSFile(os.fspath(folder / PAIRS), "wb") as sink,
+        pa.ipc.new_file(sink, SCHEMA) as writer,
+    ):
+        for batch in batches:
+            writer.write_batch(batch)
+    with pa.memory_map(os.fspath(folder / PAIRS)) as source:
+        return pa.ipc.open_file(source).read_all()
+
+
+def _write_meta(folder: Path, table: pa.Table, meta: dict[str, Any], groups: bool) -> None:
+    """Number the images and groups of a table, and write what is known of it."""
+    ids, first = dense_ids(table.column("key"))
+    np.save(folder / IMAGE_IDS, ids)
+    # Pairs whose image_id was first seen with another image file.
+    content = table.column("content").to_numpy()
+    conflicts = np.flatnonzero(content != content[first][ids])
+    with_paths = np.flatnonzero(table.column("file").to_numpy() < 0)
+    own = {
+        "pairs": len(table),
+        "images": len(first),
         "id_conflicts": len(conflicts),
         "first_conflict": [int(row) for one in conflicts[:1] for row in (one, first[ids[one]])],
-        "sources": sources,
-        "files": found.files,
-        "with_paths": found.with_paths,
-        "first_path": found.first_path,
+        "with_paths": len(with_paths),
+        "first_path": table.column("image").take(with_paths[:1]).to_pylist(),
     }
     if groups:
         ids, first = dense_ids(table.column("group_id"))
         np.save(folder / GROUP_IDS, ids)
-        meta |= {"groups": len(first), "pairs_in_groups": int((ids != NO_GROUP).sum())}
-    write_json(folder / "meta.json", meta)
+        own |= {"groups": len(first), "pairs_in_groups": int((ids != NO_GROUP).sum())}
+    write_json(folder / "meta.json", meta | own)
 
 
 class _FoundPairs:
@@ -259,23 +324,15 @@ class _FoundPairs:
 
     Attributes:
         files: path, size and time of modification of the file with copies and of every source.
-        with_paths, first_path: number of pairs whose image is a file of its own, and its path.
+        shards: whether all sources are tar shards.
     """
 
-    def __init__(
-        self,
-        sources: list[str],
-        copies: BinaryIO,
-        drop_empty: bool,
-        holdout: Holdout,
-        shards: bool,
-    ) -> None:
-        self.sources, self.drop_empty = sources, drop_empty
-        self.holdout, self.shards = holdout, shards
-        self.refused = Refusals()
-        self.records = self.empty = self.with_paths = 0
+    def __init__(self, sources: list[str], copies: BinaryIO, identity: PictureIdentity) -> None:
+        self.sources, self.identity = sources, identity
+        self.shards = all(source.lower().endswith(TAR) for source in sources)
+        self.refused, self.copies = Refusals(), Copies(identity.folder)
+        self.records = self.empty = 0
         self.passed_over: list[PassedOver] = []
-        self.first_path: str | None = None
         self.files: list[list[Any]] = [[_COPIES, 0, None]]
         for source in sources:
             stat = os.stat(source)
@@ -284,9 +341,7 @@ class _FoundPairs:
         # Places of the images copied last: a row for each caption would copy an image repeatedly.
         self._known: dict[bytes, int] = {}
 
-    def read(
-        self, rows_of: Iterable[Iterable[Row | Problem | PassedOver]]
-    ) -> Iterator[tuple[Any, ...]]:
+    def read(self, rows_of: Iterable[_Rows]) -> Iterator[tuple[Any, ...]]:
         for number, (source, rows) in enumerate(zip(self.sources, rows_of, strict=True)):
             for row in rows:
                 if isinstance(row, PassedOver):
@@ -298,38 +353,23 @@ class _FoundPairs:
                     continue
                 captions = [caption for caption in row.captions if caption.strip()]
                 self.empty += len(row.captions) - len(captions)
-                if len(captions) < len(row.captions) and not self.drop_empty:
-                    why = "empty caption; fill it in, or set drop_empty: true"
-                    self.refused.add(f"{source}, {row.where}: {why}", fatal=True)
-                image = self._image(row, number, len(captions)) if captions else None
-                if image is not None:
+                if captions:
+                    image = self._image(row, number, source)
                     for caption in captions:
                         yield (row.image, caption, row.image_id, row.group_id, *image)
 
-    def _image(self, row: Row, number: int, pairs: int) -> tuple[Any, ...] | None:
-        """Return what the table has of a row's image; None if the holdout leaves it out."""
+    def _image(self, row: Row, number: int, source: str) -> tuple[Any, ...]:
+        """Return what the table has of a row's image."""
+        key, picture = self.identity.of(row, number, source)
+        self.copies.add(key, picture, row, source)
+        compared = not source.lower().endswith(TAR) or self.identity.by_content
+        content = int.from_bytes(picture[:8], "big") if compared else 0
         stored = row.stored
         if stored is None:
-            # Two spellings of a path, such as a.jpg and ./a.jpg, are one image.
-            image = digest_of(b"p", os.path.normpath(row.image).encode())
-        elif self.shards:
-            image = digest_of(b"p", f"{number},{stored.start}".encode())
-        else:
-            image = digest_of(b"c", stored.content)
-        # The letters distinguish an image_id from a path of the same spelling.
-        key = image if row.image_id is None else digest_of(b"i", row.image_id.encode())
-        if self.holdout is not None:
-            share, held = self.holdout
-            if (int.from_bytes(key[:8], "big") < share * 2**64) != held:
-                return None
-        content = 0 if self.shards else int.from_bytes(image[:8], "big")
-        if stored is None:
-            self.with_paths += pairs
-            self.first_path = self.first_path or row.image
             return key, content, number, 0, -1, 0, 0
         file, start = 1 + number, stored.start
         if start is None:
-            file, start = 0, self._copied(stored, image)
+            file, start = 0, self._copied(stored, picture)
         return key, content, number, stored.row, file, start, stored.size
 
     def _copied(self, image: StoredImage, digest: bytes) -> int:

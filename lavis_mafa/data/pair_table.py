@@ -8,7 +8,8 @@ DataLoader worker. A table is a folder, whose key stands for its sources and set
     <cache>/image_text/<key>/group_ids.npy   int64 (N,), dense numbers of the groups, -1: in none;
                                              only if the table has groups
     <cache>/image_text/<key>/images.bin      images copied from parquet and compressed Arrow files,
-                                             which cannot be read by place
+                                             which cannot be read by place; in the table of a share
+                                             of the images (holdout) those of the whole one
     <cache>/image_text/<key>/meta.json       counts and sources
 """
 
@@ -25,15 +26,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-FORMAT_VERSION = 8  # of the folder; a table of another version is converted again
+FORMAT_VERSION = 9  # of the folder; a table of another version is converted again
 SCHEMA = pa.schema(
     [
-        ("image", pa.string()),  # the path, or a name of an image inside another file
+        ("image", pa.string()),  # the path, or a name of an image inside another file; it does not
+        # depend on where the data are: in shards the shard's file name and the member's
         ("caption", pa.string()),
         ("image_id", pa.string()),  # as in the annotation file; null without one
         ("group_id", pa.string()),
         ("key", pa.binary(16)),  # digest that is equal for all pairs of an image
-        ("content", pa.uint64()),  # digest of the path or the bytes of the image; 0 in tar shards
+        ("content", pa.uint64()),  # digest of the file or the bytes of the image; in shards 0
         ("source", pa.int32()),  # number and row of the annotation file or shard
         ("row", pa.int64()),
         ("file", pa.int32()),  # with the image's bytes; -1: the image is a file of its own
@@ -54,9 +56,6 @@ class PairTable:
         meta: ``pairs``, ``images``, ``sources`` and further counts; ``files``: path, size and time
             of modification (None: only the size is checked) of the files that may have images.
     """
-
-    kind = "file"  # what the files with images are called in messages
-    identified_by: tuple[str, ...] = ("image", "content")  # columns that identify the images
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
@@ -99,12 +98,12 @@ class PairTable:
         return self.rows.column(name)[int(index)].as_py()
 
     def image(self, index: int) -> str:
-        """Return the image path of pair `index`, as in the annotation file."""
+        """Return the image path of pair `index`, as in the annotation file; of a shard its file
+        name and the member's."""
         return str(self._value("image", index))
 
     def image_names(self) -> pa.Array:
-        """Return the names of the images of all pairs, which do not depend on where the data are:
-        as `image`, and of shards with the name of the file instead of its path."""
+        """Return the names of the images of all pairs, as `image`."""
         return self.rows.column("image").combine_chunks()
 
     def caption(self, index: int) -> str:
@@ -136,6 +135,8 @@ class PairTable:
         if self.has_path(index):
             return self.image(index)
         source = self.meta["sources"][self._value("source", index)]
+        if self.meta["shards"]:
+            return os.path.join(os.path.dirname(source), self.image(index))
         return f"{source}, row {self._value('row', index)} ({self.image(index)})"
 
     def image_bytes(self, index: int) -> bytes | None:
@@ -149,19 +150,20 @@ class PairTable:
             return None
         path, size, mtime_ns = self.meta["files"][self._value("file", index)]
         path, count = os.path.join(self.folder, path), self._value("size", index)
-        file = _opened(path, size, mtime_ns, self.kind).fileno()
+        file = _opened(path, size, mtime_ns).fileno()
         # Not by the file's position, which forked workers share.
         data = os.pread(file, count, self._value("start", index))
         # After the read: a write in place before it ended has changed the modification time, and
         # the bytes may belong to another picture than the caption.
-        _require_unchanged(path, file, size, mtime_ns, self.kind)
+        _require_unchanged(path, file, size, mtime_ns)
         if len(data) < count:
-            raise OSError(f"{self.place(index)}: the {self.kind} is cut short")
+            raise OSError(f"{self.place(index)}: the file is cut short")
         return data
 
     def identity(self) -> Iterator[tuple[Any, Any]]:
         """Yield, in order, buffers that identify the images and the captions of all pairs."""
-        for batch in self.rows.select([*self.identified_by, "caption"]).to_batches():
+        of_image = ["source", "start", "size"] if self.meta["shards"] else ["content"]
+        for batch in self.rows.select(["image", *of_image, "caption"]).to_batches():
             # The buffers as the file has them: no Python object is made of a value.
             *images, captions = (column.buffers()[1:] for column in batch.columns)
             yield from ((buffer, b"") for buffers in images for buffer in buffers)
@@ -178,13 +180,13 @@ def describe_conflict(table: PairTable) -> str:
 
 
 @lru_cache(OPEN_FILES)
-def _opened(path: str, size: int, mtime_ns: int | None, kind: str) -> Any:
+def _opened(path: str, size: int, mtime_ns: int | None) -> Any:
     file = open(path, "rb", buffering=0)  # closed when it leaves the cache
-    _require_unchanged(path, file.fileno(), size, mtime_ns, kind)
+    _require_unchanged(path, file.fileno(), size, mtime_ns)
     return file
 
 
-def _require_unchanged(path: str, number: int, size: int, mtime_ns: int | None, kind: str) -> None:
+def _require_unchanged(path: str, number: int, size: int, mtime_ns: int | None) -> None:
     found = os.fstat(number)
     if found.st_size != size or mtime_ns not in (None, found.st_mtime_ns):
-        raise OSError(f"{kind} {path} has changed since its samples were listed; start again")
+        raise OSError(f"{path} has changed since its samples were listed; start again")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -25,6 +24,7 @@ from lavis_mafa.data.image_reading import (
     suffix_of,
 )
 from lavis_mafa.data.pair_table import PairTable, describe_conflict
+from lavis_mafa.data.picture_identity import PictureFolder
 
 
 class Pairs(Dataset[dict[str, Any]]):
@@ -37,7 +37,6 @@ class Pairs(Dataset[dict[str, Any]]):
         vis_root: folder that the image paths are relative to.
     """
 
-    images_by_content = False  # whether stored images are identified by their bytes
     features: FeatureFolder | None = None
     vis_processor: Callable[[Any], Any]
 
@@ -49,6 +48,7 @@ class Pairs(Dataset[dict[str, Any]]):
         vis_root: str | None = None,
     ) -> None:
         self.table, self.vis_root = table, vis_root
+        self._folder = PictureFolder(vis_root)
         self.set_processors(vis_processor, text_processor)
 
     def picture(self, row: int) -> Image.Image:
@@ -111,7 +111,7 @@ class Pairs(Dataset[dict[str, Any]]):
         if the image lies in another file."""
         if not self.table.has_path(row):
             return None
-        return os.path.join(self.vis_root or "", self.table.image(row))
+        return self._folder.path(self.table.image(row))
 
     def set_processors(
         self,
@@ -179,7 +179,8 @@ class TrainPairs(Pairs):
             return read_file(path, self.vis_root or ""), image_suffix(path)
         data = self.table.image_bytes(index)
         assert data is not None
-        return data, (suffix_of(data) if self.images_by_content else None) or image_suffix(name)
+        by_content = None if self.table.meta["shards"] else suffix_of(data)
+        return data, by_content or image_suffix(name)
 
     def own_image_id(self, index: int) -> str | None:
         """Return the `image_id` that pair `index` has in its file; None without one."""

@@ -1,4 +1,9 @@
-"""Image-text pairs in webdataset tar shards: find the shards, and list their samples."""
+"""Read image-text pairs from webdataset tar shards, without reading the images.
+
+A sample is a run of members whose names are equal up to the first dot (or up to the suffix), with
+one image (`.jpg`, `.jpeg`, `.png`, `.webp`) and a caption (`.txt`, `.caption`, or `caption` in
+`.json`, perhaps a list): what img2dataset writes.
+"""
 
 # The package wids reads shards by index, too. We do not use it: ShardListDataset copies local
 # shards into a cache, needs 784 bytes per sample for lists and lists a whole shard again at every
@@ -7,107 +12,30 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import os
+import re
 import tarfile
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from braceexpand import braceexpand
-from webdataset.tariterators import base_plus_ext
-
 from lavis_mafa.data.annotation_rows import (
+    PairColumns,
     PassedOver,
     Problem,
     Row,
     StoredImage,
-    as_id,
-    is_id,
     short,
 )
 from lavis_mafa.data.data_folders import IMAGE_SUFFIXES
-from lavis_mafa.io.files import require_regular
 
 _CAPTION_SUFFIXES = ("txt", "caption")
 _TEXT_SUFFIXES = ("txt", "caption", "json")
 _READ_BYTES = 2**20  # bytes read at a time behind the end
-_WANTED = (
-    "expected a tar file, a folder of them, a glob such as folder/*.tar, a brace list such as "
-    "folder/{00000..00331}.tar, or a list of these. Compressed tar files have to be unpacked first "
-    "(gunzip), and nothing is downloaded"
-)
-
-# Finding
-
-
-class Shard(NamedTuple):
-    """A tar file: absolute path, bytes, and times of modification and change."""
-
-    path: str
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-
-
-def files_named(storage: str) -> list[str]:
-    """Return the files of a path, a brace list, a glob or a folder; of the last two only tar files.
-
-    Files of a brace list need not exist.
-    """
-    storage = os.path.expanduser(storage)
-    if os.path.isdir(storage):
-        return sorted(glob.glob(os.path.join(glob.escape(storage), "*.tar")))
-    if os.path.exists(storage):
-        return [storage]
-    files: list[str] = []
-    for pattern in braceexpand(storage):
-        if glob.has_magic(pattern):
-            files += sorted(file for file in glob.glob(pattern) if file.endswith(".tar"))
-        else:
-            files.append(pattern)
-    return files
-
-
-def names_shards(storage: str | os.PathLike[str]) -> bool:
-    """Return whether a path, a glob, a brace list or a folder stands for tar files."""
-    return any(file.endswith(".tar") for file in files_named(os.fspath(storage)))
-
-
-def find_shards(storage: Sequence[str | os.PathLike[str]]) -> list[Shard]:
-    """Return the shards of tar files, folders, globs and brace lists, in the given order.
-
-    Raises:
-        FileNotFoundError: if a file does not exist, or a glob matches none.
-        ValueError: for another kind of file, or a shard given twice.
-    """
-    shards: list[Shard] = []
-    for given in [os.fspath(one) for one in storage]:
-        files = files_named(given)
-        if not files:
-            raise FileNotFoundError(f"{given}: no tar file found; {_WANTED}")
-        for file in files:
-            path = os.path.abspath(file)
-            if not path.endswith(".tar"):
-                raise ValueError(f"{path} is no tar file; {_WANTED}")
-            require_regular(path)
-            if not os.path.isfile(path):
-                raise FileNotFoundError(
-                    f"shard file {path} does not exist (relative paths start at {os.getcwd()}); "
-                    f"{_WANTED}"
-                )
-            found = os.stat(path)
-            shards.append(Shard(path, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
-    times = Counter(shard.path for shard in shards)
-    twice = [path for path in times if times[path] > 1]
-    if twice:
-        raise ValueError(f"shard {twice[0]} is given {times[twice[0]]} times; give it once")
-    return shards
-
-
-# Listing
+_MEMBER = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)  # key and suffix
+_HASHES = ("sha256", "sha512", "md5")  # that img2dataset may write
+_HASH = re.compile("[0-9a-f]{32,128}")
 
 
 class _Member(NamedTuple):
@@ -120,15 +48,16 @@ _Text = Callable[[_Member], bytes]  # reads a member
 
 
 def read_samples(
-    path: str | os.PathLike[str], group_id_key: str | None = None
+    path: str | os.PathLike[str], columns: PairColumns
 ) -> Iterator[Row | Problem | PassedOver]:
     """Yield every sample of a shard, without reading images; a fatal Problem ends a damaged shard.
 
-    A row's place is the name of its image's member.
+    A row's place is the name of its image's member; its image is called after the shard, too.
 
     Args:
-        group_id_key: of the id of a sample's group in its `.json`; None: no groups.
+        columns: with the keys of ids in a sample's `.json`; it is told whether samples have groups.
     """
+    shard = os.path.basename(path)
     last = "its beginning"
     no_sample: list[str] = []  # members such as README
     incomplete: dict[str, Problem] = {}
@@ -139,8 +68,8 @@ def read_samples(
 
         def of_samples() -> Iterator[tuple[str, _Member]]:
             for member in _listed(file):
-                key = base_plus_ext(member.name)[0]
-                if key is None:  # README, and macOS's ._a.jpg before a.jpg
+                key = _parts_of(member.name)[0]
+                if not key:  # README, and macOS's ._a.jpg before a.jpg
                     no_sample.append(member.name)
                 else:
                     yield key, member
@@ -148,13 +77,13 @@ def read_samples(
         try:
             for key, run in groupby(of_samples(), lambda one: one[0]):
                 members = [member for _, member in run]
-                found = _samples(key, members, text, group_id_key)
+                found = _samples(key, members, text, columns)
                 if not found:
                     no_sample += [member.name for member in members]
                 for sample in found:
                     last = f"sample {key}"
                     if isinstance(sample, Row):
-                        yield sample
+                        yield sample._replace(image=f"{shard}/{sample.image}")
                     elif sample.where in incomplete:
                         yield Problem(
                             sample.where,
@@ -202,8 +131,14 @@ def _listed(file: Any) -> Iterator[_Member]:
                 )
 
 
+def _parts_of(name: str) -> tuple[str, str]:
+    """Return a member's name up to its first dot, and the rest; "" for both without a dot."""
+    found = _MEMBER.fullmatch(name)
+    return (found[1], found[2]) if found else ("", "")
+
+
 def _samples(
-    key: str, members: list[_Member], text: _Text, group_id_key: str | None
+    key: str, members: list[_Member], text: _Text, columns: PairColumns
 ) -> list[Row | Problem]:
     """Return the samples of the members `key`.*; [] if none has a known suffix.
 
@@ -213,17 +148,17 @@ def _samples(
     """
     parts: dict[str, list[tuple[str, _Member]]] = {}
     for member in members:
-        suffix = base_plus_ext(member.name)[1].lower()
+        suffix = _parts_of(member.name)[1].lower()
         more, _, last = suffix.rpartition(".")
         known = last in (*IMAGE_SUFFIXES, *_TEXT_SUFFIXES)
         name = f"{key}.{more}" if more and known else key
         parts.setdefault(name, []).append((last if known else suffix, member))
-    found = [one for name in parts for one in _sample(name, parts[name], text, group_id_key)]
+    found = [one for name in parts for one in _sample(name, parts[name], text, columns)]
     return [one for one in found if isinstance(one, Row)] or found
 
 
 def _sample(
-    key: str, parts: list[tuple[str, _Member]], text: _Text, group_id_key: str | None
+    key: str, parts: list[tuple[str, _Member]], text: _Text, columns: PairColumns
 ) -> list[Row | Problem]:
     """Return the sample of some members, or what is wrong with it; [] without a known suffix."""
     images = [member for suffix, member in parts if suffix in IMAGE_SUFFIXES]
@@ -234,20 +169,23 @@ def _sample(
         if len(images) != 1 or len(dict(texts)) < len(texts):
             names = ", ".join(member.name for _, member in parts)
             wanted = f"one image ({', '.join(IMAGE_SUFFIXES)}) and a caption"
-            raise ValueError(f"expected {wanted}, found {names}")
+            raise ValueError(
+                f"expected {wanted}, whose names are equal before the suffix, found {names}"
+            )
         captions, values = _texts(dict(texts), text)
-        ids = []
-        for name in ("image_id", group_id_key):
-            value = None if name is None else values.get(name)
-            if not is_id(value):
-                raise ValueError(f"{name!r}: expected a string or an integer, got {short(value)}")
-            ids.append(as_id(value))
-            (ids[-1] or "").encode()  # a ValueError for half of a surrogate pair
+        image_id, group_id = columns.ids(values)
     except ValueError as error:
         return [Problem(f"sample {key}", str(error))]
     member = images[0].name.encode("utf-8", "replace").decode()
-    stored = StoredImage(member, images[0].start, images[0].size, 0)
-    return [Row(member, member, captions, ids[0], stored, ids[1], group_id_key in values)]
+    hashes = (f"{name} {values[name]}" for name in _HASHES if name in values)
+    stored = StoredImage(
+        member,
+        images[0].start,
+        images[0].size,
+        row=0,
+        digest=next((one for one in hashes if _HASH.fullmatch(one.split()[-1])), None),
+    )
+    return [Row(member, member, captions, image_id, stored, group_id)]
 
 
 def _texts(found: dict[str, _Member], text: Any) -> tuple[list[str], dict[str, Any]]:
@@ -273,7 +211,7 @@ def _texts(found: dict[str, _Member], text: Any) -> tuple[list[str], dict[str, A
         wanted = ", ".join(f".{suffix}" for suffix in _CAPTION_SUFFIXES)
         given = f"{short(values['caption'])}" if captions else ", ".join(map(short, values))
         raise ValueError(
-            f"no caption; expected {wanted}, or a string or strings as 'caption' in .json, found "
-            f"{given or 'none of them'}"
+            f"no caption; expected {wanted} of the image's name, or a string or strings as "
+            f"'caption' in .json, found {given or 'none of them'}"
         )
     return captions, values

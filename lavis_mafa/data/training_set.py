@@ -8,6 +8,7 @@ they are tokenised.
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import struct
@@ -30,15 +31,15 @@ from lavis_mafa.data.augmentation import ImageBytes, QuickAugmentation, quick
 from lavis_mafa.data.caption_reading import require_readable, was_cut
 from lavis_mafa.data.feature_folder import processed
 from lavis_mafa.data.image_reading import (
-    as_png,
     image_suffix,
     read_file,
     read_rgb,
     reduced_jpegs,
     require_below,
 )
-from lavis_mafa.data.lavis_pairs import read_here, read_sample
+from lavis_mafa.data.lavis_rows import read_here, read_sample
 from lavis_mafa.data.pairs import TrainPairs
+from lavis_mafa.data.picture_identity import PictureFolder
 
 UNREADABLE = (
     OSError,
@@ -267,7 +268,9 @@ class TrainingSet(Dataset[dict[str, Any]]):
         path, _ = self.source(index)
         if path is not None:
             return read_file(path, getattr(dataset, "vis_root", "/")), image_suffix(path)
-        return as_png(self.show(index)[0])
+        buffer = io.BytesIO()
+        self.show(index)[0].save(buffer, "png")
+        return buffer.getvalue(), "png"
 
     def _part_of(self, index: int) -> tuple[Any, int]:
         """Return the part of the data that contains a sample, and the sample's index in it."""
@@ -355,8 +358,12 @@ def _image_ids_of(parts: list[Any]) -> npt.NDArray[np.int64]:
         if hasattr(part, "image_ids"):
             own = np.asarray(part.image_ids, np.int64) + first_free
         elif getattr(part, "annotation", None) and "image" in part.annotation[0]:
-            root = str(getattr(part, "vis_root", ""))
-            names = [os.path.normpath(os.path.join(root, a["image"])) for a in part.annotation]
+            folder = PictureFolder(getattr(part, "vis_root", ""))
+            root = os.path.realpath(folder.root or "")
+            names = [
+                os.path.normpath(os.path.join(root, folder.identity(row["image"])))
+                for row in part.annotation
+            ]
             own = np.array(
                 [paths.setdefault(n, first_free + i) for i, n in enumerate(names)], np.int64
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from lavis.common.registry import registry
@@ -14,7 +14,7 @@ from lavis.datasets.datasets.nlvr_datasets import NLVRDataset
 from lavis.datasets.datasets.vg_vqa_datasets import VGVQADataset
 
 from lavis_mafa.algorithm.options import option
-from lavis_mafa.data.local_files import SetsOptions, UseLocalFiles
+from lavis_mafa.data.local_files import UseLocalFiles
 from lavis_mafa.downstream.yamls import dataset_yamls
 
 # At the beginning of a word only: in "leftmost", but not in "bright".
@@ -25,6 +25,26 @@ _OPPOSITE = {"left": "right", "right": "left"}
 def mirrored(sentence: str) -> str:
     """Return a lower-case sentence with left and right exchanged."""
     return _SIDE.sub(lambda match: _OPPOSITE[match[1]], sentence)
+
+
+class _SetsOptions:
+    """Mixin before a builder of LAVIS that hands keys of ``build_info`` to its data sets.
+
+    Each option of ``build_options`` is set on the data sets that have an attribute of this name.
+    """
+
+    build_options: Any
+
+    def build(self) -> Any:
+        builder: Any = self
+        datasets = super().build()  # type: ignore[misc]
+        for field in fields(self.build_options):
+            default = getattr(self.build_options, field.name)
+            value = type(default)(builder.config.build_info.get(field.name, default))
+            for dataset in datasets.values():
+                if hasattr(dataset, field.name):
+                    setattr(dataset, field.name, value)
+        return datasets
 
 
 @dataclass(frozen=True)
@@ -59,7 +79,7 @@ class _NlvrTrain(NLVRDataset):
 
 
 @registry.register_builder("nlvr_mafa")
-class NlvrMafaBuilder(UseLocalFiles, SetsOptions, NLVRBuilder):
+class NlvrMafaBuilder(UseLocalFiles, _SetsOptions, NLVRBuilder):
     """LAVIS's ``nlvr`` with test-P as ``test``, for which LAVIS loads the dev split again.
 
     Annotation files and an image folder that exist locally are not copied.
@@ -93,7 +113,7 @@ class _VgVqaTrain(VGVQADataset):
 
 
 @registry.register_builder("vg_vqa_mafa")
-class VgVqaMafaBuilder(UseLocalFiles, SetsOptions, VGVQABuilder):
+class VgVqaMafaBuilder(UseLocalFiles, _SetsOptions, VGVQABuilder):
     """LAVIS's ``vg_vqa`` with the weight of an answer as a key.
 
     Annotation files and an image folder that exist locally are not copied.

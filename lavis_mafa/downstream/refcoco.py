@@ -15,8 +15,9 @@
 Each file of ``annotations`` is a list of rows, one per expression:
 
 - ``image``: path below ``images``; ``text``: the expression. Training needs no other key.
-- ``bbox``: ``[x, y, width, height]`` of the true box in pixels; or ``ref_id``, whose box is in
-  ``references`` and ``instances``.
+- ``bbox``: ``[x, y, width, height]`` of the true box in pixels of the picture as viewers show it,
+  turned by its EXIF orientation; or ``ref_id``, whose box is in ``references`` and ``instances``.
+  Boxes that do not lie in their picture are counted, and refused above 1 % of the rows.
 - ``split``, optional: a part that is scored separately (testA, testB); default: by ``references``.
 - ``image_id``, optional: the image's key in ``detections``; default: the number at the end of its
   file name, as in COCO.
@@ -32,6 +33,7 @@ and are not read here; if you trust the file, convert it once:
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -46,9 +48,10 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from lavis_mafa.algorithm.options import option
-from lavis_mafa.data.annotation_rows import Refusals, short
-from lavis_mafa.data.image_reading import read_rgb
+from lavis_mafa.data.annotation_rows import MAX_UNUSABLE, Refusals, short
+from lavis_mafa.data.image_reading import read_rgb, read_size
 from lavis_mafa.data.local_builder import LocalBuilder, named_splits
+from lavis_mafa.data.picture_identity import PictureFolder
 from lavis_mafa.downstream.row_values import as_id, text_of
 from lavis_mafa.downstream.yamls import dataset_yamls
 from lavis_mafa.io.files import is_number, read_json
@@ -79,9 +82,10 @@ class _GroundingTrain(BaseDataset):
         self.vis_root = vis_root
         self.annotation = [dict(row) for row in rows]
         self._add_instance_ids()
-        numbers: dict[str, int] = {}
+        folder, numbers = PictureFolder(vis_root), dict[str, int]()
+        names = [folder.identity(row["image"]) for row in self.annotation]
         self.image_ids = np.array(
-            [numbers.setdefault(row["image"], len(numbers)) for row in self.annotation], np.int64
+            [numbers.setdefault(one, len(numbers)) for one in names], np.int64
         )
 
     def path(self, index: int) -> str:
@@ -180,6 +184,7 @@ class RefCocoPlusBuilder(LocalBuilder):
             rows = _rows(split, files)
             if mode == "eval":
                 rows = _with_boxes(split, rows, truth, proposals)
+                _require_boxes_inside(split, rows, root)
             build = self.train_dataset_cls if mode == "train" else self.eval_dataset_cls
             image, text = self.vis_processors[mode], self.text_processors[mode]
             datasets[split] = build(image, text, root, rows)
@@ -311,3 +316,37 @@ def _with_boxes(
         return {**row, "bbox": box, "split": part, "boxes": boxes}
 
     return _read_rows(f"{_NAME}: build_info.annotations.{split}", rows, complete)
+
+
+def _require_boxes_inside(split: str, rows: Sequence[_Row], root: str) -> None:
+    """Count boxes that do not lie in their picture, and refuse the rows if there are too many.
+
+    Their scores would mean nothing: such boxes are corners, fractions, or of a picture that has not
+    been turned yet.
+
+    Raises:
+        ValueError: listing them, if they are more than `MAX_UNUSABLE` of the rows.
+    """
+    refused, sizes = Refusals(), dict[str, tuple[int, int] | None]()
+    for number, row in enumerate(rows):
+        name = row["image"]
+        if name not in sizes:
+            try:
+                sizes[name] = read_size(os.path.join(root, name))
+            except OSError:  # the picture counts as unreadable when it is read
+                sizes[name] = None
+        size, (x, y, width, height) = sizes[name], row["bbox"]
+        if size is None:
+            continue
+        # COCO's boxes end up to a pixel outside.
+        outside = min(x, y) < -1 or x + width > size[0] + 1 or y + height > size[1] + 1
+        if outside or max(width, height) <= 1:
+            refused.add(
+                f"row {number}: box {row['bbox']} is not in {name} of {size[0]} x {size[1]} "
+                "pixels; expected [x, y, width, height] in pixels of the picture as viewers show it"
+            )
+    what = f"{_NAME}: build_info.annotations.{split}: {refused.count} of {len(rows)} boxes"
+    if refused.count > MAX_UNUSABLE * len(rows):
+        refused.end(what)
+    if refused.count:
+        logging.warning("%s are outside of their pictures, first %s", what, refused.first[0])

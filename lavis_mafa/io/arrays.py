@@ -16,8 +16,6 @@ def read_npz(path: str | os.PathLike[str], *names: str) -> dict[str, NDArray[Any
         FileNotFoundError: if there is no such file.
         ValueError: naming the file, if it is not one of `numpy.savez`, or lacks one of ``names``.
     """
-    if not os.path.exists(path):
-        raise FileNotFoundError(f"no file at {path}")
     try:
         with np.load(path, allow_pickle=False) as file:
             missing = [name for name in names if name not in file.files]

@@ -173,11 +173,6 @@ def plain(value: Any) -> Any:
     return value
 
 
-def names_of(paths: Collection[str | os.PathLike[str]]) -> str:
-    """Return paths in one line, for messages."""
-    return ", ".join(os.fspath(path) for path in paths)
-
-
 def read_json(path: str | os.PathLike[str]) -> Any:
     """Read a JSON file.
 

@@ -51,7 +51,7 @@ def load_plugins(names: Iterable[str] = ()) -> None:
                     _cause(error),
                 )
     for name in names:
-        load_plugin(name)
+        _load_plugin(name)
 
 
 def is_imported(name: str) -> bool:
@@ -69,7 +69,7 @@ def _module_of(path: Path) -> str:
     return f"lavis_mafa_plugin_{path.stem}_{suffix}"
 
 
-def load_plugin(name: str) -> ModuleType:
+def _load_plugin(name: str) -> ModuleType:
     """Import one plugin and return its module; see `load_plugins`."""
     is_file = _is_file(name)
     try:

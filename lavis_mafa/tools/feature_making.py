@@ -20,9 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from lavis_mafa.checkpoints.checkpoints import read_checkpoint
 from lavis_mafa.data.feature_folder import NAMES
 from lavis_mafa.data.image_text_json import ImageTextTrain
-from lavis_mafa.data.image_text_shards import ImageTextShardsTrain
 from lavis_mafa.data.pairs import TrainPairs
-from lavis_mafa.data.shards import names_shards
 from lavis_mafa.io.files import atomic_write, write_json
 from lavis_mafa.io.identity import (
     IDENTITY_FILE,
@@ -136,10 +134,13 @@ def pictures_of(
     Args:
         keys: further arguments of the data set.
     """
-    shards = any(map(names_shards, files))
-    kind: Any = ImageTextShardsTrain if shards else ImageTextTrain
-    where = {} if shards else {"vis_root": image_root, **keys}
-    pairs: TrainPairs = kind(vis_processor=None, text_processor=str, ann_paths=files, **where)
+    pairs: TrainPairs = ImageTextTrain(
+        vis_processor=None,  # type: ignore[arg-type]  # pictures are read unprocessed
+        text_processor=str,
+        vis_root=image_root,
+        ann_paths=files,
+        **keys,
+    )
     pairs.require_pictures()
     return pairs
 

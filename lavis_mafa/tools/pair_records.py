@@ -106,7 +106,8 @@ def _ids_of_images(data: Corpus) -> _OwnIds | None:
     id_of: dict[int, str | None] = {}
     for sample in range(len(data)):
         own, number = data.pairs.own_image_id(sample), int(data.image_ids[sample])
-        name = None if own is None else str(own)
+        # Without ids a file with another name may show the same image, as a copy does.
+        name = data.pairs.source(sample)[0] if own is None else f"id {own}"
         if id_of.setdefault(number, name) != name:
             return None
         if name is not None and number_of.setdefault(name, number) != number:

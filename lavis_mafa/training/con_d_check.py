@@ -19,6 +19,7 @@ from lavis_mafa.judges.self_check import (
     on_all_ranks,
     self_check,
 )
+from lavis_mafa.training.guard import UnreadableError
 from lavis_mafa.training.loaders import to_device
 from lavis_mafa.training.run_log import RunLog
 from lavis_mafa.training.termination import ignore_signals_to_job
@@ -46,6 +47,7 @@ def check_con_d(
 
     Raises:
         PoorDiscriminatorError: on all ranks, if Con-D fails and the config says ``refuse``.
+        UnreadableError: on the main process, if too few samples can be read.
     """
     con_d = getattr(model, "con_d", None)
     cfg = (model_cfg.get("mafa") or {}).get("con_d") or {}
@@ -67,7 +69,12 @@ def check_con_d(
         )
         where = {"epoch": 0, "iters": 0, "num_iters_per_epoch": len(drawn), "grouped": False}
         batches = ({**to_device(batch, device), **where} for batch in loader)
-        return self_check(con_d, batches, (rule.low, rule.high), str(cfg.get("arch")), seed)
+        try:
+            return self_check(con_d, batches, (rule.low, rule.high), str(cfg.get("arch")), seed)
+        except OSError as error:  # of a sample and all that were tried in its place
+            last = str(error).splitlines()[-1].removeprefix("OSError: ")
+            why = f"too few samples can be read: {last}. lavis-mafa check-data finds every one"
+            raise UnreadableError(why) from error
 
     with unchanged_random_streams():
         found = on_all_ranks(check)

@@ -121,7 +121,9 @@ def test_gpu_and_many_pairs_train_vit_b(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "content, message",
     [
-        ("[]", "0 images: at least 20 are needed"),
+        ("[]", "no image-text pair in"),
+        ('[{"image": "a.png", "conversations": []}]', "seems to hold conversations, as of LLaVA"),
+        ('{"data": [{"image": "a.png", "caption": "a"}]}', "lists of records under 'data'"),
         ('[{"image": "a.png", "caption": "a"}]', "1 images: at least 20"),
         (None, "does not exist"),
     ],

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given
-from hypothesis import strategies as st
 from lavis.common.registry import registry
 from lavis.processors import randaugment
 from lavis.processors.blip_processors import BlipImageEvalProcessor, BlipImageTrainProcessor
@@ -14,87 +12,37 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from lavis_mafa.data import TrainingSet
-from lavis_mafa.data.augmentation import AlbefImageTrainProcessor, QuickAugmentation, quick
+from lavis_mafa.data.augmentation import AlbefImageTrainProcessor, quick
 from lavis_mafa.data.texts import AlbefCaptionProcessor, AlbefQuestionProcessor
-
-REMOVED = [",", ".", "'", "!", "?", '"', "(", ")", "*", "#", ":", ";", "~"]
-NO_EFFECT_AT_FIVE = ("Brightness", "Sharpness")
-
 
 # Texts
 
 
-def without_punctuation(text):
-    made = ""
-    for character in text.lower():
-        if character in REMOVED:
-            continue
-        made += " " if character in ("-", "/") else character
-    return made
-
-
-def slow_caption(caption, max_words):
-    text, made, place = without_punctuation(caption), "", 0
-    while place < len(text):
-        if text[place : place + 8] == "<person>":
-            made, place = made + "person", place + 8
-            continue
-        end = place
-        while end < len(text) and text[end].isspace():
-            end += 1
-        if end - place >= 2:
-            made, place = made + " ", end
-        else:
-            made, place = made + text[place], place + 1
-    while made.endswith("\n"):
-        made = made[:-1]
-    while made.startswith(" "):
-        made = made[1:]
-    while made.endswith(" "):
-        made = made[:-1]
-    words = made.split(" ")
-    return " ".join(words[:max_words])
-
-
-def slow_question(question, max_words):
-    text = without_punctuation(question)
-    while text.endswith(" "):
-        text = text[:-1]
-    return " ".join(text.split(" ")[:max_words])
-
-
-PIECES = st.sampled_from(
+@pytest.mark.parametrize(
+    "text, most, expected",
     [
-        *REMOVED,
-        *"-/ \n\t<>_&",
-        "  ",
-        " \n",
-        "<person>",
-        "<PERSON>",
-        "A",
-        "dog",
-        "É",
-        "İ",
-        "2",
-        "t-shirt",
-    ]
+        ('A man\'s T-shirt and/or hat, "red" (new)!', 30, "a mans t shirt and or hat red new"),
+        ("<person> hugs <PERSON>-s dog\n", 30, "person hugs person s dog"),
+        ("  two \n\t dogs:  here ", 30, "two dogs here"),
+        ("a_b <b> & É 2", 30, "a_b <b> & é 2"),
+        ("one two  three four", 3, "one two three"),
+        ("a\nb*#;~\n", 30, "a\nb"),
+        ("???", 30, ""),
+    ],
 )
-TEXTS = st.one_of(st.lists(PIECES, max_size=90).map("".join), st.text(max_size=60))
+def test_captions_are_processed_as_the_authors_do(text, most, expected):
+    assert AlbefCaptionProcessor(max_words=most)(text) == expected
 
 
-@given(TEXTS, st.integers(1, 40))
-@example('A man\'s T-shirt and/or hat, "red" (new)!', 30)
-@example("<person> hugs <person>-s dog\n", 30)
-def test_captions_equal_a_slow_reference(text, max_words):
-    found = AlbefCaptionProcessor(max_words=max_words)(text)
-    assert found == slow_caption(text, max_words)
-    assert not set(found) & {*REMOVED, "-", "/"} and len(found.split(" ")) <= max_words
-
-
-@given(TEXTS, st.integers(1, 40))
-@example("What's the man's T-shirt  for? ", 30)
-def test_questions_equal_a_slow_reference(text, max_words):
-    assert AlbefQuestionProcessor(max_words=max_words)(text) == slow_question(text, max_words)
+@pytest.mark.parametrize(
+    "text, most, expected",
+    [
+        ("What's the man's T-shirt  for? ", 30, "whats the mans t shirt  for"),
+        ("  a  b c", 3, "  a"),  # blanks are kept, and count as words
+    ],
+)
+def test_questions_are_processed_as_the_authors_do(text, most, expected):
+    assert AlbefQuestionProcessor(max_words=most)(text) == expected
 
 
 @pytest.mark.parametrize("name", ["albef_caption", "albef_question"])
@@ -102,11 +50,6 @@ def test_thirty_words_unless_a_config_says_otherwise(name):
     cls, text = registry.get_processor_class(name), " ".join(map(str, range(60)))
     assert cls.from_config()(text) == " ".join(map(str, range(30)))
     assert cls.from_config(OmegaConf.create({"max_words": 50}))(text).endswith(" 48 49")
-
-
-def test_a_prompt_comes_before_the_caption():
-    made = AlbefCaptionProcessor.from_config(OmegaConf.create({"prompt": "a photo: "}))
-    assert made("A dog.") == "a photo: a dog" and made.prompt == "a photo: "
 
 
 # Images
@@ -166,19 +109,6 @@ class Pairs(torch.utils.data.Dataset):
         text = "???" if index == 3 else f"A dog's {index}"
         image = self.vis_processor(Image.fromarray(noise(seed=index)))
         return {"image": image, "text_input": self.text_processor(text)}
-
-
-def test_training_draws_by_seed_epoch_and_sample():
-    """As resuming needs it: neither earlier samples nor the global state change an image."""
-    first, again = TrainingSet(Pairs(), seed=1), TrainingSet(Pairs(), seed=1)
-    assert isinstance(first.dataset.vis_processor, QuickAugmentation)
-    expected = {key: first[key]["image"] for key in ((0, 0), (1, 0), (0, 1))}
-    torch.manual_seed(9)
-    np.random.seed(9)
-    for key in reversed(expected):
-        assert torch.equal(again[key]["image"], expected[key])
-    assert not torch.equal(expected[0, 0], expected[0, 1])
-    assert not torch.equal(TrainingSet(Pairs(), seed=2)[0, 0]["image"], expected[0, 0])
 
 
 def test_a_caption_of_signs_only_is_unreadable():

@@ -93,16 +93,6 @@ def test_what_counts_as_the_same_caption(one, other, same):
     assert (normalised(one) == normalised(other)) is same
 
 
-def test_memory_grows_with_the_pairs_and_not_with_their_square():
-    pairs = [(str(i // 2), str(i % 501)) for i in range(20_000)]
-    truth = CaptionTruth(Table(pairs))
-    stored = sum(one.nbytes for one in vars(truth).values() if isinstance(one, np.ndarray))
-    assert stored <= 24 * len(pairs)
-    rows = np.random.default_rng(0).integers(0, len(pairs), (2, 300))
-    expected = [slow_valid(pairs, [], i, t) for i, t in rows[:, :20].T.tolist()]
-    assert truth(*rows)[:20].tolist() == expected
-
-
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -128,12 +118,6 @@ def test_a_builder_gives_it_to_training_and_evaluation(mine):
     test = pickle.loads(pickle.dumps(data["test"]))
     assert test.text == ["a dog", "x", "a dog"]
     assert test.truth_matrix().tolist() == [[True, True, True], [True, False, True]]
-
-
-def test_without_the_key_nothing_is_known(mine):
-    data = build()
-    assert TrainingSet(data["train"]).truth is None
-    assert not hasattr(data["test"], "truth_matrix")
 
 
 def test_a_file_adds_pairs_to_both_splits(mine, caplog):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import PHOTOGRAPHS
 from PIL import Image
-from runs import finish, spawn
 from shard_files import write_shards
 
 from lavis_mafa.cli import main
-from lavis_mafa.data.data_check import PROBLEMS, check
+from lavis_mafa.data.data_check import PROBLEMS, check, render
 from lavis_mafa.data.make_vocab import SPECIAL_TOKENS, make_vocab
 from lavis_mafa.families.tokenizers import build_tokenizer
 
@@ -75,36 +73,35 @@ def test_clean_data_pass(clean: Path, capsys) -> None:
     assert printed.endswith("no problems\n")
 
 
-def test_images_that_training_cannot_read_are_found(clean: Path) -> None:
+def test_pictures_and_rows_that_training_cannot_use_are_found(clean: Path) -> None:
     (clean / "text.png").write_text("<html>")
-    content = (clean / "b.png").read_bytes()
-    (clean / "cut.png").write_bytes(content[: len(content) // 2])
+    (clean / "cut.png").write_bytes((clean / "b.png").read_bytes()[:-99])
     shutil.copy(clean / "a.png", clean / "copy.png")
-    names = ["gone", "text", "cut", "copy", "a"]
-    rows = [{"image": f"{name}.png", "caption": name} for name in names]
-    found = find_problems(clean, *rows)
-    assert set(found) == {"missing_files", "unreadable_images", "duplicate_images"}
-    assert found["missing_files"] == ["'gone.png'"]
-    unreadable = found["unreadable_images"]
-    assert [line.split(":")[0] for line in unreadable] == ["'text.png'", "'cut.png'"]
-    assert "cannot identify" in unreadable[0] and "truncated" in unreadable[1]
-    assert found["duplicate_images"] == ["'a.png' has the content of 'copy.png'"]
-
-
-def test_rows_that_training_cannot_use_are_found(clean: Path) -> None:
+    names = ["gone", "text", "cut", "copy", "./a"]
     found = find_problems(
         clean,
         {"image": "a.png", "caption": ["x", " ", "x"], "image_id": 1},
         {"image": "b.png", "caption": ["x", "y"], "image_id": 1},
         {"image": "b.png", "caption": "z", "image_id": 2},
         {"image": "b.png", "caption": 5},
+        *({"image": f"{name}.png", "caption": f"<image> {name}"} for name in names),
+        {"image": "a.png", "caption": " ".join(["word"] * 51)},
     )
     path = clean / "rows.jsonl"
+    assert [line.split(":")[0] for line in found.pop("unreadable_images")] == [
+        "'text.png'",
+        "'cut.png'",
+    ]
+    assert len(found.pop("placeholders")) == 5
+    assert found.pop("cut_captions") == [f"{path}, line 10: 'a.png' has 51 words"]
     assert found == {
+        "missing_files": ["'gone.png'"],
+        "duplicate_images": ["'copy.png' has the content of 'a.png'"],
         "malformed_rows": [f"{path}, line 4: 'caption': expected a string or strings, got [5]"],
         "empty_captions": [f"{path}, line 1: 'a.png'"],
-        "duplicate_pairs": [f"{path}, line 1: 'a.png' 'x'"],
+        "duplicate_pairs": [f"{path}, line 1: 'a.png' 'x'", f"{path}, line 2: 'b.png' 'x'"],
         "shared_image_ids": ["'1': 'a.png', 'b.png'"],
+        "several_image_ids": ["'b.png': '2'", "'a.png': None"],
     }
 
 
@@ -168,39 +165,6 @@ def test_vocabulary_can_be_loaded_by_bert_tokenizers(tmp_path: Path) -> None:
     assert make_vocab([tmp_path / "a.json"], out, size=60) == tokens
 
 
-def test_make_vocab_rejects_invalid_input(tmp_path: Path, capsys) -> None:
-    (tmp_path / "bad.csv").write_text("image,caption\na\n")
-    (tmp_path / "empty.csv").write_text("image,caption\na,\n")
-    for name, options, message in (
-        ("bad.csv", [], "line 2: expected 2 cells"),
-        ("empty.csv", [], "no caption"),
-        ("empty.csv", ["--vocab-size", "5"], "size above 5"),
-        ("gone.csv", [], "does not exist"),
-    ):
-        files = [str(tmp_path / name), "--image-root", str(tmp_path)]
-        with pytest.raises(SystemExit) as stop:
-            main(["check-data", *files, "--vocab", str(tmp_path / "v.txt"), *options])
-        assert stop.value.code == 2
-        assert message in capsys.readouterr().err
-    assert not (tmp_path / "v.txt").exists()
-
-
-def test_long_captions_are_listed(clean: Path) -> None:
-    long = " ".join(["word"] * 51)
-    found = find_problems(
-        clean,
-        {"image": "a.png", "caption": [long, long.rsplit(" ", 1)[0]]},
-        {"image": "b.png", "caption": f"{long} {long}"},
-    )
-    path = clean / "rows.jsonl"
-    assert found == {
-        "cut_captions": [
-            f"{path}, line 1: 'a.png' has 51 words",
-            f"{path}, line 2: 'b.png' has 102 words",
-        ]
-    }
-
-
 # Images inside other files
 
 
@@ -218,7 +182,8 @@ def test_shards_are_checked(storage: str, clean: Path, monkeypatch, capsys) -> N
         return
     assert main(["check-data", storage, "--vocab", "v.txt", "--vocab-size", "30"]) == 1
     printed = capsys.readouterr().out
-    assert "pairs   4\nimages  3" in printed and "1 unreadable images" in printed
+    assert "pairs   4\nimages  4" in printed and "1 unreadable images" in printed
+    assert "1 images with the content of another one" in printed
     assert "pairs-000000.tar, 3.jpg" in printed or "s.tar, 3.jpg" in printed
     assert "##n" in Path("v.txt").read_text().split() or "c" in Path("v.txt").read_text()
 
@@ -241,7 +206,7 @@ def test_images_inside_files_are_checked(clean: Path) -> None:
     path = stored_rows(clean, rows)
     report = check([path], workers=2)
     found = {key: list_ for key, list_ in report["problems"].items() if list_}
-    assert (report["pairs"], report["images"]) == (8, 5)
+    assert (report["pairs"], report["images"]) == (8, 4)
     assert [text.split("': ")[0] for text in found.pop("unreadable_images")] == [
         f"'{path}, row {row}" for row in (5, 6)
     ]
@@ -255,18 +220,6 @@ def test_images_inside_files_are_checked(clean: Path) -> None:
     assert first["pairs"] == 7 and len(first["problems"]["unreadable_images"]) == 2
 
 
-def test_command_checks_several_parquet_files(clean: Path) -> None:
-    stored_rows(clean, [((clean / "a.png").read_bytes(), "one", 1)])
-
-    command = [sys.executable, "-m", "lavis_mafa", "check-data", "*.parquet"]
-    output = finish(spawn(clean, [*command, "--json", "out.json"]))
-    assert "pairs   1\nimages  1" in output
-    assert json.loads((clean / "out.json").read_text())["problems"]["unreadable_images"] == []
-    pq.write_table(pa.table({"url": ["x"], "alt": ["y"]}), clean / "train-1.parquet")
-    output = finish(spawn(clean, command), status=2)
-    assert "no image column" in output and "'alt'" in output
-
-
 def test_a_folder_of_pictures_with_texts_needs_no_option(clean: Path, capsys) -> None:
     for name, text in {"a": "one two\none", "b": "one"}.items():
         (clean / f"{name}.txt").write_text(text)
@@ -277,3 +230,52 @@ def test_a_folder_of_pictures_with_texts_needs_no_option(clean: Path, capsys) ->
     (clean / "b.png").write_bytes(b"none")
     assert main(["check-data", str(clean)]) == 1
     assert "1 unreadable images" in capsys.readouterr().out
+
+
+# Groups
+
+
+def write_groups(folder, groups, images=None):
+    """Write one pair for each group; ``images`` are their names."""
+    images = images or [f"{k}.png" for k in range(len(groups))]
+    for k, name in enumerate(images):
+        Image.new("RGB", (40, 40), (9 * k, 0, 0)).save(folder / name)
+    rows = [
+        {"image": image, "caption": f"picture {k}", "product": group}
+        for k, (image, group) in enumerate(zip(images, groups, strict=True))
+    ]
+    path = folder / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def checked(folder, groups, **options):
+    return check([write_groups(folder, groups, **options)], folder, group_id_key="product")
+
+
+def test_number_and_sizes_of_groups(tmp_path):
+    report = checked(tmp_path, ["a", "b", 7, None, "b", "", "b", "c", "c", "d"])
+    assert report["groups"] == {
+        "groups": 5,
+        "groups_with_several_images": 2,
+        "pairs": 8,
+        "share": 0.8,
+    }
+    text = "groups  5 of 8 pairs (80.0% of all), 2 of several images"
+    assert text in render(report).splitlines()
+
+
+def test_command_checks_the_column(tmp_path, capsys):
+    path = write_groups(tmp_path, ["a", "a", "b", "c"])
+    arguments = ["check-data", str(path), "--image-root", str(tmp_path)]
+    assert main(arguments) == 0
+    assert "groups" not in capsys.readouterr().out
+    assert main([*arguments, "--group-id-key", "product"]) == 0
+    assert "groups  3 of 4 pairs" in capsys.readouterr().out
+    assert main([*arguments, "--group-id-key", "brand"]) == 1
+    assert "no group_id column: 'brand' is in none of 4 records" in capsys.readouterr().out
+    rows = path.read_text().replace('"product": "b"', '"product": ["b"]')
+    path.write_text(rows)
+    assert main([*arguments, "--group-id-key", "product"]) == 1
+    out = capsys.readouterr().out
+    assert "line 3: 'product': expected a string or an integer, got ['b']" in out

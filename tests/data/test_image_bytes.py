@@ -81,13 +81,6 @@ def test_images_sent_as_bytes_are_equal_on_the_device(pictures, cls, processor):
     assert not torch.equal(plain["image"], plain[SECOND_VIEW])
 
 
-def test_a_view_with_a_processor_of_another_kind_stays_as_it_is(pictures):
-    train_set = TrainingSet(data(pictures, ImageTextTrain))
-    train_set.add_view("other", lambda picture: torch.ones(3, 8, 8))
-    batch = batch_of(train_set, True)
-    assert isinstance(batch["image"], ImageBytes) and batch["other"].dtype is torch.float32
-
-
 @pytest.mark.parametrize("cls", [Brighter, Stacked])
 def test_sets_that_use_the_images_get_them_normalised(pictures, cls):
     plain, sent = (batch_of(TrainingSet(data(pictures, cls)), flag) for flag in (False, True))

@@ -17,54 +17,62 @@ from lavis_mafa.data.image_reading import read_rgb
 RED, WHITE = (255, 0, 0), (255, 255, 255)
 
 
-def half_transparent() -> Image.Image:
-    """Return a 2 x 1 image: an opaque red pixel and a transparent blue one."""
-    image = Image.new("RGBA", (2, 1), (255, 0, 0, 255))
-    image.putpixel((1, 0), (0, 0, 255, 0))
-    return image
-
-
 def pixels(path: Path) -> list[tuple[int, ...]]:
     image = read_rgb(path)
     assert image.mode == "RGB"
     return [image.getpixel((x, y)) for y in range(image.height) for x in range(image.width)]
 
 
-@pytest.mark.parametrize("mode", ["RGBA", "P", "RGB"])
-def test_transparent_parts_become_white(mode: str, tmp_path: Path) -> None:
-    path = tmp_path / "a.png"
-    if mode == "RGB":  # one colour declared transparent
-        image = Image.new("RGB", (2, 1), RED)
-        image.putpixel((1, 0), (0, 0, 255))
-        image.save(path, transparency=(0, 0, 255))
-    elif mode == "P":
-        image = half_transparent().convert("RGB").quantize(4)
-        image.save(path, transparency=image.getpixel((1, 0)))
-    else:
-        half_transparent().save(path)
-    assert Image.open(path).mode == mode
-    assert pixels(path) == [RED, WHITE]
+def half_transparent(mode: str = "RGBA") -> Image.Image:
+    """Return a 2 x 1 image: an opaque red (or grey) pixel and a transparent one."""
+    image = Image.new("RGBA", (2, 1), (255, 0, 0, 255))
+    image.putpixel((1, 0), (0, 0, 255, 0))
+    if mode == "LA":
+        image = Image.new("LA", (2, 1), (10, 255))
+        image.putpixel((1, 0), (10, 0))
+    return image if mode in ("RGBA", "LA") else image.convert("RGB")
 
 
-def test_grey_with_alpha(tmp_path: Path) -> None:
-    image = Image.new("LA", (2, 1), (10, 255))
-    image.putpixel((1, 0), (10, 0))
-    image.save(tmp_path / "a.png")
-    assert pixels(tmp_path / "a.png") == [(10, 10, 10), WHITE]
+def palette() -> Image.Image:
+    image = half_transparent("RGB").quantize(4)
+    image.info["transparency"] = image.getpixel((1, 0))
+    return image
 
 
-@pytest.mark.parametrize("name", ["a.png", "a.tif", "a.pgm"])
-def test_16_bit_grey_is_scaled(name: str, tmp_path: Path) -> None:
-    values = np.array([[0, 128, 129, 257 * 100, 65535]], dtype=np.uint16)
-    Image.fromarray(values).save(tmp_path / name)
-    assert [pixel[0] for pixel in pixels(tmp_path / name)] == [0, 0, 1, 100, 255]
+def keyed() -> Image.Image:
+    image = half_transparent("RGB")  # one colour is declared transparent
+    image.info["transparency"] = (0, 0, 255)
+    return image
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "CMYK"])
-def test_other_modes(mode: str, tmp_path: Path) -> None:
-    white = {"1": 1, "L": 255, "CMYK": (0, 0, 0, 0)}[mode]
-    Image.new(mode, (8, 8), white).save(tmp_path / "a.tif")
-    assert set(pixels(tmp_path / "a.tif")) == {WHITE}
+GREYS = np.array([[0, 128, 129, 257 * 100, 65535]], dtype=np.uint16)
+IMAGES = {
+    "rgba.png": (half_transparent(), [RED, WHITE]),
+    "palette.png": (palette(), [RED, WHITE]),
+    "key.png": (keyed(), [RED, WHITE]),
+    "grey.png": (half_transparent("LA"), [(10, 10, 10), WHITE]),
+    **{
+        f"16_bit.{suffix}": (Image.fromarray(GREYS), [(k, k, k) for k in (0, 0, 1, 100, 255)])
+        for suffix in ("png", "tif", "pgm")
+    },
+    "black_and_white.tif": (Image.new("1", (1, 1), 1), [WHITE]),
+    "grey.tif": (Image.new("L", (1, 1), 255), [WHITE]),
+    "cmyk.tif": (Image.new("CMYK", (1, 1), (0, 0, 0, 0)), [WHITE]),
+}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_pictures_are_read_as_a_viewer_shows_them(name: str, tmp_path: Path) -> None:
+    image, expected = IMAGES[name]
+    more = {} if name != "key.png" else {"transparency": image.info["transparency"]}
+    image.save(tmp_path / name, **more)
+    assert pixels(tmp_path / name) == expected
+
+
+def test_first_frame_of_an_animation_is_read(tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (2, 2), colour) for colour in (RED, (0, 255, 0))]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+    assert set(pixels(tmp_path / "a.gif")) == {RED}
 
 
 @pytest.mark.parametrize("mode, value", [("F", 0.5), ("I", 1 << 20), ("I", -1)])
@@ -72,12 +80,6 @@ def test_values_without_a_defined_range_are_rejected(mode: str, value, tmp_path:
     Image.new(mode, (2, 2), value).save(tmp_path / "a.tif")
     with pytest.raises(OSError, match=r"a\.tif.*no defined range"):
         read_rgb(tmp_path / "a.tif")
-
-
-def test_first_frame_of_an_animation_is_read(tmp_path: Path) -> None:
-    frames = [Image.new("RGB", (2, 2), colour) for colour in (RED, (0, 255, 0))]
-    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
-    assert set(pixels(tmp_path / "a.gif")) == {RED}
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")

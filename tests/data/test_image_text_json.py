@@ -7,14 +7,12 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from conftest import PHOTOGRAPHS
 from lavis.common.config import Config
 from lavis.common.registry import registry
-from lavis.datasets.data_utils import concat_datasets, reorg_datasets_by_split
 from lavis.datasets.datasets.retrieval_datasets import RetrievalDataset, RetrievalEvalDataset
 from omegaconf import OmegaConf
 from PIL import Image
@@ -70,24 +68,6 @@ def build(**build_info) -> dict:
     return ImageTextJsonBuilder(config(**build_info)).build_datasets()
 
 
-def test_train_items(work_folder: Path) -> None:
-    dataset = ImageTextTrain(small, upper_case, "pictures", ["train.jsonl"])
-    assert len(dataset) == 4
-    assert [dataset[i]["text_input"] for i in range(4)] == ["RED", "GREEN", "ALSO RED", "BLUE"]
-    assert [dataset[i]["image_id"] for i in range(4)] == [0, 1, 0, 2]
-    assert dataset[1]["image"][:, 0, 0].tolist() == [0.0, 1.0, 0.0]
-    assert dataset.image_ids.dtype == np.int64 and dataset.image_ids.tolist() == [0, 1, 0, 2]
-    assert dataset.path(3) == os.fspath(work_folder / "pictures/2.png")
-    image, caption = dataset.show(3)
-    assert (image.mode, image.getpixel((0, 0)), caption) == ("RGB", (0, 0, 255), "blue")
-    assert dataset.deterministic is False
-    with pytest.raises(IndexError):
-        dataset[4]
-    batch = dataset.collater([dataset[0], dataset[1]])
-    assert batch["image"].shape == (2, 3, 16, 16)
-    assert batch["image_id"].tolist() == [0, 1]
-
-
 def test_eval_merges_rows_of_the_same_image(work_folder: Path) -> None:
     dataset = ImageTextEval(small, upper_case, "pictures", ["val.csv"])
     assert dataset.image == ["2.png", "0.png"]
@@ -103,20 +83,6 @@ def test_eval_rejects_an_image_id_used_by_two_files(work_folder: Path) -> None:
     assert len(ImageTextTrain(small, upper_case, "pictures", ["ids.csv"])) == 2
     with pytest.raises(ValueError, match=r"ids\.csv.*first '1\.png' and '0\.png'.*remove image_id"):
         ImageTextEval(small, upper_case, "pictures", ["ids.csv"])
-
-
-def test_builder_with_the_default_processors(work_folder: Path) -> None:
-    datasets = build()
-    assert set(datasets) == {"train", "val"}
-    sample = datasets["train"][2]
-    assert sample["image"].shape == (3, 256, 256) and sample["text_input"] == "also red"
-    assert datasets["val"][0]["image"].shape == (3, 256, 256)
-    assert (work_folder / "cache/image_text").is_dir()
-    joined = concat_datasets(
-        reorg_datasets_by_split({"a": datasets, "b": {"train": datasets["train"]}})
-    )
-    assert joined["train"][5]["text_input"] == "green"
-    assert joined["train"].collater([joined["train"][0]])["image_id"].tolist() == [0]
 
 
 def test_builder_through_lavis_config_and_its_overrides(work_folder: Path, monkeypatch) -> None:
@@ -138,17 +104,6 @@ def test_builder_through_lavis_config_and_its_overrides(work_folder: Path, monke
     assert datasets["train"][0]["image"].shape == (3, 32, 32)
     assert datasets["test"][0]["image"].shape == (3, 24, 24)
     assert len(list((work_folder / "here/image_text").iterdir())) == 2
-
-
-def test_builder_passes_options_on(work_folder: Path) -> None:
-    (work_folder / "odd.csv").write_text("image,caption,pic,alt\nno,no,0.png,yes\nno,no,1.png,\n")
-    options = {"annotations": {"train": {"storage": "odd.csv"}}, "image_key": "pic"}
-    train = build(**options, caption_key="alt")["train"]
-    assert [(train.table.image(i), train.table.caption(i)) for i in range(len(train))] == [
-        ("0.png", "yes")
-    ]
-    with pytest.raises(ValueError, match="empty caption"):
-        build(**options, caption_key="alt", drop_empty=False)
 
 
 @pytest.mark.parametrize(

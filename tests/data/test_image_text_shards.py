@@ -21,14 +21,11 @@ from PIL import Image
 from shard_files import write_shards
 from torchvision.transforms.functional import to_tensor
 
-from lavis_mafa.data import TrainingSet, image_text_shards, pair_table
-from lavis_mafa.data.image_text_shards import (
-    ImageTextShardsBuilder,
-    ImageTextShardsTrain,
-    listed,
-)
+from lavis_mafa.data import TrainingSet, pair_conversion, pair_table
+from lavis_mafa.data.data_folders import files_named
+from lavis_mafa.data.image_text_json import ImageTextTrain
+from lavis_mafa.data.pair_conversion import converted
 from lavis_mafa.data.pair_table import OPEN_FILES
-from lavis_mafa.data.shards import files_named
 from lavis_mafa.settings import load_config
 
 FIRST_DRAWS = torch.rand(3, generator=torch.Generator().manual_seed(0))
@@ -70,76 +67,25 @@ def work_folder(tmp_path: Path, monkeypatch) -> Path:
     return tmp_path
 
 
-def train(*storage) -> ImageTextShardsTrain:
-    return ImageTextShardsTrain(small, shout, list(storage))
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+def train(*storage) -> ImageTextTrain:
+    return ImageTextTrain(small, shout, None, list(storage))
 
 
 def test_written_samples_are_read_back(work_folder: Path) -> None:
     samples = [sample(i, image_id=f"n{i // 2}", url=f"http://a/{i}") for i in range(7)]
     index = write_shards("a", samples, per_shard=3)
-    assert sorted(contents(work_folder / "a")) == [
-        "pairs-000000.tar",
-        "pairs-000001.tar",
-        "pairs-000002.tar",
-    ]
     dataset = train(index)
     assert [dataset[i]["text_input"] for i in range(7)] == [f"CAPTION {i}" for i in range(7)]
     assert [round(float(dataset[i]["image"][0] * 255)) for i in range(7)] == list(range(7))
     assert [dataset[i]["image_id"] for i in range(7)] == [0, 0, 1, 1, 2, 2, 3]
-    assert dataset.image_ids.dtype == np.int64 and dataset.image_ids.tolist() == [
-        0,
-        0,
-        1,
-        1,
-        2,
-        2,
-        3,
-    ]
+    assert dataset.image_ids.dtype == np.int64
+    assert dataset.image_ids.tolist() == [0, 0, 1, 1, 2, 2, 3]
     assert [dataset.image_bytes(i) for i in range(7)] == [(s[1], "png") for s in samples]
     image, caption = dataset.show(5)
     assert (image.mode, image.getpixel((0, 0)), caption) == ("RGB", (5, 0, 0), "caption 5")
     assert dataset.caption(5) == "caption 5" and dataset.deterministic is False
     with pytest.raises(IndexError):
         dataset[7]
-
-
-TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
-KEYS = st.from_regex(r"\A[a-zé0-9_-]{1,8}(/[a-z]{1,60})?\Z")
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.dictionaries(KEYS, st.tuples(st.binary(min_size=1), TEXT, st.integers(0, 3)), min_size=1),
-    st.integers(1, 5),
-)
-def test_every_written_sample_is_listed_once(tmp_path_factory, given_samples, per_shard) -> None:
-    folder = tmp_path_factory.mktemp("any")
-    samples = [
-        (key, data, "jpg", caption, {"image_id": number} if number else {})
-        for key, (data, caption, number) in given_samples.items()
-    ]
-    index = write_shards(folder, samples, per_shard)
-    expected = [sample_ for sample_ in samples if sample_[3].strip()]
-    if not expected:
-        with pytest.raises(ValueError, match=f"{len(samples)} empty captions"):
-            listed([index], cache_dir=folder)
-        return
-    table = listed([index], cache_dir=folder)
-    found = [(table.image_bytes(i), table.caption(i)) for i in range(len(table))]
-    assert found == [(sample_[1], sample_[3].removeprefix("\ufeff")) for sample_ in expected]
-    names = [table.image(i).partition(".tar/")[2] for i in range(len(table))]
-    assert names == [f"{sample_[0]}.jpg" for sample_ in expected]
-    ids = table.image_ids
-    for i, sample_ in enumerate(expected):
-        same = [
-            sample_[4] == other[4] and (sample_ is other or sample_[4] != {}) for other in expected
-        ]
-        assert (ids == ids[i]).tolist() == same
-    assert sorted(set(ids.tolist())) == list(range(table.meta["images"]))
 
 
 # Shards written by other programs
@@ -174,13 +120,8 @@ def test_shards_of_img2dataset(work_folder: Path) -> None:
         (work_folder / f"{shard:05d}_stats.json").write_text('{"count": 3}')
     for storage in ("*", "0000*", "{00000..00001}.tar", str(work_folder / "{00000,00001}.tar")):
         dataset = train(storage)
-        assert [dataset[i]["text_input"] for i in range(5)] == [
-            "ZERO",
-            "ONE",
-            "THREE",
-            "FOUR",
-            "FIVE",
-        ]
+        texts = [dataset[i]["text_input"] for i in range(5)]
+        assert texts == ["ZERO", "ONE", "THREE", "FOUR", "FIVE"]
         assert dataset.image_ids.tolist() == list(range(5))
         assert dataset.image_bytes(2) == (image_data(3, "jpeg"), "jpg")
     assert len(train("00001.tar", "00000.tar")) == 5
@@ -206,17 +147,18 @@ def test_supported_member_names(work_folder: Path) -> None:
         ("dir.x/b.txt", b"of e"),
     ]
     for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
-        table = listed([tar(work_folder / f"{form}.tar", members, form)])
+        table = converted([tar(work_folder / f"{form}.tar", members, form)])
         assert [table.caption(i) for i in range(len(table))] == [f"of {c}" for c in "abcde"]
         assert b"".join(table.image_bytes(i) for i in range(5)) == b"12345"
         assert table.image_ids.tolist() == [0, 1, 2, 3, 1]
-        assert table.image(3) == f"{work_folder}/{form}.tar/{long}1.jpg"
+        assert table.image(3) == f"{form}.tar/{long}1.jpg"
 
 
 @pytest.mark.parametrize(
     "members, message",
     [
         ({"a.txt": b"x"}, r"s\.tar, sample a: expected one image .*found a\.txt"),
+        ({"1.input.jpg": b"1", "1.outputs.txt": b"x"}, "no caption; .* of the image's name"),
         ({"a.json": b'{"caption": "x"}'}, "sample a: expected one image"),
         ({"a.jpg": b"1", "a.png": b"1", "a.txt": b"x"}, r"found a\.jpg, a\.png, a\.txt"),
         ([("a.jpg", b"1"), ("a.txt", b"x"), ("a.txt", b"y")], r"found a\.jpg, a\.txt, a\.txt"),
@@ -237,8 +179,8 @@ def test_unusable_samples_are_listed(members, message: str, work_folder: Path) -
     tar(work_folder / "good.tar", {"g.jpg": b"1", "g.txt": b"good"})
     tar(work_folder / "s.tar", members)
     with pytest.raises(ValueError, match=rf"^\d of \d records cannot be used:\n.*{message}"):
-        listed(["*.tar"])
-    assert list((work_folder / "cache/image_text_shards").iterdir()) == []
+        converted(["*.tar"])
+    assert list((work_folder / "cache/image_text").iterdir()) == []
 
 
 def test_names_with_dots_are_samples(work_folder: Path) -> None:
@@ -257,7 +199,7 @@ def test_names_with_dots_are_samples(work_folder: Path) -> None:
         ("a.mask.json", b"{}"),
         ("a.txt", b"six"),
     ]
-    table = listed([tar(work_folder / "s.tar", members)])
+    table = converted([tar(work_folder / "s.tar", members)])
     found = [(table.image_bytes(i), table.caption(i)) for i in range(len(table))]
     captions = ["one", "two", "three", "four", "five", "six"]
     assert found == list(zip([b"1", b"2", b"3", b"3", b"4", b"5"], captions, strict=True))
@@ -267,7 +209,7 @@ def test_members_of_no_sample_are_passed_over_and_counted(work_folder: Path, cap
     members = [("README", b"x"), ("./._a.jpg", b"\0"), ("./a.jpg", b"1"), ("a", b"x")]
     members += [("./._a.txt", b"\0"), ("./a.txt", b"of a"), ("z.yaml", b"")]
     with caplog.at_level("INFO"):
-        table = listed([tar(work_folder / "s.tar", members)])
+        table = converted([tar(work_folder / "s.tar", members)])
     assert [table.caption(i) for i in range(len(table))] == ["of a"]
     assert f"5 files of no sample, such as {work_folder}/s.tar/README" in caplog.text
 
@@ -278,20 +220,20 @@ def test_one_incomplete_sample_is_left_out(work_folder: Path, caplog) -> None:
         members[f"{k:03d}.jpg"], members[f"{k:03d}.txt"] = b"1", b"caption %d" % k
     del members["007.txt"]
     path = tar(work_folder / "s.tar", members)
-    assert len(listed([path])) == 119
+    assert len(converted([path])) == 119
     assert f"left out 1 of 120 records:\n  {path}, sample 007: no caption" in caplog.text
     with pytest.raises(ValueError, match="1 of 120 records cannot be used"):
-        listed([path], max_unusable=0)
+        converted([path], max_unusable=0)
 
 
 def test_unsorted_members_are_refused_with_a_hint(work_folder: Path) -> None:
     members = [(f"{k}.jpg", b"1") for k in range(3)] + [(f"{k}.txt", b"x") for k in range(3)]
     tar(work_folder / "s.tar", members)
-    with pytest.raises(ValueError, match=r"^1 of 1 .*\n.*sample 0: .*tar --sort=name$"):
-        listed(["s.tar"], max_unusable=1.0)
+    with pytest.raises(ValueError, match=r"^1 of 1 .*sample 0: .*tar --sort=name$"):
+        converted(["s.tar"], max_unusable=1.0)
     os.mkfifo(work_folder / "pipe.tar")
     with pytest.raises(ValueError, match=r"pipe\.tar is a pipe, socket or device"):
-        listed(["pipe.tar"])
+        converted(["pipe.tar"])
 
 
 @pytest.fixture(scope="module")
@@ -313,13 +255,13 @@ def test_truncated_shard_is_reported(tmp_path_factory, complete_shard: Path, dat
     length = data.draw(st.integers(0, end + 511))
     path.write_bytes(complete_shard.read_bytes()[:length])
     with pytest.raises(ValueError, match=r"cut\.tar, after .*damaged or cut short") as caught:
-        listed([path], cache_dir=folder)
+        converted([path], cache_dir=folder)
     reported = str(caught.value).partition("after sample ")[2][:5]
     # samples that are complete
     complete_samples = sum(end_of_sample <= length for end_of_sample in ends)
     assert (int(reported) + 1 if reported else 0) in (complete_samples - 1, complete_samples)
     path.write_bytes(complete_shard.read_bytes()[: end + 512])
-    assert len(listed([path], cache_dir=folder)) == 4
+    assert len(converted([path], cache_dir=folder)) == 4
 
 
 @settings(max_examples=60, deadline=None)
@@ -337,7 +279,7 @@ def test_damaged_header_is_reported(
     damaged[position] = value
     path.write_bytes(damaged)
     try:
-        table = listed([path], cache_dir=folder)
+        table = converted([path], cache_dir=folder)
     except ValueError as error:
         assert f"{path}, " in str(error)
     else:
@@ -349,21 +291,28 @@ def test_damaged_header_is_reported(
 @pytest.mark.parametrize(
     "storage, error, message",
     [
-        (["gone.tar"], FileNotFoundError, r"gone\.tar does not exist.*nothing is downloaded"),
-        (["gone/*.tar"], FileNotFoundError, r"gone/\*\.tar: no tar file found"),
+        (["gone.tar"], FileNotFoundError, r"gone\.tar does not exist.*not downloaded"),
+        (["gone/*.tar"], FileNotFoundError, r"no file matches .*gone/\*\.tar"),
         (["a/pairs-00000{0..3}.tar"], FileNotFoundError, r"pairs-000003\.tar does not exist"),
-        (["empty"], FileNotFoundError, "empty: no tar file found; expected .*a folder of them"),
-        (["a.tar.gz"], ValueError, "no tar file; .*gunzip"),
+        (["empty"], ValueError, "folder .*empty has no files; expected .*tar shards"),
+        (["a.tar.gz"], ValueError, r"unknown suffix '\.gz'.*unpack the file"),
         (["a/*.tar", "a"], ValueError, r"pairs-000000\.tar is given 2 times"),
-        (["list.json"], ValueError, r"list\.json is no tar file"),
+        (["a/pairs-000000.tar", "link.tar"], ValueError, "given 2 times, perhaps by a link"),
+        (["packed"], ValueError, r"packed has b\.tar\.gz, which is packed; unpack it"),
+        (["splits"], ValueError, r"such as train/a\.tar and val/a\.tar: name those of one split"),
+        (["kinds"], ValueError, r"such as a\.tar and b\.parquet: name those of one split and one"),
     ],
 )
 def test_invalid_storage_is_rejected(storage, error, message: str, work_folder: Path) -> None:
     write_shards("a", map(sample, range(5)), per_shard=2)
+    names = ["packed/a.tar", "packed/b.tar.gz", "splits/train/a.tar", "splits/val/a.tar"]
+    for name in [*names, "kinds/a.tar", "kinds/b.parquet", "a.tar.gz"]:
+        (work_folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (work_folder / name).touch()
     (work_folder / "empty").mkdir()
-    (work_folder / "list.json").write_text("[]")
+    (work_folder / "link.tar").symlink_to(work_folder / "a/pairs-000000.tar")
     with pytest.raises(error, match=message):
-        listed(storage)
+        converted(storage)
 
 
 # Reading
@@ -394,43 +343,7 @@ def test_number_of_open_files_is_limited(work_folder: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) <= before + 2
 
 
-def test_samples_are_listed_once_and_again_after_a_change(work_folder: Path, monkeypatch) -> None:
-    index = write_shards("a", map(sample, range(3)))
-    dataset = train(index)
-    listings = []
-    make = image_text_shards._rows_of
-    monkeypatch.setattr(
-        image_text_shards, "_rows_of", lambda *given: listings.append(1) or make(*given)
-    )
-    assert len(train(index)) == 3 and not listings
-    os.utime(work_folder / "a/pairs-000000.tar", (1, 1))
-    with pytest.raises(OSError, match="pairs-000000.tar has changed.*start again"):
-        dataset[0]
-    assert len(train(index)) == 3 and len(listings) == 1
-    os.remove(work_folder / "a/pairs-000000.tar")
-    pair_table._opened.cache_clear()
-    with pytest.raises(OSError, match="pairs-000000.tar"):
-        dataset[0]
-
-
 # The builder
-
-
-def config(**annotations) -> dict:
-    return {"build_info": {"annotations": {k: {"storage": v} for k, v in annotations.items()}}}
-
-
-def test_builder_with_default_processors(work_folder: Path) -> None:
-    write_shards("a", map(sample, range(4)), per_shard=2)
-    datasets = ImageTextShardsBuilder(
-        config(train=["a/pairs-{000000,000001}.tar"], val="a/*.tar")
-    ).build_datasets()
-    assert datasets["train"][2]["image"].shape == (3, 256, 256)
-    assert datasets["train"][2]["text_input"] == "caption 2"
-    assert datasets["val"][3]["image"].shape == (3, 256, 256)
-    tar(work_folder / "b.tar", {"a.jpg": b"1", "a.txt": b" "})
-    with pytest.raises(ValueError, match=r"b\.tar, a\.jpg: empty caption; .*drop_empty"):
-        listed(["b.tar"], drop_empty=False)
 
 
 def test_config_may_name_files_by_patterns(work_folder: Path) -> None:
@@ -451,19 +364,19 @@ def test_many_shards_are_listed_by_several_processes(work_folder: Path, monkeypa
     samples = [sample(i, image_id=i % 5, group=i % 3) for i in range(11)]
     index = write_shards("shards", samples, per_shard=2)
     processes = set()
-    real = image_text_shards.read_samples
+    real = pair_conversion.read_rows
 
-    def recorded(*args):
+    def recorded(*args, **keys):
         (work_folder / f"by_{os.getpid()}").touch()
-        return real(*args)
+        return real(*args, **keys)
 
-    monkeypatch.setattr(image_text_shards, "read_samples", recorded)
+    monkeypatch.setattr(pair_conversion, "read_rows", recorded)
     tables = []
     for cores in (1, 2):
-        monkeypatch.setattr(image_text_shards, "usable_cores", lambda cores=cores: cores)
-        monkeypatch.setattr(image_text_shards, "SHARDS_PER_WORKER", 1)
+        monkeypatch.setattr(pair_conversion, "usable_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(pair_conversion, "SHARDS_PER_WORKER", 1)
         torch.manual_seed(0)
-        tables.append(listed([index], group_id_key="group", cache_dir=f"cache_{cores}"))
+        tables.append(converted([index], group_id_key="group", cache_dir=f"cache_{cores}"))
         assert torch.initial_seed() == 0 and torch.equal(torch.rand(3), FIRST_DRAWS)
         processes.add(len(list(work_folder.glob("by_*"))))
     assert processes == {1, 3}
@@ -473,4 +386,4 @@ def test_many_shards_are_listed_by_several_processes(work_folder: Path, monkeypa
         assert mine.read_bytes() == other.read_bytes()
     (work_folder / "shards/pairs-000003.tar").write_bytes(b"no tar")
     with pytest.raises(ValueError, match=r"pairs-000003.tar, .*damaged or cut short"):
-        listed(["shards/*.tar"])
+        converted(["shards/*.tar"])

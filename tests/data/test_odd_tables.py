@@ -87,6 +87,7 @@ def test_tables_of_other_programs_are_read(content, captions, tmp_path):
     assert {row.image for row in read_rows(tmp_path / "a.csv")} <= {"0.jpg", "1.jpg"}
 
 
+CONVERSATION = {"image": "a.jpg", "conversations": [{"from": "gpt", "value": "a dog"}]}
 KARPATHY = {"filename": "0.jpg", "sentences": [{"raw": "a", "tokens": ["a"]}], "split": "train"}
 RECORD = {"image": "0.jpg", "caption": "a"}
 
@@ -114,7 +115,21 @@ RECORD = {"image": "0.jpg", "caption": "a"}
         ("a.json", json.dumps({"images": [KARPATHY], "dataset": "x"}), "Karpathy's format"),
         ("a.json", json.dumps({"images": [KARPATHY]}, indent=1), "Karpathy's format"),
         ("a.json", json.dumps([KARPATHY]), "Karpathy's format"),
-        ("a.json", json.dumps({"a.jpg": "text"}, indent=1), "expected an array of records"),
+        ("a.json", json.dumps({"a.jpg": "text"}, indent=1), "a mapping from names"),
+        ("a.json", json.dumps({"7": ["text"], "8": ["text"]}), "a mapping from names"),
+        ("a.json", json.dumps({"a": "text"}, indent=1), "expected an array of records"),
+        ("a.json", json.dumps([CONVERSATION] * 30), "^it seems to hold conversations"),
+        ("a.jsonl", "\n".join([json.dumps(CONVERSATION)] * 30), "conversations, as of LLaVA"),
+        ("a.json", json.dumps([{"messages": [], "images": ["a.jpg"]}] * 9), "conversations"),
+        ("a.json", json.dumps({"data": [RECORD] * 9}), "lists of records under 'data'; write each"),
+        ("a.json", json.dumps({"train": [RECORD], "val": [RECORD]}), "under 'train', 'val'"),
+        ("a.jsonl", json.dumps({"data": [RECORD] * 9}), "lists of records under 'data'"),
+        ("a.json", json.dumps({"image": ["a", "b"], "caption": ["c", "d"]}), "columns in place"),
+        ("a.json", json.dumps({"image": {"0": "a"}, "caption": {"0": "b"}}), "columns in place"),
+        ("a.json", json.dumps([["a.jpg", "text"]] * 9), "a list in place of a record"),
+        ("a.json", json.dumps([{**RECORD, "image": ["a", "b"]}] * 9), "several images in one rec"),
+        ("a.csv", "image,conversations\na.jpg,b\n", "conversations are not read: write a caption"),
+        ("a.csv", "url,caption,key,status\nhttp://a,b,0,success\n", "get them by img2dataset"),
         ("a.json", json.dumps([{**RECORD, "image": "/9j/4AAQ" + "A" * 999}]), "in base64"),
         ("a.json", json.dumps([{**RECORD, "caption": 7}]), r"string or strings, got \[7\]"),
     ],
@@ -134,13 +149,17 @@ def test_json_is_recognised_by_its_content(tmp_path):
     assert captions_in(tmp_path / "one.json", json.dumps(records[0])) == CAPTIONS[:1]
 
 
-def test_pipes_and_packed_files_are_refused(tmp_path):
+def test_pipes_and_files_of_other_kinds_are_refused(tmp_path):
     os.mkfifo(tmp_path / "a.json")
     with pytest.raises(ValueError, match="is a pipe, socket or device, expected a file"):
         require_files([tmp_path / "a.json"])
     (tmp_path / "a.csv.gz").write_bytes(b"")
     with pytest.raises(ValueError, match=r"unknown suffix '\.gz'.*unpack the file"):
         require_files([tmp_path / "a.csv.gz"])
+    for text, cure in (("image,caption\n", "to .csv"), ("0.jpg#0\ta dog\n", "'#0'.* .tsv")):
+        (tmp_path / "a.txt").write_text(text)
+        with pytest.raises(ValueError, match=f"unknown suffix '.txt'.*{cure}"):
+            require_files([tmp_path / "a.txt"])
 
 
 def test_some_unusable_rows_are_left_out_and_listed(tmp_path, caplog):
@@ -173,9 +192,10 @@ def test_some_unusable_rows_are_left_out_and_listed(tmp_path, caplog):
 def test_images_outside_of_the_folder_are_unreadable(tmp_path):
     for folder in ("private", "images/val2014"):
         (tmp_path / folder).mkdir(parents=True)
-        Image.new("RGB", (40, 40)).save(tmp_path / folder / "a.png")
+        for name in "ab":
+            Image.new("RGB", (40, 40)).save(tmp_path / folder / f"{name}.png")
     names = ["val2014/a.png", "val2014/../val2014/a.png", str(tmp_path / "images/val2014/a.png")]
-    beyond = ["../private/a.png", str(tmp_path / "private/a.png")]
+    beyond = ["../private/a.png", str(tmp_path / "private/b.png")]
     rows = [{"image": name, "caption": f"c {k}"} for k, name in enumerate([*names, *beyond])]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     report = check([tmp_path / "rows.json"], tmp_path / "images", workers=1)

@@ -48,11 +48,6 @@ def test_the_decoder_reduces_by_a_power_of_two(asked, factor, size, tmp_path):
     assert read_rgb(path).size == size
 
 
-def test_other_formats_are_decoded_in_full(large):
-    with reduced_jpegs(lambda width, height: 8):
-        assert read_rgb(large / "1.png").size == (800, 600)
-
-
 def test_a_reduced_jpeg_is_upright_and_must_be_whole(large, tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6  # turn by 90 degrees

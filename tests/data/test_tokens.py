@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import pickle
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.momentum import Momentum
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
-from lavis_mafa.algorithm.tokens import CON_D_TOKENS, CUT, TOKENS, Tokenizer, Tokens
+from lavis_mafa.algorithm.tokens import CON_D_TOKENS, CUT, TOKENS, Tokens
 from lavis_mafa.data import TrainingSet
 from lavis_mafa.data.image_text_json import ImageTextTrain
 from lavis_mafa.families.family import tokenize
@@ -101,14 +100,6 @@ def test_workers_make_the_tokens_of_forward(model, captions, workers):
     assert expected.input_ids.shape[1] <= model.max_txt_len
 
 
-def test_tokenizer_can_be_pickled_for_spawned_workers(model):
-    tokenizer = Tokenizer.of(model)
-    unpickled = pickle.loads(pickle.dumps(tokenizer))
-    assert equal_tokens(unpickled(CAPTIONS), tokenizer(CAPTIONS)) and unpickled.agrees_with(
-        tokenizer
-    )
-
-
 def test_replaced_samples_have_the_tokens_of_their_replacement(tmp_path):
     rows = [{"image": f"{k}.png", "caption": f"number {k} " * (k + 1)} for k in range(4)]
     for row in rows[:3]:
@@ -142,22 +133,6 @@ def test_captions_that_the_processor_cuts_are_counted(tmp_path):
         assert "was_cut" not in batch
         counts.append(batch[CUT])
     assert counts == [4, 2]  # 102 and 70 tokens are more than 60
-
-
-def test_con_d_has_separate_tokens_only_if_its_tokenizer_differs():
-    albef, blip = load_model("albef_mafa", "tiny"), load_model("blip_mafa", "tiny")
-    shorter = copy.deepcopy(albef)
-    shorter.max_txt_len = albef.max_txt_len - 3
-    shared = {}
-    for name, judge in (("same", copy.deepcopy(albef)), ("shorter", shorter), ("blip", blip)):
-        train_set = TrainingSet(Captions(CAPTIONS))
-        tokenize(judge, CAPTIONS[:2], 4)  # sets a length in its tokenizer
-        add_tokens(train_set, albef, [ModelDiscriminator(judge)])
-        (batch,) = loader(train_set, 0)
-        assert equal_tokens(batch[CON_D_TOKENS], expected_tokens(judge, CAPTIONS))
-        assert equal_tokens(batch[TOKENS], expected_tokens(albef, CAPTIONS))
-        shared[name] = batch[CON_D_TOKENS] is batch[TOKENS]
-    assert shared == {"same": True, "shorter": False, "blip": False}
 
 
 class UncallableTokenizer:
@@ -204,40 +179,6 @@ def test_step_with_tokens_equals_step_with_captions(toy, family):
     assert torch.equal(from_captions.loss, from_tokens.loss)
     assert torch.equal(from_captions.i2t.probability, from_tokens.i2t.probability)
     assert torch.equal(from_captions.text_features, from_tokens.text_features)
-
-
-def test_fne_uses_tokens(toy):
-    torch.manual_seed(0)
-    model = load_model("fne_retrieval", "tiny")
-    train_set = TrainingSet(toy["train"])
-    add_tokens(train_set, model, [])
-    batch = train_set.collater([train_set[index, 0] for index in range(8)])
-    batch["epoch"] = 1
-    other = copy.deepcopy(model.eval())
-    other.tokenizer = UncallableTokenizer(model.tokenizer)
-    plain = {key: value for key, value in batch.items() if key != TOKENS}
-    losses = []
-    for used_model, samples in ((model, plain), (other, batch)):
-        torch.manual_seed(1)
-        losses.append(used_model(samples).loss)
-    assert torch.equal(*losses)
-
-
-def test_tokens_are_moved_and_pinned():
-    from torch.utils.data._utils.pin_memory import pin_memory
-
-    tokens = Tokens(torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 3, dtype=torch.int64))
-    moved = to_device({TOKENS: tokens, "text_input": ["a", "b"]}, torch.device("meta"))
-    assert {tensor.device.type for tensor in moved[TOKENS]} == {"meta"}
-    assert moved["text_input"] == ["a", "b"]
-
-    class Pinned(torch.Tensor):
-        def pin_memory(self):
-            return self + 1
-
-    pinned = pin_memory({TOKENS: Tokens(*(tensor.as_subclass(Pinned) for tensor in tokens))})
-    assert isinstance(pinned[TOKENS], Tokens)
-    assert pinned[TOKENS].input_ids.sum() == 6 and pinned[TOKENS].attention_mask.sum() == 12
 
 
 @pytest.mark.parametrize("parallelism", [None, "true"])

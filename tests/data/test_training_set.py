@@ -194,15 +194,6 @@ def test_number_of_workers_has_no_influence(workers):
         assert torch.equal(batch["image"], expected)
 
 
-def test_deterministic_data_are_read_unchanged(toy):
-    train = TrainingSet(toy["train"])
-    torch.manual_seed(1)
-    state = torch.get_rng_state()
-    assert torch.equal(train[3, 0]["image"], train[3, 9]["image"])
-    assert torch.equal(train[3, 0]["image"], toy["train"][3]["image"])
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 # Samples that cannot be read
 
 PROBLEMS = [
@@ -240,15 +231,6 @@ def test_unreadable_samples_are_replaced(problem):
         for seed in range(4)
     }
     assert len(replacements) > 6
-
-
-def test_first_error_is_reported_and_reading_continues():
-    broken = {k: OSError(f"number {k}") for k in range(1, 8)}
-    data = RandomSamples(8, broken)
-    sample = TrainingSet(data, seed=0)[3, 0]
-    assert sample["loaded_index"] == 0 and sample["load_error"] == "OSError: number 3"
-    assert data.read[0] == 3 and data.read[-1] == 0 and len(data.read) <= ATTEMPTS
-    assert set(data.read[:-1]) <= set(broken)
 
 
 def test_no_readable_sample_is_an_error():

@@ -124,6 +124,38 @@ def test_rows_may_contain_boxes_and_splits(folder):
     assert val[2]["boxes"] == [[1, 2, 3, 4]]
 
 
+@pytest.mark.parametrize(
+    "image, box, inside",
+    [
+        ("plain", [10, 1, 9, 9], True),
+        ("plain", [12.4, -0.5, 8.2, 12.6], True),  # COCO's boxes end up to a pixel outside
+        ("turned", [1, 10, 9, 9], True),
+        ("turned", [10, 1, 9, 9], False),  # a box of the picture as it is stored
+        ("plain", [10, 1, 19, 10], False),  # two corners
+        ("plain", [0.5, 0.1, 0.3, 0.4], False),  # shares of width and height
+        ("plain", [-5, 1, 4, 4], False),
+    ],
+)
+def test_boxes_are_in_the_picture_as_viewers_show_it(folder, caplog, image, box, inside):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (20, 12)).save(folder / "coco/plain.jpg")
+    Image.new("RGB", (20, 12)).save(folder / "coco/turned.jpg", exif=exif)
+    row = {"image": f"{image}.jpg", "text": "red", "bbox": box}
+    nothing = dict.fromkeys(("references", "instances", "detections"), {"storage": None})
+
+    def read(good):
+        write("own.json", [row, *[{**row, "image": "plain.jpg", "bbox": [1, 1, 9, 9]}] * good])
+        return build(annotations={"val": {"storage": "own.json"}}, **nothing)["val"]
+
+    if inside:
+        assert len(read(0)) == 1 and "outside" not in caplog.text
+        return
+    with pytest.raises(ValueError, match=rf"1 of 2 boxes cannot be used:\n  row 0: .*{image}\.jpg"):
+        read(1)
+    assert len(read(199)) == 200 and "1 of 200 boxes are outside of their pictures" in caplog.text
+
+
 def test_image_key():
     assert refcoco.image_key({"image": "a/COCO_train2014_000000000120.jpg"}) == "120"
     assert refcoco.image_key({"image": "a/120_0.jpg", "image_id": 5}) == "5"

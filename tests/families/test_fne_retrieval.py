@@ -15,7 +15,6 @@ from lavis_mafa.algorithm.pair_memory import EMPTY
 from lavis_mafa.checkpoints import downloads
 from lavis_mafa.data import TrainingSet
 from lavis_mafa.families.fne_retrieval import FneRetrieval
-from lavis_mafa.settings import load_config
 from lavis_mafa.toyworld import ToyScenesBuilder
 
 BATCH = 6

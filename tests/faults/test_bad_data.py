@@ -42,12 +42,11 @@ from lavis_mafa.data import TrainingSet
 from lavis_mafa.data.data_check import check
 from lavis_mafa.data.image_reading import read_rgb
 from lavis_mafa.data.image_text_json import ImageTextTrain
-from lavis_mafa.data.image_text_shards import ImageTextShardsTrain
 from lavis_mafa.training.guard import UnreadableError
 
 SETS = {
     "image_text_json": ImageTextTrain,
-    "image_text_shards": ImageTextShardsTrain,
+    "image_text_shards": partial(ImageTextTrain, vis_root=None),
     "image_text_parquet": partial(ImageTextTrain, vis_root=None),
     "coco_caption": CaptionDataset,
     "flickr30k": RetrievalDataset,

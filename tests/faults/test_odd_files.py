@@ -12,7 +12,7 @@ from shard_files import write_shards
 
 from lavis_mafa.data.annotation_files import read_rows
 from lavis_mafa.data.annotation_rows import Problem, Row
-from lavis_mafa.data.image_text_shards import listed
+from lavis_mafa.data.pair_conversion import converted
 from lavis_mafa.settings import ConfigError, load_config
 
 DEEP = "[" * 3000 + "]" * 3000
@@ -65,11 +65,11 @@ def test_joined_tar_files_are_refused(tmp_path):
     joined = tmp_path / "joined.tar"
     joined.write_bytes(one.read_bytes() + other.read_bytes())
     with pytest.raises(ValueError, match="joined.tar, after sample 00.: .*joined by cat"):
-        listed([joined], cache_dir=tmp_path / "cache")
-    assert len(listed([one, other], cache_dir=tmp_path / "cache")) == 6
+        converted([joined], cache_dir=tmp_path / "cache")
+    assert len(converted([one, other], cache_dir=tmp_path / "cache")) == 6
     padded = tmp_path / "padded.tar"
     padded.write_bytes(one.read_bytes() + bytes(3 * 2**20))
-    assert len(listed([padded], cache_dir=tmp_path / "cache")) == 3
+    assert len(converted([padded], cache_dir=tmp_path / "cache")) == 3
 
 
 # Annotations

@@ -15,7 +15,6 @@ from shard_files import write_shards
 from lavis_mafa.data import TrainingSet
 from lavis_mafa.data.data_identity import SAMPLED, DataIdentity
 from lavis_mafa.data.image_text_json import ImageTextTrain
-from lavis_mafa.data.image_text_shards import ImageTextShardsTrain
 
 ROWS = 4 * SAMPLED + 1
 
@@ -84,7 +83,7 @@ def test_identity_of_shards_covers_every_image(tmp_path):
             (f"{k:03d}", bytes(size), "jpg", f"a circle {k}", {}) for k, size in enumerate(sizes)
         )
         index = write_shards(tmp_path / name, samples, per_shard=30)
-        part = ImageTextShardsTrain(None, None, [index], cache_dir=tmp_path / "cache")
+        part = ImageTextTrain(None, None, None, [index], cache_dir=tmp_path / "cache")
         return DataIdentity.of(TrainingSet(part))
 
     sizes = [2000] * 100

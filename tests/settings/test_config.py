@@ -197,7 +197,7 @@ def test_all_problems_are_reported_at_once(save):
 
 
 def test_keys_of_other_sections_are_not_suggested():
-    for name in ("preset", "margin", "drop_empty", "mode"):
+    for name in ("preset", "margin", "max_unusable", "mode"):
         report = Report(KEYS)
         report.unknown(f"datasets.mine.build_info.{name}")
         unread = "unknown key; nothing reads it here: remove it"

@@ -137,6 +137,9 @@ def test_ids_that_do_not_tell_images_apart_are_replaced():
         def own_image_id(self, number):
             return self.own[number]
 
+        def source(self, number):
+            return f"{number}.jpg", "a dog"
+
     class Data:
         def __init__(self, *given):
             self.pairs = Pairs(*given)
@@ -148,6 +151,9 @@ def test_ids_that_do_not_tell_images_apart_are_replaced():
     assert _ids_of_images(Data(["5", "6", "5"], [0, 1, 2])) is None
     assert _ids_of_images(Data(["5", None], [0, 0])) is None
     assert _ids_of_images(Data(["5", "5", None], [0, 0, 1]))(0) == 5
+    # Without ids, two files that show one image: their paths would make two of it.
+    assert _ids_of_images(Data([None, None], [0, 0])) is None
+    assert _ids_of_images(Data([None, None], [0, 1]))(0) is None
 
 
 def test_ids_of_lavis_annotations_are_kept():
