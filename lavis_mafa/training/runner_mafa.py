@@ -23,7 +23,13 @@ from lavis_mafa.algorithm.grit.hardness import StepAhead
 from lavis_mafa.algorithm.tokens import captions_of
 from lavis_mafa.io.files import atomic_write, lost_writes
 from lavis_mafa.io.problems import ConfigView, Problem
-from lavis_mafa.io.processes import all_gather_objects, any_rank, barrier
+from lavis_mafa.io.processes import (
+    LostWorkerError,
+    all_gather_objects,
+    any_rank,
+    barrier,
+    explain_lost_worker,
+)
 from lavis_mafa.judges.frozen import frozen_models, models_beside
 from lavis_mafa.judges.self_check import SelfCheck
 from lavis_mafa.training import loaders
@@ -35,7 +41,6 @@ from lavis_mafa.training.evaluation import EvaluatingRunner, matching_splits
 from lavis_mafa.training.figures import Figures
 from lavis_mafa.training.guard import NonFiniteGuard, UnreadableSamples
 from lavis_mafa.training.guarded import loggers_of
-from lavis_mafa.training.loaders import LostWorkerError
 from lavis_mafa.training.run_log import RunLog, TimeLeft, duration
 from lavis_mafa.training.sharding import problem_of_torch
 from lavis_mafa.training.state import RunState
@@ -343,7 +348,7 @@ class RunnerMafa(EvaluatingRunner):
             self._begin_epoch(epoch)
         plan = self.schedule.plan
         assert plan is not None
-        with loaders.explain_lost_worker():  # between epochs, whose state is saved
+        with explain_lost_worker():  # between epochs, whose state is saved
             batches = iter(self.loaders.train(plan, epoch, first_step))
         bar = self.log.progress(
             range(first_step, plan.steps), f"epoch {epoch}", first_step, plan.steps
@@ -456,7 +461,7 @@ class RunnerMafa(EvaluatingRunner):
         The other ranks are in this step already: the run ends after it, with its state saved.
         """
         try:
-            with loaders.explain_lost_worker():
+            with explain_lost_worker():
                 return next(batches)
         except LostWorkerError as error:
             self._lost_worker = error
