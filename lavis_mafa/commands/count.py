@@ -14,9 +14,9 @@ from __future__ import annotations
 import argparse
 
 from lavis_mafa.commands.arguments import (
-    add_con_d_argument,
-    add_config_arguments,
+    add_analysed_arguments,
     add_output_argument,
+    check_analysed,
     number,
     search_space,
     share,
@@ -26,8 +26,7 @@ from lavis_mafa.tools import ALL
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    add_config_arguments(parser)
-    add_con_d_argument(parser)
+    add_analysed_arguments(parser)
     add_output_argument(parser)
     parser.add_argument(
         "--sampling",
@@ -69,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Count and write ``counts.json``, ``report.html`` and ``judged.npz``."""
+    check_analysed(args)
     from lavis_mafa.tools.counting import count_false_negatives
 
     count_false_negatives(args)

@@ -18,9 +18,9 @@ from __future__ import annotations
 import argparse
 
 from lavis_mafa.commands.arguments import (
-    add_con_d_argument,
-    add_config_arguments,
+    add_analysed_arguments,
     add_output_argument,
+    check_analysed,
     number,
     search_space,
     share,
@@ -29,8 +29,7 @@ from lavis_mafa.commands.arguments import (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    add_config_arguments(parser)
-    add_con_d_argument(parser)
+    add_analysed_arguments(parser)
     add_output_argument(parser)
     parser.add_argument(
         "--sampling",
@@ -67,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Mine connections and write them as training data."""
+    check_analysed(args)
     from lavis_mafa.tools.pair_mining import mine_connections
 
     mine_connections(args)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,14 +12,14 @@ from PIL import Image
 
 from lavis_mafa.algorithm.binary import TENTHS
 from lavis_mafa.algorithm.scores import CON_D
-from lavis_mafa.data.training_set import TrainingSet
 from lavis_mafa.tools.charts import Bars, format_number
 from lavis_mafa.tools.report_page import THUMBNAIL, ShownPair
 from lavis_mafa.tools.tables import one_line
 
+if TYPE_CHECKING:  # it needs LAVIS
+    from lavis_mafa.data.training_set import TrainingSet
+
 T = TypeVar("T")
-
-
 SHOWN = 60  # pairs on a page
 
 
@@ -36,8 +36,11 @@ class SampleViewer:
 
     def pair(self, image: int, text: int, verdict: str, truth: bool | None) -> ShownPair:
         """Return the pair of the image of one sample and the caption of another."""
-        captions = self._caption(text), self._caption(image)
-        return ShownPair(self._image(image), *captions, verdict, truth)
+        caption, own = self._caption(text), self._caption(image)
+        if getattr(self._data, "of_texts", False):
+            anchor = self._data.annotated(image)[0]  # type: ignore[union-attr]
+            return ShownPair(None, f"{anchor} – {caption}", own, verdict, truth)
+        return ShownPair(self._image(image), caption, own, verdict, truth)
 
     def notes(self) -> list[str]:
         """Return notes of what could not be read so far; [] if there is nothing."""
