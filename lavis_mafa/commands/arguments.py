@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,24 @@ def check_analysed(args: argparse.Namespace) -> None:
         args.error("--data needs --encoder: what encodes the pairs, see --help")
     if args.data:
         args.images = folder_of_images(args.images, args.data)
+
+
+@contextmanager
+def explain_missing_package(args: argparse.Namespace) -> Iterator[None]:
+    """Say what to install where a package of an analysis of ``--data`` is missing.
+
+    Raises:
+        ValueError: in the place of the ImportError.
+    """
+    try:
+        yield
+    except ImportError as error:
+        if not args.data:
+            raise
+        raise ValueError(
+            f"--data needs the package {error.name or ''}, which is not installed "
+            f'({str(error).strip().splitlines()[0]}): pip install "lavis-mafa[audit]"'
+        ) from error
 
 
 def add_checkpoint_argument(parser: argparse.ArgumentParser) -> None:

@@ -58,7 +58,10 @@ def test_readable_samples_come_back_in_order(captions, block, queries, data, tmp
     numbers = st.integers(0, len(captions) - 1)
     unreadable = data.draw(st.sets(numbers, max_size=len(captions)))
     wanted = np.array(sorted(data.draw(st.sets(numbers, min_size=1))))
-    folder, model = tmp_path_factory.mktemp("features"), KnownFeatures(captions, unreadable, queries)
+    folder, model = (
+        tmp_path_factory.mktemp("features"),
+        KnownFeatures(captions, unreadable, queries),
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encoding, "_BLOCK", block)
         loaded = model.load()
