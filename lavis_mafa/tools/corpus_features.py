@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
+from lavis_mafa.algorithm.corpus_mining import MAX_SIMILARITIES
 from lavis_mafa.io.arrays import read_npz
 from lavis_mafa.io.files import atomic_write, read_json, remove_partial_files, write_json
 from lavis_mafa.io.identity import claim_folder, digest
@@ -128,7 +129,16 @@ def make_features(loaded: AnalysedPairs, numbers: NDArray[Any], folder: Path) ->
         _encode_missing(loaded, blocks, paths)
         barrier()
         on_main_process(partial(_join_blocks, paths, folder))
-    return _load(folder)
+    found = _load(folder)
+    log_on_main(
+        "features of %d samples: %.2f GB in %s, memory-mapped; similarities are held %.2f GB at a "
+        "time",
+        len(found),
+        sum(file.stat().st_size for file in folder.glob("*.bin")) / 1e9,
+        folder,
+        4 * MAX_SIMILARITIES / 1e9,
+    )
+    return found
 
 
 def _encode_missing(

@@ -142,7 +142,7 @@ class FilesAndEncoder(AnalysedPairs):
                 captions = [self.data.caption(int(one)) for one in numbers]
                 if isinstance(self._encoder, _StoredFeatures):
                     anchors, texts = self._encoder.rows(numbers)
-                    errors = [""] * len(numbers)
+                    errors = ["" for _ in numbers]
                 else:
                     texts = self._encoder.encode_texts(captions).float()
                     anchors, errors = self._anchors(pool, numbers, texts)
