@@ -55,7 +55,8 @@ class PretrainedJudge(SampleJudge):
                     (anchors[int(image[row])], self.pairs.caption(int(text[row]))) for row in read
                 ]
                 if pairs:
-                    found[read] = match_probabilities(self.encoder, pairs, _PAIRS).float().cpu()
+                    probability = match_probabilities(self.encoder, pairs, _PAIRS)
+                    found[read] = probability.float().cpu().numpy()
                 bar.update(len(rows))
         return found[place.reshape(-1)]
 

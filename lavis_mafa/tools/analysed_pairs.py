@@ -59,9 +59,9 @@ class Encoded:
 
 
 class Judge(Protocol):
-    """What judges pairs of samples; `con_d` is what its self-check checks."""
+    """What judges pairs of samples; `con_d` is what its self-check checks, if anything."""
 
-    con_d: Discriminator
+    con_d: Discriminator | None
 
     def probability(self, features: Any, image: NDArray[Any], text: NDArray[Any]) -> NDArray[Any]:
         """Return P(match) ``(P,)`` of images and captions by sample number; NaN if unreadable."""

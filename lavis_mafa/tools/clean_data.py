@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from lavis_mafa.data.annotation_rows import PairColumns
+from lavis_mafa.data.annotation_rows import IMAGE_KEYS, PairColumns
 from lavis_mafa.io.files import atomic_write
 from lavis_mafa.tools.corpus import Corpus
 from lavis_mafa.tools.hard_negatives import HardNegatives, normalized
@@ -67,7 +67,7 @@ class _NewRows:
         """Yield the records.
 
         Args:
-            like: a record of the data, which says whether there are lists of captions, and ids.
+            like: a record of the data, which says whether there are lists of captions.
             as_stored: images may lie in the file.
         """
         columns, table = self.columns, self.pairs.table
@@ -80,8 +80,9 @@ class _NewRows:
                 columns.image_key: shown,
                 columns.caption_key: [caption] if listed else caption,
             }
-            if columns.image_id_key in like:
-                record[columns.image_id_key] = typed(table.own_image_id(image))
+            own = table.own_image_id(image)
+            if own is not None:
+                record[columns.image_id_key] = typed(own)
             yield record
 
 
@@ -151,7 +152,9 @@ def _write_parquet(sink: BinaryIO, path: Path, rows: _NewRows) -> None:
         schema = file.schema_arrow
         columns, names = rows.columns, schema.names
         if columns.image_key is None:
-            stores = [name for name in names if pa.types.is_struct(schema.field(name).type)]
+            # The bytes of images rather than the names that they had as files.
+            kinds = {name: str(schema.field(name).type) for name in IMAGE_KEYS if name in names}
+            stores = [name for name, kind in kinds.items() if "binary" in kind]
             columns.image_key = next(iter(stores), None)
         columns.choose(names)
         is_list = pa.types.is_list(schema.field(str(columns.caption_key)).type)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.pool import ThreadPool
 from typing import Any
 
@@ -27,7 +27,6 @@ from lavis_mafa.io.launcher import rank_in_environment, usable_cores
 from lavis_mafa.judges import caption_judge  # noqa: F401  registers it
 from lavis_mafa.judges.discriminators import DISCRIMINATORS, SampleJudge
 from lavis_mafa.judges.pretrained_judge import load_pretrained_judge
-from lavis_mafa.judges.self_check import SKIP
 from lavis_mafa.tools.analysed_pairs import AnalysedPairs, Encoded, Usual
 from lavis_mafa.tools.corpus import Corpus
 from lavis_mafa.tools.corpus_features import Features
@@ -38,6 +37,8 @@ _SPACE = 32  # mini-batches in a search space
 _NEIGHBOURS = 10  # candidates of an anchor that `mine` judges
 _OWN, _CHUNK = 10_000, 4096  # own pairs that give a scale; pairs compared at once
 SIMILARITY = "similarity"
+_NOT_LOADED = (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError)
+_RECORDED = ("data", "text_keys", "image_key", "caption_key", "image_id_key")
 _BY_SIMILARITY = (
     "No judge: P is the share of own pairs that are less similar than a pair, by the encoder that "
     "also picks the hard negatives. A high P says that it cannot tell the pair from own pairs; "
@@ -137,15 +138,16 @@ class FilesAndEncoder(AnalysedPairs):
 
     def encode(self, batches: Sequence[NDArray[Any]]) -> Iterator[Encoded]:
         """Yield the features of mini-batches of samples; an image is encoded once in each."""
-        with ThreadPool(usable_cores()) as pool, torch.inference_mode():
+        with ThreadPool(usable_cores()) as pool:
             for numbers in batches:
                 captions = [self.data.caption(int(one)) for one in numbers]
                 if isinstance(self._encoder, _StoredFeatures):
                     anchors, texts = self._encoder.rows(numbers)
                     errors = ["" for _ in numbers]
                 else:
-                    texts = self._encoder.encode_texts(captions).float()
-                    anchors, errors = self._anchors(pool, numbers, texts)
+                    with torch.inference_mode():
+                        texts = self._encoder.encode_texts(captions).float()
+                        anchors, errors = self._anchors(pool, numbers, texts)
                 anchors, texts = (F.normalize(one, dim=1) for one in (anchors, texts))
                 yield Encoded(anchors, texts, None, captions, errors)
 
@@ -236,48 +238,51 @@ def load_files(args: argparse.Namespace) -> FilesAndEncoder:
     if rank_in_environment():
         raise ValueError("with --data the command runs in one process: start it without a launcher")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    pairs = _pairs_of(args)
+    about = {name: getattr(args, name) for name in _RECORDED} | {"images": str(args.images)}
+    pairs = pairs_of(about)
     try:
         encoder = _encoder_of(args, pairs, device)
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+    except _NOT_LOADED as error:
         raise ValueError(f"--encoder {' '.join(args.encoder)}: {_short(error)}") from error
     loaded = FilesAndEncoder(pairs, encoder, device)
     name, _, vectors = (args.judge or SIMILARITY).partition(":")
     config: dict[str, Any] = {"arch": name}
     if args.judge is None:
-        config["self_check"], loaded.notes = SKIP, [_BY_SIMILARITY]
-        loaded.judges = {SIMILARITY: _BySimilarity()}
+        loaded.judges, loaded.notes = {SIMILARITY: _BySimilarity()}, [_BY_SIMILARITY]
     else:
         try:
             if name == "captions":
                 config["checkpoint"] = vectors or None
-                entry: Any = DISCRIMINATORS.entry(name)
-                con_d = entry.value(checkpoint=config["checkpoint"])
+                judge: Any = DISCRIMINATORS.entry(name).value
+                con_d: SampleJudge = judge(checkpoint=config["checkpoint"])
             else:
-                name = "judge"
-                config["checkpoint"] = args.judge
+                name, config = "judge", {"arch": "judge", "checkpoint": args.judge}
                 con_d = load_pretrained_judge(args.judge, pairs.of_texts, device)
-        except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+            loaded.judges = {name: _OfNumbers(con_d, pairs)}
+        except _NOT_LOADED as error:
             raise ValueError(f"--judge {args.judge}: {_short(error)}") from error
-        loaded.judges = {name: _OfNumbers(con_d, pairs)}
     loaded.configs = {name: config}
-    keys = ("images", "text_keys", "image_key", "caption_key", "image_id_key")
-    given = {key: getattr(args, key) for key in keys}
-    loaded.about = {"data": list(args.data), **{k: v and str(v) for k, v in given.items()}}
+    loaded.about = about
     loaded.encoder = {"encoder": list(args.encoder), "judge": args.judge}
     return loaded
 
 
-def _pairs_of(args: argparse.Namespace) -> FilePairs:
-    if any(map(names_shards, args.data)):
+def pairs_of(about: Mapping[str, Any]) -> FilePairs:
+    """Open the pairs that arguments, or the record of an earlier analysis, name.
+
+    Raises:
+        FileNotFoundError, ValueError: for files that cannot be read.
+    """
+    files, texts = about["data"], about["text_keys"]
+    if any(map(names_shards, files)):
         from lavis_mafa.data.image_text_shards import listed
 
-        return FilePairs(listed(args.data), None, False)
-    image, caption = args.text_keys or (args.image_key, args.caption_key)
+        return FilePairs(listed(files), None, False)
+    image, caption = texts or (about["image_key"], about["caption_key"])
     table = converted(
-        args.data, image_key=image, caption_key=caption, image_id_key=args.image_id_key
+        files, image_key=image, caption_key=caption, image_id_key=about["image_id_key"]
     )
-    return FilePairs(table, os.path.abspath(args.images), bool(args.text_keys))
+    return FilePairs(table, os.path.abspath(about["images"]), bool(texts))
 
 
 def _encoder_of(

@@ -54,7 +54,7 @@ def check_judges(
     for name, judge in loaded.judges.items():
         cfg = loaded.configs[name]
         mode = args.self_check or mode_of(cfg)
-        if mode == SKIP:
+        if mode == SKIP or judge.con_d is None:
             continue
 
         def check(name: str = name, judge: Judge = judge, cfg: Any = cfg) -> SelfCheck:

@@ -10,15 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.binary import TENTHS, bin_of
-from lavis_mafa.data.training_set import UNREADABLE
 from lavis_mafa.tools.html import data_uri, write_page
 from lavis_mafa.tools.judged_pairs import Judged
 from lavis_mafa.tools.label_quality import ANSWERS, COLUMNS, pair_id
-from lavis_mafa.tools.model_and_data import data_of_judged
 from lavis_mafa.tools.tables import one_line
 
 _IMAGE_SIZE = 640  # longest side, pixels
@@ -33,10 +30,23 @@ def label_page(args: argparse.Namespace) -> None:
     if args.count < 1:
         raise ValueError(f"--count {args.count}: expected at least 1")
     judged = Judged.load(args.judged)
-    data = data_of_judged(judged, args.judged)
+    data = _data_of(judged, args.judged)
     rows = _draw(judged.probability_by(args.name), args.count, args.above, args.seed)
     shown = _write_label_page(args.output, judged, data, rows, args.name)
     print(f"written: {args.output}, {shown} pairs; open it in a browser, label and save labels.csv")
+
+
+def _data_of(judged: Judged, path: Path) -> Any:
+    """Open the data that judged pairs are about, which the file names."""
+    if "data" in judged.about:
+        from lavis_mafa.tools.from_files import pairs_of
+
+        named = judged.about["data"], judged.about["images"]
+        logging.warning("the page shows pairs of %s and images of %s, which %s names", *named, path)
+        return pairs_of(judged.about)
+    from lavis_mafa.tools.model_and_data import data_of_judged
+
+    return data_of_judged(judged, path)
 
 
 def _draw(probability: NDArray[Any], count: int, above: float, seed: int) -> NDArray[Any]:
@@ -61,8 +71,11 @@ def _draw(probability: NDArray[Any], count: int, above: float, seed: int) -> NDA
     rows = rng.permutation(known[bin_of(probability[known]) >= round(above * TENTHS)])
     if not len(rows):
         raise ValueError(f"none of the {len(probability)} judged pairs is above {above:g}")
-    place = pd.Series(rows).groupby(bin_of(probability[rows])).cumcount()
-    return rng.permutation(rows[np.argsort(place.to_numpy(), kind="stable")][:count])
+    tenth = bin_of(probability[rows])
+    order = np.argsort(tenth, kind="stable")
+    place = np.empty(len(rows), np.int64)  # of each pair in its tenth
+    place[order] = np.arange(len(rows)) - np.searchsorted(tenth[order], tenth[order])
+    return rng.permutation(rows[np.argsort(place, kind="stable")][:count])
 
 
 def _write_label_page(
@@ -95,7 +108,8 @@ def _write_label_page(
             if image not in places:
                 images.append(data_uri(data.show(image)[0], _IMAGE_SIZE))
                 places[image] = len(images) - 1
-        except UNREADABLE as error:
+        # A builder may raise anything for a broken file.
+        except Exception as error:
             logging.warning("skipped image %d, text %d: %s", image, text, one_line(str(error)))
             continue
         cells = [pair_id(image, text), data.annotated(image)[0] or "", caption]

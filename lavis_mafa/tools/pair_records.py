@@ -28,6 +28,7 @@ class PairRecords:
         self.data, self.of_texts = data, getattr(data.pairs, "of_texts", False)
         self.output = output
         self.written = output / "images"
+        self._files = {path.stem: path for path in self.written.glob("*.*")}
         roots = [getattr(part, "vis_root", None) or self.written for part in data.pairs.parts]
         self.root = os.path.commonpath([os.path.abspath(root) for root in roots])
         self.ids = _ids_of_images(data)
@@ -79,13 +80,12 @@ class PairRecords:
     def _write_once(self, number: int) -> Path:
         """Return the file of an image that has none in the data; write it if needed."""
         name = f"{int(self.data.image_ids[number]):09d}"
-        for path in self.written.glob(f"{name}.*"):
-            return path
-        content, kind = self.data.pairs.image_bytes(number)
-        path = self.written / f"{name}.{kind}"
-        with atomic_write(path) as file:
-            file.write(content)
-        return path
+        if name not in self._files:
+            content, kind = self.data.pairs.image_bytes(number)
+            self._files[name] = path = self.written / f"{name}.{kind}"
+            with atomic_write(path) as file:
+                file.write(content)
+        return self._files[name]
 
     def dataset_yaml(self) -> str:
         """Return the part of a config that trains on the augmented data."""
