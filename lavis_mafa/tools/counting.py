@@ -20,10 +20,9 @@ from lavis_mafa.tools.analysed_pairs import AnalysedPairs
 from lavis_mafa.tools.charts import Bars, Table
 from lavis_mafa.tools.count_advice import NOTE, TRUTH, advice_of
 from lavis_mafa.tools.engine import Mined, load, mine
-from lavis_mafa.tools.gallery import SampleViewer
+from lavis_mafa.tools.gallery import SampleViewer, report_of_judged
 from lavis_mafa.tools.hard_negatives import HardNegatives, Sampling
 from lavis_mafa.tools.judged_pairs import FILE, INVALID, UNKNOWN, Judged
-from lavis_mafa.tools.judged_report import report_of_judged
 from lavis_mafa.tools.tables import markdown_table
 
 _ANCHORS = {"image": True, "text": False}  # modality of the anchor: whether it is an image

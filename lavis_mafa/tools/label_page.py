@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.binary import TENTHS, bin_of
-from lavis_mafa.tools.html import data_uri, write_page
 from lavis_mafa.tools.judged_pairs import Judged
 from lavis_mafa.tools.label_quality import ANSWERS, COLUMNS, pair_id
+from lavis_mafa.tools.report_page import data_uri, write_page
 from lavis_mafa.tools.tables import one_line
 
 _IMAGE_SIZE = 640  # longest side, pixels

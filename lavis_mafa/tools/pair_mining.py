@@ -25,10 +25,9 @@ from lavis_mafa.tools.clean_data import (
 )
 from lavis_mafa.tools.corpus import Corpus
 from lavis_mafa.tools.engine import load, mine
-from lavis_mafa.tools.gallery import SampleViewer
+from lavis_mafa.tools.gallery import SampleViewer, report_of_judged
 from lavis_mafa.tools.hard_negatives import Sampling, normalized
 from lavis_mafa.tools.judged_pairs import FILE, UNKNOWN, VALID, Judged
-from lavis_mafa.tools.judged_report import report_of_judged
 from lavis_mafa.tools.pair_records import PairRecords
 
 

@@ -12,10 +12,16 @@ from lavis_mafa.algorithm.binary import TENTHS
 from lavis_mafa.algorithm.mining import DIRECTIONS
 from lavis_mafa.checkpoints.downloads import go_offline
 from lavis_mafa.tools.charts import Bars, Cell, Table, as_number
-from lavis_mafa.tools.gallery import SHOWN, bars_of, connections_of, evenly, view_data
+from lavis_mafa.tools.gallery import (
+    SHOWN,
+    bars_of,
+    connections_of,
+    evenly,
+    report_of_judged,
+    view_data,
+)
 from lavis_mafa.tools.judge_check import self_check_tables
 from lavis_mafa.tools.judged_pairs import FILE, Judged
-from lavis_mafa.tools.judged_report import report_of_judged
 from lavis_mafa.tools.model_and_data import data_of_judged, recorded_data
 from lavis_mafa.tools.report_page import write_report
 from lavis_mafa.training.con_d_check import RECORD
