@@ -148,6 +148,7 @@ def kind_of(name: str) -> str:
     Raises:
         OSError, ValueError: if there is no such model.
     """
+    _require_folder(name)
     from transformers import AutoConfig
 
     return str(AutoConfig.from_pretrained(name).model_type)
@@ -157,6 +158,13 @@ def has_file(name: str, file: str) -> bool:
     """Return whether a folder, or a model on the hub, has a file."""
     if os.path.isdir(name):
         return os.path.isfile(os.path.join(name, file))
+    _require_folder(name)
     from transformers.utils import cached_file
 
     return cached_file(name, file, _raise_exceptions_for_missing_entries=False) is not None
+
+
+def _require_folder(name: str) -> None:
+    """Refuse a path that does not exist, which cannot be a name on the hub either."""
+    if name.startswith((os.sep, ".", "~")) and not os.path.isdir(name):
+        raise FileNotFoundError("no such folder")

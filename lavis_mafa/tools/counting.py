@@ -25,6 +25,8 @@ from lavis_mafa.tools.hard_negatives import HardNegatives, Sampling
 from lavis_mafa.tools.judged_pairs import FILE, INVALID, UNKNOWN, Judged
 from lavis_mafa.tools.tables import markdown_table
 
+# Similar is not false: without a judge, the results do not say so.
+_ALIKE = "Hard negatives that are more similar than {} % of the own pairs"
 _ANCHORS = {"image": True, "text": False}  # modality of the anchor: whether it is an image
 
 
@@ -161,7 +163,8 @@ def _write_results(
     notes = [*loaded.notes]
     if args.data:
         # What to set in a config of a training helps nobody who trains elsewhere.
-        advice = advice[:1]
+        advice = [advice[0].replace("False hard negatives by similarity", _ALIKE)]
+        advice = [advice[0].format(f"{100 * args.threshold:g}")]
         if own_auc < LEAST_AUC:
             notes.append(
                 f"Only {100 * own_auc:.0f} % of captions are more similar to their own image than "
