@@ -90,5 +90,7 @@ def load_pretrained_judge(name: str, of_texts: bool, device: torch.device) -> Pr
         return PretrainedJudge(DualEncoder(*load_two_towers(name, device)))
     from transformers import Blip2ForImageTextRetrieval, Blip2Processor
 
-    model = Blip2ForImageTextRetrieval.from_pretrained(name).to(device)
-    return PretrainedJudge(Blip2CrossEncoder(model, Blip2Processor.from_pretrained(name)))
+    model: Any = Blip2ForImageTextRetrieval.from_pretrained(name)
+    return PretrainedJudge(
+        Blip2CrossEncoder(model.to(device), Blip2Processor.from_pretrained(name))
+    )

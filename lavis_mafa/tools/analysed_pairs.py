@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.algorithm.grit import GritSettings
 from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.io.processes import is_main_process
@@ -59,9 +58,11 @@ class Encoded:
 
 
 class Judge(Protocol):
-    """What judges pairs of samples; `con_d` is what its self-check checks, if anything."""
+    """What judges pairs of samples."""
 
-    con_d: Discriminator | None
+    @property
+    def con_d(self) -> Any:
+        """The discriminator that its self-check checks; None: there is nothing to check."""
 
     def probability(self, features: Any, image: NDArray[Any], text: NDArray[Any]) -> NDArray[Any]:
         """Return P(match) ``(P,)`` of images and captions by sample number; NaN if unreadable."""

@@ -76,10 +76,8 @@ class _NewRows:
             listed = isinstance(like.get(str(columns.caption_key)), list)
             if as_stored and not table.has_path(image):
                 shown = {"bytes": self.pairs.image_bytes(image)[0], "path": shown}
-            record = {
-                columns.image_key: shown,
-                columns.caption_key: [caption] if listed else caption,
-            }
+            record: dict[str, Any] = {str(columns.image_key): shown}
+            record[str(columns.caption_key)] = [caption] if listed else caption
             own = table.own_image_id(image)
             if own is not None:
                 record[columns.image_id_key] = typed(own)

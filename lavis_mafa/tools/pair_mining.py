@@ -45,8 +45,8 @@ def mine_connections(args: argparse.Namespace) -> None:
             f"mining needs exactly one Con-D, got {', '.join(judges) or 'none'}: set "
             "model.mafa.con_d, or give --con-d con_d.arch=... with a single name"
         )
-    top_k, space = args.top_k or usual.rule.top_k, usual.grit.search_space
-    space = args.search_space or (ALL if usual.searches_all else space)
+    top_k = args.top_k or usual.rule.top_k
+    space = args.search_space or (ALL if usual.searches_all else usual.grit.search_space)
     if space == ALL:
         sampling = Sampling(ALL, None, neighbours=top_k)
     else:
@@ -72,8 +72,8 @@ def mine_connections(args: argparse.Namespace) -> None:
     new = _new_records(records, mined)
     records.write("mined", new)
     if args.data:
-        keys = args.text_keys or (args.image_key, args.caption_key)
-        columns = PairColumns(*keys, args.image_id_key)
+        image, caption = args.text_keys or (args.image_key, args.caption_key)
+        columns = PairColumns(image, caption, args.image_id_key)
         clean, why = write_clean_copy(records, mined, columns)
         written = [f"{clean.name}{why and f' ({why})'}", TRIPLETS, FLAG_EMBEDDING]
         made = write_triplets(records, found.negatives[0], judged, mined, thresholds[0])
