@@ -82,6 +82,19 @@ class SampleViewer:
             return f"(caption of sample {number})"
 
 
+def data_of(judged: Judged, path: Path) -> Any:
+    """Open the data that judged pairs are about, which the file names."""
+    if "data" in judged.about:
+        from lavis_mafa.tools.from_files import pairs_of
+
+        named = judged.about["data"], judged.about["images"]
+        logging.warning("the page shows pairs of %s and images of %s, which %s names", *named, path)
+        return pairs_of(judged.about)
+    from lavis_mafa.tools.model_and_data import data_of_judged
+
+    return data_of_judged(judged, path)
+
+
 def view_data(load: Callable[[], TrainingSet]) -> SampleViewer:
     """Return a viewer of data, or one that only knows numbers if they cannot be loaded."""
     try:

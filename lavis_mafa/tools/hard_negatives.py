@@ -301,7 +301,7 @@ def _search(
             for label in labels:
                 own = torch.from_numpy(np.asarray(label[rows])).to(device)
                 other = torch.from_numpy(np.asarray(label[begin:end])).to(device)
-                sim = sim.masked_fill(own[:, None] == other, float("-inf"))
+                sim.masked_fill_(own[:, None] == other, float("-inf"))
         return sim
 
     places, best = nearest(compare, len(rows), len(features), k)

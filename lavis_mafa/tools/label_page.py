@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.binary import TENTHS, bin_of
+from lavis_mafa.tools.gallery import data_of
 from lavis_mafa.tools.judged_pairs import Judged
 from lavis_mafa.tools.label_quality import ANSWERS, COLUMNS, pair_id
 from lavis_mafa.tools.report_page import data_uri, write_page
@@ -30,23 +31,10 @@ def label_page(args: argparse.Namespace) -> None:
     if args.count < 1:
         raise ValueError(f"--count {args.count}: expected at least 1")
     judged = Judged.load(args.judged)
-    data = _data_of(judged, args.judged)
+    data = data_of(judged, args.judged)
     rows = _draw(judged.probability_by(args.name), args.count, args.above, args.seed)
     shown = _write_label_page(args.output, judged, data, rows, args.name)
     print(f"written: {args.output}, {shown} pairs; open it in a browser, label and save labels.csv")
-
-
-def _data_of(judged: Judged, path: Path) -> Any:
-    """Open the data that judged pairs are about, which the file names."""
-    if "data" in judged.about:
-        from lavis_mafa.tools.from_files import pairs_of
-
-        named = judged.about["data"], judged.about["images"]
-        logging.warning("the page shows pairs of %s and images of %s, which %s names", *named, path)
-        return pairs_of(judged.about)
-    from lavis_mafa.tools.model_and_data import data_of_judged
-
-    return data_of_judged(judged, path)
 
 
 def _draw(probability: NDArray[Any], count: int, above: float, seed: int) -> NDArray[Any]:

@@ -46,7 +46,7 @@ def mine_connections(args: argparse.Namespace) -> None:
             "model.mafa.con_d, or give --con-d con_d.arch=... with a single name"
         )
     top_k = args.top_k or usual.rule.top_k
-    space = args.search_space or (ALL if usual.searches_all else usual.grit.search_space)
+    space: Any = args.search_space or (ALL if usual.searches_all else usual.grit.search_space)
     if space == ALL:
         sampling = Sampling(ALL, None, neighbours=top_k)
     else:

@@ -33,11 +33,12 @@ ROWS = [
     {"image": f"{k // CAPTIONS}.png", "caption": caption(k), "image_id": k // CAPTIONS}
     for k in range(IMAGES * CAPTIONS)
 ]
+ROWS[9]["caption"] = ROWS[1]["caption"].upper()  # of image 4, as image 0 has it
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """Pictures, their captions as JSON, and features: image 0 is like caption 2, of image 1."""
+    """Pictures, their captions as JSON, and features: image 0 is like captions 2 and 9."""
     folder = tmp_path_factory.mktemp("world")
     noise = np.random.default_rng(0)
     for k in range(IMAGES):
@@ -46,6 +47,7 @@ def world(tmp_path_factory):
     images = np.eye(IMAGES, dtype=np.float32)
     texts = images.repeat(CAPTIONS, 0) + 0.1 * noise.normal(size=(len(ROWS), IMAGES))
     texts[2] = images[0]
+    texts[9] += 0.5 * images[0]
     np.save(folder / "images.npy", images)
     np.save(folder / "texts.npy", texts.astype(np.float32))
     return folder
@@ -127,11 +129,14 @@ data, images, texts, output = sys.argv[1:]
 common = ["--data", data, "--encoder", images, texts]
 assert main(["count", *common, "--judge", "captions", "--output", output + "/count"]) == 0
 assert main(["mine", *common, "--output", output + "/mine"]) == 0
+assert main(["label", "page", output + "/mine", "--output", output + "/labels.html"]) == 0
 """
 
 
-def test_it_runs_without_lavis(world, tmp_path):
-    names = [world / "pairs.json", *features(world), tmp_path]
+@pytest.mark.parametrize("form", ["json", "parquet"])
+def test_it_runs_without_lavis(world, tmp_path, form):
+    data = world / "pairs.json" if form == "json" else as_parquet(world, ROWS)
+    names = [data, *features(world), tmp_path]
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_LAVIS, *map(str, names)], capture_output=True, text=True
     )
@@ -143,7 +148,8 @@ def test_it_runs_without_lavis(world, tmp_path):
     assert {one["sampling"] for one in counts["counts"]} == {"random", "grit"}
     assert (tmp_path / "count" / "report.html").read_text().count("data:image/") > 20
     (mined,) = [one for one in read(tmp_path / "mine" / "mined.json") if one["score"] > 0.9]
-    assert (mined["image"], mined["caption"]) == ("0.png", ROWS[2]["caption"])
+    assert mined["caption"] == ROWS[2]["caption"] and mined["image_id"] == 0
+    assert ROWS[2]["caption"] in (tmp_path / "labels.html").read_text()
 
 
 def test_counts_equal_a_slow_loop(world, tmp_path):
@@ -304,7 +310,8 @@ def test_triplets_have_no_positive_as_negative(world, tmp_path):
         captions.setdefault(str(world / row["image"]), []).append(row["caption"])
     assert {one["query"]: one["pos"] for one in lists} == captions
     for one in lists:
-        assert one["neg"] and not set(one["neg"]) & set(one["pos"])
+        wrong, right = ({text.lower() for text in one[side]} for side in ("neg", "pos"))
+        assert wrong and not wrong & right
     negatives = {one["query"]: one["neg"] for one in lists}
     for one in triplets:
         assert one["positive"] in captions[one["anchor"]]
