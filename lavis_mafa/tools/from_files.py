@@ -20,10 +20,9 @@ from lavis_mafa.data.annotation_rows import MAX_UNUSABLE
 from lavis_mafa.data.data_identity import DataIdentity
 from lavis_mafa.data.pair_conversion import converted
 from lavis_mafa.data.pairs import TrainPairs
-from lavis_mafa.data.shards import names_shards
 from lavis_mafa.integrations.pair_encoders import PairEncoder, load_pair_encoder
 from lavis_mafa.io.identity import digest, fingerprint
-from lavis_mafa.io.launcher import rank_in_environment, usable_cores
+from lavis_mafa.io.launcher import usable_cores
 from lavis_mafa.judges import caption_judge  # noqa: F401  registers it
 from lavis_mafa.judges.discriminators import DISCRIMINATORS, SampleJudge
 from lavis_mafa.judges.pretrained_judge import load_pretrained_judge
@@ -235,7 +234,7 @@ def load_files(args: argparse.Namespace) -> FilesAndEncoder:
     Raises:
         FileNotFoundError, ValueError: for files that cannot be read, and for models of other forms.
     """
-    if rank_in_environment():
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ValueError("with --data the command runs in one process: start it without a launcher")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     about = {name: getattr(args, name) for name in _RECORDED} | {"images": str(args.images)}
@@ -274,10 +273,6 @@ def pairs_of(about: Mapping[str, Any]) -> FilePairs:
         FileNotFoundError, ValueError: for files that cannot be read.
     """
     files, texts = about["data"], about["text_keys"]
-    if any(map(names_shards, files)):
-        from lavis_mafa.data.image_text_shards import listed
-
-        return FilePairs(listed(files), None, False)
     image, caption = texts or (about["image_key"], about["caption_key"])
     table = converted(
         files, image_key=image, caption_key=caption, image_id_key=about["image_id_key"]

@@ -375,3 +375,12 @@ def test_a_missing_package_is_named(world, models, tmp_path, caplog, monkeypatch
     assert run("count", world / "pairs.json", [models / "sentences"], tmp_path) == 1
     assert "sentence_transformers, which is not installed" in caplog.text
     assert 'pip install "lavis-mafa[audit]"' in caplog.text
+
+
+def test_what_may_match_is_no_negative(world, tmp_path):
+    """Between the thresholds a candidate is neither a missing pair nor a negative."""
+    assert run("mine", world / "pairs.json", features(world), tmp_path, "--threshold", 1) == 0
+    assert read(tmp_path / "mined.json") == []
+    first = lines(tmp_path / "flag_embedding.jsonl")[0]
+    assert first["query"] == str(world / "0.png") and len(first["neg"]) >= 3
+    assert ROWS[2]["caption"] not in first["neg"] + first["pos"]
