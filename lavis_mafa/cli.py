@@ -60,7 +60,7 @@ def main(
         try:
             given = list(sys.argv[1:] if argv is None else argv)
             action = _prepare(given, table, program, description)
-            from lavis_mafa.training.session import exit_status
+            from lavis_mafa.training.exit_status import exit_status
         except UnsupportedVersionError as error:
             print(f"lavis-mafa: {error}", file=sys.stderr)
             return 1

@@ -26,16 +26,6 @@ from lavis_mafa.checkpoints.checkpoints import (
 from lavis_mafa.checkpoints.recorded_sizes import recorded_model
 from lavis_mafa.compat.traits import shipped_config, traits_of
 
-# Parts that image-text matching needs; momentum encoders and language heads are not among them.
-MATCHING_PARTS = (
-    "visual_encoder.",
-    "text_encoder.",
-    "itm_head.",
-    "Qformer.",
-    "query_tokens",
-    "ln_vision.",
-)
-PROJECTION_PARTS = ("vision_proj.", "text_proj.")
 _LANGUAGE_HEADS = ("text_encoder.cls.", "Qformer.cls.")
 _LAYER = re.compile(r"(.+\.(?:blocks|layer|resblocks))\.(\d+)\.")
 _TOKEN_TYPES, _POSITIONS = "token_type_embeddings.weight", "position_embeddings.weight"

@@ -5,13 +5,19 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from lavis_mafa.io.project_files import config_named
 from lavis_mafa.settings.config_of_run import LOG, is_run
 from lavis_mafa.tools import ALL
+
+_PAIR_FILES = (
+    ".json, .jsonl, .csv, .tsv, .parquet, .arrow, .tar, or a folder of save_to_disk of Hugging "
+    "Face's datasets, or of pictures, each with a .txt of the same name"
+)
 
 
 # Types of arguments: what does not exist is refused at once, not after seconds of imports.
@@ -126,10 +132,75 @@ def take_run(args: argparse.Namespace) -> None:
     args.checkpoint = None
 
 
-def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--cfg-path``, ``--run``, ``--options`` and ``--checkpoint``."""
-    add_options(parser, run=RUN_HELP)
+def add_analysed_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what names the pairs, the model and the judges of an analysis: a config, or files."""
+    sources = add_options(parser, run=RUN_HELP)
+    sources.add_argument(
+        "--data",
+        nargs="+",
+        type=existing_files,
+        metavar="FILES",
+        help="your own pairs, instead of --cfg-path, with --encoder and without LAVIS: "
+        f"{_PAIR_FILES}",
+    )
     add_checkpoint_argument(parser)
+    add_con_d_argument(parser)
+    files = parser.add_argument_group("with --data")
+    files.add_argument(
+        "--encoder",
+        nargs="+",
+        metavar="MODEL",
+        help="what encodes both sides: a folder or a name on the Hugging Face hub of a CLIP or a "
+        "SigLIP in transformers, or of a SentenceTransformer; open_clip:NAME, "
+        "open_clip:NAME/PRETRAINED or a folder of open_clip; or two .npy files of features, of "
+        "images and of captions, with a row for each pair",
+    )
+    files.add_argument(
+        "--judge",
+        metavar="MODEL",
+        help="what judges pairs: captions (compares captions; captions:MODEL by a "
+        "SentenceTransformer); a folder or a name on the hub of BLIP-2 with a matching head, of a "
+        "SigLIP, or of a CrossEncoder (default: only the similarity of the encoder)",
+    )
+    files.add_argument(
+        "--text-keys",
+        nargs=2,
+        metavar=("ANCHOR", "POSITIVE"),
+        help="pairs of two texts: their columns",
+    )
+    _add_columns(files)
+
+
+def check_analysed(args: argparse.Namespace) -> None:
+    """End with an error for arguments of files with a config, and the reverse."""
+    of_files = ("encoder", "judge", "text_keys", "images", "image_key", "caption_key")
+    wrong = ("options", "checkpoint", "con_d") if args.data else (*of_files, "image_id_key")
+    for name in wrong:
+        if getattr(args, name):
+            option, other = name.replace("_", "-"), "--cfg-path" if args.data else "--data"
+            args.error(f"--{option} belongs to {other}")
+    if args.data and not args.encoder:
+        args.error("--data needs --encoder: what encodes the pairs, see --help")
+    if args.data:
+        args.images = folder_of_images(args.images, args.data)
+
+
+@contextmanager
+def explain_missing_package(args: argparse.Namespace) -> Iterator[None]:
+    """Say what to install where a package of an analysis of ``--data`` is missing.
+
+    Raises:
+        ValueError: in the place of the ImportError.
+    """
+    try:
+        yield
+    except ImportError as error:
+        if not args.data:
+            raise
+        raise ValueError(
+            f"--data needs the package {error.name or ''}, which is not installed "
+            f'({str(error).strip().splitlines()[0]}): pip install "lavis-mafa[audit]"'
+        ) from error
 
 
 def add_checkpoint_argument(parser: argparse.ArgumentParser) -> None:
@@ -208,9 +279,12 @@ def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=existing_files,
         metavar="FILES",
-        help=".json, .jsonl, .csv, .tsv, .parquet, .arrow, .tar, or a folder of save_to_disk of "
-        "Hugging Face's datasets, or of pictures, each with a .txt of the same name",
+        help=_PAIR_FILES,
     )
+    _add_columns(parser)
+
+
+def _add_columns(parser: Any) -> None:
     parser.add_argument("--image-key", help="column of the image path; default: detected")
     parser.add_argument("--caption-key", help="column of the caption(s); default: detected")
     parser.add_argument("--image-id-key", help="column of image ids; default: image_id")

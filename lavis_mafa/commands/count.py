@@ -1,6 +1,9 @@
 """Count false negatives among the hard negatives of random and grouped mini-batches
 (MAFA Tables 1 and 9, Figures 2 and 5).
 
+With --data, pairs in files are counted by any encoder and judge, without LAVIS: --judge captions
+needs no weights.
+
 All samples are encoded once by a checkpoint. For each mini-batch size and search space, one epoch
 of mini-batches is formed, and the hardest negatives in it are judged by each discriminator, and by
 the ground truth where the data set knows it. Nothing is trained. The last lines say whether to
@@ -14,9 +17,10 @@ from __future__ import annotations
 import argparse
 
 from lavis_mafa.commands.arguments import (
-    add_con_d_argument,
-    add_config_arguments,
+    add_analysed_arguments,
     add_output_argument,
+    check_analysed,
+    explain_missing_package,
     number,
     search_space,
     share,
@@ -26,8 +30,7 @@ from lavis_mafa.tools import ALL
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    add_config_arguments(parser)
-    add_con_d_argument(parser)
+    add_analysed_arguments(parser)
     add_output_argument(parser)
     parser.add_argument(
         "--sampling",
@@ -69,6 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Count and write ``counts.json``, ``report.html`` and ``judged.npz``."""
-    from lavis_mafa.tools.counting import count_false_negatives
+    check_analysed(args)
+    with explain_missing_package(args):
+        from lavis_mafa.tools.counting import count_false_negatives
 
-    count_false_negatives(args)
+        count_false_negatives(args)

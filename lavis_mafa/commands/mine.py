@@ -8,6 +8,11 @@ every image and text in the whole data set are judged instead. Nothing is traine
 with the same --output to encode only what is missing; under torch.distributed.run the ranks share
 the work.
 
+With --data, pairs in files are mined by any encoder and judge, without LAVIS, and by default in the
+whole data set, 10 candidates of an anchor. Instead of data for our training, --output gets a copy
+of the data with the new pairs (clean.*), and hard negatives for sentence-transformers
+(triplets.jsonl) and FlagEmbedding (flag_embedding.jsonl).
+
 Files in --output: mined.json (the new pairs with their scores), augmented.json (the data and the
 new pairs: ECM-6M), repeated.json (control: the data and as many of its own pairs, repeated),
 dataset.yaml (config to train on them), mine.json (counts of each filter), judged.npz, report.html.
@@ -18,9 +23,10 @@ from __future__ import annotations
 import argparse
 
 from lavis_mafa.commands.arguments import (
-    add_con_d_argument,
-    add_config_arguments,
+    add_analysed_arguments,
     add_output_argument,
+    check_analysed,
+    explain_missing_package,
     number,
     search_space,
     share,
@@ -29,8 +35,7 @@ from lavis_mafa.commands.arguments import (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    add_config_arguments(parser)
-    add_con_d_argument(parser)
+    add_analysed_arguments(parser)
     add_output_argument(parser)
     parser.add_argument(
         "--sampling",
@@ -67,6 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Mine connections and write them as training data."""
-    from lavis_mafa.tools.pair_mining import mine_connections
+    check_analysed(args)
+    with explain_missing_package(args):
+        from lavis_mafa.tools.pair_mining import mine_connections
 
-    mine_connections(args)
+        mine_connections(args)

@@ -6,12 +6,14 @@ import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lavis_mafa.data.pair_table import PairTable
-from lavis_mafa.data.training_set import TrainingSet
+
+if TYPE_CHECKING:  # it needs LAVIS
+    from lavis_mafa.data.training_set import TrainingSet
 
 SAMPLED = 64  # samples whose content is read where a data set lists neither files nor captions
 

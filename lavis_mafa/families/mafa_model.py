@@ -26,8 +26,6 @@ from lavis_mafa.checkpoints.checkpoints import (
     weights_of,
 )
 from lavis_mafa.checkpoints.weight_loading import (
-    MATCHING_PARTS,
-    PROJECTION_PARTS,
     check_origin,
     fill_momentum,
     load_state,
@@ -37,7 +35,7 @@ from lavis_mafa.checkpoints.weight_loading import (
 from lavis_mafa.compat.traits import image_size_of, shipped_config
 from lavis_mafa.families.rerank import MAX_TOKENS, compute_sim_matrix
 from lavis_mafa.judges.build import build_discriminator, build_negatives_encoder
-from lavis_mafa.judges.frozen import frozen_models
+from lavis_mafa.judges.frozen import MATCHING_PARTS, PROJECTION_PARTS, frozen_models
 
 
 def _of_step(name: str) -> Any:

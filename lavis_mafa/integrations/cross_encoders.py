@@ -236,7 +236,8 @@ class _ImagesOnce:
         scores = torch.cat(logits).float()
         return scores if activation_fn is None else activation_fn(scores)
 
-    def _pixels(self, images: Sequence[Any]) -> Tensor:
+    def pixels(self, images: Sequence[Any]) -> Tensor:
+        """Return images as the model's processor makes them, on its device."""
         found: Tensor = self.processor.image_processor(images, return_tensors="pt")["pixel_values"]
         weight = self.model.vision_model.embeddings.patch_embedding.weight
         return found.to(weight.device, weight.dtype)
@@ -274,7 +275,7 @@ class Blip2CrossEncoder(_ImagesOnce):
     num_labels = 2
 
     def _encode(self, images: Sequence[Any]) -> Tensor:
-        embeds: Tensor = self.model.vision_model(self._pixels(images)).last_hidden_state
+        embeds: Tensor = self.model.vision_model(self.pixels(images)).last_hidden_state
         return embeds
 
     def _match(self, embeds: Tensor, texts: list[str]) -> Tensor:
@@ -323,12 +324,20 @@ class DualEncoder(_ImagesOnce):
         self.threshold = threshold
 
     def _encode(self, images: Sequence[Any]) -> Tensor:
-        return _unit(self.model.get_image_features(pixel_values=self._pixels(images)))
+        return self.encode_pixels(self.pixels(images))
+
+    def encode_pixels(self, pixels: Tensor) -> Tensor:
+        """Return the normalised features ``(B, E)`` of processed images."""
+        return _unit(self.model.get_image_features(pixel_values=pixels))
+
+    def encode_texts(self, texts: list[str]) -> Tensor:
+        """Return the normalised features ``(B, E)`` of captions."""
+        # SigLIP has no attention mask: it was trained on captions of one padded length.
+        words = self._words(texts, next(self.parameters()).device, padding="max_length")
+        return _unit(self.model.get_text_features(**words))
 
     def _match(self, embeds: Tensor, texts: list[str]) -> Tensor:
-        # SigLIP has no attention mask: it was trained on captions of one padded length.
-        words = self._words(texts, embeds.device, padding="max_length")
-        cosines = (embeds * _unit(self.model.get_text_features(**words))).sum(dim=1)
+        cosines = (embeds * self.encode_texts(texts)).sum(dim=1)
         scale: Tensor = self.model.logit_scale.exp()
         if self.threshold is None:
             bias: Tensor = self.model.logit_bias

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from lavis.common.dist_utils import is_main_process
 
 from lavis_mafa.io.files import write_json
-from lavis_mafa.io.processes import barrier
+from lavis_mafa.io.processes import barrier, is_main_process
 
 IDENTITY_FILE = "identity.json"
 _HASHED_PER_TENSOR = 4096  # elements of each weight tensor that `fingerprint` hashes, at least

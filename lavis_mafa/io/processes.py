@@ -10,12 +10,6 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from lavis.common.dist_utils import (
-    get_rank,
-    get_world_size,
-    is_dist_avail_and_initialized,
-    is_main_process,
-)
 from tqdm import tqdm
 
 T = TypeVar("T")
@@ -36,6 +30,10 @@ class LostContactError(RuntimeError):
     """Another rank has ended or does not answer."""
 
 
+class LostWorkerError(RuntimeError):
+    """A worker of a data loader was killed, as by a system that runs out of memory."""
+
+
 class MainProcessError(RuntimeError):
     """An action on the main process has failed, which reports the error itself.
 
@@ -46,6 +44,25 @@ class MainProcessError(RuntimeError):
     def __init__(self, message: str, exit_status: int = 1) -> None:
         super().__init__(message)
         self.exit_status = exit_status
+
+
+def _is_distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def get_rank() -> int:
+    """Return the number of this process among the ranks, 0 without a process group."""
+    return dist.get_rank() if _is_distributed() else 0
+
+
+def get_world_size() -> int:
+    """Return the number of ranks, 1 without a process group."""
+    return dist.get_world_size() if _is_distributed() else 1
+
+
+def is_main_process() -> bool:
+    """Return whether this process is rank 0."""
+    return get_rank() == 0
 
 
 @contextmanager
@@ -69,9 +86,29 @@ def explain_lost_rank() -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def explain_lost_worker() -> Iterator[None]:
+    """Translate the error by which torch reports that a worker of a data loader has ended.
+
+    Raises:
+        LostWorkerError: in its place.
+    """
+    try:
+        yield
+    except (RuntimeError, ConnectionError, EOFError) as error:  # also amid what it has sent
+        if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker (pid"):
+            raise
+        raise LostWorkerError(
+            f"a data loader's worker was killed: {str(error).strip()}, most likely because the "
+            "machine has run out of memory, or of shared memory in /dev/shm. Lower "
+            "run.num_workers or run.batch_size_train, or give the "
+            "job more memory, then start again; training resumes with run.resume_ckpt_path=auto"
+        ) from error
+
+
 def barrier() -> None:
     """Wait for all ranks; Python's signal handlers run meanwhile."""
-    if is_dist_avail_and_initialized():
+    if _is_distributed():
         waiting = dist.barrier(async_op=True)
         # `wait` alone would block in C++ and delay the handlers until the slowest rank arrives.
         while not waiting.is_completed():

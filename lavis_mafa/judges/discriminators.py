@@ -16,9 +16,8 @@ from lavis_mafa.algorithm.discriminator import VIEW, Discriminator, Truth
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.registry import Registry, Section
 from lavis_mafa.algorithm.tokens import CON_D_TOKENS, captions_of
-from lavis_mafa.checkpoints.weight_loading import MATCHING_PARTS
 from lavis_mafa.judges.con_d_settings import ConDSettings
-from lavis_mafa.judges.frozen import FrozenModel
+from lavis_mafa.judges.frozen import MATCHING_PARTS, FrozenModel
 
 # Discriminators that are not LAVIS models, for ``model.mafa.con_d.arch``: classes that implement
 # `Discriminator`, constructed without arguments or with an object of their settings class.

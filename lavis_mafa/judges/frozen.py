@@ -11,8 +11,17 @@ from torch import Tensor, nn
 
 from lavis_mafa.algorithm.backbone import Backbone, backbone_of
 from lavis_mafa.algorithm.cached_batch import in_chunks
-from lavis_mafa.compat.traits import image_size_of
 
+# Parts that image-text matching needs; momentum encoders and language heads are not among them.
+MATCHING_PARTS = (
+    "visual_encoder.",
+    "text_encoder.",
+    "itm_head.",
+    "Qformer.",
+    "query_tokens",
+    "ln_vision.",
+)
+PROJECTION_PARTS = ("vision_proj.", "text_proj.")
 FROZEN_MODELS = ("con_d", "negatives_encoder")  # keys of ``model.mafa``, attributes of a model
 
 
@@ -90,7 +99,7 @@ class FrozenModel(ModelBeside):
         self.precision = precision
         self.processor = processor
         self._own_view = own_view
-        self.image_size = image_size_of(model)
+        self.image_size = _image_size_of(model)
         self.shares_encoder = False
         _forget_momentum(model)
         if precision == "bf16":
@@ -105,7 +114,7 @@ class FrozenModel(ModelBeside):
         """Return whether mini-batches of the model in training need images in this one's view."""
         if self.processor is None or self._own_view is not None:
             return bool(self._own_view and self.processor)
-        return self.image_size != image_size_of(model)
+        return self.image_size != _image_size_of(model)
 
     def share_encoder(self, model: Any) -> bool:
         """Use the image encoder of the model in training if it is frozen and equal, so that it
@@ -120,7 +129,7 @@ class FrozenModel(ModelBeside):
         theirs, own = model.visual_encoder, self.model.visual_encoder
         if self.wants_view(model) or any(w.requires_grad for w in theirs.parameters()):
             return False
-        if type(theirs) is not type(own) or image_size_of(model) != self.image_size:
+        if type(theirs) is not type(own) or _image_size_of(model) != self.image_size:
             return False
         mine, other = own.state_dict(), theirs.state_dict()
         if mine.keys() != other.keys() or not all(
@@ -185,6 +194,13 @@ def keep_in_bf16(part: nn.Module) -> None:
         if isinstance(module, (nn.Linear, nn.Conv2d)) and module.weight.dtype is torch.float32:
             if id(module.weight) not in embedded:
                 module.to(torch.bfloat16)
+
+
+def _image_size_of(model: Any) -> int | None:
+    # Imported here: the judges of captions and of texts work without LAVIS.
+    from lavis_mafa.compat.traits import image_size_of
+
+    return image_size_of(model)
 
 
 def _forget_momentum(model: Any) -> None:

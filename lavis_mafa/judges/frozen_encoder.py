@@ -10,8 +10,7 @@ from torch import Tensor
 from lavis_mafa.algorithm.negatives_encoder import ENCODER_TOKENS, ENCODER_VIEW, EncodedByFrozen
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.tokens import captions_of
-from lavis_mafa.checkpoints.weight_loading import MATCHING_PARTS, PROJECTION_PARTS
-from lavis_mafa.judges.frozen import FrozenModel
+from lavis_mafa.judges.frozen import MATCHING_PARTS, PROJECTION_PARTS, FrozenModel
 
 
 class ModelNegativesEncoder(FrozenModel):

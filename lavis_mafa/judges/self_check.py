@@ -17,13 +17,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from lavis.common.dist_utils import is_main_process
 from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.binary import area_under_roc
 from lavis_mafa.algorithm.discriminator import Discriminator, judge_in_turn
 from lavis_mafa.algorithm.intervals import wilson
-from lavis_mafa.io.processes import all_gather_objects, on_main_process
+from lavis_mafa.io.processes import all_gather_objects, is_main_process, on_main_process
 from lavis_mafa.judges.con_d_settings import ConDSettings
 
 _WARN, _REFUSE, SKIP = "warn", "refuse", "skip"  # values of ``self_check``

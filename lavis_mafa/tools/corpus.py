@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,7 +15,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from lavis_mafa.data.data_identity import DataIdentity
 from lavis_mafa.data.pair_table import PairTable
-from lavis_mafa.data.training_set import TrainingSet
+
+if TYPE_CHECKING:  # it needs LAVIS
+    from lavis_mafa.data.training_set import TrainingSet
 
 _Processor = Callable[[Any], Any]
 

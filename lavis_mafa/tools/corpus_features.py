@@ -12,20 +12,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from lavis.common.dist_utils import get_rank, get_world_size
 from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from lavis_mafa.algorithm.backbone import backbone_of
+from lavis_mafa.algorithm.corpus_mining import MAX_SIMILARITIES
 from lavis_mafa.io.arrays import read_npz
 from lavis_mafa.io.files import atomic_write, read_json, remove_partial_files, write_json
-from lavis_mafa.io.identity import claim_folder, digest, fingerprint
-from lavis_mafa.io.processes import barrier, on_main_process, progress
+from lavis_mafa.io.identity import claim_folder, digest
+from lavis_mafa.io.processes import (
+    barrier,
+    get_rank,
+    get_world_size,
+    on_main_process,
+    progress,
+)
 from lavis_mafa.judges.self_check import random_partners
-from lavis_mafa.tools.model_and_data import ModelAndData, log_on_main
+from lavis_mafa.tools.analysed_pairs import AnalysedPairs, log_on_main
 from lavis_mafa.tools.tables import one_line
-from lavis_mafa.training.loaders import to_device
 
 _COMPARED = 1000  # samples of which own and other images are compared
 _BLOCK = 2048  # samples in a file: an interruption loses at most this many
@@ -101,7 +105,7 @@ class _StoredTexts(Sequence[str]):
         return self._content[begin : int(self._ends[place])].tobytes().decode(*_UTF_8)
 
 
-def make_features(loaded: ModelAndData, numbers: NDArray[Any], folder: Path) -> Features:
+def make_features(loaded: AnalysedPairs, numbers: NDArray[Any], folder: Path) -> Features:
     """Encode samples; blocks that are in ``folder`` already are not encoded again.
 
     All ranks must call this function; they share the work through ``folder``, and each maps the
@@ -117,19 +121,28 @@ def make_features(loaded: ModelAndData, numbers: NDArray[Any], folder: Path) -> 
     # The identity of the folder hashes the bytes of the numbers, so their type must be fixed.
     numbers = np.asarray(numbers, np.int64)
     folder.mkdir(parents=True, exist_ok=True)
-    identity = _identity(loaded, numbers)
-    claim_folder(folder, identity)
+    sample = {"sample": f"{len(numbers)} of them, {digest(numbers)}"}
+    claim_folder(folder, {**loaded.identity(), **sample})
     if not (folder / _COMPLETE).is_file():
         blocks = [numbers[i : i + _BLOCK] for i in range(0, len(numbers), _BLOCK)]
         paths = [folder / f"block_{k:06d}.npz" for k in range(len(blocks))]
         _encode_missing(loaded, blocks, paths)
         barrier()
         on_main_process(partial(_join_blocks, paths, folder))
-    return _load(folder)
+    found = _load(folder)
+    log_on_main(
+        "features of %d samples: %.2f GB in %s, memory-mapped; similarities are held %.2f GB at a "
+        "time",
+        len(found),
+        sum(file.stat().st_size for file in folder.glob("*.bin")) / 1e9,
+        folder,
+        4 * MAX_SIMILARITIES / 1e9,
+    )
+    return found
 
 
 def _encode_missing(
-    loaded: ModelAndData, blocks: Sequence[NDArray[Any]], paths: Sequence[Path]
+    loaded: AnalysedPairs, blocks: Sequence[NDArray[Any]], paths: Sequence[Path]
 ) -> None:
     """Encode this rank's share of the blocks that have no file yet."""
     rank, world = get_rank(), get_world_size()
@@ -137,7 +150,7 @@ def _encode_missing(
     total = sum(len(blocks[k]) for k in missing)
     if total:
         log_on_main("encoding %d of %d samples", total, sum(map(len, blocks)))
-    size = int(loaded.cfg.run_cfg.batch_size_eval)
+    size = loaded.batch_size
     with progress(desc="features", total=total, unit=" samples") as bar:
         for k in missing:
             batches = [blocks[k][i : i + size] for i in range(0, len(blocks[k]), size)]
@@ -147,30 +160,22 @@ def _encode_missing(
 
 
 def _encode(
-    loaded: ModelAndData, batches: Sequence[NDArray[Any]], bar: tqdm
+    loaded: AnalysedPairs, batches: Sequence[NDArray[Any]], bar: tqdm
 ) -> dict[str, NDArray[Any]]:
     """Return the arrays of a block, with a row for each sample that could be read."""
-    backbone = backbone_of(loaded.model)
     parts: dict[str, list[NDArray[Any]]] = {}
     captions: list[bytes] = []
     unreadable: list[tuple[int, str]] = []
-    for numbers, batch in zip(batches, loaded.data.batches(batches), strict=True):
-        samples = to_device(batch, loaded.device)
-        with torch.inference_mode(), loaded.autocast():
-            images = backbone.encode_images(samples["image"])
-            texts = backbone.encode_texts(samples["text_input"])
-            vectors, text_vectors = backbone.grit_vectors(images, texts)
-        _require_finite(numbers, vectors, text_vectors)
-        found = {"vectors": vectors.float(), "texts": text_vectors.float()}
-        assert images.features is not None
-        if images.features.ndim == 3:
-            found["images"] = images.features.half()
-        errors = list(batch["load_error"])
-        good = np.array([not error for error in errors], bool)
+    for numbers, encoded in zip(batches, loaded.encode(batches), strict=True):
+        _require_finite(numbers, encoded.vectors, encoded.texts)
+        found = {"vectors": encoded.vectors.float(), "texts": encoded.texts.float()}
+        if encoded.images is not None:
+            found["images"] = encoded.images.half()
+        good = np.array([not error for error in encoded.errors], bool)
         for name, values in found.items():
             parts.setdefault(name, []).append(values.cpu().numpy()[good])
         parts.setdefault("numbers", []).append(numbers[good])
-        for number, caption, error in zip(numbers, batch["text_input"], errors, strict=True):
+        for number, caption, error in zip(numbers, encoded.captions, encoded.errors, strict=True):
             if error:
                 unreadable.append((int(number), error))
             else:
@@ -251,15 +256,3 @@ def _mapped(path: Path, kind: str, shape: Sequence[int]) -> NDArray[Any]:
         return np.empty(shape, kind)
     # Copy on write: PyTorch warns of arrays that it cannot write to; nobody does write.
     return np.memmap(path, kind, "c", shape=tuple(shape))
-
-
-def _identity(loaded: ModelAndData, numbers: NDArray[Any]) -> dict[str, str]:
-    """Return what the features depend on."""
-    run = loaded.cfg.run_cfg
-    precision = str(run.get("amp_dtype", "fp16")) if run.get("amp", False) else "fp32"
-    return {
-        "model": fingerprint(loaded.model),
-        "data": f"{len(loaded.data)} samples, {loaded.data.fingerprint()}",
-        "read with": f"{precision}, {getattr(loaded.model, 'max_txt_len', None)} tokens",
-        "sample": f"{len(numbers)} of them, {digest(numbers)}",
-    }

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.binary import figures_at, weighted_share
+from lavis_mafa.algorithm.grit import GritSettings
 from lavis_mafa.algorithm.intervals import share_ratio
-from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.judges.self_check import LEAST_AUC, SelfCheck
+from lavis_mafa.tools.analysed_pairs import Usual
 from lavis_mafa.tools.judged_pairs import UNKNOWN, VALID, Judged
 
 TRUTH = "truth"  # name of the ground truth among the judges
@@ -47,7 +48,7 @@ def advice_of(
     judged: Judged,
     rows_of: Mapping[str, NDArray[Any]],
     checks: Mapping[str, SelfCheck],
-    cfg: Any,
+    usual: Usual,
     own_auc: float,
     is_lower_bound: bool = False,
 ) -> list[str]:
@@ -58,11 +59,11 @@ def advice_of(
         judged: the pairs of the counts.
         rows_of: numbers of the judged pairs that are hard negatives, by name of the sampling.
         checks: self-checks by name of the discriminator.
-        cfg: the config, whose B and M are preferred.
+        usual: its B and M are preferred, its thresholds count.
         own_auc: how often a caption is more similar to its own image than to another.
         is_lower_bound: whether the truth knows only few of the matches, such as equal captions.
     """
-    con_d, run = next(iter(judged.names), None), cfg.run_cfg
+    con_d = next(iter(judged.names), None)
     known = judged.truth != UNKNOWN
     if is_lower_bound and con_d:
         known[:] = False
@@ -78,7 +79,7 @@ def advice_of(
     sizes = {b for b, m in shares if m} & {b for b, m in shares if not m}
     if not sizes:
         return ["No advice: it needs --sampling random grit with one mini-batch size."]
-    batch = int(run.batch_size_train) if int(run.batch_size_train) in sizes else min(sizes)
+    batch = usual.batch_size if usual.batch_size in sizes else min(sizes)
     grouped = {m: share for (b, m), share in shares.items() if b == batch and m}
     texts = [f"{shares[batch, None]} in random mini-batches of {batch}"]
     texts += [f"{share} grouped with M = {m}" for m, share in grouped.items()]
@@ -93,7 +94,7 @@ def advice_of(
         return [*lines, f"Group: unknown, as {why}.", "Mine: unknown, for the same reason."]
     check = checks.get(con_d or "")
     problems = None if check is None else check.problems
-    space = min(int(run.grit.search_space), max(grouped))
+    space = min(usual.grit.search_space, max(grouped))
     space = max(m for m in grouped if m <= space or m == min(grouped))
     of = np.zeros(len(judged), bool)
     of[rows_of[f"grit_B{batch}_M{space}"]] = True
@@ -101,24 +102,23 @@ def advice_of(
     if judge != TRUTH and problems and not of.any():
         lines.append(f"Group: unknown, as the judge {judge} fails its self-check.")
     else:
-        lines.append(_grouping(shares[batch, None], grouped, run.grit, judge, tested))
+        lines.append(_grouping(shares[batch, None], grouped, usual.grit, judge, tested))
     if con_d is None:
         return [*lines, "Mine: unknown, as no Con-D judged: --con-d captions.arch=captions can."]
     of &= ~np.isnan(judged.probability[con_d])
     matches = judged.truth[of] == VALID
-    connections = (cfg.model_cfg.get("mafa") or {}).get("connections") or {}
-    high = float(connections.get("high", MiningRule.high))
+    high = usual.rule.high
     return [*lines, _mining(con_d, judged.probability[con_d][of], matches, high, problems, tested)]
 
 
 def _grouping(
-    random: _Share, grouped: Mapping[int, _Share], grit: Any, judge: str, tested: bool
+    random: _Share, grouped: Mapping[int, _Share], grit: GritSettings, judge: str, tested: bool
 ) -> str:
     """Return whether to group mini-batches, with which search space and hardness.
 
     Args:
         grouped: shares by search space.
-        grit: the section ``run.grit`` of the config.
+        grit: how mini-batches are grouped so far.
         judge: who says what is false; tested: whether that is the truth of all pairs.
     """
     few = [m for m, share in grouped.items() if share.value <= _MOST_GROUPED]
@@ -128,7 +128,7 @@ def _grouping(
     space = max(able) if able else min(grouped, key=lambda m: (grouped[m].value, m))
     share = grouped[space]
     perhaps = random.low <= _MOST_RANDOM and random.value <= _UNSURE_RANDOM
-    less_hard = bool(able) and not group and perhaps and float(grit.hardness) > _LESS_HARD
+    less_hard = bool(able) and not group and perhaps and grit.hardness > _LESS_HARD
     reasons = [f"bounds {100 * _MOST_RANDOM:.3g} % random, {100 * _MOST_GROUPED:.3g} % grouped"]
     if group:
         clear = random.high <= _MOST_RANDOM and share.high <= _MOST_GROUPED
@@ -148,7 +148,7 @@ def _grouping(
     if less_hard:
         options.append(f"run.grit.hardness={_LESS_HARD}")
         reasons.append("grouping the most similar photographs harmed ITM, the quantile did not")
-    if (group or less_hard) and int(grit.queue_size) < space:
+    if (group or less_hard) and grit.queue_size < space:
         options.append(f"run.grit.queue_size={space}")  # the queue must hold a search space
     return _line("Group", group or less_hard, clear, options, reasons)
 

@@ -8,24 +8,25 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from lavis.common.dist_utils import is_main_process
 from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.intervals import clustered
 from lavis_mafa.data.caption_truth import CaptionTruth
 from lavis_mafa.io.files import write_json
+from lavis_mafa.io.processes import is_main_process
+from lavis_mafa.judges.self_check import LEAST_AUC
 from lavis_mafa.tools import ALL
+from lavis_mafa.tools.analysed_pairs import AnalysedPairs
 from lavis_mafa.tools.charts import Bars, Table
 from lavis_mafa.tools.count_advice import NOTE, TRUTH, advice_of
-from lavis_mafa.tools.engine import Mined, mine
-from lavis_mafa.tools.gallery import SampleViewer
+from lavis_mafa.tools.engine import Mined, load, mine
+from lavis_mafa.tools.gallery import SampleViewer, report_of_judged
 from lavis_mafa.tools.hard_negatives import HardNegatives, Sampling
 from lavis_mafa.tools.judged_pairs import FILE, INVALID, UNKNOWN, Judged
-from lavis_mafa.tools.judged_report import report_of_judged
-from lavis_mafa.tools.judging import discriminators_of
-from lavis_mafa.tools.model_and_data import ModelAndData, data_source, load_model_and_data
 from lavis_mafa.tools.tables import markdown_table
 
+# Similar is not false: without a judge, the results do not say so.
+_ALIKE = "Hard negatives that are more similar than {} % of the own pairs"
 _ANCHORS = {"image": True, "text": False}  # modality of the anchor: whether it is an image
 
 
@@ -65,18 +66,17 @@ def count_false_negatives(args: argparse.Namespace) -> None:
     Raises:
         ValueError: if nothing can judge the pairs, or the data do not fill a mini-batch.
     """
-    con_ds = discriminators_of(args)
-    loaded = load_model_and_data(args)
-    if not con_ds and loaded.data.truth is None:
+    loaded = load(args)
+    if not loaded.judges and loaded.data.truth is None:
         raise ValueError(
             "nothing can judge the pairs: there is no discriminator, and the data set does not "
             "know which pairs match. Give a discriminator, such as "
             "--con-d blip.arch=blip_retrieval blip.model_type=coco, or valid pairs as "
             "build_info.truth of the data"
         )
-    run_cfg = loaded.cfg.run_cfg
-    sizes = args.batch_sizes or [int(run_cfg.batch_size_train)]
-    spaces = args.search_spaces or [int(run_cfg.grit.search_space)]
+    usual = loaded.usual
+    sizes = args.batch_sizes or [usual.batch_size]
+    spaces = args.search_spaces or [usual.grit.search_space]
     wanted = [
         Sampling(kind, size, space)
         for size in dict.fromkeys(sizes)
@@ -86,9 +86,9 @@ def count_false_negatives(args: argparse.Namespace) -> None:
     ]
     if ALL in spaces:
         wanted.append(Sampling(ALL, None, neighbours=args.neighbours))
-    found = mine(loaded, args, con_ds, (args.threshold,), wanted)
+    found = mine(loaded, args, (args.threshold,), wanted)
     judged = found.judged
-    judged.about["con_d"] = con_ds
+    judged.about["con_d"] = dict(loaded.configs)
     counts, rows_of = [], {}
     for one, negatives in zip(wanted, found.negatives, strict=True):
         rows = rows_of[one.name] = judged.rows_of(negatives.image, negatives.text)
@@ -151,17 +151,31 @@ def _write_results(
     args: argparse.Namespace,
     counts: Sequence[Count],
     rows_of: Mapping[str, NDArray[Any]],
-    loaded: ModelAndData,
+    loaded: AnalysedPairs,
     found: Mined,
 ) -> None:
     """Write the counts as JSON and an HTML page, and print the table and the advice."""
     judged, features = found.judged, found.features
     own_auc = features.own_auc(loaded.data.image_ids, args.seed)
     is_lower_bound = isinstance(loaded.data.truth, CaptionTruth)
-    advice = advice_of(counts, judged, rows_of, found.checks, loaded.cfg, own_auc, is_lower_bound)
+    usual = loaded.usual
+    advice = advice_of(counts, judged, rows_of, found.checks, usual, own_auc, is_lower_bound)
+    notes = [*loaded.notes]
+    if args.data:
+        # What to set in a config of a training helps nobody who trains elsewhere.
+        advice = [advice[0].replace("False hard negatives by similarity", _ALIKE)]
+        advice = [advice[0].format(f"{100 * args.threshold:g}")]
+        if own_auc < LEAST_AUC:
+            notes.append(
+                f"Only {100 * own_auc:.0f} % of captions are more similar to their own image than "
+                f"to another (bound: {100 * LEAST_AUC:.0f} %): the encoder does not know such "
+                "data, so that its hard negatives are hardly harder than random ones."
+            )
+    else:
+        notes.append(NOTE)
     content = {
-        **data_source(args),
-        "checkpoint": args.checkpoint,
+        **loaded.about,
+        **loaded.encoder,
         "samples": len(loaded.data),
         "looked_at": len(features),
         "own_auc": own_auc,
@@ -176,9 +190,9 @@ def _write_results(
     write_json(args.output / "counts.json", content)
     table = _count_table(counts)
     checks = [f"{check.line}. {check.warning}".strip() for check in found.checks.values()]
-    notes = [
+    shown = [
         *advice,
-        NOTE,
+        *notes,
         f"{len(loaded.data):,} samples. One epoch of hardest negatives: one text for every image "
         "and one image for every text. Intervals treat mini-batches as independent. A pair with a "
         f"probability above {args.threshold:g} is classified as a match.",
@@ -186,7 +200,7 @@ def _write_results(
     ]
     known = int((judged.truth != UNKNOWN).sum())
     if 0 < known < len(judged):
-        notes.append(
+        shown.append(
             f"The truth of {known:,} of the {len(judged):,} pairs is known, "
             f"{int((judged.truth > INVALID).sum()):,} of them valid. Its shares refer to these "
             "pairs, which are no random sample of the hard negatives."
@@ -198,9 +212,9 @@ def _write_results(
         table.title,
         tables=[table],
         bars=_bars_of(counts),
-        notes=notes,
+        notes=shown,
     )
-    print("\n".join([markdown_table(table), *checks, "", *advice, NOTE]))
+    print("\n".join([markdown_table(table), *checks, "", *advice, *notes]))
     print(f"written: {args.output / 'counts.json'}, {FILE}, {page.name}")
 
 

@@ -7,20 +7,26 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from lavis_mafa.data.known_truth import known_pairs
 from lavis_mafa.judges.self_check import SelfCheck
+from lavis_mafa.tools.analysed_pairs import AnalysedPairs
+from lavis_mafa.tools.corpus import Corpus
 from lavis_mafa.tools.corpus_features import Features, make_features
-from lavis_mafa.tools.hard_negatives import HardNegatives, Sampling, hard_negatives_of
+from lavis_mafa.tools.hard_negatives import (
+    HardNegatives,
+    Sampling,
+    find_neighbours,
+    hard_negatives_of,
+)
 from lavis_mafa.tools.judge_check import check_judges
-from lavis_mafa.tools.judged_pairs import Judged
-from lavis_mafa.tools.judging import build_judges, judge_all
-from lavis_mafa.tools.model_and_data import ModelAndData, data_source
-from lavis_mafa.tools.neighbours import find_neighbours
+from lavis_mafa.tools.judged_pairs import UNKNOWN, Judged, pair_keys
 
 
 @dataclass
@@ -38,10 +44,23 @@ class Mined:
     checks: dict[str, SelfCheck]
 
 
+def load(args: argparse.Namespace) -> AnalysedPairs:
+    """Build what a command analyses: from files of pairs, or from a config of LAVIS.
+
+    Judges are built first: a missing checkpoint is reported before hours are spent on features.
+    """
+    if args.data:
+        from lavis_mafa.tools.from_files import load_files
+
+        return load_files(args)
+    from lavis_mafa.tools.judging import load_judged
+
+    return load_judged(args)
+
+
 def mine(
-    loaded: ModelAndData,
+    loaded: AnalysedPairs,
     args: argparse.Namespace,
-    con_ds: Mapping[str, Mapping[str, Any]],
     thresholds: tuple[float, ...],
     wanted: Sequence[Sampling],
     top_k: int = 1,
@@ -53,22 +72,19 @@ def mine(
     what is missing, and judges again.
 
     Args:
-        con_ds: configs of the discriminators by name.
         thresholds: ascending, the lowest and highest are recorded.
         wanted: samplings, with the seed of ``args``.
         top_k: hard negatives of an anchor in a mini-batch.
         new_only: pick no pair that the data have, whatever the config says.
+
+    Raises:
+        ValueError: if too many samples cannot be read.
     """
-    # Built first: a missing checkpoint is reported before hours are spent on features.
-    judges = build_judges(loaded, con_ds)
-    checks = check_judges(loaded, judges, con_ds, thresholds, args)
+    checks = check_judges(loaded, thresholds, args)
     features = make_features(loaded, np.arange(len(loaded.data)), args.output / "features")
-    about = data_source(
-        args,
-        low=thresholds[0],
-        high=thresholds[-1],
-        self_check={name: check.content() for name, check in checks.items()},
-    )
+    _require_readable(loaded, features)
+    about: dict[str, Any] = {**loaded.about, "low": thresholds[0], "high": thresholds[-1]}
+    about["self_check"] = {name: check.content() for name, check in checks.items()}
     negatives = []
     for sampling in wanted:
         if sampling.neighbours is None:
@@ -77,6 +93,45 @@ def mine(
             about["neighbours"] = {"neighbours": sampling.neighbours, "index": "exact"}
             found = find_neighbours(loaded, features, sampling.neighbours, new_only)
         negatives.append(found)
-    judged = judge_all(loaded, features, negatives, judges)
+    judged = judge_all(loaded, features, negatives)
     judged.about = about
     return Mined(features, negatives, judged, checks)
+
+
+def _require_readable(loaded: AnalysedPairs, features: Features) -> None:
+    lost = features.unreadable
+    if len(lost) > loaded.most_unreadable * len(loaded.data):
+        listed = "\n  ".join(error for _, error in lost[:20])
+        raise ValueError(
+            f"the pictures of {len(lost)} of {len(loaded.data)} pairs cannot be read, at most "
+            f"{loaded.most_unreadable:.0%} may be missing: repair the data, or correct --images, "
+            f"and remove the folder features of --output; the first:\n  {listed}"
+        )
+
+
+def judge_all(
+    loaded: AnalysedPairs, features: Features, negatives: Sequence[HardNegatives]
+) -> Judged:
+    """Judge all distinct pairs of hard negatives; all ranks must call this function."""
+    size = len(loaded.data)
+    # Sorted in place, a pair's occurrences from its text before those from its image.
+    keys = np.concatenate(
+        [2 * pair_keys(one.image, one.text, size) + one.from_image for one in negatives]
+    )
+    keys.sort()
+    begins = np.diff(keys // 2, prepend=-1) > 0
+    by_text, by_image = keys[begins] % 2 == 0, keys[np.roll(begins, -1)] % 2 == 1
+    image, text = np.divmod(keys[begins] // 2, size)
+    del keys, begins
+    probability = {}
+    for name, judge in loaded.judges.items():
+        probability[name] = np.asarray(judge.probability(features, image, text), np.float32)
+    return Judged(image, text, by_image, by_text, probability, _truth_of(loaded.data, image, text))
+
+
+def _truth_of(data: Corpus, image: NDArray[Any], text: NDArray[Any]) -> NDArray[Any]:
+    """Return the ground truth ``(P,)`` int8 of pairs; `UNKNOWN` where the data do not know it."""
+    if data.truth is None:
+        return np.full(len(image), UNKNOWN, np.int8)
+    truth = np.asarray(data.truth(image, text)).astype(np.int8)
+    return np.where(known_pairs(data.truth, image, text), truth, UNKNOWN).astype(np.int8)

@@ -1,26 +1,33 @@
-"""Show judged pairs with their images and captions."""
+"""Show judged pairs with their images and captions, and write their page."""
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from lavis_mafa.algorithm.binary import TENTHS
+from lavis_mafa.algorithm.binary import TENTHS, bin_of
+from lavis_mafa.algorithm.mining import STATE_NAMES, MiningRule
 from lavis_mafa.algorithm.scores import CON_D
-from lavis_mafa.data.training_set import TrainingSet
-from lavis_mafa.tools.charts import Bars, format_number
-from lavis_mafa.tools.report_page import THUMBNAIL, ShownPair
+from lavis_mafa.tools.charts import Bars, Table, format_number
+from lavis_mafa.tools.judge_check import self_check_tables
+from lavis_mafa.tools.judged_pairs import INVALID, UNKNOWN, VALID, Judged
+from lavis_mafa.tools.report_page import THUMBNAIL, ShownPair, write_report
 from lavis_mafa.tools.tables import one_line
 
+if TYPE_CHECKING:  # it needs LAVIS
+    from lavis_mafa.data.training_set import TrainingSet
+
 T = TypeVar("T")
-
-
 SHOWN = 60  # pairs on a page
+_TRUTH_VALUES = {VALID: True, INVALID: False, UNKNOWN: None}
 
 
 class SampleViewer:
@@ -36,8 +43,11 @@ class SampleViewer:
 
     def pair(self, image: int, text: int, verdict: str, truth: bool | None) -> ShownPair:
         """Return the pair of the image of one sample and the caption of another."""
-        captions = self._caption(text), self._caption(image)
-        return ShownPair(self._image(image), *captions, verdict, truth)
+        caption, own = self._caption(text), self._caption(image)
+        if getattr(self._data, "of_texts", False):
+            anchor = self._data.annotated(image)[0]  # type: ignore[union-attr]
+            return ShownPair(None, f"{anchor} – {caption}", own, verdict, truth)
+        return ShownPair(self._image(image), caption, own, verdict, truth)
 
     def notes(self) -> list[str]:
         """Return notes of what could not be read so far; [] if there is nothing."""
@@ -70,6 +80,19 @@ class SampleViewer:
             return self._data.source(number)[1]
         except (AssertionError, AttributeError, IndexError, KeyError, TypeError):
             return f"(caption of sample {number})"
+
+
+def data_of(judged: Judged, path: Path) -> Any:
+    """Open the data that judged pairs are about, which the file names."""
+    if "data" in judged.about:
+        from lavis_mafa.tools.from_files import pairs_of
+
+        named = judged.about["data"], judged.about["images"]
+        logging.warning("the page shows pairs of %s and images of %s, which %s names", *named, path)
+        return pairs_of(judged.about)
+    from lavis_mafa.tools.model_and_data import data_of_judged
+
+    return data_of_judged(judged, path)
 
 
 def view_data(load: Callable[[], TrainingSet]) -> SampleViewer:
@@ -115,3 +138,83 @@ def evenly(items: Sequence[T], limit: int) -> list[T]:
     if len(items) <= limit:
         return list(items)
     return [items[k * len(items) // limit] for k in range(limit)]
+
+
+def report_of_judged(
+    judged: Judged,
+    show: SampleViewer,
+    path: str | os.PathLike[str],
+    title: str,
+    *,
+    tables: Iterable[Table] = (),
+    bars: Sequence[Bars] = (),
+    notes: Iterable[str] = (),
+) -> Path:
+    """Write the page of judged pairs and return its path.
+
+    Args:
+        judged: has the thresholds, see `Judged.thresholds`.
+        title: heading of the page.
+        tables, bars, notes: further ones, see `write_report`.
+    """
+    each = SHOWN // max(1, len(judged.names))
+    pairs = [one for name in judged.names for one in _pairs(judged, name, show, each)]
+    return write_report(
+        path,
+        title=title,
+        headline=_outcome(judged),
+        pairs=pairs,
+        bars=[*bars, *(_by_tenth(name, judged.probability[name]) for name in judged.names)],
+        tables=[*tables, *self_check_tables(judged.about.get("self_check") or {})],
+        notes=[
+            *notes,
+            f"{len(pairs):,} of the {len(judged):,} judged pairs are shown: the most probable "
+            "ones, and some of all others.",
+            *show.notes(),
+        ],
+    )
+
+
+def _outcome(judged: Judged) -> str:
+    """Return in words how many pairs each discriminator calls a match, and how many are one."""
+    _, high = judged.thresholds
+    sentences = []
+    for name in judged.names:
+        of = ~np.isnan(judged.probability[name])
+        above = of & (judged.probability[name] > high)
+        text = f"{name} calls {above.sum():,} of {of.sum():,} pairs a match (above {high:g})"
+        known = [(rows & (judged.truth != UNKNOWN), rows) for rows in (above, of)]
+        shares = [float((judged.truth[rows] == VALID).mean()) for rows, _ in known if rows.any()]
+        if len(shares) == len(known):
+            text += "; of those with a known truth {:.0%} match, of all {:.0%}".format(*shares)
+        sentences.append(f"{text}.".replace("%", " %"))
+    return " ".join(sentences)
+
+
+def _by_tenth(name: str, probability: NDArray[Any]) -> Bars:
+    judged = probability[~np.isnan(probability)]
+    return bars_of(f"Pairs by probability: {name}", np.bincount(bin_of(judged), minlength=TENTHS))
+
+
+def _pairs(judged: Judged, name: str, show: SampleViewer, limit: int) -> Iterator[ShownPair]:
+    """Yield a sample of the pairs, the most probable first."""
+    probability = judged.probability[name]
+    low, high = judged.thresholds
+    states = MiningRule(low=low, high=high).states(torch.from_numpy(probability)).tolist()
+    for row in _choose(probability, limit):
+        value = format_number(float(probability[row]))
+        yield show.pair(
+            int(judged.image[row]),
+            int(judged.text[row]),
+            f"{name}: P = {value}, {STATE_NAMES[states[row]]}",
+            _TRUTH_VALUES[int(judged.truth[row])],
+        )
+
+
+def _choose(probability: NDArray[Any], limit: int) -> list[int]:
+    """Return at most ``limit`` rows by descending probability: a half with the highest ones, and
+    evenly spaced other rows; never rows with NaN."""
+    known = np.flatnonzero(~np.isnan(probability))
+    order = known[np.argsort(-probability[known], kind="stable")].tolist()
+    share = -(-limit // 2)
+    return order[:share] + evenly(order[share:], limit - share)

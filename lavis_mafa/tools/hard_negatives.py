@@ -1,8 +1,9 @@
-"""Form mini-batches, random or grouped, and pick the hard negatives in them."""
+"""Hard negatives of every anchor in a mini-batch, random or grouped, or in the whole data set."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,17 +12,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lavis_mafa.algorithm.backbone import backbone_of
 from lavis_mafa.algorithm.context import known_positives
+from lavis_mafa.algorithm.corpus_mining import nearest
 from lavis_mafa.algorithm.grit import GritCollector, GritSettings
 from lavis_mafa.algorithm.grit.grouping import Indices
-from lavis_mafa.algorithm.mining import pick
+from lavis_mafa.algorithm.mining import DIRECTIONS, pick
 from lavis_mafa.algorithm.pickers import NONE, hardest
-from lavis_mafa.io.processes import progress
+from lavis_mafa.io.processes import all_gather_objects, get_rank, get_world_size, progress
+from lavis_mafa.tools.analysed_pairs import AnalysedPairs, log_on_main
 from lavis_mafa.tools.corpus_features import Features
-from lavis_mafa.tools.model_and_data import ModelAndData, log_on_main
 
 Similarity = Callable[[Tensor, Tensor], Tensor]
+# Anchors that are compared at once. Neither depends on the number of ranks, because products of
+# equal matrices are equal to the last bit.
+_ANCHORS, _LEAST_CHUNKS = 8192, 16
 
 
 @dataclass(frozen=True)
@@ -49,29 +53,6 @@ class Sampling:
         """Short name for files and tables."""
         sizes = {"B": self.batch_size, "M": self.search_space, "K": self.neighbours}
         return "_".join([self.kind, *(f"{k}{v}" for k, v in sizes.items() if v is not None)])
-
-
-def grouping_of(run: Any) -> GritSettings:
-    """Return how a run's last epoch is grouped: ``grit`` with the hardness q of this epoch.
-
-    A schedule with state is not known without the run's training state: ``grit.hardness`` replaces
-    it, and a line in the log says so.
-
-    Args:
-        run: the section ``run`` of a config.
-    """
-    settings = GritSettings.from_config(run.grit)
-    last = int(run.get("max_epoch") or 1) - 1
-    schedule = settings.build_schedule()
-    if schedule.learns:
-        log_on_main(
-            "run.grit.schedule %s has state of its run: mini-batches are formed with "
-            "run.grit.hardness %g",
-            settings.schedule,
-            settings.hardness,
-        )
-        return settings
-    return replace(settings, hardness=schedule.at(settings.grouped_before(last)))
 
 
 def order_of(
@@ -191,18 +172,17 @@ def hardest_negatives(
     return HardNegatives(image[:end], text[:end], sides[:end], numbers[:end])
 
 
-def groups_of(loaded: ModelAndData, features: Features) -> NDArray[Any] | None:
+def _groups_of(loaded: AnalysedPairs, features: Features) -> NDArray[Any] | None:
     """Return the groups ``(S,)`` of the samples in memory, -1 for none; None if there are none, or
-    their pairs are negatives of each other (``model.mafa.same_group``)."""
-    mafa = loaded.cfg.model_cfg.get("mafa") or {}
+    their pairs are negatives of each other."""
     groups = loaded.data.group_ids
-    if groups is None or mafa.get("same_group") == "negative":
+    if groups is None or not loaded.usual.same_group:
         return None
     return np.asarray(groups[features.numbers])
 
 
 def hard_negatives_of(
-    loaded: ModelAndData,
+    loaded: AnalysedPairs,
     features: Features,
     sampling: Sampling,
     seed: int,
@@ -214,30 +194,140 @@ def hard_negatives_of(
     Args:
         images_apart: never pick another caption of the same image, whatever the config says.
     """
-    grit = grouping_of(loaded.cfg.run_cfg)
-    ids, groups = loaded.data.image_ids[features.numbers], groups_of(loaded, features)
+    usual = loaded.usual
+    ids, groups = loaded.data.image_ids[features.numbers], _groups_of(loaded, features)
     order = order_of(
         sampling,
         features.vectors,
         features.texts,
         seed,
-        ids if grit.same_image == "apart" else None,
-        grit,
+        ids if usual.grit.same_image == "apart" else None,
+        usual.grit,
         groups,
     )
-    mafa = loaded.cfg.model_cfg.get("mafa") or {}
-    positive = images_apart or mafa.get("same_image", "positive") == "positive"
     assert sampling.batch_size is not None
     log_on_main("%s: %d mini-batches", sampling.name, len(order) // sampling.batch_size)
     found = hardest_negatives(
         order,
         sampling.batch_size,
         features,
-        backbone_of(loaded.model).similarity,
-        ids if positive else None,
+        loaded.similarity,
+        ids if images_apart or usual.same_image else None,
         top_k,
         loaded.device,
         group_ids=groups,
     )
     found.image, found.text = features.numbers[found.image], features.numbers[found.text]
     return found
+
+
+def find_neighbours(
+    loaded: AnalysedPairs, features: Features, k: int, new_only: bool = False
+) -> HardNegatives:
+    """Return the ``k`` most similar candidates of all anchors, as sample numbers.
+
+    ``batch`` is the position of the anchor, so that intervals treat anchors as independent. All
+    ranks must call this function; they share the anchors.
+
+    Args:
+        new_only: never find what would not be a new pair of the anchor: another caption of its
+            image, whatever the config says, or a caption of its own wording.
+    """
+    size = len(features)
+    labels = _labels(loaded, features, new_only)
+    step = max(1, min(_ANCHORS, -(-size // _LEAST_CHUNKS)))
+    chunks = [
+        (direction == "i2t", np.arange(begin, min(begin + step, size)))
+        for direction in DIRECTIONS
+        for begin in range(0, size, step)
+    ]
+    rank, world = get_rank(), get_world_size()
+    log_on_main("neighbours of %d anchors among %d samples", 2 * size, size)
+    own = []
+    with progress(desc="neighbours", total=len(chunks[rank::world]), unit=" chunks") as bar:
+        for from_image, rows in chunks[rank::world]:
+            similarity, device = loaded.similarity, loaded.device
+            places, _ = _search(features, similarity, labels, rows, from_image, k, device)
+            own.append(places.numpy())
+            bar.update()
+    of_ranks = all_gather_objects(own)
+    images, texts, sides, batches = [], [], [], []
+    for number, (from_image, rows) in enumerate(chunks):
+        places = of_ranks[number % world][number // world]
+        row, column = np.nonzero(places != NONE)
+        anchors, found = rows[row], places[row, column]
+        images.append(anchors if from_image else found)
+        texts.append(found if from_image else anchors)
+        sides.append(np.full(len(anchors), from_image))
+        batches.append(anchors)
+    image, text = (features.numbers[np.concatenate(one)] for one in (images, texts))
+    return HardNegatives(image, text, np.concatenate(sides), np.concatenate(batches))
+
+
+def _search(
+    features: Features,
+    similarity: Similarity,
+    labels: Sequence[NDArray[Any]],
+    rows: NDArray[Any],
+    from_image: bool,
+    k: int,
+    device: torch.device | str = "cpu",
+) -> tuple[Tensor, Tensor]:
+    """Return positions and similarities ``(A, K)`` of the most similar candidates of A anchors.
+
+    K is at most ``k`` and the number of samples; positions are `NONE` where no candidate is left.
+
+    Args:
+        similarity: of image and text features, such as `Backbone.similarity`.
+        labels: arrays ``(S,)``; a candidate that equals the anchor in one of them is a known
+            positive and never found. Empty: only the anchor's own pair is one.
+        rows: ``(A,)`` positions of the anchors.
+        from_image: whether the anchors are images and the candidates texts, or the reverse.
+    """
+    labels = labels or [np.arange(len(features))]
+
+    own_side, other_side = features.images, features.texts
+    if not from_image:
+        own_side, other_side = features.texts, features.images
+    anchors = own_side[torch.from_numpy(rows)].to(device).float()
+
+    def compare(begin: int, end: int) -> Tensor:
+        others = other_side[begin:end].to(device).float()
+        with torch.inference_mode():
+            if from_image:
+                sim = similarity(anchors, others).float()
+            else:
+                sim = similarity(others, anchors).float().t()
+            for label in labels:
+                own = torch.from_numpy(np.asarray(label[rows])).to(device)
+                other = torch.from_numpy(np.asarray(label[begin:end])).to(device)
+                sim.masked_fill_(own[:, None] == other, float("-inf"))
+        return sim
+
+    places, best = nearest(compare, len(rows), len(features), k)
+    return places.cpu(), best.cpu()
+
+
+def _labels(loaded: AnalysedPairs, features: Features, new_only: bool) -> list[NDArray[Any]]:
+    """Return arrays ``(S,)`` of numbers that known positives share."""
+    labels: list[NDArray[Any]] = []
+    if new_only or loaded.usual.same_image:
+        labels.append(np.asarray(loaded.data.image_ids[features.numbers]))
+    if new_only:
+        captions = (normalized(loaded.data.caption(int(n))) for n in features.numbers)
+        labels.append(np.fromiter(map(_hash, captions), np.int64))
+    groups = _groups_of(loaded, features)
+    if groups is not None:  # each sample in none has a number of its own
+        labels.append(np.where(groups < 0, -1 - np.arange(len(groups)), groups))
+    return labels
+
+
+def normalized(caption: str) -> str:
+    """Return a caption in lower case with single spaces."""
+    return " ".join(caption.lower().split())
+
+
+def _hash(text: str) -> int:
+    # 64 bits: among 100 million captions a collision is unlikely, and would cost one candidate.
+    content = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(content, "little", signed=True)

@@ -16,9 +16,8 @@ from lavis_mafa.judges.self_check import (
     on_all_ranks,
     self_check,
 )
+from lavis_mafa.tools.analysed_pairs import AnalysedPairs, Judge
 from lavis_mafa.tools.charts import Cell, Table
-from lavis_mafa.tools.judging import AnyJudge
-from lavis_mafa.tools.model_and_data import ModelAndData
 
 _OPTION = "--self-check"
 TITLE = "Con-D self-check"
@@ -33,18 +32,15 @@ NOTE = (
 
 
 def check_judges(
-    loaded: ModelAndData,
-    judges: Mapping[str, AnyJudge],
-    configs: Mapping[str, Mapping[str, Any]],
+    loaded: AnalysedPairs,
     thresholds: Sequence[float],
     args: argparse.Namespace,
 ) -> dict[str, SelfCheck]:
-    """Check every discriminator of a command; all ranks must call this function.
+    """Check every judge of a command; all ranks must call this function.
 
     Images are processed as the command will process them.
 
     Args:
-        judges, configs: discriminators and their ``model.mafa.con_d`` configs, by name.
         thresholds: in use.
         args: with ``self_check`` (None: each config's own) and ``seed``.
 
@@ -55,18 +51,15 @@ def check_judges(
         PoorDiscriminatorError: on all ranks, if one fails that is to be refused.
     """
     found = {}
-    for name, judge in judges.items():
-        cfg, mode = configs[name], args.self_check or mode_of(configs[name])
-        if mode == SKIP:
+    for name, judge in loaded.judges.items():
+        cfg = loaded.configs[name]
+        mode = args.self_check or mode_of(cfg)
+        if mode == SKIP or judge.con_d is None:
             continue
 
-        def check(name: str = name, judge: Any = judge, cfg: Any = cfg) -> SelfCheck:
+        def check(name: str = name, judge: Judge = judge, cfg: Any = cfg) -> SelfCheck:
             drawn = drawn_samples(len(loaded.data), cfg, args.seed)
-            batches = (
-                {**batch, "image": batch["image"].to(loaded.device)}
-                for batch in loaded.data.batches(drawn, judge.processor)
-            )
-            return self_check(judge, batches, thresholds, name, args.seed)
+            return self_check(judge.con_d, judge.batches(drawn), thresholds, name, args.seed)
 
         found[name] = on_all_ranks(check)
         found[name].settle(mode, _OPTION)

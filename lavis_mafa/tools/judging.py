@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from lavis.common.dist_utils import get_rank, get_world_size
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
 from lavis_mafa.algorithm.discriminator import LEFT
-from lavis_mafa.data.known_truth import known_pairs
-from lavis_mafa.data.training_set import TrainingSet
 from lavis_mafa.families.many_pairs import ManyPairs
-from lavis_mafa.io.processes import all_gather_objects, progress
+from lavis_mafa.io.processes import all_gather_objects, get_rank, get_world_size, progress
 from lavis_mafa.judges.build import ORACLE, build_discriminator
 from lavis_mafa.judges.discriminators import ModelDiscriminator, SampleJudge
 from lavis_mafa.judges.pair_reader import PairReader
@@ -24,12 +21,11 @@ from lavis_mafa.settings import ConfigError, load_config
 from lavis_mafa.settings.con_d import check_con_d
 from lavis_mafa.settings.load import plain_options
 from lavis_mafa.settings.registered import mafa_key
-from lavis_mafa.tools.corpus import Corpus
+from lavis_mafa.tools.analysed_pairs import log_on_main
 from lavis_mafa.tools.corpus_features import Features
 from lavis_mafa.tools.count_advice import TRUTH
-from lavis_mafa.tools.hard_negatives import HardNegatives
-from lavis_mafa.tools.judged_pairs import UNKNOWN, Judged, pair_keys
-from lavis_mafa.tools.model_and_data import ModelAndData, log_on_main, options_of
+from lavis_mafa.tools.judged_pairs import pair_keys
+from lavis_mafa.tools.model_and_data import ModelAndData, load_model_and_data, options_of
 
 _ModelJudge = ModelDiscriminator | PairReader
 AnyJudge = _ModelJudge | SampleJudge
@@ -99,39 +95,49 @@ def build_judges(
     return judges
 
 
-def judge_all(
-    loaded: ModelAndData,
-    features: Features,
-    negatives: Sequence[HardNegatives],
-    judges: Mapping[str, AnyJudge],
-) -> Judged:
-    """Judge all distinct pairs of hard negatives; all ranks must call this function.
+class _ConfigJudge:
+    """A discriminator of a config as a judge of samples by number."""
 
-    Args:
-        judges: discriminators by name.
-    """
-    size = len(loaded.data)
-    # Sorted in place, a pair's occurrences from its text before those from its image.
-    keys = np.concatenate(
-        [2 * pair_keys(one.image, one.text, size) + one.from_image for one in negatives]
-    )
-    keys.sort()
-    begins = np.diff(keys // 2, prepend=-1) > 0
-    by_text, by_image = keys[begins] % 2 == 0, keys[np.roll(begins, -1)] % 2 == 1
-    image, text = np.divmod(keys[begins] // 2, size)
-    del keys, begins
-    probability = {}
-    for name, discriminator in judges.items():
-        if isinstance(discriminator, SampleJudge):
-            found = discriminator.probability(image, text)
-            probability[name] = np.asarray(found, np.float32)
-            continue
-        first = getattr(discriminator, "first", None)
+    def __init__(self, loaded: ModelAndData, con_d: AnyJudge) -> None:
+        self.loaded, self.con_d = loaded, con_d
+
+    def probability(
+        self, features: Features, image: NDArray[Any], text: NDArray[Any]
+    ) -> NDArray[Any]:
+        """Return P(match) ``(P,)``; all ranks must call this method."""
+        con_d = self.con_d
+        if isinstance(con_d, SampleJudge):
+            return con_d.probability(image, text)
+        first = getattr(con_d, "first", None)
         found = np.ones(len(image)) if first is None else first.probability(image, text)
         left, found = found >= LEFT, np.asarray(found, np.float32)
-        found[left] = _judge(loaded, features, image[left], text[left], discriminator)
-        probability[name] = found
-    return Judged(image, text, by_image, by_text, probability, _truth_of(loaded.data, image, text))
+        found[left] = _judge(self.loaded, features, image[left], text[left], con_d)
+        return found
+
+    def batches(self, drawn: Sequence[NDArray[Any]]) -> Iterator[dict[str, Any]]:
+        """Yield mini-batches of samples with images in the discriminator's view."""
+        for batch in self.loaded.data.batches(drawn, self.con_d.processor):
+            yield {**batch, "image": batch["image"].to(self.loaded.device)}
+
+
+def load_judged(args: argparse.Namespace) -> ModelAndData:
+    """Build the model, the pairs and the discriminators of a config.
+
+    Raises:
+        ConfigError: with all problems of the config.
+        ValueError: if there are no training pairs.
+    """
+    configs = discriminators_of(args)
+    loaded = load_model_and_data(args)
+    judges = build_judges(loaded, configs)
+    loaded.configs = configs
+    loaded.judges = {name: _ConfigJudge(loaded, one) for name, one in judges.items()}
+    options = [str(option) for option in args.options]
+    loaded.about = {"cfg_path": str(args.cfg_path), "options": options}
+    loaded.encoder = {"checkpoint": args.checkpoint}
+    own = (loaded.cfg.model_cfg.get("mafa") or {}).get("con_d") or {}
+    loaded.by_truth = not judges and own.get("arch") == ORACLE
+    return loaded
 
 
 def _judge(
@@ -211,11 +217,3 @@ def _chunks_of(image: NDArray[Any], text: NDArray[Any]) -> list[NDArray[Any]]:
             cuts.append(begin)
             first = number
     return np.split(order, cuts) if len(order) else []
-
-
-def _truth_of(data: Corpus | TrainingSet, image: NDArray[Any], text: NDArray[Any]) -> NDArray[Any]:
-    """Return the ground truth ``(P,)`` int8 of pairs; `UNKNOWN` where the data do not know it."""
-    if data.truth is None:
-        return np.full(len(image), UNKNOWN, np.int8)
-    truth = np.asarray(data.truth(image, text)).astype(np.int8)
-    return np.where(known_pairs(data.truth, image, text), truth, UNKNOWN).astype(np.int8)

@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.binary import TENTHS, bin_of
-from lavis_mafa.data.training_set import UNREADABLE
-from lavis_mafa.tools.html import data_uri, write_page
+from lavis_mafa.tools.gallery import data_of
 from lavis_mafa.tools.judged_pairs import Judged
 from lavis_mafa.tools.label_quality import ANSWERS, COLUMNS, pair_id
-from lavis_mafa.tools.model_and_data import data_of_judged
+from lavis_mafa.tools.report_page import data_uri, write_page
 from lavis_mafa.tools.tables import one_line
 
 _IMAGE_SIZE = 640  # longest side, pixels
@@ -33,7 +31,7 @@ def label_page(args: argparse.Namespace) -> None:
     if args.count < 1:
         raise ValueError(f"--count {args.count}: expected at least 1")
     judged = Judged.load(args.judged)
-    data = data_of_judged(judged, args.judged)
+    data = data_of(judged, args.judged)
     rows = _draw(judged.probability_by(args.name), args.count, args.above, args.seed)
     shown = _write_label_page(args.output, judged, data, rows, args.name)
     print(f"written: {args.output}, {shown} pairs; open it in a browser, label and save labels.csv")
@@ -61,8 +59,11 @@ def _draw(probability: NDArray[Any], count: int, above: float, seed: int) -> NDA
     rows = rng.permutation(known[bin_of(probability[known]) >= round(above * TENTHS)])
     if not len(rows):
         raise ValueError(f"none of the {len(probability)} judged pairs is above {above:g}")
-    place = pd.Series(rows).groupby(bin_of(probability[rows])).cumcount()
-    return rng.permutation(rows[np.argsort(place.to_numpy(), kind="stable")][:count])
+    tenth = bin_of(probability[rows])
+    order = np.argsort(tenth, kind="stable")
+    place = np.empty(len(rows), np.int64)  # of each pair in its tenth
+    place[order] = np.arange(len(rows)) - np.searchsorted(tenth[order], tenth[order])
+    return rng.permutation(rows[np.argsort(place, kind="stable")][:count])
 
 
 def _write_label_page(
@@ -95,7 +96,8 @@ def _write_label_page(
             if image not in places:
                 images.append(data_uri(data.show(image)[0], _IMAGE_SIZE))
                 places[image] = len(images) - 1
-        except UNREADABLE as error:
+        # A builder may raise anything for a broken file.
+        except Exception as error:
             logging.warning("skipped image %d, text %d: %s", image, text, one_line(str(error)))
             continue
         cells = [pair_id(image, text), data.annotated(image)[0] or "", caption]

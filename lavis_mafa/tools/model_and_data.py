@@ -5,29 +5,36 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from lavis.common.dist_utils import is_main_process
 from lavis.common.registry import registry
 from lavis.common.utils import get_cache_path, is_url
+from numpy.typing import NDArray
 from omegaconf import OmegaConf
+from torch import Tensor
 
+from lavis_mafa.algorithm.backbone import backbone_of
+from lavis_mafa.algorithm.grit import GritSettings
+from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.data.local_files import reads_as_lavis
 from lavis_mafa.data.training_set import TrainingSet
 from lavis_mafa.families.mafa_model import checkpoint_of
+from lavis_mafa.io.identity import fingerprint
 from lavis_mafa.judges.build import view_of
 from lavis_mafa.judges.frozen import FROZEN_MODELS
 from lavis_mafa.settings import load_config
 from lavis_mafa.settings.check import listed
 from lavis_mafa.settings.config_of_run import LOG, is_trusted
 from lavis_mafa.settings.load import Named
+from lavis_mafa.tools.analysed_pairs import AnalysedPairs, Encoded, Usual, log_on_main
 from lavis_mafa.tools.corpus import Corpus
 from lavis_mafa.tools.judged_pairs import Judged
 from lavis_mafa.training.launch import amp_dtype_of
-from lavis_mafa.training.loaders import training_set
+from lavis_mafa.training.loaders import to_device, training_set
 from lavis_mafa.training.session import begin, build_data, build_model
 from lavis_mafa.training.threads import workers_of
 
@@ -37,7 +44,7 @@ _ONLY_DATA = ["run.valid_splits=[]", "run.test_splits=[]", "run.loggers=[]"]
 
 
 @dataclass
-class ModelAndData:
+class ModelAndData(AnalysedPairs):
     """The objects that a config describes.
 
     Attributes:
@@ -57,6 +64,74 @@ class ModelAndData:
         dtype = amp_dtype_of(self.cfg.run_cfg)
         return torch.autocast(self.device.type, dtype, enabled=dtype is not None)
 
+    @property
+    def batch_size(self) -> int:  # type: ignore[override]
+        """``run.batch_size_eval``."""
+        return int(self.cfg.run_cfg.batch_size_eval)
+
+    @property
+    def usual(self) -> Usual:
+        """What the config says, with the hardness q of the last epoch."""
+        mafa = self.cfg.model_cfg.get("mafa") or {}
+        return Usual(
+            int(self.cfg.run_cfg.batch_size_train),
+            grouping_of(self.cfg.run_cfg),
+            getattr(self.model, "settings", StepSettings()).connections,
+            mafa.get("same_image", "positive") == "positive",
+            mafa.get("same_group") != "negative",
+        )
+
+    def encode(self, batches: Sequence[NDArray[Any]]) -> Iterator[Encoded]:
+        """Yield the features of mini-batches; an unreadable sample has those of another one."""
+        backbone = backbone_of(self.model)
+        for batch in self.data.batches(batches):
+            samples = to_device(batch, self.device)
+            with torch.inference_mode(), self.autocast():
+                images = backbone.encode_images(samples["image"])
+                texts = backbone.encode_texts(samples["text_input"])
+                vectors, text_vectors = backbone.grit_vectors(images, texts)
+            assert images.features is not None
+            queries = images.features if images.features.ndim == 3 else None
+            captions, errors = list(batch["text_input"]), list(batch["load_error"])
+            yield Encoded(vectors, text_vectors, queries, captions, errors)
+
+    def similarity(self, images: Tensor, texts: Tensor) -> Tensor:
+        """Return the similarities ``(I, T)`` of features, as the model compares them."""
+        return backbone_of(self.model).similarity(images, texts)
+
+    def identity(self) -> dict[str, str]:
+        """Return what the features depend on, by name."""
+        run = self.cfg.run_cfg
+        precision = str(run.get("amp_dtype", "fp16")) if run.get("amp", False) else "fp32"
+        return {
+            "model": fingerprint(self.model),
+            "data": f"{len(self.data)} samples, {self.data.fingerprint()}",
+            "read with": f"{precision}, {getattr(self.model, 'max_txt_len', None)} tokens",
+        }
+
+
+def grouping_of(run: Any) -> GritSettings:
+    """Return how a run's last epoch is grouped: ``grit`` with the hardness q of this epoch.
+
+    A schedule with state is not known without the run's training state: ``grit.hardness`` replaces
+    it, and a line in the log says so.
+
+    Args:
+        run: the section ``run`` of a config.
+    """
+    settings = GritSettings.from_config(run.grit)
+    last = int(run.get("max_epoch") or 1) - 1
+    schedule = settings.build_schedule()
+    if schedule.learns:
+        log_on_main(
+            "run.grit.schedule %s has state of its run: mini-batches are formed with "
+            "run.grit.hardness %g",
+            settings.schedule,
+            settings.hardness,
+        )
+        return settings
+    return replace(settings, hardness=schedule.at(settings.grouped_before(last)))
+
 
 def options_of(args: argparse.Namespace) -> list[str]:
     """Return ``--options``, the config keys that ``--checkpoint`` stands for, and the folder of the
@@ -68,12 +143,6 @@ def options_of(args: argparse.Namespace) -> list[str]:
         raise FileNotFoundError(f"--checkpoint: no such file: {args.checkpoint}")
     given = ["model.load_finetuned=True", f"model.finetuned={args.checkpoint}"]
     return [*options, *given]
-
-
-def data_source(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
-    """Return what later commands need to load the same data: config and options."""
-    options = [str(option) for option in args.options]
-    return {"cfg_path": str(args.cfg_path), "options": options, **more}
 
 
 def load_model_and_data(args: argparse.Namespace) -> ModelAndData:
@@ -170,9 +239,3 @@ def _build_pairs(cfg: Any) -> tuple[Any, TrainingSet]:
     if pairs is None:
         raise ValueError(f"{cfg.args.cfg_path}: the data have no split train")
     return task, pairs
-
-
-def log_on_main(text: str, *values: Any) -> None:
-    """Log a message on the main process only."""
-    if is_main_process():
-        logging.info(text, *values)

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
-from lavis.common.dist_utils import is_main_process
 
 from lavis_mafa.algorithm.binary import lift
-from lavis_mafa.algorithm.settings import StepSettings
+from lavis_mafa.data.annotation_rows import PairColumns
 from lavis_mafa.io.files import write_json, write_text
-from lavis_mafa.judges.build import ORACLE
+from lavis_mafa.io.processes import is_main_process
 from lavis_mafa.tools import ALL
+from lavis_mafa.tools.analysed_pairs import AnalysedPairs
 from lavis_mafa.tools.charts import Cell, Table
+from lavis_mafa.tools.clean_data import (
+    FLAG_EMBEDDING,
+    TRIPLETS,
+    write_clean_copy,
+    write_triplets,
+)
 from lavis_mafa.tools.corpus import Corpus
-from lavis_mafa.tools.engine import mine
-from lavis_mafa.tools.gallery import SampleViewer
-from lavis_mafa.tools.hard_negatives import Sampling
+from lavis_mafa.tools.engine import load, mine
+from lavis_mafa.tools.gallery import SampleViewer, report_of_judged
+from lavis_mafa.tools.hard_negatives import Sampling, normalized
 from lavis_mafa.tools.judged_pairs import FILE, UNKNOWN, VALID, Judged
-from lavis_mafa.tools.judged_report import report_of_judged
-from lavis_mafa.tools.judging import discriminators_of
-from lavis_mafa.tools.model_and_data import load_model_and_data
-from lavis_mafa.tools.neighbours import normalized
 from lavis_mafa.tools.pair_records import PairRecords
 
 
@@ -35,29 +37,26 @@ def mine_connections(args: argparse.Namespace) -> None:
     Raises:
         ValueError: without exactly one Con-D.
     """
-    con_ds = discriminators_of(args)
-    loaded = load_model_and_data(args)
-    mafa = loaded.cfg.model_cfg.get("mafa") or {}
-    rule = getattr(loaded.model, "settings", StepSettings()).connections
-    high = rule.high if args.threshold is None else args.threshold
-    by_truth = not con_ds and (mafa.get("con_d") or {}).get("arch") == ORACLE
-    if len(con_ds) != 1 and not by_truth:
+    loaded = load(args)
+    usual, judges = loaded.usual, loaded.judges
+    high = usual.rule.high if args.threshold is None else args.threshold
+    if len(judges) != 1 and not loaded.by_truth:
         raise ValueError(
-            f"mining needs exactly one Con-D, got {', '.join(con_ds) or 'none'}: set "
+            f"mining needs exactly one Con-D, got {', '.join(judges) or 'none'}: set "
             "model.mafa.con_d, or give --con-d con_d.arch=... with a single name"
         )
-    run_cfg = loaded.cfg.run_cfg
-    top_k = args.top_k or rule.top_k
-    if args.search_space == ALL:
+    top_k = args.top_k or usual.rule.top_k
+    space: Any = args.search_space or (ALL if usual.searches_all else usual.grit.search_space)
+    if space == ALL:
         sampling = Sampling(ALL, None, neighbours=top_k)
     else:
-        space = args.search_space or int(run_cfg.grit.search_space)
-        batch = args.batch_size or int(run_cfg.batch_size_train)
+        batch = args.batch_size or usual.batch_size
         sampling = Sampling(args.sampling, batch, space if args.sampling == "grit" else None)
-    thresholds = min(rule.low, high), high
-    judged = mine(loaded, args, con_ds, thresholds, [sampling], top_k, new_only=True).judged
-    if by_truth:
-        judged.probability[ORACLE] = (judged.truth == VALID).astype(np.float32)
+    thresholds = min(usual.rule.low, high), high
+    found = mine(loaded, args, thresholds, [sampling], top_k, new_only=True)
+    judged = found.judged
+    if loaded.by_truth:
+        judged.probability["oracle"] = (judged.truth == VALID).astype(np.float32)
     if not is_main_process():
         return
     judged.save(args.output / FILE)
@@ -69,8 +68,19 @@ def mine_connections(args: argparse.Namespace) -> None:
             high,
             float(np.nanmax(judged.probability_by(None), initial=0.0)),
         )
-    _write_pairs(args, loaded.data, mined)
-    _write_summary(args, loaded.data, judged, mined, counts)
+    records = PairRecords(loaded.data, args.output)
+    new = _new_records(records, mined)
+    records.write("mined", new)
+    if args.data:
+        image, caption = args.text_keys or (args.image_key, args.caption_key)
+        columns = PairColumns(image, caption, args.image_id_key)
+        clean, why = write_clean_copy(records, mined, columns)
+        written = [f"{clean.name}{why and f' ({why})'}", TRIPLETS, FLAG_EMBEDDING]
+        made = write_triplets(records, found.negatives[0], judged, mined, thresholds[0])
+        counts = {**counts, "triplets": made[0], "pairs with too few negatives": made[1]}
+    else:
+        written = _write_training_data(args, records, new)
+    _write_summary(args, loaded, judged, mined, counts, written)
 
 
 def _select_pairs(judged: Judged, data: Corpus, threshold: float) -> tuple[Judged, dict[str, int]]:
@@ -114,9 +124,8 @@ def _select_pairs(judged: Judged, data: Corpus, threshold: float) -> tuple[Judge
     return judged.select(np.array(kept, np.int64)), counts
 
 
-def _write_pairs(args: argparse.Namespace, data: Corpus, mined: Judged) -> None:
-    """Write the new pairs, the data with them, and the control, each as a file of annotations."""
-    records = PairRecords(data, args.output)
+def _new_records(records: PairRecords, mined: Judged) -> list[dict[str, Any]]:
+    """Return the records of new pairs with their scores and directions."""
     probability, new = mined.probability_by(None), []
     for row in range(len(mined)):
         by_image, by_text = mined.from_image[row], mined.from_text[row]
@@ -124,27 +133,35 @@ def _write_pairs(args: argparse.Namespace, data: Corpus, mined: Judged) -> None:
         record = records.record(int(mined.image[row]), int(mined.text[row]))
         score = round(float(probability[row]), 6)
         new.append({**record, "score": score, "direction": direction})
-    again = np.random.default_rng((args.seed, 4)).choice(
-        len(data), len(new), replace=len(new) > len(data)
-    )
-    everything = range(len(data))
-    records.write("mined", new)
+    return new
+
+
+def _write_training_data(
+    args: argparse.Namespace, records: PairRecords, new: Sequence[dict[str, Any]]
+) -> list[str]:
+    """Write the data with the new pairs, and the control, as files that training reads."""
+    size = len(records.data)
+    again = np.random.default_rng((args.seed, 4)).choice(size, len(new), replace=len(new) > size)
+    everything = range(size)
     records.write("augmented", chain(map(records.own, everything), new))
     records.write("repeated", map(records.own, chain(everything, again.tolist())))
     write_text(args.output / "dataset.yaml", records.dataset_yaml())
+    return ["augmented.json", "repeated.json", "dataset.yaml"]
 
 
 def _write_summary(
     args: argparse.Namespace,
-    data: Corpus,
+    loaded: AnalysedPairs,
     judged: Judged,
     mined: Judged,
     counts: Mapping[str, int],
+    written: Sequence[str],
 ) -> None:
     """Write ``mine.json`` and the page, and print the counts.
 
     Args:
         mined, counts: see `_select_pairs`.
+        written: names of the files beside ``mined.json``.
     """
     summary: dict[str, Any] = {"threshold": judged.about["high"], **counts}
     summary["self-check"] = judged.about["self_check"]
@@ -159,13 +176,14 @@ def _write_summary(
         lines.append(f"{valid:>10}  of the new pairs are valid by the ground truth")
         lines.append(f"{base_rate:>10.1%}  of all judged pairs are (base rate)")
     write_json(args.output / "mine.json", summary)
-    print("\n".join(lines))
+    print("\n".join([*lines, *loaded.notes]))
     rows: list[list[Cell]] = [[name, value] for name, value in counts.items()]
     report_of_judged(
         judged,
-        SampleViewer(data.pairs),
+        SampleViewer(loaded.data.pairs),
         args.output / "report.html",
         "Mined connections",
         tables=[Table("Judged pairs", ["rule", "pairs"], rows)],
+        notes=loaded.notes,
     )
-    print(f"written: {args.output / 'mined.json'}, augmented.json, repeated.json, dataset.yaml")
+    print(f"written: {args.output / 'mined.json'}, {', '.join(written)}")

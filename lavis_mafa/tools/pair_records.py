@@ -25,13 +25,20 @@ class PairRecords:
     """
 
     def __init__(self, data: Corpus, output: Path) -> None:
-        self.data = data
+        self.data, self.of_texts = data, getattr(data.pairs, "of_texts", False)
         self.output = output
         self.written = output / "images"
+        self._files = {path.stem: path for path in self.written.glob("*.*")}
         roots = [getattr(part, "vis_root", None) or self.written for part in data.pairs.parts]
         self.root = os.path.commonpath([os.path.abspath(root) for root in roots])
         self.ids = _ids_of_images(data)
         self.group_id = _ids_of_groups(data)
+
+    def anchor(self, number: int) -> str:
+        """Return the absolute path of a sample's image, or its anchor text."""
+        if self.of_texts:
+            return self.data.pairs.annotated(number)[0] or ""
+        return os.path.join(self.root, self._relative(self.data.pairs.source(number)[0], number))
 
     def own(self, number: int) -> dict[str, Any]:
         """Return the record of a sample with its own caption."""
@@ -40,6 +47,8 @@ class PairRecords:
     def record(self, image: int, text: int) -> dict[str, Any]:
         """Return the record of the image of one sample with the caption of another."""
         path, caption = self.data.pairs.source(image)
+        if self.of_texts:
+            return {"anchor": self.anchor(image), "positive": self.data.caption(text)}
         shown = caption if text == image else self.data.caption(text)
         record: dict[str, Any] = {"image": self._relative(path, image), "caption": shown}
         # The user's own id. Without one a path identifies the image, as in the user's own file.
@@ -71,13 +80,12 @@ class PairRecords:
     def _write_once(self, number: int) -> Path:
         """Return the file of an image that has none in the data; write it if needed."""
         name = f"{int(self.data.image_ids[number]):09d}"
-        for path in self.written.glob(f"{name}.*"):
-            return path
-        content, kind = self.data.pairs.image_bytes(number)
-        path = self.written / f"{name}.{kind}"
-        with atomic_write(path) as file:
-            file.write(content)
-        return path
+        if name not in self._files:
+            content, kind = self.data.pairs.image_bytes(number)
+            self._files[name] = path = self.written / f"{name}.{kind}"
+            with atomic_write(path) as file:
+                file.write(content)
+        return self._files[name]
 
     def dataset_yaml(self) -> str:
         """Return the part of a config that trains on the augmented data."""
@@ -112,7 +120,7 @@ def _ids_of_images(data: Corpus) -> _OwnIds | None:
             return None
         if name is not None and number_of.setdefault(name, number) != number:
             return None
-    return lambda sample: _typed(data.pairs.own_image_id(sample))
+    return lambda sample: typed(data.pairs.own_image_id(sample))
 
 
 def _ids_of_groups(data: Corpus) -> _OwnIds:
@@ -129,10 +137,10 @@ def _ids_of_groups(data: Corpus) -> _OwnIds:
         own = data.pairs.own_group_id(sample)
         if own is None or number_of.setdefault(str(own), number) != number:
             return data.group_id
-    return lambda sample: _typed(data.pairs.own_group_id(sample))
+    return lambda sample: typed(data.pairs.own_group_id(sample))
 
 
-def _typed(own: str | int | None) -> str | int | None:
+def typed(own: str | int | None) -> str | int | None:
     """Return an id that looks like a whole number as one: the table holds only text."""
     if isinstance(own, str) and re.fullmatch(r"0|[1-9][0-9]{0,99}", own):
         return int(own)  # unlike 007, which is another id than 7

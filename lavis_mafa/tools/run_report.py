@@ -12,11 +12,18 @@ from lavis_mafa.algorithm.binary import TENTHS
 from lavis_mafa.algorithm.mining import DIRECTIONS
 from lavis_mafa.checkpoints.downloads import go_offline
 from lavis_mafa.tools.charts import Bars, Cell, Table, as_number
-from lavis_mafa.tools.gallery import SHOWN, bars_of, connections_of, evenly, view_data
+from lavis_mafa.tools.gallery import (
+    SHOWN,
+    bars_of,
+    connections_of,
+    data_of,
+    evenly,
+    report_of_judged,
+    view_data,
+)
 from lavis_mafa.tools.judge_check import self_check_tables
 from lavis_mafa.tools.judged_pairs import FILE, Judged
-from lavis_mafa.tools.judged_report import report_of_judged
-from lavis_mafa.tools.model_and_data import data_of_judged, recorded_data
+from lavis_mafa.tools.model_and_data import recorded_data
 from lavis_mafa.tools.report_page import write_report
 from lavis_mafa.training.con_d_check import RECORD
 from lavis_mafa.training.run_log import CONNECTIONS, LOG, mean_of, read_json_lines
@@ -39,7 +46,7 @@ def report(folder: Path, output: Path | None = None) -> Path:
     go_offline()
     if (folder / FILE).is_file():
         judged = Judged.load(folder)
-        show = view_data(lambda: data_of_judged(judged, folder / FILE))
+        show = view_data(lambda: data_of(judged, folder / FILE))
         title = f"Judged pairs: {folder.resolve().name}"
         return report_of_judged(judged, show, output or folder / _JUDGED_PAGE, title)
     if not (folder / LOG).is_file():

@@ -1,7 +1,10 @@
 """Runners, and a schedule of the learning rate, registered with LAVIS."""
 
-# They register their loggers.
-from lavis_mafa.training import tensorboard, trackers  # noqa: F401
-from lavis_mafa.training.runner_mafa import RunnerMafa
+from importlib.util import find_spec
 
-__all__ = ["RunnerMafa"]
+if find_spec("lavis") is not None:  # the exit status of a command does not need it
+    # They register their loggers.
+    from lavis_mafa.training import tensorboard, trackers  # noqa: F401
+    from lavis_mafa.training.runner_mafa import RunnerMafa
+
+    __all__ = ["RunnerMafa"]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -23,30 +22,6 @@ from lavis_mafa.judges.frozen import FrozenModel, ModelBeside
 from lavis_mafa.judges.pair_reader import no_pictures
 from lavis_mafa.training.termination import ignore_signals_to_job
 from lavis_mafa.training.threads import workers_of
-
-
-class LostWorkerError(RuntimeError):
-    """A worker of a data loader was killed, as by a system that runs out of memory."""
-
-
-@contextmanager
-def explain_lost_worker() -> Iterator[None]:
-    """Translate the error by which torch reports that a worker of a data loader has ended.
-
-    Raises:
-        LostWorkerError: in its place.
-    """
-    try:
-        yield
-    except (RuntimeError, ConnectionError, EOFError) as error:  # also amid what it has sent
-        if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker (pid"):
-            raise
-        raise LostWorkerError(
-            f"a data loader's worker was killed: {str(error).strip()}, most likely because the "
-            "machine has run out of memory, or of shared memory in /dev/shm. Lower "
-            "run.num_workers or run.batch_size_train, or give the "
-            "job more memory, then start again; training resumes with run.resume_ckpt_path=auto"
-        ) from error
 
 
 def evaluation_sets(datasets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -21,7 +21,14 @@ from lavis_mafa.algorithm.grit import EpochPlan
 from lavis_mafa.algorithm.tokens import captions_of
 from lavis_mafa.io.files import atomic_write, lost_writes
 from lavis_mafa.io.problems import ConfigView, Problem
-from lavis_mafa.io.processes import all_gather_objects, any_rank, barrier, progress
+from lavis_mafa.io.processes import (
+    LostWorkerError,
+    all_gather_objects,
+    any_rank,
+    barrier,
+    explain_lost_worker,
+    progress,
+)
 from lavis_mafa.judges.frozen import frozen_models, models_beside
 from lavis_mafa.judges.self_check import SelfCheck
 from lavis_mafa.training import loaders
@@ -33,7 +40,6 @@ from lavis_mafa.training.evaluation import matching_splits
 from lavis_mafa.training.figures import Figures
 from lavis_mafa.training.guard import NonFiniteGuard, UnreadableSamples
 from lavis_mafa.training.guarded import loggers_of
-from lavis_mafa.training.loaders import LostWorkerError
 from lavis_mafa.training.run_log import RunLog, TimeLeft, duration
 from lavis_mafa.training.state import RunState
 from lavis_mafa.training.termination import Terminated, Termination
@@ -285,7 +291,7 @@ class RunnerMafa(StepRunner):
             self._begin_epoch(epoch)
         plan = self.schedule.plan
         assert plan is not None
-        with loaders.explain_lost_worker():  # between epochs, whose state is saved
+        with explain_lost_worker():  # between epochs, whose state is saved
             batches = iter(self.loaders.train(plan, epoch, first_step))
         bar = _bar(f"epoch {epoch}", first_step, plan.steps)
         self.model.train()
@@ -393,7 +399,7 @@ class RunnerMafa(StepRunner):
         The other ranks are in this step already: the run ends after it, with its state saved.
         """
         try:
-            with loaders.explain_lost_worker():
+            with explain_lost_worker():
                 return next(batches)
         except LostWorkerError as error:
             self._lost_worker = error

@@ -1,73 +1,40 @@
-"""From a config to its task, data, model and runner, and the exit status of a command."""
+"""From a config to its task, data, model and runner."""
 
 from __future__ import annotations
 
 import logging
 import os
-import re
-import signal
-import sys
-import time
-import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
-import torch.distributed as dist
 from lavis import tasks
 from lavis.common.dist_utils import is_main_process
 from lavis.common.registry import registry
 from lavis.models.base_model import SharedQueueMixin
 
 from lavis_mafa.checkpoints.checkpoints import local_file, read_checkpoint
-from lavis_mafa.checkpoints.downloads import OfflineError
 from lavis_mafa.checkpoints.weight_loading import complete_lavis_loading
 from lavis_mafa.compat.traits import traits_of
 from lavis_mafa.data.lavis_rows import build_checked
 from lavis_mafa.data.local_files import read_in_place, reads_as_lavis
 from lavis_mafa.io.folder_lock import release_folders
-from lavis_mafa.io.launcher import end_with_launcher, rank_in_environment, report_to_launcher
-from lavis_mafa.io.plugins import PluginError
-from lavis_mafa.io.processes import LostContactError, MainProcessError, explain_lost_rank
+from lavis_mafa.io.launcher import end_with_launcher
 from lavis_mafa.judges.frozen import frozen_models
-from lavis_mafa.judges.self_check import PoorDiscriminatorError
 from lavis_mafa.settings import ConfigError, load_config
 from lavis_mafa.settings.contradictions import used_splits
 from lavis_mafa.settings.schema import SPLITS
 from lavis_mafa.training.agreement import (
-    DisagreementError,
     of_config,
     of_data,
     of_models,
     require_agreement,
 )
-from lavis_mafa.training.checkpoint_schedule import NotSavedError, check_resumption
+from lavis_mafa.training.checkpoint_schedule import check_resumption
 from lavis_mafa.training.dry_run import dry_run
 from lavis_mafa.training.folder import choose_folder
-from lavis_mafa.training.guard import NonFiniteError, UnreadableError
 from lavis_mafa.training.launch import init_distributed, seed_everything
-from lavis_mafa.training.loaders import LostWorkerError, explain_lost_worker
-from lavis_mafa.training.termination import REQUEUE, Terminated, ignore_signals
 from lavis_mafa.training.threads import choose_threads
-
-# Their messages say what to do: a traceback above them would only hide it.
-_CLEAR_ERRORS = (
-    DisagreementError,
-    PluginError,
-    ConfigError,
-    NonFiniteError,
-    NotSavedError,
-    OfflineError,
-    UnreadableError,
-    LostContactError,
-    LostWorkerError,
-    PoorDiscriminatorError,
-)
-INTERRUPTED = 128 + signal.SIGINT  # the exit status that a shell reports after Ctrl-C
-_FIRST_RANK_SECONDS = 20.0
-_USER_ERRORS = (*_CLEAR_ERRORS, FileNotFoundError, ValueError)
 
 
 def build_data(cfg: Any, splits: Collection[str] | None = None) -> tuple[Any, Any]:
@@ -134,79 +101,6 @@ def run(cfg_path: str, options: Sequence[str] = ()) -> Any:
     finally:
         release_folders()
     return runner
-
-
-def exit_status(action: Callable[[], int | None]) -> int:
-    """Run an action and return the exit status of the process, logging a user's errors.
-
-    The status is the action's (None: 0), 2 for a wrong config, 1 for other errors a user can cause,
-    `REQUEUE` (75) after a termination signal, and 130 after Ctrl-C where nothing could be saved.
-    One of several ranks does not return: its process exits here.
-    """
-    try:
-        with explain_lost_rank(), explain_lost_worker():
-            status = action() or 0
-    except Terminated as termination:
-        ignore_signals()
-        logging.warning("%s", termination)
-        report_to_launcher(str(termination))
-        status = REQUEUE
-    except KeyboardInterrupt:
-        ignore_signals()
-        logging.warning("interrupted; nothing more is saved")
-        status = INTERRUPTED
-    except MainProcessError as error:
-        status = error.exit_status
-        _wait_for_first_rank()
-    except UnpicklingError as error:  # of LAVIS's own loading
-        # Without torch's advice to switch off `weights_only`, which would run the file's code.
-        code = re.search(r"GLOBAL (\S+)", str(error))
-        logging.error(
-            "a checkpoint holds %s: only tensors and plain values are loaded. If you trust its "
-            "origin, load it elsewhere and save only its state dict, as {'model': state_dict}",
-            f"{code[1]}, which is code" if code else "objects that cannot be loaded safely",
-        )
-        status = 1
-    except _USER_ERRORS as error:
-        clear, status = _is_clear(error), getattr(error, "exit_status", 1)
-        if isinstance(error, ConfigError | DisagreementError):
-            _wait_for_first_rank()
-        if clear:
-            report_to_launcher(str(error))
-        logging.error("%s", error, exc_info=not clear)
-    if not dist.is_initialized():
-        return status
-    several = dist.get_world_size() > 1
-    if not (several and status):
-        # After an error, other ranks may wait in a collective that this rank will never join.
-        # Destroying the group would wait for them; exiting lets the launcher stop them.
-        dist.destroy_process_group()
-    if several:
-        # Skip the interpreter's shutdown: a leftover thread of the process group sometimes aborts
-        # it, and the launcher would then report a finished run as failed.
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    return status
-
-
-def _wait_for_first_rank() -> None:
-    """Give rank 0 the time to report an error that all ranks have.
-
-    The launcher ends all ranks as soon as one has ended. A rank that is still alive afterwards has
-    an error of its own.
-    """
-    if rank_in_environment():
-        time.sleep(_FIRST_RANK_SECONDS)
-
-
-def _is_clear(error: Exception) -> bool:
-    """Return whether an error needs no traceback: its message is ours, or it was raised here."""
-    if isinstance(error, _CLEAR_ERRORS):
-        return True
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and Path(frames[-1].filename).is_relative_to(Path(__file__).parents[1])
 
 
 def begin(cfg_path: str, options: Sequence[str]) -> Any:

@@ -19,7 +19,7 @@ from lavis_mafa.data.training_set import TrainingSet
 from lavis_mafa.io.processes import any_rank
 from lavis_mafa.training.evaluation import EvaluatingRunner
 from lavis_mafa.training.guard import NonFiniteGuard, UnreadableSamples
-from lavis_mafa.training.loaders import LostWorkerError
+from lavis_mafa.io.processes import LostWorkerError
 from lavis_mafa.training.termination import Termination
 
 CON_D = "Con-D's probability"

@@ -12,8 +12,8 @@ import pytest
 from faulty_runs import assert_equal_runs, children_of, state, toy, wait_for
 from runs import finish, records, run_here, start
 
+from lavis_mafa.io.processes import LostWorkerError
 from lavis_mafa.training import RunnerMafa
-from lavis_mafa.training.loaders import LostWorkerError
 
 RUN = {**toy("albef"), "run__num_workers": 2}
 

@@ -17,7 +17,7 @@ from lavis_mafa.algorithm.grit import GritSettings
 from lavis_mafa.cli import main
 from lavis_mafa.judges.build import build_discriminator
 from lavis_mafa.tools import counting as counting
-from lavis_mafa.tools import judging
+from lavis_mafa.tools import engine
 from lavis_mafa.tools.corpus_features import make_features
 from lavis_mafa.tools.hard_negatives import (
     HardNegatives,
@@ -223,12 +223,13 @@ def test_mini_batches_have_the_hardness_and_regions_of_the_config(models, tmp_pa
     )
 )
 def test_distinct_pairs_know_from_which_side_they_were_picked(picks):
-    loaded = argparse.Namespace(data=type("Data", (), {"truth": None, "__len__": lambda _: 5})())
+    data = type("Data", (), {"truth": None, "__len__": lambda _: 5})()
+    loaded = argparse.Namespace(data=data, judges={})
     negatives = []
     for one in picks:
         image, text, side = np.array(one, int).reshape(-1, 3).T
         negatives.append(HardNegatives(image, text, side == 1, np.zeros(len(side), np.int32)))
-    judged = judging.judge_all(loaded, None, negatives, {})
+    judged = engine.judge_all(loaded, None, negatives)
     found = zip(judged.image, judged.text, judged.from_image, judged.from_text, strict=True)
     every = {pair for part in picks for pair in part}
     expected = [(*p, (*p, True) in every, (*p, False) in every) for p in {e[:2] for e in every}]

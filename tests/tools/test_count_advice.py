@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 from small_world import arguments, call, con_d
 
+from lavis_mafa.algorithm.grit import GritSettings
 from lavis_mafa.tools import count_advice
+from lavis_mafa.tools.analysed_pairs import Usual
 from lavis_mafa.tools.count_advice import TRUTH, _grouping, _mining, _Share, advice_of
 from lavis_mafa.tools.counting import Count
 from lavis_mafa.tools.judged_pairs import INVALID, UNKNOWN, VALID, Judged
@@ -27,9 +28,7 @@ def wide(share):
 
 
 def grit(hardness=1.0, queue_size=4096, search_space=1024):
-    return OmegaConf.create(
-        {"hardness": hardness, "queue_size": queue_size, "search_space": search_space}
-    )
+    return GritSettings(hardness=hardness, queue_size=queue_size, search_space=search_space)
 
 
 @pytest.mark.parametrize(
@@ -130,38 +129,36 @@ def pairs_of(known):
 ROWS = {"grit_B8_M16": np.arange(100), "grit_B8_M64": np.arange(100, 200)}
 
 
-CONFIG = OmegaConf.create(
-    {"run_cfg": {"batch_size_train": 32, "grit": grit(search_space=16)}, "model_cfg": {}}
-)
+USUAL = Usual(32, grit(search_space=16))
 
 
 def test_evidence_is_of_the_judge_and_the_grouped_pairs():
     counts = [*counts_of(TRUTH), *counts_of("a", 0.1)]
     all_known, none_known = pairs_of(lambda n: n >= 0), pairs_of(lambda n: n < 0)
-    shares, group, mine = advice_of(counts, all_known, ROWS, {}, CONFIG, 1.0)
+    shares, group, mine = advice_of(counts, all_known, ROWS, {}, USUAL, 1.0)
     assert shares.startswith(
         "False hard negatives by truth: 0.4 % (0.2 to 0.8) in random mini-batches"
     )
     assert "2 % (1 to 4) grouped with M = 16, 50 % (25 to 100) grouped with M = 64" in shares
     assert "Group: yes (clear), run.grit.enabled=True run.grit.search_space=16" in group
     assert "Mine: yes (uncertain)" in mine and "lift 4 " in mine  # the self-check was skipped
-    shares, group, mine = advice_of(counts, none_known, ROWS, {}, CONFIG, 1.0)
+    shares, group, mine = advice_of(counts, none_known, ROWS, {}, USUAL, 1.0)
     assert "by a: 0.04 %" in shares and "(uncertain)" in group and "lavis-mafa label" in mine
-    some = advice_of(counts, pairs_of(lambda n: n % 8 < 5), ROWS, {}, CONFIG, 1.0)
+    some = advice_of(counts, pairs_of(lambda n: n % 8 < 5), ROWS, {}, USUAL, 1.0)
     assert "by a:" in some[0] and "of 64 grouped" in some[2]
-    few = advice_of(counts, all_known, ROWS, {}, CONFIG, 1.0, is_lower_bound=True)
+    few = advice_of(counts, all_known, ROWS, {}, USUAL, 1.0, is_lower_bound=True)
     assert "by a:" in few[0] and "lavis-mafa label" in few[2], "equal captions are no truth"
     all_known.probability = {}
-    assert "no Con-D judged" in advice_of(counts, all_known, ROWS, {}, CONFIG, 1.0)[2]
+    assert "no Con-D judged" in advice_of(counts, all_known, ROWS, {}, USUAL, 1.0)[2]
 
 
 def test_what_cannot_be_advised_is_said():
     judged = pairs_of(lambda n: n >= 0)
     counts = counts_of(TRUTH)
-    weak = advice_of(counts, judged, ROWS, {}, CONFIG, 0.74)
+    weak = advice_of(counts, judged, ROWS, {}, USUAL, 0.74)
     assert "only 74 % of captions" in weak[1] and "unknown" in weak[2]
     only_random = [one for one in counts if one.search_space is None]
-    (line,) = advice_of(only_random, judged, ROWS, {}, CONFIG, 1.0)
+    (line,) = advice_of(only_random, judged, ROWS, {}, USUAL, 1.0)
     assert "needs --sampling random grit" in line
 
 

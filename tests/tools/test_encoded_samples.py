@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lavis_mafa.tools import corpus_features as encoding
+from lavis_mafa.tools.analysed_pairs import Encoded
 
 linux = pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="needs Linux's /proc")
 CAPTIONS = st.text(max_size=6) | st.just("\udc80 caf\u00e9 \U0001f600")
 
 
-class Encoded:
+class KnownFeatures:
     """A model and data whose features are known: those of sample n are rows of random tables."""
 
     def __init__(self, captions, unreadable=(), queries=0):
@@ -33,35 +34,17 @@ class Encoded:
             shape = (len(captions), queries, 4)
             self.images = torch.from_numpy(rng.normal(size=shape).astype(np.float16))
 
-    def load(self, monkeypatch):
+    def load(self):
         """Return what `make_features` reads."""
-        backbone = SimpleNamespace(
-            encode_images=lambda index: SimpleNamespace(features=self.images[index]),
-            encode_texts=lambda texts: texts,
-            grit_vectors=lambda images, texts: (
-                self.vectors[self.asked[-1]],
-                self.texts[self.asked[-1]],
-            ),
-        )
-        monkeypatch.setattr(encoding, "backbone_of", lambda _: backbone)
-        monkeypatch.setattr(encoding, "_identity", lambda *_: {"model": "m"})
-        run = SimpleNamespace(batch_size_eval=3)
-        return SimpleNamespace(
-            model=None,
-            data=SimpleNamespace(batches=self.batches),
-            device=torch.device("cpu"),
-            cfg=SimpleNamespace(run_cfg=run),
-            autocast=lambda: torch.autocast("cpu", enabled=False),
-        )
+        return SimpleNamespace(encode=self.encode, identity=lambda: {"model": "m"}, batch_size=3)
 
-    def batches(self, numbers):
-        for part in numbers:
+    def encode(self, batches):
+        for part in batches:
             self.asked.append(part)
-            yield {
-                "image": torch.from_numpy(part),
-                "text_input": [self.captions[n] for n in part],
-                "load_error": ["gone" if n in self.unreadable else "" for n in part],
-            }
+            captions = [self.captions[n] for n in part]
+            errors = ["gone" if n in self.unreadable else "" for n in part]
+            queries = self.images[part] if self.images.ndim == 3 else None
+            yield Encoded(self.vectors[part], self.texts[part], queries, captions, errors)
 
 
 @given(
@@ -75,10 +58,13 @@ def test_readable_samples_come_back_in_order(captions, block, queries, data, tmp
     numbers = st.integers(0, len(captions) - 1)
     unreadable = data.draw(st.sets(numbers, max_size=len(captions)))
     wanted = np.array(sorted(data.draw(st.sets(numbers, min_size=1))))
-    folder, model = tmp_path_factory.mktemp("features"), Encoded(captions, unreadable, queries)
+    folder, model = (
+        tmp_path_factory.mktemp("features"),
+        KnownFeatures(captions, unreadable, queries),
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encoding, "_BLOCK", block)
-        loaded = model.load(patch)
+        loaded = model.load()
         for _ in range(2):  # the second time from the files alone
             found = encoding.make_features(loaded, wanted, folder)
             good = [n for n in wanted.tolist() if n not in unreadable]
@@ -95,19 +81,19 @@ def test_readable_samples_come_back_in_order(captions, block, queries, data, tmp
 
 
 def test_a_stopped_encoding_is_resumed(tmp_path, monkeypatch):
-    model = Encoded([f"caption {n}" for n in range(10)])
+    model = KnownFeatures([f"caption {n}" for n in range(10)])
     monkeypatch.setattr(encoding, "_BLOCK", 4)
-    loaded, real = model.load(monkeypatch), model.batches
+    loaded, real = model.load(), model.encode
 
-    def stop(numbers):
+    def stop(batches):
         if len(model.asked) == 4:
             raise KeyboardInterrupt
-        yield from real(numbers)
+        yield from real(batches)
 
-    loaded.data.batches = stop
+    loaded.encode = stop
     with pytest.raises(KeyboardInterrupt):
         encoding.make_features(loaded, np.arange(10), tmp_path)
-    loaded.data.batches = real
+    loaded.encode = real
     (tmp_path / ".block_000000.npz.0.tmp").touch()
     with monkeypatch.context() as patch:
         patch.setattr(encoding, "write_json", stop_writing)
@@ -125,7 +111,7 @@ def stop_writing(*_):
 
 @linux
 def test_all_arrays_are_mapped_files(tmp_path, monkeypatch):
-    loaded = Encoded(["a", "b"], queries=2).load(monkeypatch)
+    loaded = KnownFeatures(["a", "b"], queries=2).load()
     found = encoding.make_features(loaded, np.arange(2), tmp_path)
     mapped = Path("/proc/self/maps").read_text()
     for name in ("images", "texts", "vectors", "numbers", "captions", "ends"):
@@ -145,7 +131,7 @@ def test_all_arrays_are_mapped_files(tmp_path, monkeypatch):
     ],
 )
 def test_damaged_files_are_named(tmp_path, monkeypatch, damage):
-    loaded = Encoded(["a", "b"]).load(monkeypatch)
+    loaded = KnownFeatures(["a", "b"]).load()
     encoding.make_features(loaded, np.arange(2), tmp_path)
     damage(tmp_path)
     with pytest.raises(ValueError, match=r"the features in .* are damaged.*remove the folder"):

@@ -16,8 +16,8 @@ from lavis_mafa.algorithm import corpus_mining
 from lavis_mafa.algorithm.pickers import NONE
 from lavis_mafa.cli import main
 from lavis_mafa.tools.corpus import Corpus
+from lavis_mafa.tools.hard_negatives import _search
 from lavis_mafa.tools.judged_pairs import Judged
-from lavis_mafa.tools.neighbours import _search
 
 MINED = "mined.json"
 ORACLE = "model.mafa.con_d.arch=oracle"

@@ -13,10 +13,9 @@ from PIL import Image
 from small_world import arguments, call, con_d
 
 from lavis_mafa.cli import main
-from lavis_mafa.tools.gallery import SampleViewer, evenly
+from lavis_mafa.tools.gallery import SampleViewer, _choose, evenly, report_of_judged
+from lavis_mafa.tools.gallery import _outcome as outcome_of_judged
 from lavis_mafa.tools.judged_pairs import INVALID, UNKNOWN, VALID, Judged
-from lavis_mafa.tools.judged_report import _choose, report_of_judged
-from lavis_mafa.tools.judged_report import _outcome as outcome_of_judged
 from lavis_mafa.tools.run_report import report
 
 

@@ -12,7 +12,8 @@ import lavis_mafa  # noqa: F401  before LAVIS, which lacks names of newer transf
 from lavis.common.dist_utils import get_rank
 from runs import recording
 
-from lavis_mafa.training.session import exit_status, run
+from lavis_mafa.training.exit_status import exit_status
+from lavis_mafa.training.session import run
 
 
 def main(folder: str, config: str, *options: str) -> None:

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from lavis_mafa.algorithm.grit import HARDNESS, GritSchedule, GritSettings, HardnessSchedule
 from lavis_mafa.algorithm.grit.hardness import GRIT, _Ramp
-from lavis_mafa.tools.hard_negatives import grouping_of
+from lavis_mafa.tools.model_and_data import grouping_of
 
 SIZE, BATCH = 96, 8
 

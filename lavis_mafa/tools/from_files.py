@@ -1,0 +1,305 @@
+"""Analyse pairs in files by any encoder and any judge: without a config, and without LAVIS."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.pool import ThreadPool
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lavis_mafa.algorithm.grit import GritSettings
+from lavis_mafa.algorithm.mining import MiningRule
+from lavis_mafa.data.annotation_rows import MAX_UNUSABLE
+from lavis_mafa.data.data_identity import DataIdentity
+from lavis_mafa.data.pair_conversion import converted
+from lavis_mafa.data.pairs import TrainPairs
+from lavis_mafa.integrations.pair_encoders import PairEncoder, load_pair_encoder
+from lavis_mafa.io.identity import digest, fingerprint
+from lavis_mafa.io.launcher import usable_cores
+from lavis_mafa.judges import caption_judge  # noqa: F401  registers it
+from lavis_mafa.judges.discriminators import DISCRIMINATORS, SampleJudge
+from lavis_mafa.judges.pretrained_judge import load_pretrained_judge
+from lavis_mafa.tools.analysed_pairs import AnalysedPairs, Encoded, Usual
+from lavis_mafa.tools.corpus import Corpus
+from lavis_mafa.tools.corpus_features import Features
+
+_BATCH = 64  # samples that are encoded at once: of a picture each, decoded
+_LARGEST_BATCH, _BATCHES = 256, 16  # B at most, and mini-batches in the data at least
+_SPACE = 32  # mini-batches in a search space
+_NEIGHBOURS = 10  # candidates of an anchor that `mine` judges
+_OWN, _CHUNK = 10_000, 4096  # own pairs that give a scale; pairs compared at once
+SIMILARITY = "similarity"
+_NOT_LOADED = (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError)
+_RECORDED = ("data", "text_keys", "image_key", "caption_key", "image_id_key")
+_BY_SIMILARITY = (
+    "No judge: P is the share of own pairs that are less similar than a pair, by the encoder that "
+    "also picks the hard negatives. A high P says that it cannot tell the pair from own pairs; "
+    "whether the two match it cannot say, and a match that it finds dissimilar is missed. Give a "
+    "--judge, such as captions, or label some pairs."
+)
+
+
+class FilePairs(TrainPairs):
+    """Pairs of annotation files or shards, with an image or a text as the anchor.
+
+    Args:
+        of_texts: whether the column of images has texts.
+    """
+
+    images_by_content = True
+
+    def __init__(self, table: Any, root: str | None, of_texts: bool) -> None:
+        super().__init__(table, None, str, root)  # type: ignore[arg-type]  # not processed
+        self.of_texts, self.parts = of_texts, [self]
+
+    def anchor(self, number: int) -> Any:
+        """Return the image, or the text, of a pair.
+
+        Raises:
+            OSError: if the image cannot be read.
+        """
+        return self.table.image(number) if self.of_texts else self.picture(number)
+
+    def source(self, number: int) -> tuple[str | None, str]:
+        """Return the file of a pair's image, None if it has no file, and the caption."""
+        return None if self.of_texts else self.path(number), self.caption(number)
+
+
+class _StoredFeatures:
+    """Features ``(N, E)`` in .npy files, with a row for each pair, or for each image.
+
+    Args:
+        files: of images (or anchors), and of captions.
+
+    Raises:
+        OSError, ValueError: if they are no such files, or do not fit the pairs.
+    """
+
+    def __init__(self, files: Sequence[str], image_ids: NDArray[Any]) -> None:
+        self._images, self._texts = (np.load(file, mmap_mode="r") for file in files)
+        self._image_ids = image_ids
+        size, images = len(image_ids), int(image_ids.max()) + 1
+        shapes = [one.shape for one in (self._images, self._texts)]
+        fits = all(one.ndim == 2 and one.dtype.kind == "f" for one in (self._images, self._texts))
+        fits = fits and shapes[0][1] == shapes[1][1] and shapes[1][0] == size
+        if not fits or shapes[0][0] not in (size, images):
+            raise ValueError(
+                f"features of the shapes {shapes[0]} and {shapes[1]}, expected real numbers "
+                f"({size}, E) twice, or ({images}, E) for images in the order in which the data "
+                "first name them"
+            )
+        self._by_image = shapes[0][0] != size
+
+    def rows(self, numbers: NDArray[Any]) -> tuple[Tensor, Tensor]:
+        """Return the features of images and captions of samples."""
+        of = self._image_ids[numbers] if self._by_image else numbers
+        found = [self._images[of], self._texts[numbers]]
+        images, texts = (torch.from_numpy(np.asarray(one, np.float32)) for one in found)
+        return images, texts
+
+    def identity(self) -> str:
+        """Return a hash of some of the rows."""
+        some = [one[:: max(1, len(one) // 4096)] for one in (self._images, self._texts)]
+        return f"features {self._images.shape}, {digest(*some)}"
+
+
+class FilesAndEncoder(AnalysedPairs):
+    """Pairs in files and an encoder.
+
+    Args:
+        pairs: the samples.
+        encoder: a model, or stored features.
+    """
+
+    most_unreadable = MAX_UNUSABLE
+
+    def __init__(self, pairs: FilePairs, encoder: Any, device: torch.device) -> None:
+        self.pairs, self._encoder, self.device = pairs, encoder, device
+        self.data, self.batch_size = Corpus(pairs, None), _BATCH  # type: ignore[arg-type]
+        self.judges, self.configs = {}, {}
+
+    @property
+    def usual(self) -> Usual:
+        """Sizes that suit the number of pairs."""
+        size = len(self.data)
+        batch = min(_LARGEST_BATCH, 2 ** max(1, (size // _BATCHES).bit_length() - 1))
+        space = min(_SPACE * batch, size)
+        rule = MiningRule(top_k=_NEIGHBOURS)
+        grit = GritSettings(queue_size=space, search_space=space)
+        return Usual(batch, grit, rule, searches_all=True)
+
+    def encode(self, batches: Sequence[NDArray[Any]]) -> Iterator[Encoded]:
+        """Yield the features of mini-batches of samples; an image is encoded once in each."""
+        with ThreadPool(usable_cores()) as pool:
+            for numbers in batches:
+                captions = [self.data.caption(int(one)) for one in numbers]
+                if isinstance(self._encoder, _StoredFeatures):
+                    anchors, texts = self._encoder.rows(numbers)
+                    errors = ["" for _ in numbers]
+                else:
+                    with torch.inference_mode():
+                        texts = self._encoder.encode_texts(captions).float()
+                        anchors, errors = self._anchors(pool, numbers, texts)
+                anchors, texts = (F.normalize(one, dim=1) for one in (anchors, texts))
+                yield Encoded(anchors, texts, None, captions, errors)
+
+    def _anchors(
+        self, pool: ThreadPool, numbers: NDArray[Any], like: Tensor
+    ) -> tuple[Tensor, list[str]]:
+        """Return the features of images or anchor texts, zero where one cannot be read, and why."""
+        ids = self.data.image_ids[numbers]
+        _, first, place = np.unique(ids, return_index=True, return_inverse=True)
+        read = pool.map(self._read, numbers[first].tolist())
+        good = [row for row, (_, error) in enumerate(read) if not error]
+        found = like.new_zeros(len(first), like.shape[1])
+        if good:
+            found[good] = self._encoder.encode_anchors([read[row][0] for row in good]).to(found)
+        return found[torch.from_numpy(place)], [read[row][1] for row in place]
+
+    def _read(self, number: int) -> tuple[Any, str]:
+        try:
+            return self._encoder.prepare(self.pairs.anchor(number)), ""
+        except OSError as error:
+            return None, str(error)
+
+    def identity(self) -> dict[str, str]:
+        """Return what the features depend on, by name."""
+        data, encoder = DataIdentity.of(self.pairs), self._encoder  # type: ignore[arg-type]
+        is_stored = isinstance(encoder, _StoredFeatures)
+        return {
+            "model": encoder.identity() if is_stored else fingerprint(encoder.model),
+            "data": f"{data.samples} samples, {data.image_rows} {data.caption_rows}",
+        }
+
+
+class _OfNumbers:
+    """A judge that reads samples by their numbers."""
+
+    def __init__(self, con_d: SampleJudge, pairs: FilePairs) -> None:
+        self.con_d, self._pairs = con_d, pairs
+        con_d.know(pairs)
+
+    def probability(self, features: Features, image: Any, text: Any) -> NDArray[Any]:
+        """Return P(match) ``(P,)``."""
+        return self.con_d.probability(image, text)
+
+    def batches(self, drawn: Sequence[NDArray[Any]]) -> Iterator[dict[str, Any]]:
+        """Yield mini-batches that name samples, and hold no images."""
+        for numbers in drawn:
+            ids = torch.from_numpy(self._pairs.image_ids[numbers])
+            number = torch.from_numpy(numbers)
+            yield {"image": number, "image_id": ids, "loaded_index": number}
+
+
+class _BySimilarity:
+    """P is the share of own pairs that are less similar than a pair."""
+
+    con_d: Any = None  # there is nothing to check
+
+    def probability(
+        self, features: Features, image: NDArray[Any], text: NDArray[Any]
+    ) -> NDArray[Any]:
+        """Return P ``(P,)``."""
+        every = np.arange(len(features))
+        own = np.random.default_rng(0).permutation(every)[:_OWN]
+        scale = np.sort(_similarities(features, own, own))
+        found = _similarities(features, features.positions(image), features.positions(text))
+        return np.searchsorted(scale, found) / len(scale)
+
+    def batches(self, drawn: Sequence[NDArray[Any]]) -> Iterator[dict[str, Any]]:
+        """Yield nothing."""
+        return iter(())
+
+
+def _similarities(features: Features, image: NDArray[Any], text: NDArray[Any]) -> NDArray[Any]:
+    """Return the similarities ``(P,)`` of pairs of positions."""
+    found = np.empty(len(image), np.float32)
+    for begin in range(0, len(image), _CHUNK):
+        chunk = slice(begin, begin + _CHUNK)
+        rows = [torch.from_numpy(one[chunk]) for one in (image, text)]
+        found[chunk] = (features.images[rows[0]] * features.texts[rows[1]]).sum(1).numpy()
+    return found
+
+
+def load_files(args: argparse.Namespace) -> FilesAndEncoder:
+    """Open the pairs, the encoder and the judge that the arguments name.
+
+    Raises:
+        FileNotFoundError, ValueError: for files that cannot be read, and for models of other forms.
+    """
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise ValueError("with --data the command runs in one process: start it without a launcher")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    about = {name: getattr(args, name) for name in _RECORDED} | {"images": str(args.images)}
+    pairs = pairs_of(about)
+    try:
+        encoder = _encoder_of(args, pairs, device)
+    except _NOT_LOADED as error:
+        raise ValueError(f"--encoder {' '.join(args.encoder)}: {_short(error)}") from error
+    loaded = FilesAndEncoder(pairs, encoder, device)
+    name, _, vectors = (args.judge or SIMILARITY).partition(":")
+    config: dict[str, Any] = {"arch": name}
+    if args.judge is None:
+        loaded.judges, loaded.notes = {SIMILARITY: _BySimilarity()}, [_BY_SIMILARITY]
+    else:
+        try:
+            if name == "captions":
+                config["checkpoint"] = vectors or None
+                judge: Any = DISCRIMINATORS.entry(name).value
+                con_d: SampleJudge = judge(checkpoint=config["checkpoint"])
+            else:
+                name, config = "judge", {"arch": "judge", "checkpoint": args.judge}
+                con_d = load_pretrained_judge(args.judge, pairs.of_texts, device)
+            loaded.judges = {name: _OfNumbers(con_d, pairs)}
+        except _NOT_LOADED as error:
+            raise ValueError(f"--judge {args.judge}: {_short(error)}") from error
+    loaded.configs = {name: config}
+    loaded.about = about
+    loaded.encoder = {"encoder": list(args.encoder), "judge": args.judge}
+    return loaded
+
+
+def pairs_of(about: Mapping[str, Any]) -> FilePairs:
+    """Open the pairs that arguments, or the record of an earlier analysis, name.
+
+    Raises:
+        FileNotFoundError, ValueError: for files that cannot be read.
+    """
+    files, texts = about["data"], about["text_keys"]
+    image, caption = texts or (about["image_key"], about["caption_key"])
+    table = converted(
+        files, image_key=image, caption_key=caption, image_id_key=about["image_id_key"]
+    )
+    return FilePairs(table, os.path.abspath(about["images"]), bool(texts))
+
+
+def _encoder_of(
+    args: argparse.Namespace, pairs: FilePairs, device: torch.device
+) -> PairEncoder | _StoredFeatures:
+    names = args.encoder
+    if all(name.endswith(".npy") for name in names):
+        if len(names) != 2:
+            raise ValueError("expected two .npy files, of images and of captions")
+        return _StoredFeatures(names, np.asarray(pairs.image_ids))
+    if len(names) != 1:
+        raise ValueError("expected one model, or two .npy files, of images and of captions")
+    found = load_pair_encoder(names[0], device)
+    if not (pairs.of_texts or found.reads_images):
+        raise ValueError(
+            "this SentenceTransformer reads only texts: for pairs of two texts name their columns "
+            "by --text-keys, for images name a CLIP or a SigLIP"
+        )
+    return found
+
+
+def _short(error: Exception) -> str:
+    """Return the first line of an error's message."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
