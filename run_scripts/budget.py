@@ -34,7 +34,7 @@ PACKAGE = ROOT / "lavis_mafa"
 # next hundred, so that packing a line never meets it, and the goal.
 FLOORS = {
     "commands": (800, 650),
-    "tools": (2_500, 1_900),
+    "tools": (3_000, 1_900),
     "downstream": (2_300, 2_000),
     "training": (2_900, 2_400),
     "settings": (2_000, 900),
@@ -44,15 +44,15 @@ FLOORS = {
     "judges": (1_200, 1_050),
     "checkpoints": (1_500, 1_150),
     "data": (3_300, 1_700),
-    "integrations": (900, 900),
+    "integrations": (1_300, 900),
     "compat": (600, 500),
-    "algorithm": (4_100, 3_600),
-    "io": (800, 500),
+    "algorithm": (4_200, 3_600),
+    "io": (900, 500),
 }
 # Limits and goals of the whole.
 LIMITS = {
     "rooms": (15, 15),
-    "package": (23_200, 19_000),
+    "package": (23_600, 19_000),
     "research": (3_900, 3_000),
     "test code": (34_700, 30_000),
     "public names": (1_300, 1_000),

@@ -139,7 +139,8 @@ def load_two_towers(name: str, device: torch.device) -> tuple[Any, Any]:
     """Return a CLIP or SigLIP of transformers, and its processor."""
     from transformers import AutoModel, AutoProcessor
 
-    return AutoModel.from_pretrained(name).to(device), AutoProcessor.from_pretrained(name)
+    processors: Any = AutoProcessor
+    return AutoModel.from_pretrained(name).to(device), processors.from_pretrained(name)
 
 
 def kind_of(name: str) -> str:

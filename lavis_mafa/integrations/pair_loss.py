@@ -79,7 +79,8 @@ def settings_of(given: StepSettings | None, judge: Any, options: Mapping[str, An
         rule = {"score": SIMILARITY, "top_k": ALL, **rule}
     if "soft_labels" not in step:
         smooths = {"alpha", "start_epoch"} & labels.keys()
-        step["soft_labels"] = SoftLabels(**{"type": "smoothed" if smooths else "one_hot", **labels})
+        labels.setdefault("type", "smoothed" if smooths else "one_hot")
+        step["soft_labels"] = SoftLabels(**labels)
     return replace(PLAIN, **step, connections=MiningRule(**rule), own=own)
 
 

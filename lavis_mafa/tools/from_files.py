@@ -53,8 +53,6 @@ class FilePairs(TrainPairs):
         of_texts: whether the column of images has texts.
     """
 
-    images_by_content = True
-
     def __init__(self, table: Any, root: str | None, of_texts: bool) -> None:
         super().__init__(table, None, str, root)  # type: ignore[arg-type]  # not processed
         self.of_texts, self.parts = of_texts, [self]
@@ -275,7 +273,11 @@ def pairs_of(about: Mapping[str, Any]) -> FilePairs:
     files, texts = about["data"], about["text_keys"]
     image, caption = texts or (about["image_key"], about["caption_key"])
     table = converted(
-        files, image_key=image, caption_key=caption, image_id_key=about["image_id_key"]
+        files,
+        root=None if texts else about["images"],
+        image_key=image,
+        caption_key=caption,
+        image_id_key=about["image_id_key"],
     )
     return FilePairs(table, os.path.abspath(about["images"]), bool(texts))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -178,3 +179,20 @@ def test_half_precision_as_transformers_loads_it(encoder, tmp_path, kind):
     half.train()
     found = judge.predict(pairs, activation_fn=torch.nn.Softmax(dim=1))
     torch.testing.assert_close(found, expected, rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("form", ["grey", "transparent", "palette"])
+def test_pictures_are_judged_as_viewers_show_them(encoder, form):
+    """A 16-bit grey picture has the score of its 8-bit version, and so on."""
+    drawn = np.random.default_rng(0).integers(0, 255, (16, 16), np.uint8)
+    shown = Pictures.fromarray(drawn).convert("RGB")
+    if form == "grey":
+        given = Pictures.fromarray(drawn.astype(np.uint16) * 257)
+    elif form == "palette":
+        given = shown.convert("L").convert("P")
+    else:
+        given = shown.copy()
+        given.putalpha(Pictures.new("L", shown.size, 0))
+        shown = Pictures.new("RGB", shown.size, "white")
+    one, other = encoder.predict([(given, "red dot"), (shown, "red dot")])
+    assert torch.allclose(one, other, atol=1e-5)
