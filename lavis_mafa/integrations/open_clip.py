@@ -9,16 +9,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
-import open_clip
-import open_clip.loss
 import torch.nn.functional as F
 from torch import Tensor
 
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.integrations.pair_loss import PairLoss
+
+# The losses are open_clip's for ``isinstance``, and work in other loops without it.
+if find_spec("open_clip") is not None:
+    from open_clip.loss import ClipLoss as _ClipLoss
+    from open_clip.loss import SigLipLoss as _SigLipLoss
+else:
+    _ClipLoss = _SigLipLoss = object
 
 # Keys of `lavis_mafa.run_step` that a loop may give with the features of a mini-batch.
 SAMPLES = ("image_id", "group_id", "loaded_index", "epoch", "grouped", "text_input")
@@ -85,7 +91,7 @@ class _OfOpenClip(PairLoss):
         return {"contrastive_loss": loss} if output_dict else loss
 
 
-class ClipLoss(_OfOpenClip, open_clip.ClipLoss):  # type: ignore[misc]  # has no types
+class ClipLoss(_OfOpenClip, _ClipLoss):  # type: ignore[misc]
     """ITC with any setting of this package, in place of ``open_clip.ClipLoss``.
 
     Without settings it is ``open_clip.ClipLoss(local_loss=True, gather_with_grad=True)``. The
@@ -117,7 +123,7 @@ class ClipLoss(_OfOpenClip, open_clip.ClipLoss):  # type: ignore[misc]  # has no
             )
 
 
-class SigLipLoss(_OfOpenClip, open_clip.loss.SigLipLoss):  # type: ignore[misc]
+class SigLipLoss(_OfOpenClip, _SigLipLoss):  # type: ignore[misc]
     """The same in place of ``open_clip.SigLipLoss``: a sigmoid a pair, with the model's bias.
 
     Args:
