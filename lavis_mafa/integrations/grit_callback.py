@@ -196,14 +196,33 @@ class Grit(TrainerCallback):
 
 
 class KeepLoss(TrainerCallback):
-    """Keeps what a loss learns (a bias, thresholds of rows) in the trainer's checkpoints.
+    """Keeps what a loss learns (a bias, thresholds of rows) in the trainer's checkpoints, and adds
+    ``judged_negatives`` and ``false_negatives`` since the last record to the trainer's log.
 
     Args:
         loss: a `MinedLoss`, `ClipLoss` or `SigLipLoss`.
     """
 
     def __init__(self, loss: Any) -> None:
-        self.objects = loss.objects
+        self.loss, self.objects = loss, loss.objects
+        self._counts = torch.zeros(2)  # judged, found
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Count what was judged in a mini-batch before an update's last one."""
+        output = self.loss.output
+        if output is not None:
+            self._counts += output.counts.sum(dim=0)[1:3]
+
+    on_step_end = on_substep_end
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Add the counts to the record of the training loss."""
+        if logs and "loss" in logs:
+            judged, found = self._counts.tolist()
+            counts = {"judged_negatives": judged, "false_negatives": found}
+            logs.update(counts)
+            state.log_history[-1].update(counts)
+            self._counts = torch.zeros(2)
 
     def _file(self, args: Any, state: Any) -> Path:
         return Path(args.output_dir) / f"checkpoint-{state.global_step}" / "mined_loss.pth"

@@ -25,6 +25,7 @@ from transformers import TrainerCallback, TrainingArguments  # noqa: E402
 from lavis_mafa import MiningRule, SoftLabels, StepSettings  # noqa: E402
 from lavis_mafa.integrations.sentence_transformers import (  # noqa: E402
     Grit,
+    KeepLoss,
     MinedLoss,
     PairJudge,
     numbered,
@@ -72,8 +73,9 @@ def train(folder, data=None, evaluation=None, judged=True, **changes):
     judge = cross_encoder(folder) if judged else None
     loss = MinedLoss(model, settings=SETTINGS, judge=judge)
     kind = sentence_transformers.SentenceTransformerTrainingArguments
+    given = arguments(folder, kind, **changes)
     trainer = sentence_transformers.SentenceTransformerTrainer(
-        model, arguments(folder, kind, **changes), data, evaluation, loss=loss
+        model, given, data, evaluation, loss=loss, callbacks=[KeepLoss(loss)]
     )
     trainer.train()
     return trainer
@@ -99,6 +101,10 @@ def test_sentence_transformers_trains_with(tmp_path, changes):
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     assert len(losses) >= 2 and all(0 < float(loss) < 20 for loss in losses)
     assert trainer.loss.output.counts[:, 1].sum() > 0  # judged
+    logged = [row["judged_negatives"] for row in trainer.state.log_history if "loss" in row]
+    accumulated = changes.get("gradient_accumulation_steps", 1)
+    assert len(logged) == len(losses) and max(logged) <= 8 * accumulated
+    assert max(logged) > 4 * accumulated  # of 4 anchors and 4 positives
     if "eval_strategy" in changes:
         assert sum("eval_loss" in row for row in trainer.state.log_history) == 3
 
