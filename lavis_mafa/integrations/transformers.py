@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
@@ -20,9 +20,43 @@ from transformers import Trainer
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.integrations.grit_callback import Grit, KeepLoss
 from lavis_mafa.integrations.pair_loss import PairLoss, numbers_of
-from lavis_mafa.integrations.rows import numbered
+from lavis_mafa.integrations.rows import ROW, numbered
+from lavis_mafa.io.pictures import to_rgb
 
-__all__ = ["Grit", "MinedTrainer", "numbered"]
+__all__ = ["Grit", "MinedTrainer", "PairCollator", "numbered"]
+
+
+class PairCollator:
+    """Makes the inputs of a CLIP or SigLIP from rows with a picture and a caption.
+
+    Captions are padded and cut to the model's own length, which SigLIP needs. Pictures of every
+    mode are read as viewers show them. Numbers of rows (`numbered`) are kept.
+
+    Args:
+        processor: of the model.
+        model: its config says how long captions are.
+        image, text: columns of the rows.
+    """
+
+    def __init__(self, processor: Any, model: Any, image: str = "image", text: str = "text"):
+        self.processor, self.image, self.text = processor, image, text
+        self.length: int = model.config.text_config.max_position_embeddings
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """Return ``pixel_values``, the tokens and, if the rows have numbers, ``labels``."""
+        pictures = [to_rgb(row[self.image]) for row in rows]
+        found = self.processor.image_processor(pictures, return_tensors="pt")
+        words = self.processor.tokenizer(
+            [row[self.text] for row in rows],
+            padding="max_length",
+            truncation=True,
+            max_length=self.length,
+            return_tensors="pt",
+        )
+        batch = {**words, "pixel_values": found["pixel_values"]}
+        if ROW in rows[0]:
+            batch["labels"] = torch.tensor([row[ROW] for row in rows])
+        return batch
 
 
 class MinedTrainer(Trainer):
@@ -62,6 +96,8 @@ class MinedTrainer(Trainer):
         known = signature(Trainer.__init__).parameters
         options = {name: named.pop(name) for name in [*named] if name not in known}
         super().__init__(model, args, *rest, **named)
+        if isinstance(self.data_collator, PairCollator):
+            self.args.remove_unused_columns = False  # pictures are no input of the model
         if not hasattr(self.model, "logit_scale"):
             raise ValueError(
                 f"got {type(self.model).__name__}, expected a model with logit_scale, image_embeds "

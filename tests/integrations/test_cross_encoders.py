@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,6 +25,7 @@ from transformers import (  # noqa: E402
     CLIPModel,
     SiglipConfig,
     SiglipModel,
+    TrainingArguments,
 )
 
 from lavis_mafa.integrations.cross_encoders import Blip2CrossEncoder, DualEncoder, PairJudge  # noqa: E402
@@ -196,3 +198,25 @@ def test_pictures_are_judged_as_viewers_show_them(encoder, form):
         shown = Pictures.new("RGB", shown.size, "white")
     one, other = encoder.predict([(given, "red dot"), (shown, "red dot")])
     assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_pictures_and_captions_train_in_the_trainer(two_towers, tmp_path):
+    """One data set for the collator and for the judge."""
+    pytest.importorskip("accelerate")
+    from lavis_mafa.integrations.transformers import MinedTrainer, PairCollator
+
+    model, processor = two_towers
+    rows = Dataset.from_dict({"image": pictures(), "text": CAPTIONS})
+    rows = numbered(rows.cast_column("image", Image()))
+    collator = PairCollator(processor, model)
+    batch = collator([rows[k] for k in range(2)])
+    assert batch["input_ids"].shape == (2, 8) and batch["labels"].tolist() == rows[:2][ROW]
+    judge = PairJudge(DualEncoder(copy.deepcopy(model), processor, threshold=0.0), rows)
+    arguments = TrainingArguments(
+        str(tmp_path), max_steps=2, per_device_train_batch_size=3, use_cpu=True, report_to="none"
+    )
+    trainer = MinedTrainer(
+        model, arguments, data_collator=collator, train_dataset=rows, judge=judge, high=0.5
+    )
+    trainer.train()
+    assert trainer.mined_loss.output.counts[:, 1].tolist() == [3.0, 3.0]  # judged

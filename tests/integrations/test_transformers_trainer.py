@@ -54,7 +54,9 @@ def train(folder, name, settings, resume=False, steps=-1, batch=8):
     )
     names = {"model": model, "settings": settings, "ClipLoss": ClipLoss, "SigLipLoss": SigLipLoss}
     names |= {"train": data.with_format("torch"), "arguments": arguments}
-    exec(script_of("with_open_clip.md", 1).rsplit("trainer.train()", 1)[0], names)
+    script = script_of("with_open_clip.md", 1).rsplit("trainer.train()", 1)[0]
+    assert "margin=0.0" in script
+    exec(script.replace("margin=0.0", "settings=settings"), names)
     seen, collect = [], GritSchedule.collect
 
     def recording(self, rows, *features):
