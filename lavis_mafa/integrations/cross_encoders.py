@@ -11,12 +11,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor, nn
 
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.integrations.rows import ROW, Rows
-from lavis_mafa.io.pictures import to_rgb
 
 PAIR_TEXTS = "pair_texts"  # of samples: the texts of all candidates, anchors and positives
 _NO_TEXTS = "the judge reads texts, and those of the mini-batch are not known here: use MinedLoss"
@@ -241,7 +239,9 @@ class _ImagesOnce:
     def pixels(self, images: Sequence[Any]) -> Tensor:
         """Return images as the model's processor makes them, on its device; pictures of any mode
         are read as viewers show them."""
-        shown = [to_rgb(one) if isinstance(one, Image.Image) else one for one in images]
+        from lavis_mafa.io.pictures import to_rgb  # needs Pillow, and the losses do not
+
+        shown = [to_rgb(one) if hasattr(one, "getpixel") else one for one in images]
         found: Tensor = self.processor.image_processor(shown, return_tensors="pt")["pixel_values"]
         weight = self.model.vision_model.embeddings.patch_embedding.weight
         return found.to(weight.device, weight.dtype)

@@ -379,7 +379,7 @@ def test_many_shards_are_listed_by_several_processes(work_folder: Path, monkeypa
         tables.append(converted([index], group_id_key="group", cache_dir=f"cache_{cores}"))
         assert torch.initial_seed() == 0 and torch.equal(torch.rand(3), FIRST_DRAWS)
         processes.add(len(list(work_folder.glob("by_*"))))
-    assert processes == {1, 3}
+    assert min(processes) == 1 and max(processes) > 1  # a worker may be faster than the other
     one, several = (sorted(table.folder.iterdir()) for table in tables)
     assert [file.name for file in one] == [file.name for file in several]
     for mine, other in zip(one, several, strict=True):

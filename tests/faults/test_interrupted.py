@@ -10,7 +10,7 @@ import pytest
 from faulty_runs import spawn_in_group, state, toy, wait_for
 from runs import command, finish, records, spawn
 
-from lavis_mafa.training.session import INTERRUPTED
+from lavis_mafa.training.exit_status import INTERRUPTED
 from lavis_mafa.training.termination import REQUEUE
 
 TRAIN = toy("albef", run__num_workers=2, run__max_epoch=200)

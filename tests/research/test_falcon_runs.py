@@ -5,8 +5,7 @@ import torch
 from runs import records, run_here, same_weights, weights
 from test_falcon import BEFORE, REGISTERED, falcon
 
-from lavis_mafa.algorithm.grit import HARDNESS
-from lavis_mafa.training import runner_mafa
+from lavis_mafa.algorithm.grit import HARDNESS, GritSchedule
 
 LEARNED = {
     "run__plugins": '["research.falcon"]',
@@ -57,7 +56,7 @@ def test_a_stopped_run_resumes_bit_for_bit(uninterrupted, tmp_path):
 @pytest.mark.parametrize("window", [1, 2])
 def test_a_reward_is_the_fall_of_the_loss_by_an_optimizer_step(tmp_path, monkeypatch, window):
     calls, rewards, plans = [], [], []
-    observe = runner_mafa.GritSchedule.before_step
+    observe = GritSchedule.before_step
     real = falcon.language_loss
 
     def recorded(model, backbone, samples, seed):
@@ -78,7 +77,7 @@ def test_a_reward_is_the_fall_of_the_loss_by_an_optimizer_step(tmp_path, monkeyp
 
     monkeypatch.setattr(falcon, "language_loss", recorded)
     monkeypatch.setattr(falcon.LearnedHardness, "learn", learn)
-    monkeypatch.setattr(runner_mafa.GritSchedule, "before_step", before_step)
+    monkeypatch.setattr(GritSchedule, "before_step", before_step)
     run_here(tmp_path, run__max_epoch=2, run__accum_grad_iters=window, **LEARNED)
     ends = range(9) if window == 1 else [1, 3, 5, 7, 8]  # the last window is shorter
     assert [index for index, *_ in rewards] == [plans[0][step] for step in ends]

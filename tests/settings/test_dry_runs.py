@@ -40,7 +40,8 @@ SMALL = {
 }
 # Last parts of all keys that may be overridden; everything else stays as in the config.
 CHANGED = {key.rsplit(".", 1)[-1] for key in SMALL} | {
-    *("model_type", "image_size", "block_num", "med_config_path", "queue_size"),  # sizes
+    *("model_type", "image_size", "block_num", "med_config_path"),  # sizes
+    *("queue_size", "embed_dim"),
     *("load_pretrained", "pretrained", "load_finetuned", "finetuned", "checkpoint", "vit_weights"),
     *("arch", "opt_model", "t5_model"),  # of Con-D; language models
     *("storage", "train_size", "val_size", "test_size"),  # data
@@ -237,7 +238,7 @@ def put_con_d(con_d, checkpoint):
 def small_lavis(tmp_path, monkeypatch):
     """Options for LAVIS's own ALBEF with tiny image encoder, text encoder and vocabulary."""
     med = put_small_lavis(tmp_path, monkeypatch)
-    return [f"model.med_config_path={med}", "model.queue_size=64"]
+    return [f"model.med_config_path={med}", "model.queue_size=64", "model.embed_dim=64"]
 
 
 def options_for(path, folder, language_models, checkpoint, lavis_own):
