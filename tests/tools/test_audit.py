@@ -268,6 +268,21 @@ def as_parquet_of_paths(folder, rows):
     return as_parquet(folder, rows, stored=False)
 
 
+def as_parquet_of_lists(folder, rows):
+    """As polars writes lists, and with a column that may not be null."""
+    schema = [("image", pa.string()), ("caption", pa.large_list(pa.string()))]
+    schema += [("image_id", pa.int64()), pa.field("size", pa.int64(), nullable=False)]
+    rows = [{**row, "caption": [row["caption"]], "size": 16} for row in rows]
+    pq.write_table(pa.Table.from_pylist(rows, pa.schema(schema)), folder / "pairs.parquet")
+    return folder / "pairs.parquet"
+
+
+def as_old_mac_table(folder, rows):
+    lines = [",".join(map(str, row)) for row in ([*rows[0]], *(one.values() for one in rows))]
+    (folder / "pairs.csv").write_bytes("\r".join(lines).encode())
+    return folder / "pairs.csv"
+
+
 def as_coco(folder, rows):
     images = [{"id": k, "file_name": f"{k}.png"} for k in range(IMAGES)]
     path = folder / "coco.json"
@@ -276,6 +291,7 @@ def as_coco(folder, rows):
 
 
 FORMS = [as_json, as_lines, as_table, as_parquet, as_parquet_of_paths, as_coco]
+FORMS += [as_parquet_of_lists, as_old_mac_table]
 
 
 @pytest.mark.parametrize("write", FORMS)
