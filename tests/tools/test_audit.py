@@ -317,6 +317,16 @@ def test_a_copy_has_the_own_rows_and_the_missing_pairs(world, tmp_path, write, c
         assert copy.read_text().startswith(data.read_text().replace("\r\n", "\n").rstrip("\n"))
 
 
+@pytest.mark.parametrize("name", ["sentences", "bert", "Siglip"])
+def test_a_model_without_a_head_is_no_judge_of_texts(models, tmp_path, name, caplog):
+    """sentence-transformers would give it a head of random weights."""
+    rows = [{"question": caption(k), "answer": caption(100 + k)} for k in range(8)]
+    more = ["--text-keys", "question", "answer", "--self-check", "skip", "--judge", models / name]
+    data = as_json(tmp_path, rows)
+    assert run("mine", data, [models / "sentences"], tmp_path / "out", *more) == 1
+    assert "Model, which has no head that judges" in caplog.text
+
+
 def test_triplets_have_no_positive_as_negative(world, tmp_path):
     assert run("mine", world / "pairs.json", features(world), tmp_path, "--threshold", 0.9) == 0
     triplets, lists = lines(tmp_path / "triplets.jsonl"), lines(tmp_path / "flag_embedding.jsonl")
