@@ -67,7 +67,7 @@ def settings_of(given: StepSettings | None, judge: Any, options: Mapping[str, An
             if name in RULES:
                 rule.setdefault("rule", name)
         else:
-            known = [*_RULE, *_LABELS, *_STEP, "soft_labels", *entries]
+            known = sorted({*_RULE, *_LABELS, *_STEP, "soft_labels", *entries})
             near = get_close_matches(name, known, n=1)
             hint = f", did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
             raise TypeError(f"unexpected keyword argument {name!r}{hint}")
@@ -77,7 +77,14 @@ def settings_of(given: StepSettings | None, judge: Any, options: Mapping[str, An
         own = {"margin": {"margin": 0.0}, **own}
     elif judge is None and (rule or own):
         rule = {"score": SIMILARITY, "top_k": ALL, **rule}
-    if "soft_labels" not in step:
+    if "soft_labels" in step:
+        if labels or not isinstance(step["soft_labels"], SoftLabels):
+            given_too = "".join(f" and {name}" for name in labels)
+            raise TypeError(
+                f"got soft_labels={step['soft_labels']!r}{given_too}: give SoftLabels alone, or a "
+                "name and plain settings"
+            )
+    else:
         smooths = {"alpha", "start_epoch"} & labels.keys()
         labels.setdefault("type", "smoothed" if smooths else "one_hot")
         step["soft_labels"] = SoftLabels(**labels)
@@ -113,6 +120,11 @@ class PairLoss(FeaturesLoss):
     ) -> None:
         judge = as_judge(judge)
         chosen = settings_of(settings, judge, options)
+        if model_bias and options.get("itc_loss", "sigmoid") != "sigmoid":
+            raise ValueError(
+                f"got itc_loss={options['itc_loss']!r}, but with the model's bias the loss is a "
+                "sigmoid: leave it out"
+            )
         chosen = replace(chosen, all_ranks=all_ranks or chosen.all_ranks)
         super().__init__(replace(chosen, itc_loss="sigmoid") if model_bias else chosen, judge)
         self.grit, self.model_bias = grit, model_bias

@@ -79,7 +79,11 @@ def load_pretrained_judge(name: str, of_texts: bool, device: torch.device) -> Pr
     kind = kind_of(name)
     if of_texts or not kind.startswith(("blip-2", "siglip", "clip")):
         from sentence_transformers import CrossEncoder
+        from transformers import AutoConfig
 
+        for form in AutoConfig.from_pretrained(name).architectures or []:
+            if form.endswith("Model"):  # CrossEncoder would give it a head of random weights
+                raise ValueError(f"got a {form}, which has no head that judges; expected {_FORMS}")
         encoder = CrossEncoder(name, device=str(device), trust_remote_code=False)
         if not of_texts and not encoder.supports("image"):
             raise ValueError(f"this CrossEncoder reads only texts; for images expected {_FORMS}")

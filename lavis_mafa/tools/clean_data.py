@@ -124,7 +124,11 @@ def _write_lines(sink: BinaryIO, path: Path, rows: _NewRows) -> None:
 
 def _write_delimited(sink: BinaryIO, path: Path, rows: _NewRows) -> None:
     delimiter = _DELIMITERS[path.suffix.lower()]
-    header = [name.strip() for name in next(csv.reader([_copy(sink, path)], delimiter=delimiter))]
+    _copy(sink, path)
+    # As the reader opens it, which knows other ends of lines, and names of several lines.
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        first = next(cells for cells in csv.reader(file, delimiter=delimiter) if cells)
+    header = [name.strip() for name in first]
     rows.columns.choose(header)
     text = io.TextIOWrapper(sink, encoding="utf-8", newline="", write_through=True)
     writer = csv.DictWriter(text, header, delimiter=delimiter, lineterminator="\n")
@@ -155,15 +159,17 @@ def _write_parquet(sink: BinaryIO, path: Path, rows: _NewRows) -> None:
             stores = [name for name, kind in kinds.items() if "binary" in kind]
             columns.image_key = next(iter(stores), None)
         columns.choose(names)
-        is_list = pa.types.is_list(schema.field(str(columns.caption_key)).type)
+        is_list = pa.types.is_nested(schema.field(str(columns.caption_key)).type)
         like = {**dict.fromkeys(names), str(columns.caption_key): [] if is_list else ""}
-        with pq.ParquetWriter(sink, schema) as writer:
+        # New rows lack what says nothing of pairs, also where the data require it.
+        nullable = pa.schema([one.with_nullable(True) for one in schema], schema.metadata)
+        with pq.ParquetWriter(sink, nullable) as writer:
             for batch in file.iter_batches(_ROWS):
-                writer.write_batch(batch)
+                writer.write_batch(pa.record_batch(batch.columns, nullable))
             new = rows(like, as_stored=True)
             while part := list(islice(new, _ROWS)):
                 arrays = [_array(part, field) for field in schema]
-                writer.write_batch(pa.record_batch(arrays, schema=schema))
+                writer.write_batch(pa.record_batch(arrays, nullable))
 
 
 def _array(records: Sequence[dict[str, Any]], field: pa.Field) -> pa.Array:

@@ -111,6 +111,8 @@ def test_a_false_negative_is_converted_in_training():
 def test_siglip_without_its_bias_is_refused():
     with pytest.raises(ValueError, match="needs logit_bias"):
         SigLipLoss()(*features(), torch.tensor(10.0))
+    with pytest.raises(ValueError, match="got itc_loss='softmax', but with the model's bias"):
+        SigLipLoss(itc_loss="softmax")
 
 
 def test_settings_without_a_word_on_gradients_keep_the_librarys():

@@ -268,6 +268,21 @@ def as_parquet_of_paths(folder, rows):
     return as_parquet(folder, rows, stored=False)
 
 
+def as_parquet_of_lists(folder, rows):
+    """As polars writes lists, and with a column that may not be null."""
+    schema = [("image", pa.string()), ("caption", pa.large_list(pa.string()))]
+    schema += [("image_id", pa.int64()), pa.field("size", pa.int64(), nullable=False)]
+    rows = [{**row, "caption": [row["caption"]], "size": 16} for row in rows]
+    pq.write_table(pa.Table.from_pylist(rows, pa.schema(schema)), folder / "pairs.parquet")
+    return folder / "pairs.parquet"
+
+
+def as_old_mac_table(folder, rows):
+    lines = [",".join(map(str, row)) for row in ([*rows[0]], *(one.values() for one in rows))]
+    (folder / "pairs.csv").write_bytes("\r".join(lines).encode())
+    return folder / "pairs.csv"
+
+
 def as_coco(folder, rows):
     images = [{"id": k, "file_name": f"{k}.png"} for k in range(IMAGES)]
     path = folder / "coco.json"
@@ -276,6 +291,7 @@ def as_coco(folder, rows):
 
 
 FORMS = [as_json, as_lines, as_table, as_parquet, as_parquet_of_paths, as_coco]
+FORMS += [as_parquet_of_lists, as_old_mac_table]
 
 
 @pytest.mark.parametrize("write", FORMS)
@@ -299,6 +315,16 @@ def test_a_copy_has_the_own_rows_and_the_missing_pairs(world, tmp_path, write, c
         assert [row.image for row in found] == [*(row.image for row in own), "0.png"]
     if write in (as_lines, as_table):
         assert copy.read_text().startswith(data.read_text().replace("\r\n", "\n").rstrip("\n"))
+
+
+@pytest.mark.parametrize("name", ["sentences", "bert", "Siglip"])
+def test_a_model_without_a_head_is_no_judge_of_texts(models, tmp_path, name, caplog):
+    """sentence-transformers would give it a head of random weights."""
+    rows = [{"question": caption(k), "answer": caption(100 + k)} for k in range(8)]
+    more = ["--text-keys", "question", "answer", "--self-check", "skip", "--judge", models / name]
+    data = as_json(tmp_path, rows)
+    assert run("mine", data, [models / "sentences"], tmp_path / "out", *more) == 1
+    assert "Model, which has no head that judges" in caplog.text
 
 
 def test_triplets_have_no_positive_as_negative(world, tmp_path):
