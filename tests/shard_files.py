@@ -1,12 +1,21 @@
-"""Shards of webdataset, written by webdataset itself."""
+"""Pictures, and shards of webdataset that it writes itself."""
 
 from __future__ import annotations
 
+import io
 import json
 from itertools import islice
 from pathlib import Path
 
+from PIL import Image
 from webdataset import TarWriter
+
+
+def png(number):
+    """Return a picture of a colour of its own."""
+    stream = io.BytesIO()
+    Image.new("RGB", (6, 5), (number % 256, number // 256, 77)).save(stream, "PNG")
+    return stream.getvalue()
 
 
 def write_shards(folder, samples, per_shard=10_000):

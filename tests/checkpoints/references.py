@@ -73,8 +73,11 @@ def retrieval_outputs(model, pixels, captions) -> dict[str, torch.Tensor]:
         matched = model.compute_itm(image_embeds, tokens.input_ids, tokens.attention_mask)
     similarity = torch.einsum("iqd,td->iqt", image, text).amax(1)
     return {
-        **{"ids": tokens.input_ids, "image": image, "text": text},
-        **{"similarity": similarity, "matched": matched},
+        "ids": tokens.input_ids,
+        "image": image,
+        "text": text,
+        "similarity": similarity,
+        "matched": matched,
     }
 
 

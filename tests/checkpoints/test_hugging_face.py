@@ -42,16 +42,6 @@ def stage2(work_folder, request):
     return lavis_model(work_folder / f"{request.param}.pth"), work_folder / f"hf_{request.param}"
 
 
-def read_content(work_folder, name="stage1"):
-    """Read a checkpoint's content."""
-    return torch.load(work_folder / f"{name}.pth", weights_only=True)
-
-
-def save_content(content, path):
-    torch.save(content, path)
-    return str(path)
-
-
 def test_features_and_matching_equal_lavis(stage1):
     model, folder = stage1
     processor = transformers.AutoProcessor.from_pretrained(folder)
@@ -139,17 +129,19 @@ def export_error(arguments, out, capsys):
 
 @pytest.mark.parametrize("part", ["itm_head.", "Qformer.bert.encoder.layer.1.", "query_tokens"])
 def test_random_trained_weights_are_rejected(work_folder, tmp_path, capsys, part):
-    content = read_content(work_folder)
+    content = torch.load(work_folder / "stage1.pth", weights_only=True)
     content["model"] = {k: v for k, v in content["model"].items() if not k.startswith(part)}
-    path = save_content(content, tmp_path / "part.pth")
-    assert "random weights are not exported" in export_error([path], tmp_path / "out", capsys)
+    torch.save(content, tmp_path / "part.pth")
+    error = export_error([str(tmp_path / "part.pth")], tmp_path / "out", capsys)
+    assert "random weights are not exported" in error
 
 
 def test_unsupported_exports_are_rejected(work_folder, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
     checkpoint = str(work_folder / "stage1.pth")
-    content = read_content(work_folder)
-    without_config = save_content({"model": content["model"]}, tmp_path / "bare.pth")
+    content = torch.load(checkpoint, weights_only=True)
+    without_config = str(tmp_path / "bare.pth")
+    torch.save({"model": content["model"]}, without_config)
     assert "--arch" in export_error([without_config], out, capsys)
     assert "blip2_mafa" in export_error([without_config, "--arch", "blip3"], out, capsys)
     assert "--model-type" in export_error([without_config, "--arch", "tiny_blip2"], out, capsys)

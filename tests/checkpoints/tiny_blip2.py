@@ -121,7 +121,10 @@ def make_opt(folder: Path, spare_rows: int = 7) -> Path:
     tokenizer = GPT2Tokenizer(
         str(folder / "vocab.json"),
         str(folder / "merges.txt"),
-        **{"bos_token": "</s>", "eos_token": "</s>", "unk_token": "</s>", "pad_token": "<pad>"},
+        bos_token="</s>",
+        eos_token="</s>",
+        unk_token="</s>",
+        pad_token="<pad>",
         add_bos_token=True,
     )
     tokenizer.save_pretrained(folder)
@@ -129,7 +132,9 @@ def make_opt(folder: Path, spare_rows: int = 7) -> Path:
         vocab_size=len(tokenizer) + spare_rows,
         max_position_embeddings=96,
         **OPT_SIZES,
-        **{"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 2},
+        pad_token_id=1,
+        bos_token_id=2,
+        eos_token_id=2,
     )
     model = randomise(OPTForCausalLM(config), 0.4)
     with torch.no_grad():  # avoids repeating the last token, and ends some lines
@@ -152,7 +157,10 @@ def make_t5(folder: Path, spare_rows: int = 7) -> Path:
         input=str(folder / "text.txt"),
         model_prefix=str(folder / "spiece"),
         vocab_size=34,
-        **{"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
         minloglevel=2,
     )
     tokenizer = T5TokenizerFast.from_pretrained(folder, extra_ids=4)  # reads spiece.model

@@ -70,6 +70,8 @@ train --cfg-path albef_toi                 | did you mean mafa/train/albef_4m or
 train --cfg-path retrieval_ft_toy          | is the name of several shipped files
 train --data none.json                     | argument --data: none.json does not exist in
 train --data train.py --images none        | argument --images: none does not exist
+evaluate                                   | one of the arguments --cfg-path --run is required
+evaluate --run tests                       | tests is not the folder of a run
 evaluate --run train.py                    | train.py is not the folder of a run
 count --run none --output x                | argument --run: none does not exist in
 check-data none.json                       | argument FILES: none.json does not exist

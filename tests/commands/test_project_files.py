@@ -8,7 +8,6 @@ import pytest
 from conftest import ROOT
 
 from lavis_mafa.io.project_files import project_file, shipped_names
-from lavis_mafa.settings import ConfigError, load_config
 
 TOY = ROOT / "projects/mafa/train/albef_toy.yaml"
 
@@ -40,12 +39,3 @@ def test_shipped_names_and_suggestions():
     assert project_file("no/such") == ROOT / "no/such"
     with pytest.raises(ValueError, match="mafa/eval/retrieval_ft_toy, mafa/train/retrieval_ft_toy"):
         project_file("retrieval_ft_toy")
-
-
-def test_configs_are_loaded_by_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert load_config("albef_toy", machine=False).model_cfg.arch == "albef_mafa"
-    with pytest.raises(ConfigError, match="did you mean .*mafa/train/albef_toy"):
-        load_config("albef_toi", machine=False)
-    with pytest.raises(ConfigError, match="several shipped files"):
-        load_config("retrieval_ft_toy", machine=False)

@@ -82,14 +82,9 @@ def test_wrong_folders_are_named(run, tmp_path, capsys, caplog):
     shutil.copy(run / "log.jsonl", bare)
     assert main(["evaluate", "--run", str(bare)]) == 1
     assert "has no checkpoint_best.pth nor checkpoint_last.pth" in caplog.text
-    for arguments, message in (
-        ([], "one of the arguments --cfg-path --run is required"),
-        (["--run", str(run), "--cfg-path", "albef_toy"], "not allowed with argument --run"),
-        (["--run", str(tmp_path)], f"{tmp_path} is not the folder of a run"),
-    ):
-        with pytest.raises(SystemExit):
-            main(["evaluate", *arguments])
-        assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["evaluate", "--run", str(run), "--cfg-path", "albef_toy"])
+    assert "not allowed with argument --run" in capsys.readouterr().err
 
 
 def test_recorded_config_cannot_read_the_environment(run, tmp_path, monkeypatch):

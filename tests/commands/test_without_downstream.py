@@ -61,7 +61,10 @@ assert not failed, failed
 def run_python(code, folder, *arguments):
     process = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code, *arguments],
-        **{"cwd": folder, "capture_output": True, "text": True, "timeout": 280},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=280,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"},
     )
     assert process.returncode == 0, process.stderr[-3000:]

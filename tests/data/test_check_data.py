@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import PHOTOGRAPHS
 from PIL import Image
 from shard_files import write_shards
 
@@ -19,11 +18,6 @@ from lavis_mafa.cli import main
 from lavis_mafa.data.data_check import PROBLEMS, check, render
 from lavis_mafa.data.make_vocab import SPECIAL_TOKENS, make_vocab
 from lavis_mafa.families.tokenizers import build_tokenizer
-
-needs_flickr = pytest.mark.skipif(
-    not (PHOTOGRAPHS / "train.json").is_file(),
-    reason=f"the photographs of {PHOTOGRAPHS} are not here",
-)
 
 
 def save_noise_image(path: Path, size: tuple[int, int] = (64, 48), seed: int = 0) -> None:
@@ -137,14 +131,6 @@ def test_unusable_arguments_give_status_2(arguments, message, clean, monkeypatch
     assert stop.value.code == 2
     printed = capsys.readouterr().err
     assert message in printed.splitlines()[-1] and "usage:" not in printed
-
-
-@needs_flickr
-def test_vocabulary_of_real_captions_is_reproducible(tmp_path: Path) -> None:
-    file, out = PHOTOGRAPHS / "train.json", tmp_path / "vocab.txt"
-    tokens = make_vocab([file], out, size=1000)
-    assert len(tokens) == 1000
-    assert make_vocab([file], out, size=1000) == tokens
 
 
 def test_vocabulary_can_be_loaded_by_bert_tokenizers(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pickle
@@ -15,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from shard_files import png
 from torch.utils.data import DataLoader
 
-from lavis_mafa.data import TrainingSet, columnar_files
+from lavis_mafa.data import TrainingSet
 from lavis_mafa.data.annotation_files import read_rows
 from lavis_mafa.data.annotation_rows import Problem
 from lavis_mafa.data.data_identity import DataIdentity
@@ -27,16 +26,10 @@ from lavis_mafa.data.image_text_json import ImageTextTrain
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
-def picture(number: int) -> bytes:
-    stream = io.BytesIO()
-    Image.new("RGB", (6, 5), (number % 256, number // 256, 77)).save(stream, "PNG")
-    return stream.getvalue()
-
-
 def write_json(folder: Path, rows: list[dict[str, Any]]) -> Path:
     """Write the pairs as JSON and image files; ``image`` of a row is the number of its picture."""
     for row in rows:
-        (folder / f"{row['image']}.png").write_bytes(picture(row["image"]))
+        (folder / f"{row['image']}.png").write_bytes(png(row["image"]))
     path = folder / "pairs.json"
     path.write_text(json.dumps([{**row, "image": f"{row['image']}.png"} for row in rows]))
     return path
@@ -44,7 +37,7 @@ def write_json(folder: Path, rows: list[dict[str, Any]]) -> Path:
 
 def images_of(form: str, numbers: list[int]) -> pa.Array:
     names = [f"{number}.png" for number in numbers]
-    stored = [picture(number) for number in numbers]
+    stored = [png(number) for number in numbers]
     if form == "paths":
         return pa.array(names)
     if form == "paths in a dictionary":
@@ -194,7 +187,7 @@ def test_arrow_is_read_in_place_and_parquet_is_copied_once(tmp_path):
     for name, write in WRITERS.items():
         write(table, tmp_path / name)
     write_stream(table, tmp_path / "packed.arrow", compression="lz4")
-    size = sum(len(picture(k)) for k in range(4))
+    size = sum(len(png(k)) for k in range(4))
     expected = {"a.parquet": [size], "stream.arrow": [], "file.arrow": [], "packed.arrow": [size]}
     for name, sizes in expected.items():
         folder = train_set(tmp_path, tmp_path / name).table.folder
@@ -215,23 +208,13 @@ def test_identity_covers_every_image_and_caption(tmp_path, name):
     for number in (0, 13, 29):
         other = [dict(row) for row in rows]
         other[number]["image"] = 100
-        assert len(picture(100)) == len(picture(number))
+        assert len(png(100)) == len(png(number))
         found = identity(other)
         assert found.image_rows != before.image_rows
         assert found.caption_rows == before.caption_rows
         other = [dict(row) for row in rows]
         other[number]["caption"] = "b"
         assert identity(other).caption_rows != before.caption_rows
-
-
-def test_captions_are_read_without_images(tmp_path, monkeypatch):
-    write_parquet(
-        table_of([{"image": k, "caption": f"a {k}"} for k in range(3)]), tmp_path / "a.parquet"
-    )
-    monkeypatch.delattr(columnar_files, "_images")
-    found = list(read_rows(tmp_path / "a.parquet", images=False))
-    assert [row.captions for row in found] == [["a 0"], ["a 1"], ["a 2"]]
-    assert [(row.image, row.stored) for row in found][1] == ("a.parquet/1", None)
 
 
 # Errors
@@ -242,7 +225,7 @@ def problems_in(path: Path) -> list[Problem]:
 
 
 CAPTION = pa.array(["a", "b", "c"])
-STORED = pa.array([picture(k) for k in range(3)])
+STORED = pa.array([png(k) for k in range(3)])
 BAD = pa.array([b"a", b"\xff\xfe", b"c"], pa.binary()).view(pa.string())  # not UTF-8
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import os
 
@@ -15,7 +14,7 @@ import torch
 from lavis.datasets.datasets.base_dataset import ConcatDataset
 from lavis.processors.blip_processors import BlipImageTrainProcessor
 from PIL import Image
-from shard_files import write_shards
+from shard_files import png, write_shards
 
 from lavis_mafa.algorithm.context import NO_GROUP
 from lavis_mafa.data import TrainingSet
@@ -69,12 +68,6 @@ def write(path, rows):
 
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".arrow")
-
-
-def png(k):
-    buffer = io.BytesIO()
-    Image.new("RGB", (20, 20), (40 * k, 0, 0)).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 def shards(folder, name, extras):

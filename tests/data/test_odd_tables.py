@@ -90,6 +90,8 @@ def test_tables_of_other_programs_are_read(content, captions, tmp_path):
 CONVERSATION = {"image": "a.jpg", "conversations": [{"from": "gpt", "value": "a dog"}]}
 KARPATHY = {"filename": "0.jpg", "sentences": [{"raw": "a", "tokens": ["a"]}], "split": "train"}
 RECORD = {"image": "0.jpg", "caption": "a"}
+LATER = '{"image": "a", "text": "x"}\n{"image": "a", "caption": "x"}\n'
+OF_NO_IMAGE = {"images": [{"id": 1, "file_name": "a"}], "annotations": [{"image_id": 2}]}
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,7 @@ RECORD = {"image": "0.jpg", "caption": "a"}
         ("a.json", json.dumps({"a.jpg": "text"}, indent=1), "a mapping from names"),
         ("a.json", json.dumps({"7": ["text"], "8": ["text"]}), "a mapping from names"),
         ("a.json", json.dumps({"a": "text"}, indent=1), "expected an array of records"),
-        ("a.json", json.dumps([CONVERSATION] * 30), "^it seems to hold conversations"),
+        ("a.json", json.dumps([CONVERSATION] * 30), ": it seems to hold conversations"),
         ("a.jsonl", "\n".join([json.dumps(CONVERSATION)] * 30), "conversations, as of LLaVA"),
         ("a.json", json.dumps([{"messages": [], "images": ["a.jpg"]}] * 9), "conversations"),
         ("a.json", json.dumps({"data": [RECORD] * 9}), "lists of records under 'data'; write each"),
@@ -132,12 +134,27 @@ RECORD = {"image": "0.jpg", "caption": "a"}
         ("a.csv", "url,caption,key,status\nhttp://a,b,0,success\n", "get them by img2dataset"),
         ("a.json", json.dumps([{**RECORD, "image": "/9j/4AAQ" + "A" * 999}]), "in base64"),
         ("a.json", json.dumps([{**RECORD, "caption": 7}]), r"string or strings, got \[7\]"),
+        ("a.jsonl", '{"image": "a", "caption": "x"}\n{"image": \n', "^line 2: .*JSON object"),
+        ("a.jsonl", '\n{"image": "a", "caption": "x"}\n["a"]\n', "^line 3: expected an object"),
+        ("a.jsonl", '{"image": "a"}\n', "^line 1: no caption column: expected caption or"),
+        ("a.jsonl", LATER, "^line 2: no caption column: expected text, found 'image', 'caption'"),
+        ("a.json", '[{"image": "a", "caption": ["x", 1]}]', "^record 1: .*expected a string"),
+        ("a.json", '[{"image": null, "caption": "x"}]', "^record 1: .*path of an image"),
+        ("a.json", '[{"image": "a", "caption": "\\ud800"}]', "^record 1: .*UTF-8"),
+        ("a.json", '[{"image": "a",', "^whole file: .*JSON document"),
+        ("a.json", '{\n"images": []}', "^whole file: .*COCO"),
+        ("a.csv", "image,caption\na,x\nb,x,y\n", "^line 3: .*expected 2 cells"),
+        ("a.csv", 'image,caption\na,"x\ny"\nb\n', "^line 4: .*expected 2 cells"),
+        ("a.json", json.dumps(OF_NO_IMAGE), "^annotation 1: .*is not the 'id' of any image"),
     ],
 )
 def test_problem_names_the_cause(name, content, message, tmp_path):
-    found = problems_in(tmp_path / name, content)
-    assert len(found) == 1 and re.search(message, found[0].message), found
-    assert len(found[0].message) < 500
+    (found,) = problems_in(tmp_path / name, content)
+    assert re.search(message, f"{found.where}: {found.message}", re.DOTALL), found
+    assert len(found.message) < 500
+    with pytest.raises(ValueError) as error:
+        converted([tmp_path / name], cache_dir=tmp_path, max_unusable=0)
+    assert f"{tmp_path / name}, {found.where}: " in str(error.value)
 
 
 def test_json_is_recognised_by_its_content(tmp_path):

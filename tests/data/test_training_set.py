@@ -89,14 +89,8 @@ class RandomSamples(Dataset):
 def test_sample_has_the_keys_that_the_step_needs(six_images):
     train = TrainingSet(six_images, seed=3)
     sample = train[4, 0]
-    assert sample.keys() == {
-        "image",
-        "text_input",
-        "index",
-        "loaded_index",
-        "image_id",
-        "load_error",
-    }
+    expected = {"image", "text_input", "index", "loaded_index", "image_id", "load_error"}
+    assert sample.keys() == expected
     assert sample["image"].shape == (3, 32, 32) and sample["text_input"] == "caption 4"
     assert (sample["index"], sample["loaded_index"], sample["load_error"]) == (4, 4, "")
     assert sample["image_id"] == 4 and len(train) == 6

@@ -29,7 +29,7 @@ from lavis_mafa.settings import (
 from lavis_mafa.settings.check import Report
 from lavis_mafa.settings.key import known_keys, section_of
 from lavis_mafa.settings.load import _read_options, complete
-from lavis_mafa.settings.registered import DATASET, FILE, MODEL, OURS, PARTS, RUN, keys_for
+from lavis_mafa.settings.registered import DATASET, FILE, MODEL, OURS, PARTS, RUN
 
 GOOD: dict[str, Any] = {
     "model": {"arch": "albef_mafa", "model_type": "tiny"},
@@ -260,25 +260,15 @@ TEXT = [
 
 
 @pytest.mark.parametrize("text", TEXT)
-def test_an_option_of_a_text_is_what_was_typed(text):
+def test_an_option_of_a_text_is_what_was_typed(save, text):
     """Also where only the data set's own class knows that its key takes a text."""
-    config = put(GOOD, "datasets.image_text_json", {})
-    keys = keys_for(config)[1]
-    info = "datasets.image_text_json.build_info"
-    paths = ("run.prompt", f"{info}.caption_key", f"{info}.annotations.train.storage")
-    found = _read_options([f"{path}={text}" for path in paths], [], keys)
-    assert [OmegaConf.select(found, path) for path in paths] == [text] * 3
-
-
-def test_options_are_read_by_the_keys_of_the_config(save):
-    info = "datasets.image_text_json.build_info"
-    given = [f"{info}.group_id_key=0123", f"{info}.annotations.train.storage=a #1.json"]
-    given.append(f"{info}.images.storage=images")
-    size = "datasets.image_text_json.vis_processor.{}.image_size=32"
-    given += [size.format("train"), size.format("eval")]
-    cfg = load_config(save(GOOD), given, machine=False)
-    found = cfg.datasets_cfg.image_text_json.build_info
-    assert (found.group_id_key, found.annotations.train.storage) == ("0123", "a #1.json")
+    data = "datasets.image_text_json"
+    info = f"{data}.build_info"
+    texts = ["run.prompt", f"{info}.caption_key", f"{info}.annotations.train.storage"]
+    given = [f"{path}={text}" for path in texts] + [f"{info}.images.storage=images"]
+    given += [f"{data}.vis_processor.{part}.image_size=32" for part in ("train", "eval")]
+    cfg = load_config(save(put(GOOD, "datasets", {})), given, machine=False)
+    assert [OmegaConf.select(cfg.config, path) for path in texts] == [text] * 3
 
 
 @pytest.mark.parametrize(

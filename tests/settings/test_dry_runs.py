@@ -12,7 +12,6 @@ import io
 import json
 import re
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ import torch
 from lavis.common.registry import registry
 from omegaconf import OmegaConf
 from PIL import Image
+from shard_files import write_shards
 from shipped import SHIPPED, loaded, required_options
 from small_language_models import tiny_opt, tiny_t5
 
@@ -118,20 +118,12 @@ def write_images(folder):
 
 
 def shards(path, split):
-    """Write a tar file in the format of img2dataset."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as tar:
-        for number in range(PAIRS):
-            image = io.BytesIO()
-            Image.new("RGB", (48, 40), (9 * number, 90, 200)).save(image, "JPEG")
-            text = f"{split}: a photo of {number} red circles".encode()
-            for name, data in (
-                (f"{number:06d}.jpg", image.getvalue()),
-                (f"{number:06d}.txt", text),
-            ):
-                member = tarfile.TarInfo(name)
-                member.size = len(data)
-                tar.addfile(member, io.BytesIO(data))
+    image = io.BytesIO()
+    Image.new("RGB", (48, 40), (9, 90, 200)).save(image, "JPEG")
+    texts = [f"{split}: a photo of {number} red circles" for number in range(PAIRS)]
+    samples = [(f"{n:06d}", image.getvalue(), "jpg", text, {}) for n, text in enumerate(texts)]
+    write_shards(path.parent, samples)
+    (path.parent / "pairs-000000.tar").rename(path)
 
 
 def put_data(builder, dataset, folder):
@@ -277,7 +269,9 @@ def test_shipped_config_passes_dry_run(
     lavis_own = [] if ours else request.getfixturevalue("small_lavis")
     options = options_for(path, tmp_path, language_models, checkpoint, lavis_own)
     assert {option.partition("=")[0].rsplit(".", 1)[-1] for option in options} <= CHANGED
-    evaluates = loaded(path).run_cfg.evaluate
+    run = loaded(path).run_cfg
+    evaluates = run.evaluate
+    assert run.runner == "runner_mafa" and run.output_dir.startswith("output/")
     assert evaluates is (path.parent.name == "eval")
     command = "evaluate" if evaluates else "train"
     status = main([command, "--cfg-path", str(path), "--dry-run", "--options", *options])

@@ -171,6 +171,12 @@ def test_counts_equal_a_slow_loop(world, tmp_path):
     assert counts[0]["low"] <= counts[0]["share"] <= counts[0]["high"]
 
 
+def outputs_of(model, processor, texts, pictures):
+    options = {"padding": "max_length", "truncation": True, "max_length": 8, "return_tensors": "pt"}
+    with torch.no_grad():
+        return model(**processor(text=texts, images=pictures, **options))
+
+
 @pytest.mark.parametrize("kind", ["CLIP", "Siglip"])
 def test_features_are_those_of_the_library(world, models, tmp_path, kind):
     transformers = pytest.importorskip("transformers")
@@ -178,16 +184,7 @@ def test_features_are_those_of_the_library(world, models, tmp_path, kind):
     model = transformers.AutoModel.from_pretrained(models / kind).eval()
     processor = transformers.AutoProcessor.from_pretrained(models / kind)
     pictures = [Image.open(world / f"{k}.png") for k in range(IMAGES)]
-    inputs = processor(
-        text=[row["caption"] for row in ROWS],
-        images=pictures,
-        padding="max_length",
-        truncation=True,
-        max_length=8,
-        return_tensors="pt",
-    )
-    with torch.no_grad():
-        found = model(**inputs)
+    found = outputs_of(model, processor, [row["caption"] for row in ROWS], pictures)
     images = found.image_embeds.repeat_interleave(CAPTIONS, 0)
     torch.testing.assert_close(torch.tensor(stored(tmp_path, "vectors")), images)
     torch.testing.assert_close(torch.tensor(stored(tmp_path, "texts")), found.text_embeds)
@@ -201,16 +198,9 @@ def test_a_siglip_judges(world, models, tmp_path):
     model = transformers.AutoModel.from_pretrained(models / "Siglip").eval()
     processor = transformers.AutoProcessor.from_pretrained(models / "Siglip")
     for row in range(0, len(judged), 40):
-        inputs = processor(
-            text=[ROWS[judged.text[row]]["caption"]],
-            images=Image.open(world / ROWS[judged.image[row]]["image"]),
-            padding="max_length",
-            truncation=True,
-            max_length=8,
-            return_tensors="pt",
-        )
-        with torch.no_grad():
-            expected = model(**inputs).logits_per_image.sigmoid().item()
+        picture = Image.open(world / ROWS[judged.image[row]]["image"])
+        found = outputs_of(model, processor, [ROWS[judged.text[row]]["caption"]], picture)
+        expected = found.logits_per_image.sigmoid().item()
         assert judged.probability["judge"][row] == pytest.approx(expected, rel=1e-3)
 
 

@@ -236,17 +236,6 @@ def test_distinct_pairs_know_from_which_side_they_were_picked(picks):
     assert [tuple(map(int, one)) for one in found] == sorted(expected)
 
 
-def test_judged_pairs_are_saved_for_other_commands(counted):
-    judged = Judged.load(counted)
-    assert judged.names == ["a", "b"] and len(judged) > 300
-    pairs = set(zip(judged.image.tolist(), judged.text.tolist(), strict=True))
-    assert len(pairs) == len(judged) and all(i != t for i, t in pairs)
-    assert (judged.from_image | judged.from_text).all() and set(judged.truth) == {0, 1}
-    assert judged.about["cfg_path"] == CONFIG
-    page = (counted / "report.html").read_text()
-    assert "False negatives by truth (%" in page and "<span>grit_B8_M16</span>" in page
-
-
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
@@ -282,15 +271,20 @@ def test_all_wrong_discriminators_are_reported(models, tmp_path, caplog):
     assert not (tmp_path / "features").exists()
 
 
-def test_unreadable_samples_are_skipped(models, tmp_path, monkeypatch):
+def lose(monkeypatch, *numbers):
+    """Make samples unreadable."""
     read_one = _ToyScenesTrain.__getitem__
 
-    def fail_for_some(self, index):
-        if index in (3, 70):
+    def read_some(self, index):
+        if index in numbers:
             raise OSError("no such image")
         return read_one(self, index)
 
-    monkeypatch.setattr(_ToyScenesTrain, "__getitem__", fail_for_some)
+    monkeypatch.setattr(_ToyScenesTrain, "__getitem__", read_some)
+
+
+def test_unreadable_samples_are_skipped(models, tmp_path, monkeypatch):
+    lose(monkeypatch, 3, 70)
     call(*arguments("count", tmp_path, models[0], *LISTS))
     counts = read(tmp_path)
     assert counts["unreadable"] == [3, 70] and counts["looked_at"] == SIZE - 2
@@ -324,26 +318,9 @@ def test_nan_features_are_rejected(models, tmp_path, caplog):
     assert "features of samples [0, 1, 2, 3, 4] are NaN" in caplog.text
 
 
-def test_rows_of_pairs_are_found():
-    image, text = np.array([3, 0, 3]), np.array([1, 2, 0])
-    ones, truth = np.ones(3, bool), np.zeros(3, np.int8)
-    judged = Judged(image, text, ones, ones, {}, truth)
-    found = judged.rows_of(np.array([3, 3, 0, 9]), np.array([0, 1, 3, 9]))
-    assert found.tolist() == [2, 0, -1, -1]
-    assert judged.thresholds == (0.5, 0.8)
-
-
 def test_image_lost_while_judging_has_no_verdict(models, tmp_path, monkeypatch):
     call(*arguments("count", tmp_path, models[0], *LISTS))  # computes all features
-    read_one = _ToyScenesTrain.__getitem__
-
-    def fail_for_some(self, index):
-        if index == 4:
-            raise OSError("gone")
-        return read_one(self, index)
-
-    # The 16 samples of the data's fingerprint are read too; 4 is not among them.
-    monkeypatch.setattr(_ToyScenesTrain, "__getitem__", fail_for_some)
+    lose(monkeypatch, 4)  # not among the 16 samples of the data's fingerprint
     call(*arguments("count", tmp_path, models[0], *LISTS, "--con-d", *con_d("a", models[1])))
     judged = Judged.load(tmp_path)
     assert (np.isnan(judged.probability_by("a")) == (judged.image == 4)).all() and (

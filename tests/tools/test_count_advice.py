@@ -6,8 +6,6 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from small_world import arguments, call, con_d
 
 from lavis_mafa.algorithm.grit import GritSettings
@@ -93,14 +91,6 @@ def test_mining(pairs, problems, tested, expected):
     assert ("action=convert" in line) == expected.startswith("yes")
     assert ("own fails its self-check: AUC" in line) == bool(problems)
     assert ("lavis-mafa label" in line) == (not len(pairs[0]) and not problems)
-
-
-@given(base=st.floats(0.01, 0.99), others=st.floats(0.01, 0.5))
-def test_the_least_lift_is_a_likelihood_ratio(base, others):
-    """Con-D that calls matching pairs a match twice as often as others is at the bound."""
-    precision = 2 * others * base / (2 * others * base + others * (1 - base))
-    ratio = count_advice._LEAST_RATIO
-    assert precision / base == pytest.approx(ratio / (1 + (ratio - 1) * base))
 
 
 def counts_of(judge, factor=1.0):

@@ -20,7 +20,6 @@ from PIL import Image
 from small_world import call
 
 from lavis_mafa import load_model
-from lavis_mafa.cli import main
 from lavis_mafa.data import TrainingSet
 from lavis_mafa.data.image_text_json import ImageTextTrain
 from lavis_mafa.io.arrays import read_npz
@@ -80,8 +79,12 @@ def test_arrays_are_read_as_they_were_saved(tmp_path):
 def judged_pairs(**changes):
     whole, flags = np.arange(4), np.ones(4, bool)
     columns = {
-        **{"image": whole, "text": whole + 1, "from_image": flags, "from_text": flags},
-        **{"truth": np.full(4, UNKNOWN, np.int8), "about": {}},
+        "image": whole,
+        "text": whole + 1,
+        "from_image": flags,
+        "from_text": flags,
+        "truth": np.full(4, UNKNOWN, np.int8),
+        "about": {},
         "probability": {"con_d": np.array([0.1, 0.9, np.nan, 1.0], np.float32)},
     }
     return Judged(**{**columns, **changes})
@@ -156,9 +159,12 @@ def test_pages_of_foreign_annotations_have_no_private_picture(outside, caplog):
         *("run.batch_size_train=2", "run.grit.enabled=False"),
     ]
     path = judged_pairs(
-        **{"image": np.array([1, 0]), "text": np.array([0, 1]), "from_image": np.ones(2, bool)},
-        **{"from_text": np.ones(2, bool), "truth": np.full(2, UNKNOWN, np.int8)},
-        **{"probability": {"con_d": np.array([0.9, 0.8], np.float32)}},
+        image=np.array([1, 0]),
+        text=np.array([0, 1]),
+        from_image=np.ones(2, bool),
+        from_text=np.ones(2, bool),
+        truth=np.full(2, UNKNOWN, np.int8),
+        probability={"con_d": np.array([0.9, 0.8], np.float32)},
         about={"cfg_path": CONFIG, "options": options},
     ).save(folder / "judged.npz")
     call("label", "page", path, "--output", folder / "labels.html", "--trust", folder)
@@ -205,29 +211,6 @@ def test_report_takes_the_file_of_judged_pairs(tmp_path):
     path = judged_pairs().save(tmp_path / "judged.npz")
     call("report", path)
     assert (tmp_path / "judged.html").is_file()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["report", "JUDGED", "--output", "FOLDER"], "is a folder, expected the name of a page"),
-    ],
-)
-def test_wrong_places_are_named(tmp_path, monkeypatch, caplog, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("")
-    places = {"FILE": "file", "FOLDER": ".", "JUDGED": str(tmp_path / "judged.npz")}
-    judged_pairs().save(places["JUDGED"])
-    assert main([places.get(word, word) for word in arguments]) == 1
-    assert message in caplog.text and "Traceback" not in caplog.text
-
-
-# Identity
-
-
-def test_two_spellings_of_a_path_are_one_image(outside):
-    _, data = outside
-    assert data("a.png", "./a.png", ".//a.png", "link/a.png").image_ids.tolist() == [0, 0, 0, 1]
 
 
 def test_fingerprint_of_a_table_reads_no_path(outside, monkeypatch):

@@ -14,7 +14,6 @@ from small_world import SIZE, arguments, call, call_ranks, con_d, features_of, t
 
 from lavis_mafa.algorithm import corpus_mining
 from lavis_mafa.algorithm.pickers import NONE
-from lavis_mafa.cli import main
 from lavis_mafa.tools.corpus import Corpus
 from lavis_mafa.tools.hard_negatives import _search
 from lavis_mafa.tools.judged_pairs import Judged
@@ -157,9 +156,3 @@ def test_count_has_a_row_for_the_whole_data_set(models, tmp_path):
         assert one["batch_size"] is None and one["search_space"] is None
     assert len(judged) > SIZE
     assert "<td>all, K = 2</td>" in (tmp_path / "report.html").read_text()
-
-
-def test_other_words_are_no_search_space(models, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        main(arguments("mine", tmp_path, models[0], "--search-space", "some"))
-    assert "some: expected a number of at least 1, or all" in capsys.readouterr().err

@@ -61,9 +61,8 @@ def random_image(seed: int, size: tuple[int, int] = (24, 16)) -> Image.Image:
 
 
 def write_page(tmp_path: Path, **parts) -> Page:
-    path = write_report(
-        tmp_path / "report.html", **{"title": "A run", "headline": "It ran.", **parts}
-    )
+    given = {"title": "A run", "headline": "It ran.", **parts}
+    path = write_report(tmp_path / "report.html", **given)
     return Page(path.read_text(encoding="utf-8"))
 
 
