@@ -14,7 +14,7 @@ from lavis_mafa.algorithm.options import option
 from lavis_mafa.data.caption_truth import SAME_CAPTION, truth_reader
 from lavis_mafa.data.data_folders import files_named
 from lavis_mafa.data.feature_folder import FeatureFolder
-from lavis_mafa.data.pair_conversion import CONTENT, FILE, Holdout
+from lavis_mafa.data.pair_conversion import CONTENT, FILE, Holdout, Subset
 from lavis_mafa.io.processes import on_main_process
 
 SPLITS = ("train", "val", "test")
@@ -68,6 +68,14 @@ class ConvertedFiles:
         low=0,
         high=0.5,
     )
+    subset: float | None = option(
+        doc="training split: share of its pairs to train on, or from 2 on their number, drawn at "
+        "random by subset_seed, for scaling curves; null: all",
+        source="MAFA Fig. 6",
+        low=0,
+        above=True,
+    )
+    subset_seed: int = option(doc="draws the subset; ${run.seed}: another in every run", low=0)
 
 
 class ConvertingBuilder(LocalBuilder):
@@ -124,6 +132,7 @@ class ConvertingBuilder(LocalBuilder):
                 vis_root=(info.get("images") or {}).get("storage"),
                 ann_paths=[storage] if isinstance(storage, str) else list(storage),
                 holdout=_holdout_of(info, split),
+                subset=_subset_of(info, split),
                 **{name: info[name] for name in ("identity", "max_unusable", "cache_dir")},
                 **self._keys(info, split),
             )
@@ -154,6 +163,12 @@ def _holdout_of(info: Mapping[str, Any], split: str) -> Holdout:
             f"({' and '.join(sorted(files))}); give both the same files, or set holdout: 0"
         )
     return share, split == "val"
+
+
+def _subset_of(info: Mapping[str, Any], split: str) -> Subset:
+    """Return which pairs of its files a split has; None for all."""
+    given = info["subset"] if split == "train" else None
+    return None if given is None else (given, info["subset_seed"])
 
 
 def features_of(info: Mapping[str, Any]) -> str | None:
