@@ -14,7 +14,7 @@ from lavis_mafa.algorithm.options import option
 from lavis_mafa.data.caption_truth import SAME_CAPTION, truth_reader
 from lavis_mafa.data.data_folders import files_named
 from lavis_mafa.data.feature_folder import FeatureFolder
-from lavis_mafa.data.pair_conversion import CONTENT, FILE, Holdout, Subset
+from lavis_mafa.data.pair_conversion import CONTENT, FILE, Holdout
 from lavis_mafa.io.processes import on_main_process
 
 SPLITS = ("train", "val", "test")
@@ -126,13 +126,14 @@ class ConvertingBuilder(LocalBuilder):
                 )
             kind = "train" if split == "train" else "eval"
             dataset_cls = self.train_dataset_cls if split == "train" else self.eval_dataset_cls
+            subset = info["subset"] if split == "train" else None
             dataset = dataset_cls(
                 vis_processor=self.vis_processors[kind],
                 text_processor=self.text_processors[kind],
                 vis_root=(info.get("images") or {}).get("storage"),
                 ann_paths=[storage] if isinstance(storage, str) else list(storage),
                 holdout=_holdout_of(info, split),
-                subset=_subset_of(info, split),
+                subset=subset and (subset, info["subset_seed"]),
                 **{name: info[name] for name in ("identity", "max_unusable", "cache_dir")},
                 **self._keys(info, split),
             )
@@ -163,12 +164,6 @@ def _holdout_of(info: Mapping[str, Any], split: str) -> Holdout:
             f"({' and '.join(sorted(files))}); give both the same files, or set holdout: 0"
         )
     return share, split == "val"
-
-
-def _subset_of(info: Mapping[str, Any], split: str) -> Subset:
-    """Return which pairs of its files a split has; None for all."""
-    given = info["subset"] if split == "train" else None
-    return None if given is None else (given, info["subset_seed"])
 
 
 def features_of(info: Mapping[str, Any]) -> str | None:

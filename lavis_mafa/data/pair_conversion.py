@@ -121,27 +121,24 @@ def converted(
     table = _cached(tables, names, state, convert)
     # Of two splits of the same files the training split warns of copies.
     _log(table, names, copies=holdout is None or not holdout[1])
-    if holdout is not None:
-        whole, (share, held) = table, holdout
-        table = _cached(
-            tables,
-            names,
-            lambda: [whole.folder.name, share, held],
-            lambda folder: _write_part(folder, whole, _held(whole, share) == held),
-        )
-        which = "held out" if held else "not held out"
-        found = len(table), table.meta["images"]
-        logging.info("%s: %d pairs of %d images are %s", names, *found, which)
-    if subset is not None:
-        left, (size, seed) = table, subset
-        drawn = _drawn(left, size, seed)
-        table = _cached(
-            tables,
-            names,
-            lambda: [left.folder.name, "subset", size, seed],
-            lambda folder: _write_part(folder, left, drawn),
-        )
-        logging.info("%s: a subset of %d of %d pairs", names, len(table), len(left))
+    for part, choose in ((holdout, _held), (subset, _drawn)):
+        if part is not None:
+            table = _part_of(table, tables, names, choose, part)
+    return table
+
+
+def _part_of(
+    whole: PairTable, tables: Path, names: str, choose: Callable[..., npt.NDArray[Any]], part: Any
+) -> PairTable:
+    """Return the table of the pairs that ``choose`` finds for a `Holdout` or `Subset`."""
+    table = _cached(
+        tables,
+        names,
+        lambda: [whole.folder.name, *part],
+        lambda folder: _write_part(folder, whole, choose(whole, *part)),
+    )
+    found = len(table), len(whole), table.meta["images"]
+    logging.info("%s: a part of %d of %d pairs, with %d images", names, *found)
     return table
 
 
@@ -275,18 +272,19 @@ def write_table(
     _write_meta(folder, table, meta, keys.get("group_id_key") is not None)
 
 
-def _held(table: PairTable, share: float) -> npt.NDArray[np.bool_]:
-    """Return of each pair whether its image is of a share of the images: (N,) bool."""
+def _held(table: PairTable, share: float, held: bool) -> npt.NDArray[np.bool_]:
+    """Return of each pair whether its image is of a share of the images, or of the others."""
     found = []
     for batch in table.rows.to_batches():
         # The first 8 of 16 bytes are a number between 0 and 2^64.
         keys = np.frombuffer(batch.column("key").buffers()[1], ">u8").reshape(-1, 2)[:, 0]
-        found.append(keys[batch.column("key").offset :][: len(batch)] < np.uint64(share * 2**64))
+        keys = keys[batch.column("key").offset :][: len(batch)]
+        found.append((keys < np.uint64(share * 2**64)) == held)
     return np.concatenate(found)
 
 
 def _drawn(table: PairTable, size: float, seed: int) -> npt.NDArray[np.bool_]:
-    """Return of each pair whether it is drawn: (N,) bool.
+    """Return of each pair whether it is drawn.
 
     Raises:
         ValueError: for a size that is neither a share nor a number of pairs that there are.

@@ -19,7 +19,6 @@ from lavis_mafa.settings.registered import default_yaml, names_of
 
 _TASKS = {"mafa_pretrain", "mafa_retrieval", "mafa_text_assignment"}  # that read single pairs
 _BATCH = 16
-_SEARCH_SPACE = 10 * _BATCH
 _SIZES = {"train_size": 1024, "val_size": 50, "test_size": 50}
 # Keys of a model whose values the tiny type has of its own: sizes, and files with weights.
 _OF_PARTS = (
@@ -72,6 +71,8 @@ def write_toy_config(cfg_path: str) -> Path:
         model.pop(key, None)
     model.model_type = "tiny"
     model.image_size = default_yaml(cls, "tiny")["model"]["image_size"]
+    if model.get("queue_size"):
+        model.queue_size = _SIZES["train_size"]
     mafa = model.get("mafa") or {}
     if mafa.get("con_d"):
         mafa.con_d = {"arch": "oracle"}
@@ -83,7 +84,7 @@ def write_toy_config(cfg_path: str) -> Path:
     for processor in (config.datasets.toy_scenes.get("vis_processor") or {}).values():
         processor.image_size = "${model.image_size}"
     if run.get("grit"):
-        run.grit.search_space = _SEARCH_SPACE
+        run.grit.search_space = 10 * _BATCH
         run.grit.start_epoch = min(run.grit.get("start_epoch", 1), 1)
     run.device = "cuda" if torch.cuda.is_available() else "cpu"
     run.amp = bool(run.get("amp")) and run.device == "cuda"  # no fp16 on a CPU
