@@ -80,15 +80,17 @@ def run(args: argparse.Namespace) -> None:
             return print_names(args.list)
         except ValueError as error:
             args.error(str(error))
-    if getattr(args, "data", None):
-        _take_data(args)
     if getattr(args, "toy", False):
+        if args.data:
+            args.error("--toy has pairs of its own; leave out --data, or give --cfg-path")
         from lavis_mafa.settings.toy_run import write_toy_config
 
         try:
             args.cfg_path = str(write_toy_config(args.cfg_path))
         except ValueError as error:
             args.error(str(error))
+    elif getattr(args, "data", None):
+        _take_data(args)
     options = args.options
     if getattr(args, "checkpoint", None):
         options = [*options, "model.load_finetuned=True", f"model.finetuned={args.checkpoint}"]

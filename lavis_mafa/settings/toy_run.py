@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from lavis.common.registry import registry
 from omegaconf import OmegaConf
 
@@ -55,8 +56,11 @@ def write_toy_config(cfg_path: str) -> Path:
     if is_run(cfg_path):
         raise ValueError(f"--toy: {cfg_path} is the folder of a run; give a config file")
     path = config_named(cfg_path)
-    check_yaml_file(path)
-    config: Any = OmegaConf.load(path)
+    try:
+        check_yaml_file(path)
+        config: Any = OmegaConf.load(path)
+    except (yaml.YAMLError, OSError):  # as below
+        config = OmegaConf.create()
     if not all(OmegaConf.is_dict(config.get(one)) for one in ("model", "datasets", "run")):
         return Path(path)  # loading it says what is wrong
     model, run = config.model, config.run
