@@ -2,6 +2,7 @@
 
     lavis-mafa train --data pairs.json --images pictures/
     lavis-mafa train --cfg-path albef_toy --options run.max_epoch=3
+    lavis-mafa train --cfg-path blip2_stage1 --toy
     lavis-mafa train --cfg-path albef_toy --print-config
     lavis-mafa train --list losses
 
@@ -53,6 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             help="print what a config can name, with its settings: models, tasks, datasets, "
             "pickers, losses, configs, ... (default: everything)",
         )
+        parser.add_argument(
+            "--toy",
+            action="store_true",
+            help="try the config of --cfg-path in about a minute: a tiny model, toy pairs, two "
+            "epochs, this machine's device; no downloads",
+        )
     only = parser.add_mutually_exclusive_group()
     only.add_argument(
         "--dry-run",
@@ -73,7 +80,16 @@ def run(args: argparse.Namespace) -> None:
             return print_names(args.list)
         except ValueError as error:
             args.error(str(error))
-    if getattr(args, "data", None):
+    if getattr(args, "toy", False):
+        if args.data:
+            args.error("--toy has pairs of its own; leave out --data, or give --cfg-path")
+        from lavis_mafa.settings.toy_run import write_toy_config
+
+        try:
+            args.cfg_path = str(write_toy_config(args.cfg_path))
+        except ValueError as error:
+            args.error(str(error))
+    elif getattr(args, "data", None):
         _take_data(args)
     options = args.options
     if getattr(args, "checkpoint", None):

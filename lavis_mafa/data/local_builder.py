@@ -68,6 +68,14 @@ class ConvertedFiles:
         low=0,
         high=0.5,
     )
+    subset: float | None = option(
+        doc="training split: share of its pairs to train on, or from 2 on their number, drawn at "
+        "random by subset_seed, for scaling curves; null: all",
+        source="MAFA Fig. 6",
+        low=0,
+        above=True,
+    )
+    subset_seed: int = option(doc="draws the subset; ${run.seed}: another in every run", low=0)
 
 
 class ConvertingBuilder(LocalBuilder):
@@ -118,12 +126,14 @@ class ConvertingBuilder(LocalBuilder):
                 )
             kind = "train" if split == "train" else "eval"
             dataset_cls = self.train_dataset_cls if split == "train" else self.eval_dataset_cls
+            subset = info["subset"] if split == "train" else None
             dataset = dataset_cls(
                 vis_processor=self.vis_processors[kind],
                 text_processor=self.text_processors[kind],
                 vis_root=(info.get("images") or {}).get("storage"),
                 ann_paths=[storage] if isinstance(storage, str) else list(storage),
                 holdout=_holdout_of(info, split),
+                subset=subset and (subset, info["subset_seed"]),
                 **{name: info[name] for name in ("identity", "max_unusable", "cache_dir")},
                 **self._keys(info, split),
             )

@@ -57,6 +57,8 @@ _KNOWN_COPIES = 2**16
 FILE, CONTENT = "file", "content"  # what makes rows without an image id show the same picture
 # A share of all images, and whether these are kept or the others; None: all.
 Holdout = tuple[float, bool] | None
+# A share of the pairs, or from 2 on their number, and the seed that draws them; None: all.
+Subset = tuple[float, int] | None
 _Rows = Iterable[Row | Problem | PassedOver]
 
 
@@ -67,6 +69,7 @@ def converted(
     identity: str = FILE,
     max_unusable: float = MAX_UNUSABLE,
     holdout: Holdout = None,
+    subset: Subset = None,
     cache_dir: str | os.PathLike[str] | None = None,
     **keys: Any,
 ) -> PairTable:
@@ -83,6 +86,7 @@ def converted(
         identity: `FILE`, or `CONTENT`, for which every picture is read.
         max_unusable: share of the records that may be unusable: these are left out and logged.
         holdout: images to keep; which belong to the share depends on the image alone.
+        subset: pairs to keep, of those that the holdout leaves.
         cache_dir: folder of all tables; None: $LAVIS_MAFA_CACHE, else ~/.cache/lavis_mafa.
         keys: names of the columns, as of `PairColumns`.
 
@@ -117,18 +121,25 @@ def converted(
     table = _cached(tables, names, state, convert)
     # Of two splits of the same files the training split warns of copies.
     _log(table, names, copies=holdout is None or not holdout[1])
-    if holdout is None:
-        return table
-    whole = table
-    half = _cached(
+    for part, choose in ((holdout, _held), (subset, _drawn)):
+        if part is not None:
+            table = _part_of(table, tables, names, choose, part)
+    return table
+
+
+def _part_of(
+    whole: PairTable, tables: Path, names: str, choose: Callable[..., npt.NDArray[Any]], part: Any
+) -> PairTable:
+    """Return the table of the pairs that ``choose`` finds for a `Holdout` or `Subset`."""
+    table = _cached(
         tables,
         names,
-        lambda: [whole.folder.name, *holdout],
-        lambda folder: _write_half(folder, whole, *holdout),
+        lambda: [whole.folder.name, *part],
+        lambda folder: _write_part(folder, whole, choose(whole, *part)),
     )
-    held = "held out" if holdout[1] else "not held out"
-    logging.info("%s: %d pairs of %d images are %s", names, len(half), half.meta["images"], held)
-    return half
+    found = len(table), len(whole), table.meta["images"]
+    logging.info("%s: a part of %d of %d pairs, with %d images", names, *found)
+    return table
 
 
 def _cached(
@@ -261,28 +272,60 @@ def write_table(
     _write_meta(folder, table, meta, keys.get("group_id_key") is not None)
 
 
-def _write_half(folder: Path, whole: PairTable, share: float, held: bool) -> None:
-    """Write the pairs of a share of the images of a table, or of the others.
+def _held(table: PairTable, share: float, held: bool) -> npt.NDArray[np.bool_]:
+    """Return of each pair whether its image is of a share of the images, or of the others."""
+    found = []
+    for batch in table.rows.to_batches():
+        # The first 8 of 16 bytes are a number between 0 and 2^64.
+        keys = np.frombuffer(batch.column("key").buffers()[1], ">u8").reshape(-1, 2)[:, 0]
+        keys = keys[batch.column("key").offset :][: len(batch)]
+        found.append((keys < np.uint64(share * 2**64)) == held)
+    return np.concatenate(found)
+
+
+def _drawn(table: PairTable, size: float, seed: int) -> npt.NDArray[np.bool_]:
+    """Return of each pair whether it is drawn.
+
+    Raises:
+        ValueError: for a size that is neither a share nor a number of pairs that there are.
+    """
+    count = round(size * len(table)) if size <= 1 else size
+    if not 2 <= count <= len(table) or count != int(count):
+        raise ValueError(
+            f"build_info.subset: {size:g} of {len(table)} pairs of "
+            f"{', '.join(table.meta['sources'])}: expected a share (0.25) of at least 2 pairs, or "
+            "their number, from 2 to all of them"
+        )
+    drawn = np.zeros(len(table), bool)
+    drawn[np.random.default_rng(seed).permutation(len(table))[: int(count)]] = True
+    return drawn
+
+
+def _write_part(folder: Path, whole: PairTable, kept: npt.NDArray[np.bool_]) -> None:
+    """Write the pairs of a table that are kept.
 
     Raises:
         ValueError: if there is none.
     """
 
     def batches() -> Iterator[pa.RecordBatch]:
+        begin = 0
         for batch in whole.rows.to_batches():
-            # The first 8 of 16 bytes are a number between 0 and 2^64.
-            keys = np.frombuffer(batch.column("key").buffers()[1], ">u8").reshape(-1, 2)[:, 0]
-            keys = keys[batch.column("key").offset :][: len(batch)]
-            yield batch.filter(pa.array((keys < np.uint64(share * 2**64)) == held))
+            yield batch.filter(pa.array(kept[begin : begin + len(batch)]))
+            begin += len(batch)
 
     table = _write_pairs(folder, batches())
     if not len(table):
         names = ", ".join(whole.meta["sources"])
-        raise ValueError(f"no image-text pair in {names} (holdout {share})")
+        raise ValueError(f"no image-text pair of {names} is left by build_info.holdout")
     copies, *files = whole.meta["files"]
-    meta = whole.meta | {"files": [[os.path.join("..", whole.folder.name, copies[0]), *copies[1:]]]}
-    meta["files"] += files
-    _write_meta(folder, table, meta, "groups" in whole.meta)
+    place = os.path.normpath(os.path.join("..", whole.folder.name, copies[0]))
+    _write_meta(
+        folder,
+        table,
+        whole.meta | {"files": [[place, *copies[1:]], *files]},
+        "groups" in whole.meta,
+    )
 
 
 def _write_pairs(folder: Path, batches: Iterable[pa.RecordBatch]) -> pa.Table:

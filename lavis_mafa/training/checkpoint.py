@@ -102,6 +102,9 @@ def check_same_settings(
     pairs += [(f"run.grit.{name}", grit_before.get(name), new["grit"][name]) for name in grit]
     shapes, shapes_now = (dict(flat(config.get("model", {}))) for config in (before, now))
     pairs += [(f"model.{name}", shapes.get(name), shapes_now.get(name)) for name in _SHAPES]
+    data, data_now = (dict(flat(config.get("datasets", {}))) for config in (before, now))
+    subsets = [key for key in data_now if key.rsplit(".", 1)[-1] in ("subset", "subset_seed")]
+    pairs += [(f"datasets.{key}", data.get(key), data_now[key]) for key in subsets]
     changed = [f"{name}: {was} before, {now_} now" for name, was, now_ in pairs if was != now_]
     changed += _batch_problem(int(old["batch_size_train"]), int(new["batch_size_train"]), *ranks)
     if changed:

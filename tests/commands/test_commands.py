@@ -66,7 +66,7 @@ def test_config_is_printed_with_all_defaults(capsys):
 WRONG = """
 train                                      | one of the arguments --cfg-path --data --list is req
 train --data train.py --cfg-path a.yaml    | argument --cfg-path: a.yaml: cannot be read
-train --cfg-path albef_toi                 | did you mean mafa/train/albef_4m or
+train --cfg-path albef_toi                 | did you mean mafa/train/albef_14m or
 train --cfg-path retrieval_ft_toy          | is the name of several shipped files
 train --data none.json                     | argument --data: none.json does not exist in
 train --data train.py --images none        | argument --images: none does not exist

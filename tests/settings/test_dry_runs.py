@@ -84,7 +84,7 @@ def row(builder, split, number):
     if builder == "nocaps":
         return {"image": photo, "img_id": number}
     captioned = ("coco_caption", "coco_retrieval", "flickr30k", "vg_caption", "sbu_caption")
-    if builder in (*captioned, "conceptual_caption_3m", "image_text_json"):
+    if builder in (*captioned, "image_text_json") or builder.startswith("conceptual_caption_"):
         return {"image": photo, "image_id": f"{photo}_{number}", "caption": caption}
     raise NotImplementedError(f"tell here what a row of {builder}'s annotation files looks like")
 

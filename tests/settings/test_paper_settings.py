@@ -43,19 +43,31 @@ def test_settings_of_the_papers(name):
     assert {k: list(v) if isinstance(v, list) else v for k, v in found.items()} == PAPER[name]
 
 
+FOUR_MILLION_CONFIGS = ("albef_4m", "blip_4m", "blip_4m_clean", "nlvr_pretrain")
+
+
 @pytest.mark.parametrize(
     "path",
-    [STAGE_1, *(TRAIN / f"{name}.yaml" for name in ("albef_4m", "blip_4m", "nlvr_pretrain"))],
+    [STAGE_1, *(TRAIN / f"{name}.yaml" for name in FOUR_MILLION_CONFIGS)],
     ids=lambda path: path.stem,
 )
 def test_pre_training_uses_the_four_million_images(path):
     assert list(loaded(path).datasets_cfg) == FOUR_MILLION
 
 
+@pytest.mark.parametrize("family", ["albef", "blip"])
+def test_fourteen_million_images_are_four_and_twelve(family):
+    found = loaded(TRAIN / f"{family}_14m.yaml").datasets_cfg
+    assert list(found) == [*FOUR_MILLION, "conceptual_caption_12m"]
+    smaller = loaded(TRAIN / f"{family}_4m.yaml").datasets_cfg
+    assert {name: found[name] for name in FOUR_MILLION} == smaller
+
+
 @pytest.mark.parametrize(
     "name, total",
     [
         *(("../blip2_stage1", 384), ("blip2_cond_pretrain", 384), ("blip_4m", 1200)),
+        *(("albef_14m", 512), ("blip_14m", 1200), ("blip_4m_clean", 1200)),
         *(("blip2_stage2_opt", 512), ("blip2_stage2_t5", 512), ("blip2_caption_ft", 128)),
         *(("blip2_retrieval_ft", 112), ("blip2_retrieval_ft_flickr", 112)),
         *(("retrieval_ft_coco", 256), ("retrieval_ft_flickr", 256), ("vqa_ft", 128)),

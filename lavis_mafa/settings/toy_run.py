@@ -1,0 +1,102 @@
+"""A config as a toy run: ``lavis-mafa train --toy`` tries any training config in about a minute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from lavis.common.registry import registry
+from omegaconf import OmegaConf
+
+from lavis_mafa.compat.traits import traits_of
+from lavis_mafa.io.files import write_text
+from lavis_mafa.io.plugins import load_plugins
+from lavis_mafa.io.project_files import config_named
+from lavis_mafa.io.yaml_files import check_yaml_file
+from lavis_mafa.settings.config_of_run import is_run
+from lavis_mafa.settings.registered import default_yaml, names_of
+
+_TASKS = {"mafa_pretrain", "mafa_retrieval", "mafa_text_assignment"}  # that read single pairs
+_BATCH = 16
+_SIZES = {"train_size": 1024, "val_size": 50, "test_size": 50}
+# Keys of a model whose values the tiny type has of its own: sizes, and files with weights.
+_OF_PARTS = (
+    "load_pretrained",
+    "pretrained",
+    "load_finetuned",
+    "finetuned",
+    "tokenizer",
+    "embed_dim",
+    "vit",
+    "vit_model",
+    "vit_weights",
+    "vit_precision",
+    "freeze_vit",
+    "drop_path_rate",
+    "use_grad_checkpoint",
+    "bert_weights",
+    "bert_config",
+    "med_config_path",
+    "q_former_config",
+    "num_query_token",
+)
+
+
+def write_toy_config(cfg_path: str) -> Path:
+    """Write a config with the tiny type of its model, toy pairs and two epochs, for this machine.
+
+    Nothing is downloaded: the model starts from random weights, and Con-D is the toy world's truth.
+    All else is as in the config. The file lies in the config's output folder with ``_toy`` added.
+
+    Raises:
+        ValueError: if the model has no tiny type that needs no files, or the task no toy pairs.
+    """
+    if is_run(cfg_path):
+        raise ValueError(f"--toy: {cfg_path} is the folder of a run; give a config file")
+    path = config_named(cfg_path)
+    try:
+        check_yaml_file(path)
+        config: Any = OmegaConf.load(path)
+    except (yaml.YAMLError, OSError):  # as below
+        config = OmegaConf.create()
+    if not all(OmegaConf.is_dict(config.get(one)) for one in ("model", "datasets", "run")):
+        return Path(path)  # loading it says what is wrong
+    model, run = config.model, config.run
+    load_plugins(run.get("plugins") or [])
+    cls = registry.get_model_class(model.get("arch"))
+    types = getattr(cls, "PRETRAINED_MODEL_CONFIG_DICT", {})
+    if "tiny" not in types or traits_of(cls).llm_key:
+        raise ValueError(f"--toy: {path}: {model.get('arch')} has no tiny type that needs no files")
+    if not _TASKS & set(names_of("task", run.get("task"))):
+        raise ValueError(f"--toy: {path}: there are no toy data for the task {run.get('task')}")
+    for key in _OF_PARTS:
+        model.pop(key, None)
+    model.model_type = "tiny"
+    model.image_size = default_yaml(cls, "tiny")["model"]["image_size"]
+    if model.get("queue_size"):
+        model.queue_size = _SIZES["train_size"]
+    mafa = model.get("mafa") or {}
+    if mafa.get("con_d"):
+        mafa.con_d = {"arch": "oracle"}
+    data = next(iter(config.datasets.values()))
+    processors = {
+        name: data[name] for name in ("vis_processor", "text_processor") if data and data.get(name)
+    }
+    config.datasets = {"toy_scenes": {"type": "dense", **processors, "build_info": _SIZES}}
+    for processor in (config.datasets.toy_scenes.get("vis_processor") or {}).values():
+        processor.image_size = "${model.image_size}"
+    if run.get("grit"):
+        run.grit.search_space = 10 * _BATCH
+        run.grit.start_epoch = min(run.grit.get("start_epoch", 1), 1)
+    run.device = "cuda" if torch.cuda.is_available() else "cpu"
+    run.amp = bool(run.get("amp")) and run.device == "cuda"  # no fp16 on a CPU
+    run.warmup_share = 0.1  # the steps of warm-up are more than the whole run
+    run.max_epoch, run.batch_size_train, run.num_workers = 2, _BATCH, 0
+    run.output_dir = f"{run.get('output_dir', 'output/run')}_toy"
+    run.pop("job_id", None)
+    file = Path(run.output_dir, "config.yaml").absolute()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, OmegaConf.to_yaml(config))
+    return file

@@ -1,0 +1,79 @@
+"""``train --toy``: any config with a tiny model and toy pairs, on this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+from shipped import SHIPPED, STAGE_1, TRAIN
+
+from lavis_mafa.cli import main
+from lavis_mafa.settings.toy_run import write_toy_config
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "training"))
+from runs import finish, launcher, spawn  # noqa: E402
+
+CONFIGS = [path for path in SHIPPED if path.parent == TRAIN or path == STAGE_1]
+NO_TINY_TYPE = {"blip2_opt_mafa", "blip2_t5_mafa", "albef_retrieval"}
+NO_TOY_DATA = {"mafa_grounding", "mafa_classification", "mafa_vqa"}
+TRAIN_PY = str(Path(__file__).resolve().parents[2] / "train.py")
+
+
+def what_is_missing(path):
+    """Return what a config has no toy form of; None if it has one."""
+    config = OmegaConf.load(path)
+    if config.model.arch in NO_TINY_TYPE:
+        return f"{config.model.arch} has no tiny type that needs no files"
+    return f"no toy data for the task {config.run.task}" if config.run.task in NO_TOY_DATA else None
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "path", [one for one in CONFIGS if not what_is_missing(one)], ids=lambda one: one.stem
+)
+def test_config_has_a_toy_form(path, capsys, caplog):
+    assert main(["train", "--cfg-path", str(path), "--toy", "--dry-run"]) == 0, caplog.text[-3000:]
+    assert "one mini-batch:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "path", [one for one in CONFIGS if what_is_missing(one)], ids=lambda one: one.stem
+)
+def test_config_without_a_toy_form_is_refused(path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", "--cfg-path", str(path), "--toy"])
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert what_is_missing(path) in message
+    assert path.name in message
+
+
+def test_all_else_is_as_in_the_config():
+    given, toy = OmegaConf.load(STAGE_1), OmegaConf.load(write_toy_config(str(STAGE_1)))
+    assert list(toy.datasets) == ["toy_scenes"]
+    assert toy.datasets.toy_scenes.vis_processor.train == {
+        "name": "blip2_image_train",
+        "image_size": 32,
+    }
+    assert toy.model.mafa.con_d == {"arch": "oracle"}
+    for key in ("soft_labels", "connections", "negatives"):
+        assert toy.model.mafa[key] == given.model.mafa[key]
+    for key in ("lr_sched", "init_lr", "weight_decay", "seed", "accum_grad_iters"):
+        assert toy.run[key] == given.run[key]
+
+
+def test_stage_1_trains_whole_on_two_ranks(tmp_path):
+    command = [*launcher(2), TRAIN_PY, "--cfg-path", "blip2_stage1", "--toy"]
+    output = finish(
+        spawn(tmp_path, [*command, "--options", "run.output_dir=toy", "run.job_id=job"])
+    )
+    lines = (tmp_path / "toy/job/log.jsonl").read_text().splitlines()
+    kinds = [one for one in map(json.loads, lines) if one["kind"] == "epoch"]
+    assert [one["epoch"] for one in kinds] == [0, 1], output[-2000:]
+    assert (tmp_path / "toy/job/checkpoint_last.pth").is_file()
