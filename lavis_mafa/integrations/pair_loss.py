@@ -127,6 +127,13 @@ class PairLoss(FeaturesLoss):
             )
         chosen = replace(chosen, all_ranks=all_ranks or chosen.all_ranks)
         super().__init__(replace(chosen, itc_loss="sigmoid") if model_bias else chosen, judge)
+        if judge is not None and not hasattr(judge, "judge"):
+            raise TypeError(
+                f"judge: got {judge!r}, expected a CrossEncoder, a SentenceTransformer, a PairJudge "
+                "or an object with the method judge of lavis_mafa.Discriminator"
+            )
+        if grit is not None and not hasattr(grit, "collect"):
+            raise TypeError(f"grit: got {grit!r}, expected Grit or lavis_mafa.GritSchedule")
         self.grit, self.model_bias = grit, model_bias
         if model_bias:
             del self.parts.form.relative_bias  # type: ignore[attr-defined]

@@ -163,7 +163,11 @@ def test_what_the_loss_cannot_use_is_refused(tmp_path):
     with pytest.raises(ValueError, match="high must be from 0 to 1, got 2"):
         MinedLoss(model, high=2.0)
     with pytest.raises(ValueError, match="no numbers of rows; train on numbered"):
-        MinedLoss(model, judge=object())(columns)
+        MinedLoss(model, judge=PairJudge(cross_encoder(tmp_path), pairs()))(columns)
+    with pytest.raises(TypeError, match="judge: got 'captions', expected a CrossEncoder"):
+        MinedLoss(model, judge="captions")
+    with pytest.raises(TypeError, match="grit: got True, expected Grit"):
+        MinedLoss(model, grit=True)
     with pytest.raises(ValueError, match="must be above 0, got 0"):
         MinedLoss(model, scale=0.0)
     with pytest.raises(TypeError, match="settings: got 20.0, expected StepSettings"):
