@@ -67,7 +67,7 @@ def settings_of(given: StepSettings | None, judge: Any, options: Mapping[str, An
             if name in RULES:
                 rule.setdefault("rule", name)
         else:
-            known = sorted({*_RULE, *_LABELS, *_STEP, "soft_labels", *entries})
+            known = sorted({*_RULE, *_LABELS, *_STEP, "soft_labels", "judge", "grit", *entries})
             near = get_close_matches(name, known, n=1)
             hint = f", did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
             raise TypeError(f"unexpected keyword argument {name!r}{hint}")
@@ -129,8 +129,8 @@ class PairLoss(FeaturesLoss):
         super().__init__(replace(chosen, itc_loss="sigmoid") if model_bias else chosen, judge)
         if judge is not None and not hasattr(judge, "judge"):
             raise TypeError(
-                f"judge: got {judge!r}, expected a CrossEncoder, a SentenceTransformer, a PairJudge "
-                "or an object with the method judge of lavis_mafa.Discriminator"
+                f"judge: got {judge!r}, expected a CrossEncoder, a SentenceTransformer, a "
+                "PairJudge or an object with the method judge of lavis_mafa.Discriminator"
             )
         if grit is not None and not hasattr(grit, "collect"):
             raise TypeError(f"grit: got {grit!r}, expected Grit or lavis_mafa.GritSchedule")

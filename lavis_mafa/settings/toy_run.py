@@ -77,7 +77,7 @@ def write_toy_config(cfg_path: str) -> Path:
     model.image_size = default_yaml(cls, "tiny")["model"]["image_size"]
     if model.get("queue_size"):
         model.queue_size = _SIZES["train_size"]
-    mafa = model.get("mafa") or {}
+    mafa: Any = model.get("mafa") or {}
     if mafa.get("con_d"):
         mafa.con_d = {"arch": "oracle"}
     data = next(iter(config.datasets.values()))
