@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any
@@ -156,6 +156,13 @@ def entries_with_settings() -> dict[str, Any]:
     }
 
 
+def nearest_of(name: str, known: Collection[str]) -> str:
+    """Return the end of a message about an unknown name: the most similar known one, or all."""
+    ordered = sorted(known)
+    near = get_close_matches(name, ordered, n=1)
+    return f", did you mean {near[0]!r}?" if near else f"; known: {', '.join(ordered)}"
+
+
 def _own_entry(name: str) -> Any:
     """Return the registered entry whose own settings a name holds.
 
@@ -164,11 +171,7 @@ def _own_entry(name: str) -> Any:
     """
     found = entries_with_settings()
     if name not in found:
-        near = get_close_matches(name, [*found, *MAFA.keys], n=1)
-        raise ValueError(
-            f"unknown setting {name!r}"
-            + (f", did you mean {near[0]!r}?" if near else "; known: " + ", ".join(sorted(found)))
-        )
+        raise ValueError(f"unknown setting {name!r}{nearest_of(name, {*found, *MAFA.keys})}")
     return found[name]
 
 

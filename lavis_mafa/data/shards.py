@@ -55,7 +55,7 @@ def read_samples(
     A row's place is the name of its image's member; its image is called after the shard, too.
 
     Args:
-        columns: with the keys of ids in a sample's `.json`; it is told whether samples have groups.
+        columns: with the keys of ids in a sample's `.json`; counts the samples that have groups.
     """
     shard = os.path.basename(path)
     last = "its beginning"

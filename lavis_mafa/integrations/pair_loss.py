@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.mining import ALL
 from lavis_mafa.algorithm.rules import RULES, MiningRule
 from lavis_mafa.algorithm.scores import SIMILARITY
-from lavis_mafa.algorithm.settings import StepSettings, entries_with_settings
+from lavis_mafa.algorithm.settings import StepSettings, entries_with_settings, nearest_of
 from lavis_mafa.integrations.cross_encoders import Guide, as_judge, can_read, reads_texts
 from lavis_mafa.integrations.rows import ROW
 
@@ -67,10 +66,8 @@ def settings_of(given: StepSettings | None, judge: Any, options: Mapping[str, An
             if name in RULES:
                 rule.setdefault("rule", name)
         else:
-            known = sorted({*_RULE, *_LABELS, *_STEP, "soft_labels", "judge", "grit", *entries})
-            near = get_close_matches(name, known, n=1)
-            hint = f", did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
-            raise TypeError(f"unexpected keyword argument {name!r}{hint}")
+            known = {*_RULE, *_LABELS, *_STEP, "soft_labels", "judge", "grit", *entries}
+            raise TypeError(f"unexpected keyword argument {name!r}{nearest_of(name, known)}")
     if isinstance(judge, Guide):
         # GISTEmbed: what the guide finds more similar than the own pair is no negative.
         rule = {"rule": "margin", "action": "drop", "top_k": ALL, **rule}
