@@ -29,6 +29,7 @@ _OF_PARTS = (
     "finetuned",
     "tokenizer",
     "embed_dim",
+    "max_txt_len",
     "vit",
     "vit_model",
     "vit_weights",

@@ -27,9 +27,17 @@ Array = npt.NDArray[Any]
 
 REPLACED = "samples_replaced"  # unreadable, another one was read instead
 WITHOUT_NEGATIVE = "anchors_without_negative"  # in an epoch, by direction
+ON_PLATEAU = "itm_plateau"  # kind of a record of `log.jsonl`
+PLATEAU_ADVICE = (
+    "ITM is on its plateau: its loss is that of a guess without looking at the pair. If it stays "
+    "there, start with uniform negatives: model.mafa.warm_up_negatives=uniform "
+    "model.mafa.warm_up_epochs=2"
+)
 TRUTHS = ("true", "false", "unknown")
 # So many that thresholds with two digits are edges of bins.
 HISTOGRAM_BINS = 100  # of Con-D's probabilities
+_ITM_PAIRS, _ITM_MATCHES = "itm_pairs", "itm_matches"
+_PLATEAU_WIDTH = 0.02  # relative to the loss of a guess
 # Rates of an epoch: the sums of which they are the ratio.
 _BY_CON_D = {
     "false_negative_rate_by_con_d": ("found", "judged"),
@@ -121,13 +129,18 @@ class StepFigures:
         return name.replace("con_d_probability", "score").replace("con_d", "score")
 
     def step_bins(self, output: Any) -> dict[str, float]:
-        """Count Con-D's probabilities of one step in each bin, for the tally.
+        """Count Con-D's probabilities of one step in each bin, and ITM's pairs, for the tally.
 
         For the bins see `lavis_mafa.algorithm.binary.bin_of`. Names are the same on
         every rank and step: by direction and, where the truth is known, by truth. There is none for
         a score in Con-D's place, which need not be from 0 to 1.
         """
         bins: dict[str, float] = {}
+        if output.get("loss_itm") is not None and output.get("i2t") is not None:
+            labels = [output[d].host.itm_pairs(self._rule)[2] for d in DIRECTIONS]
+            own = len(output.own)
+            bins[_ITM_PAIRS] = float(own + sum(map(len, labels)))
+            bins[_ITM_MATCHES] = own + sum(float(one.sum()) for one in labels)
         if not self._rule.by_con_d:
             return bins
         for direction in DIRECTIONS if output.get("i2t") is not None else ():
@@ -162,6 +175,18 @@ class StepFigures:
             if any(any(row) for row in counts.values()):
                 histogram[direction] = counts
         return {"bins": HISTOGRAM_BINS, **histogram} if histogram else None
+
+    def itm_is_on_plateau(self, tally: Tally) -> bool:
+        """Return whether ITM's loss of an epoch is that of a guess without looking at the pair.
+
+        A guess is the share of matches among ITM's pairs, or one half.
+        """
+        loss, share = tally.ratio("loss_itm", "steps"), tally.ratio(_ITM_MATCHES, _ITM_PAIRS)
+        if loss is None or share is None or not 0 < share < 1:
+            return False
+        entropy = -share * math.log(share) - (1 - share) * math.log(1 - share)
+        guesses = (entropy, math.log(2))
+        return any(abs(loss - guess) <= _PLATEAU_WIDTH * guess for guess in guesses)
 
     def epoch_figures(self, tally: Tally) -> dict[str, float | None]:
         """Return the figures of an epoch over all ranks.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from lavis_mafa.data.caption_truth import CaptionTruth
 from lavis_mafa.io.files import write_json
 from lavis_mafa.io.processes import is_main_process
 from lavis_mafa.judges.self_check import LEAST_AUC
+from lavis_mafa.tasks.mafa_pretrain import PLATEAU_ADVICE
 from lavis_mafa.tools import ALL
 from lavis_mafa.tools.analysed_pairs import AnalysedPairs
 from lavis_mafa.tools.charts import Bars, Table
@@ -23,6 +25,7 @@ from lavis_mafa.tools.engine import Mined, load, mine
 from lavis_mafa.tools.gallery import SampleViewer, report_of_judged
 from lavis_mafa.tools.hard_negatives import HardNegatives, Sampling
 from lavis_mafa.tools.judged_pairs import FILE, INVALID, UNKNOWN, Judged
+from lavis_mafa.tools.run_report import is_on_plateau
 from lavis_mafa.tools.tables import markdown_table
 
 # Similar is not false: without a judge, the results do not say so.
@@ -173,6 +176,9 @@ def _write_results(
             )
     else:
         notes.append(NOTE)
+        folders = [args.run, args.checkpoint and Path(args.checkpoint).parent]
+        if any(is_on_plateau(folder) for folder in folders if folder):
+            advice.append(f"{PLATEAU_ADVICE}.")
     content = {
         **loaded.about,
         **loaded.encoder,

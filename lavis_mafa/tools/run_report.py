@@ -11,6 +11,7 @@ import numpy as np
 from lavis_mafa.algorithm.binary import TENTHS
 from lavis_mafa.algorithm.mining import DIRECTIONS
 from lavis_mafa.checkpoints.downloads import go_offline
+from lavis_mafa.tasks.mafa_pretrain import ON_PLATEAU, PLATEAU_ADVICE
 from lavis_mafa.tools.charts import Bars, Cell, Table, as_number
 from lavis_mafa.tools.gallery import (
     SHOWN,
@@ -26,7 +27,7 @@ from lavis_mafa.tools.judged_pairs import FILE, Judged
 from lavis_mafa.tools.model_and_data import recorded_data
 from lavis_mafa.tools.report_page import write_report
 from lavis_mafa.training.con_d_check import RECORD
-from lavis_mafa.training.run_log import CONNECTIONS, LOG, mean_of, read_json_lines
+from lavis_mafa.training.run_log import CONNECTIONS, LOG, mean_of, read_json_lines, read_log
 
 # Not the same name: `count` and `mine` write a report.html themselves.
 _RUN_PAGE, _JUDGED_PAGE = "report.html", "judged.html"
@@ -82,6 +83,8 @@ def _report_of_run(folder: Path, path: Path) -> Path:
             "positive and ambiguous ones, up to run.log_connections in an epoch."
         )
         notes += show.notes()
+    if is_on_plateau(folder):
+        notes.append(f"{PLATEAU_ADVICE}.")
     rows = [*_about(folder, config, len(epochs), steps), *_last_figures(evaluations)]
     checks = {str(one["name"]): one for one in logged.get(RECORD, [])}
     return write_report(
@@ -93,6 +96,13 @@ def _report_of_run(folder: Path, path: Path) -> Path:
         tables=[Table("", ["run", folder.resolve().name], rows), *self_check_tables(checks)],
         notes=notes,
     )
+
+
+def is_on_plateau(folder: Path) -> bool:
+    """Return whether ITM was on its plateau in the last epoch of a run."""
+    last = [read_log(folder, kind)[-1:] for kind in ("epoch", ON_PLATEAU)]
+    epoch, stuck = ([record.get("epoch") for record in records] for records in last)
+    return bool(stuck) and epoch == stuck
 
 
 def _section(config: Any, *names: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from lavis.common.dist_utils import is_main_process
 
 from lavis_mafa.algorithm.mining import DIRECTIONS
 from lavis_mafa.settings.loggers import EPOCH
-from lavis_mafa.tasks.mafa_pretrain import WITHOUT_NEGATIVE
+from lavis_mafa.tasks.mafa_pretrain import ON_PLATEAU, PLATEAU_ADVICE, WITHOUT_NEGATIVE
 from lavis_mafa.tasks.tally import Tally
 from lavis_mafa.training.run_log import CONNECTIONS, RunLog
 from lavis_mafa.training.training_step import TEMPERATURE
@@ -27,8 +27,9 @@ _SHARES = {
 class Figures:
     """Collects a run's figures by what the task offers, and writes them to the run's log.
 
-    A task may have ``step_figures``, ``step_bins``, ``mined``, ``epoch_figures`` and
-    ``epoch_histogram``; see `lavis_mafa.tasks.mafa_pretrain.MafaPretrainTask`.
+    A task may have ``step_figures``, ``step_bins``, ``mined``, ``epoch_figures``,
+    ``epoch_histogram`` and ``itm_is_on_plateau``; see
+    `lavis_mafa.tasks.mafa_pretrain.MafaPretrainTask`.
 
     Args:
         task: of the run.
@@ -137,7 +138,11 @@ class Figures:
         histogram = getattr(self.task, "epoch_histogram", lambda tally: None)(total)
         if histogram:
             self.log.write("con_d_histogram", epoch=epoch, global_step=global_step, **histogram)
-        logging.info("epoch %d: %s", epoch, _shown(figures))
+        shown = _shown(figures)
+        if getattr(self.task, "itm_is_on_plateau", lambda tally: False)(total):
+            self.log.write(ON_PLATEAU, epoch=epoch)
+            shown += f" {PLATEAU_ADVICE}."
+        logging.info("epoch %d: %s", epoch, shown)
 
 
 def _shown(figures: Mapping[str, Any]) -> str:

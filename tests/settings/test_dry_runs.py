@@ -41,7 +41,7 @@ SMALL = {
 # Last parts of all keys that may be overridden; everything else stays as in the config.
 CHANGED = {key.rsplit(".", 1)[-1] for key in SMALL} | {
     *("model_type", "image_size", "block_num", "med_config_path"),  # sizes
-    *("queue_size", "embed_dim"),
+    *("queue_size", "embed_dim", "max_txt_len"),
     *("load_pretrained", "pretrained", "load_finetuned", "finetuned", "checkpoint", "vit_weights"),
     *("arch", "opt_model", "t5_model"),  # of Con-D; language models
     *("storage", "train_size", "val_size", "test_size"),  # data
@@ -240,6 +240,8 @@ def options_for(path, folder, language_models, checkpoint, lavis_own):
     options = [*required_options(path), *(f"{key}={value}" for key, value in SMALL.items())]
     options += ["model.model_type=tiny"] if ours else lavis_own
     options += [f"model.image_size={SIZE}"]
+    # the tiny text encoders have 64 positions
+    options += ["model.max_txt_len=64"] if model.get("max_txt_len", 0) > 64 else []
     for builder, dataset in cfg.datasets_cfg.items():
         root = folder / "cache"
         lavis_builder = registry.get_builder_class(builder).__module__.startswith("lavis.")

@@ -26,6 +26,8 @@ from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.judges.discriminators import _Oracle
 from lavis_mafa.tasks import MafaPretrainTask
 from lavis_mafa.tasks.tally import Tally
+from lavis_mafa.training.figures import Figures
+from lavis_mafa.training.run_log import RunLog, read_log
 
 
 def task(kind=MafaPretrainTask, **settings):
@@ -288,6 +290,31 @@ def test_precision_and_recall_are_none_with_zero_denominators():
     rates = task().epoch_figures(Tally({**sums, "false_i2t": 0, "found_i2t": 3}))
     assert rates["con_d_precision_i2t"] == 0 and rates["con_d_recall_i2t"] is None
     assert rates["con_d_base_rate_i2t"] == 0 and rates["con_d_lift_i2t"] is None
+
+
+# ITM's plateau
+
+
+@pytest.mark.parametrize(
+    "action, loss, named",
+    [
+        # 4 of 7 pairs match: own ones, and three negatives. Entropy .683; ln 2 is .693.
+        *(("drop", 0.668, False), ("drop", 0.670, True), ("drop", 0.706, True)),
+        ("drop", 0.708, False),
+        # 8 of 11 match, with the four converted ones: entropy .586.
+        *(("convert", 0.573, False), ("convert", 0.575, True), ("convert", 0.597, True)),
+        *(("convert", 0.599, False), ("convert", 0.678, False), ("convert", 0.680, True)),
+    ],
+)
+def test_itm_that_only_guesses_is_named(output, action, loss, named, tmp_path, caplog):
+    caplog.set_level("INFO")
+    figures = Figures(task_with_truth(action=action), RunLog(tmp_path, True), 1, 0)
+    output.losses = {"itm": torch.tensor(loss)}
+    samples = {**SAMPLES, "epoch": 0, "iters": 0, "num_iters_per_epoch": 1}
+    figures.record_step(output, samples, {"loss": loss, "loss_itm": loss}, 1e-3, 1)
+    figures.record_epoch(0, 1, torch.device("cpu"))
+    assert ("model.mafa.warm_up_negatives=uniform" in caplog.text) is named
+    assert bool(read_log(tmp_path, "itm_plateau")) is named
 
 
 # Mined pairs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -157,13 +158,20 @@ def test_count_ends_with_the_advice(tmp_path, models, capsys, monkeypatch):
     options = ["run.batch_size_train=32", "run.grit.search_space=64", "run.grit.queue_size=128"]
     options.append("datasets.toy_scenes.build_info.preset=clustered")
     judge = ("--con-d", *con_d("own", models[0]), "own.self_check_pairs=20")
-    call(*arguments("count", tmp_path, models[0], *judge, options=options, size=256))
+    run = tmp_path / "run"
+    run.mkdir()
+    shutil.copy(models[0], run / "checkpoint_last.pth")
+    lines = [{"kind": kind, "epoch": 3} for kind in ("epoch", "itm_plateau")]
+    (run / "log.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    checkpoint = run / "checkpoint_last.pth"
+    call(*arguments("count", tmp_path, checkpoint, *judge, options=options, size=256))
     printed = capsys.readouterr().out
     advice = json.loads((tmp_path / "counts.json").read_text())["advice"]
     assert [one.split(":")[0] for one in advice] == [
         "False hard negatives by truth",
         "Group",
         "Mine",
+        "ITM is on its plateau",
     ]
     assert advice[1].startswith("Group: yes") and advice[2].startswith("Mine: no")
     assert "\n".join(advice) in printed and "docs/results.md" in printed

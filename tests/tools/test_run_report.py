@@ -66,6 +66,13 @@ def test_headline_and_figures_are_of_the_last_epoch_and_evaluation(tmp_path):
     assert "Con-D calls 12.5 % of its hard negatives a match." in text
 
 
+@pytest.mark.parametrize("epoch, named", [(1, True), (0, False)])
+def test_itm_on_its_plateau_in_the_last_epoch_is_named(tmp_path, epoch, named):
+    epochs = [{"kind": "epoch", "epoch": number, "global_step": number} for number in (0, 1)]
+    text = page_of(write_log(tmp_path, *epochs, {"kind": "itm_plateau", "epoch": epoch}))
+    assert ("model.mafa.warm_up_negatives=uniform" in text) is named
+
+
 def test_bars_are_tenths_of_the_last_histogram(tmp_path):
     histogram = {"kind": "con_d_histogram", "epoch": 0, "i2t": {"true": [1, 2]}}
     page = page_of(write_log(tmp_path, histogram))
