@@ -158,30 +158,6 @@ def test_commands_are_accepted(command):
     checked_config(project_file(config), [w for w in rest[:stop] if w != "..."], evaluates)
 
 
-def systems():
-    """Return the rows of docs/systems.md: name, config, options."""
-    table = TEXTS[ROOT / "docs/systems.md"].split("|---|---|---|---|\n")[1].split("\n\n")[0]
-    for line in table.splitlines():
-        name, _, configs, options = (cell.strip() for cell in line.strip("| ").split(" | "))
-        for config in SPAN.findall(configs):
-            for alternative in options.split(", or "):
-                yield pytest.param(config, SPAN.findall(alternative), id=f"{name}-{config}")
-
-
-@pytest.mark.parametrize("config, options", systems())
-def test_systems_are_accepted_at_the_papers_size_and_on_the_toy_world(config, options):
-    """The second command is made as the page says below its first block."""
-    cfg = checked_config(project_file(config), options, evaluates=False)
-    assert cfg.model_cfg.model_type != "tiny"
-    family = re.match(r"(?:train/)?(albef|blip2|blip|fne)", config)
-    if not family or "stage2" in config:
-        return
-    left_out = ("model.mafa.con_d", "run.grit.search_space", "model.queue_size=65280")
-    options = [one.replace("=base", "=tiny") for one in options if not one.startswith(left_out)]
-    toy = checked_config(project_file(f"train/{family[1]}_toy"), options, evaluates=False)
-    assert toy.model_cfg.model_type == "tiny" and toy.run_cfg.device == "cpu"
-
-
 def coming_from():
     """Yield each YAML block of docs/coming_from.md with the config that it changes."""
     text = TEXTS[ROOT / "docs/coming_from.md"]

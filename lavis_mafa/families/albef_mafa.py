@@ -79,12 +79,15 @@ class AlbefMafa(MafaModel, AlbefBase):
 
         With ``load_pretrained`` and no ``pretrained`` path, training starts from DeiT and BERT as
         in the papers; with a path, from that checkpoint; with neither, from random weights.
+        Momentum encoders start as copies of these, or with ``momentum_start: initial`` as if there
+        were no checkpoint.
 
         Raises:
             OSError: if weights or a tokenizer must be downloaded and cannot be.
         """
         checkpoint = checkpoint_of(cfg)
-        from_parts = bool(cfg.get("load_pretrained", True)) and not checkpoint
+        initial = not checkpoint or cfg.get("momentum_start") == "initial"
+        from_parts = bool(cfg.get("load_pretrained", True)) and initial
         tokenizer = build_tokenizer(cfg.get("tokenizer"))
         model = cls(
             image_encoder=build_vit(cfg, from_parts),

@@ -63,6 +63,7 @@ class MafaModel:
     backbone: Backbone
     step: StepParts
     temp: Any
+    keeps_initial_momentum = False  # or a checkpoint without momentum encoders fills them
     cached_batch: int | None = None  # pairs whose activations are stored at a time; None: all
     # As LAVIS's ALBEF and BLIP clamp it at every step; BLIP-2 has no limits.
     temperature_range: tuple[float, float] = (0.001, 0.5)
@@ -110,6 +111,7 @@ class MafaModel:
         """Build the momentum encoders of a ``model`` config if the soft labels come from them."""
         if self.settings.soft_labels.needs_momentum:
             model: Any = self
+            self.keeps_initial_momentum = cfg.get("momentum_start") == "initial"
             self.momentum_encoders = Momentum(
                 model,
                 backbone_of,
@@ -168,7 +170,7 @@ class MafaModel:
 
     def _after_loading(self, missing: list[str]) -> None:
         """Complete what `load_state` has loaded; ``missing`` are weights that the file lacks."""
-        if self.momentum_encoders is not None:
+        if self.momentum_encoders is not None and not self.keeps_initial_momentum:
             model: Any = self
             fill_momentum(model, missing)
 

@@ -189,6 +189,9 @@ class ModelOptions:
     med_config_path: str = lavis("JSON config of the text encoder", path="library file")
     ramp_epochs: float = ours("epochs over which alpha grows from 0 (ALBEF: 1, LAVIS and BLIP: 2)",
         source="ALBEF, LAVIS", low=0)
+    momentum_start: str = ours("what momentum encoders that the checkpoint lacks start from: its "
+        "encoders, or the initial weights (BERT, ImageNet)", source="GRIT-VLP S.M. 3",
+        choices=("encoders", "initial"))
     temp: float = lavis("initial ITC temperature, clamped to this range", low=0.001, high=0.5,
         also=("temperature",))
     max_txt_len: int = lavis("maximum caption length in tokens", low=3, also=("max_words",))

@@ -44,6 +44,30 @@ def test_momentum_encoders_start_equal(toy_train, family):
     assert all(p.grad is None for n, p in model.named_parameters() if "_m." in n)
 
 
+@pytest.mark.parametrize("start", ["encoders", "initial"])
+def test_momentum_encoders_start_from_the_checkpoint_or_as_without_one(tmp_path, start):
+    """As in GRIT-VLP, S.M. 3: its checkpoints have no momentum encoders."""
+    settings = {"mafa": {"soft_labels": {"type": "momentum"}}, "queue_size": 30}
+    torch.manual_seed(1)
+    torch.save(
+        {"model": AlbefMafa.from_config(tiny_config(AlbefMafa)).state_dict()}, tmp_path / "c.pth"
+    )
+    of_file = torch.load(tmp_path / "c.pth", weights_only=True)["model"]
+    found = []
+    for more in ({}, {"load_finetuned": True, "finetuned": f"{tmp_path}/c.pth"}):
+        torch.manual_seed(2)
+        cfg = tiny_config(AlbefMafa, momentum_start=start, **settings, **more)
+        found.append(AlbefMafa.from_config(cfg).state_dict())
+    plain, loaded = found
+    key = "blocks.0.attn.qkv.weight"
+    assert torch.equal(loaded[f"visual_encoder.{key}"], of_file[f"visual_encoder.{key}"])
+    expected = (
+        of_file[f"visual_encoder.{key}"] if start == "encoders" else plain[f"visual_encoder.{key}"]
+    )
+    assert torch.equal(loaded[f"visual_encoder_m.{key}"], expected)
+    assert not torch.equal(plain[f"visual_encoder.{key}"], of_file[f"visual_encoder.{key}"])
+
+
 def test_config_for_evaluation_needs_no_con_d():
     options = ["model.mafa.con_d.arch=blip2_mafa", "model.mafa.con_d.model_type=tiny"]
     with pytest.raises(ValueError, match="con_d.checkpoint: blip2_mafa has no published weights"):

@@ -1,0 +1,104 @@
+"""Every command in the table of docs/systems.md is accepted, and runs in its tiny form."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from shipped import STUDIES, loaded
+from test_toy_run import what_is_missing
+
+from lavis_mafa.cli import COMMANDS, main
+
+sys.path.append(str(ROOT / "tests"))
+from typed_commands import refusal  # noqa: E402
+
+PAGE = (ROOT / "docs/systems.md").read_text(encoding="utf-8")
+# Sizes and files of the paper's data that toy data do not have.
+NOT_IN_TOYS = ("datasets.", "run.grit.search_space=", "run.batch_size_train=")
+
+
+def rows():
+    """Return the words of the command of each row."""
+    values = dict(re.findall(r'^(\w+)="([^"]*)"$', PAGE, re.MULTILINE))
+    table = PAGE.split("| table | row | command |\n|---|---|---|\n")[1].split("\n\n")[0]
+    found, number = {}, ""
+    for line in table.splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        number, row, command = cells[0] or number, *cells[1:]
+        found[f"{number}-{row}"] = shlex.split(
+            re.sub(r"\$([A-Z_]+)", lambda name: values[name[1]], command.strip("`"))
+        )
+    return found
+
+
+def rows_of(words):
+    return {name: row for name, row in ROWS.items() if row[: len(words)] == words}
+
+
+def each(*words):
+    found = rows_of([*words])
+    return pytest.mark.parametrize("words", found.values(), ids=found)
+
+
+def config_and_options(words):
+    config = ROOT / words[words.index("--cfg-path") + 1]
+    return config, words[words.index("--options") + 1 :] if "--options" in words else []
+
+
+ROWS = rows()
+TRAINS, STUDY = ("python", "train.py"), ("python", "-m", "research", "study")
+
+
+def test_every_row_has_a_command():
+    known = [rows_of([*words]) for words in (TRAINS, STUDY, ("lavis-mafa",))]
+    others = ROWS.keys() - {name for found in known for name in found}
+    assert others == {"12; GRIT-VLP S.M. 2-times, memory"} and len(ROWS) > 50
+    named = {Path(words[-1]).name for words in rows_of([*STUDY]).values()}
+    assert named == {path.name for path in STUDIES.glob("table_*.yaml")}
+
+
+@each(*TRAINS)
+def test_training_is_accepted_at_the_papers_size(words):
+    config, options = config_and_options(words)
+    cfg = loaded(config, *options)
+    assert cfg.model_cfg.model_type != "tiny" and not cfg.run_cfg.evaluate
+
+
+@each("lavis-mafa")
+def test_count_is_accepted_at_the_papers_size(words):
+    assert refusal(COMMANDS, words[1], words[2:]) == ""
+    config, options = config_and_options(words)
+    loaded(config, *options)
+
+
+@each("python", "-m", "research")
+def test_research_is_accepted(words):
+    commands = importlib.import_module("research.__main__").COMMANDS
+    assert refusal(commands, words[3], words[4:]) == ""
+
+
+@pytest.mark.slow
+@each(*TRAINS)
+def test_training_runs_in_its_toy_form(words, tmp_path, monkeypatch, caplog, capsys):
+    config, options = config_and_options(words)
+    if what_is_missing(config):
+        pytest.skip("tests/settings/test_dry_runs.py runs it with a small language model")
+    monkeypatch.chdir(tmp_path)
+    toy = [one for one in options if not one.startswith((*NOT_IN_TOYS, "run.grit.first_order"))]
+    status = main(["train", "--cfg-path", str(config), "--toy", "--dry-run", "--options", *toy])
+    assert status == 0, caplog.text[-3000:]
+    assert "one mini-batch:" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@each(*STUDY)
+def test_study_plans_its_toy_form(words, tmp_path, capsys):
+    research = importlib.import_module("research.__main__")
+    status = research.main([*words[3:], "--at", "toy", "--dry-run", "--output", str(tmp_path)])
+    assert status == 0, capsys.readouterr().out[-3000:]
