@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import lavis
 import pytest
 import torch
 from conftest import ROOT
 from nlvr_files import nlvr_files
-from runs import records, same_weights, weights
+from runs import put_small_lavis, records, same_weights, weights
 from toy_tasks import PLUGIN
 
 from lavis_mafa import load_model
@@ -125,3 +127,28 @@ def test_nlvr2_files_train_and_evaluate(tmp_path, monkeypatch, pretrained):
     assert len(records(tmp_path / "out", "step")) == 2
     splits = [record["split"] for record in records(tmp_path / "out", "eval")]
     assert splits == ["val", "val", "test"]
+
+
+def test_lavis_blip_is_fine_tuned_from_our_checkpoint(tmp_path, monkeypatch):
+    """By LAVIS's config of BLIP, with our runner (MAFA, Table 3)."""
+    nlvr_files(tmp_path, 8)
+    monkeypatch.chdir(tmp_path)
+    med = put_small_lavis(tmp_path, monkeypatch, more_words=2)
+    torch.manual_seed(0)
+    pretrained = load_model("blip_mafa", "tiny").state_dict()
+    torch.save({"model": pretrained}, tmp_path / "blip.pth")
+    info = "datasets.nlvr.build_info"
+    options = [
+        *(f"{info}.annotations.{split}.storage={split}.json" for split in ("train", "val", "test")),
+        *(f"datasets.nlvr.vis_processor.{phase}.image_size=32" for phase in ("train", "eval")),
+        *(f"{info}.images.storage=images", f"model.med_config_path={med}", "model.image_size=32"),
+        *("model.pretrained=blip.pth", "run.device=cpu", "run.num_workers=0", "run.max_epoch=1"),
+        *("run.batch_size_train=4", "run.output_dir=out", "run.init_lr=0"),
+    ]
+    run(str(Path(lavis.__file__).parent / "projects/blip/train/nlvr_ft.yaml"), [*SMALL, *options])
+    assert len(records(tmp_path / "out", "step")) == 2
+    assert [one["split"] for one in records(tmp_path / "out", "eval")] == ["val", "test", "test"]
+    tuned = weights(tmp_path / "out")
+    shared = [key for key in pretrained if key in tuned and "pos" not in key]
+    assert any("text_encoder" in key for key in shared)
+    assert all(torch.equal(tuned[key], pretrained[key]) for key in shared)

@@ -77,3 +77,16 @@ def test_stage_1_trains_whole_on_two_ranks(tmp_path):
     kinds = [one for one in map(json.loads, lines) if one["kind"] == "epoch"]
     assert [one["epoch"] for one in kinds] == [0, 1], output[-2000:]
     assert (tmp_path / "toy/job/checkpoint_last.pth").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "path", [one for one in CONFIGS if not what_is_missing(one)], ids=lambda one: one.stem
+)
+def test_config_trains_whole_in_its_toy_form(path, tmp_path):
+    options = ["run.output_dir=toy", "run.job_id=job"]
+    assert main(["train", "--cfg-path", str(path), "--toy", "--options", *options]) == 0
+    lines = map(json.loads, (tmp_path / "toy/job/log.jsonl").read_text().splitlines())
+    assert [one["epoch"] for one in lines if one["kind"] == "epoch"] == [0, 1]
+    assert (tmp_path / "toy/job/checkpoint_last.pth").is_file()
