@@ -12,15 +12,7 @@ from typing import Any
 from lavis.common.vqa_tools.vqa_eval import VQAEval
 
 from lavis_mafa.data.annotation_rows import Refusals
-from lavis_mafa.downstream.row_values import (
-    Id,
-    Ids,
-    answers_of,
-    as_id,
-    by_id,
-    id_of,
-    text_of,
-)
+from lavis_mafa.downstream.row_values import Id, Ids, answers_of, as_id, by_id, id_of, text_of
 from lavis_mafa.io.files import read_json
 
 logger = logging.getLogger(__name__)
@@ -92,7 +84,7 @@ def accuracy_by_annotators(
 
     Equal to LAVIS's `VQAEval` for questions with four or more annotators whose answers carry
     different ``answer_id``. It leaves out every annotator that is equal to one, and with fewer
-    annotators a right answer cannot score 1; see `one_accuracy` for these.
+    annotators a right answer cannot score 1; see `_one_accuracy` for these.
 
     Only questions with an answer and an annotation are scored; a warning says how many are not.
 
@@ -139,7 +131,7 @@ def accuracy(
 ) -> dict[str, float]:
     """Return accuracy in percent for any data set: ``acc`` and one per answer type.
 
-    Answers and truths are normalised. For the score of a single answer see `one_accuracy`.
+    Answers and truths are normalised. For the score of a single answer see `_one_accuracy`.
 
     Args:
         answers, truths, answer_types: by question id; types may be missing.
@@ -149,13 +141,13 @@ def accuracy(
     """
     return _means(
         [
-            (one_accuracy(answers[one], truths[one]), answer_types.get(one))
+            (_one_accuracy(answers[one], truths[one]), answer_types.get(one))
             for one in _shared(answers, truths)
         ]
     )
 
 
-def one_accuracy(answer: str, truth: Truth) -> float:
+def _one_accuracy(answer: str, truth: Truth) -> float:
     """Return the accuracy of an answer, 0 to 1.
 
     With answers of several annotators: min(annotators who gave it / 3, 1) (Antol et al., "VQA",

@@ -18,7 +18,7 @@ _IOU_OF_A_HIT = 0.5
 _Box = Sequence[float]
 
 
-def iou(one: Tensor, other: Tensor) -> Tensor:
+def _iou(one: Tensor, other: Tensor) -> Tensor:
     """Return the intersection over union of boxes ``(..., 4)``, 0 to 1; shapes broadcast.
 
     A box without area has an IoU of 0 with every box.
@@ -114,12 +114,12 @@ def score_grounding(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             continue
         truth = torch.tensor(record["truth"], dtype=torch.float64)
         proposals = torch.tensor(record["boxes"], dtype=torch.float64).reshape(-1, 4)
-        right = iou(proposals, truth) >= _IOU_OF_A_HIT
+        right = _iou(proposals, truth) >= _IOU_OF_A_HIT
         shares.append(float(right.double().mean()) if len(right) else 0.0)
         box = record["box"]
         undecided += box is None
         chosen = torch.tensor(box or [0.0] * 4, dtype=torch.float64)
-        hits.append(bool(iou(chosen, truth) >= _IOU_OF_A_HIT))
+        hits.append(bool(_iou(chosen, truth) >= _IOU_OF_A_HIT))
         if record.get("split"):
             parts.setdefault(str(record["split"]), []).append(hits[-1])
     pointing = _percent([inside(record["peak"], record["truth"]) for record in records])

@@ -22,7 +22,7 @@ _SIDE = re.compile(r"\b(left|right)")
 _OPPOSITE = {"left": "right", "right": "left"}
 
 
-def mirrored(sentence: str) -> str:
+def _mirrored(sentence: str) -> str:
     """Return a lower-case sentence with left and right exchanged."""
     return _SIDE.sub(lambda match: _OPPOSITE[match[1]], sentence)
 
@@ -74,7 +74,7 @@ class _NlvrTrain(NLVRDataset):
             **samples,
             "image0": samples["image1"],
             "image1": samples["image0"],
-            "text_input": mirrored(samples["text_input"]),
+            "text_input": _mirrored(samples["text_input"]),
         }
 
 

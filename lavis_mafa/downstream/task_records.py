@@ -60,10 +60,10 @@ class InBatches:
         records: list[Record] = []
         for samples in progress(data_loader, desc=self.doing, leave=False):
             records += self.valid_step(model, prepare_sample(samples, cuda_enabled=cuda_enabled))
-        return gather_records(records)
+        return _gather_records(records)
 
 
-def gather_records(records: list[Record]) -> list[Record] | None:
+def _gather_records(records: list[Record]) -> list[Record] | None:
     """Gather the records of all ranks on the main process; ranks may have unequal numbers.
 
     Returns:

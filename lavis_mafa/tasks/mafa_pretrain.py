@@ -11,11 +11,8 @@ import torch
 from lavis.common.registry import registry
 
 from lavis_mafa.algorithm.binary import bin_of, lift
-from lavis_mafa.algorithm.mining import (
-    DIRECTIONS,
-    STATE_NAMES,
-    MiningRule,
-)
+from lavis_mafa.algorithm.losses.matching import is_loss_of_guess
+from lavis_mafa.algorithm.mining import DIRECTIONS, STATE_NAMES, MiningRule
 from lavis_mafa.algorithm.output import COUNTS, StepOutput
 from lavis_mafa.algorithm.rules import ABSENT, AMBIGUOUS, POSITIVE
 from lavis_mafa.algorithm.tokens import COUNTS as CAPTION_COUNTS
@@ -27,17 +24,9 @@ Array = npt.NDArray[Any]
 
 REPLACED = "samples_replaced"  # unreadable, another one was read instead
 WITHOUT_NEGATIVE = "anchors_without_negative"  # in an epoch, by direction
-ON_PLATEAU = "itm_plateau"  # kind of a record of `log.jsonl`
-PLATEAU_ADVICE = (
-    "ITM is on its plateau: its loss is that of a guess without looking at the pair. If it stays "
-    "there, start with uniform negatives: model.mafa.warm_up_negatives=uniform "
-    "model.mafa.warm_up_epochs=2"
-)
 TRUTHS = ("true", "false", "unknown")
 # So many that thresholds with two digits are edges of bins.
 HISTOGRAM_BINS = 100  # of Con-D's probabilities
-_ITM_PAIRS, _ITM_MATCHES = "itm_pairs", "itm_matches"
-_PLATEAU_WIDTH = 0.02  # relative to the loss of a guess
 # Rates of an epoch: the sums of which they are the ratio.
 _BY_CON_D = {
     "false_negative_rate_by_con_d": ("found", "judged"),
@@ -139,8 +128,8 @@ class StepFigures:
         if output.get("loss_itm") is not None and output.get("i2t") is not None:
             labels = [output[d].host.itm_pairs(self._rule)[2] for d in DIRECTIONS]
             own = len(output.own)
-            bins[_ITM_PAIRS] = float(own + sum(map(len, labels)))
-            bins[_ITM_MATCHES] = own + sum(float(one.sum()) for one in labels)
+            bins["itm_pairs"] = float(own + sum(map(len, labels)))
+            bins["itm_matches"] = own + sum(float(one.sum()) for one in labels)
         if not self._rule.by_con_d:
             return bins
         for direction in DIRECTIONS if output.get("i2t") is not None else ():
@@ -177,16 +166,9 @@ class StepFigures:
         return {"bins": HISTOGRAM_BINS, **histogram} if histogram else None
 
     def itm_is_on_plateau(self, tally: Tally) -> bool:
-        """Return whether ITM's loss of an epoch is that of a guess without looking at the pair.
-
-        A guess is the share of matches among ITM's pairs, or one half.
-        """
-        loss, share = tally.ratio("loss_itm", "steps"), tally.ratio(_ITM_MATCHES, _ITM_PAIRS)
-        if loss is None or share is None or not 0 < share < 1:
-            return False
-        entropy = -share * math.log(share) - (1 - share) * math.log(1 - share)
-        guesses = (entropy, math.log(2))
-        return any(abs(loss - guess) <= _PLATEAU_WIDTH * guess for guess in guesses)
+        """Return whether ITM's loss of an epoch is that of a guess without looking at the pair."""
+        loss, share = tally.ratio("loss_itm", "steps"), tally.ratio("itm_matches", "itm_pairs")
+        return loss is not None and share is not None and is_loss_of_guess(loss, share)
 
     def epoch_figures(self, tally: Tally) -> dict[str, float | None]:
         """Return the figures of an epoch over all ranks.
@@ -214,11 +196,8 @@ class StepFigures:
             for name, (part, whole) in rates.items():
                 figures[f"{name}_{d}"] = _ratio(tally, part, whole, d)
             if of_con_d:
-                precision, base_rate = (
-                    figures[f"con_d_precision_{d}"],
-                    figures[f"con_d_base_rate_{d}"],
-                )
-                figures[f"con_d_lift_{d}"] = lift(precision, base_rate)
+                precision = figures[f"con_d_precision_{d}"]
+                figures[f"con_d_lift_{d}"] = lift(precision, figures[f"con_d_base_rate_{d}"])
         return {self._named(name): value for name, value in figures.items()}
 
     def mined(self, output: Any, samples: dict[str, Any], limit: int) -> list[dict[str, Any]]:

@@ -165,13 +165,10 @@ def retrieval_of_own_pairs(
                 table[place, list(own[name](query))] = True
             return table
 
-        sums = [0.0 for _ in RECALLS]
+        sums = np.zeros(len(RECALLS))
         for ranking in _rankings(scores, relevant):
-            sums = [
-                total + float(ranking.recall(k).sum())
-                for total, k in zip(sums, RECALLS, strict=True)
-            ]
-        recalls = [100.0 * total / len(scores) for total in sums]
+            sums += [ranking.recall(k).sum() for k in RECALLS]
+        recalls = (100.0 * sums / len(scores)).tolist()
         figures |= {f"{name}_r{k}": value for k, value in zip(RECALLS, recalls, strict=True)}
         # Not by `sum`, which rounds differently from LAVIS's additions.
         figures[f"{name}_r_mean"] = (recalls[0] + recalls[1] + recalls[2]) / 3

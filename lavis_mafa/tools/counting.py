@@ -16,7 +16,6 @@ from lavis_mafa.data.caption_truth import CaptionTruth
 from lavis_mafa.io.files import write_json
 from lavis_mafa.io.processes import is_main_process
 from lavis_mafa.judges.self_check import LEAST_AUC
-from lavis_mafa.tasks.mafa_pretrain import PLATEAU_ADVICE
 from lavis_mafa.tools import ALL
 from lavis_mafa.tools.analysed_pairs import AnalysedPairs
 from lavis_mafa.tools.charts import Bars, Table
@@ -27,6 +26,7 @@ from lavis_mafa.tools.hard_negatives import HardNegatives, Sampling
 from lavis_mafa.tools.judged_pairs import FILE, INVALID, UNKNOWN, Judged
 from lavis_mafa.tools.run_report import is_on_plateau
 from lavis_mafa.tools.tables import markdown_table
+from lavis_mafa.training.figures import PLATEAU_ADVICE
 
 # Similar is not false: without a judge, the results do not say so.
 _ALIKE = "Hard negatives that are more similar than {} % of the own pairs"

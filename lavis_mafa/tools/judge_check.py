@@ -32,9 +32,7 @@ NOTE = (
 
 
 def check_judges(
-    loaded: AnalysedPairs,
-    thresholds: Sequence[float],
-    args: argparse.Namespace,
+    loaded: AnalysedPairs, thresholds: Sequence[float], args: argparse.Namespace
 ) -> dict[str, SelfCheck]:
     """Check every judge of a command; all ranks must call this function.
 

@@ -67,11 +67,7 @@ def _draw(probability: NDArray[Any], count: int, above: float, seed: int) -> NDA
 
 
 def _write_label_page(
-    path: Path,
-    judged: Judged,
-    data: Any,
-    rows: NDArray[Any],
-    name: str | None = None,
+    path: Path, judged: Judged, data: Any, rows: NDArray[Any], name: str | None = None
 ) -> int:
     """Write the page that asks for some of the judged pairs; return their number.
 

@@ -17,12 +17,7 @@ from lavis_mafa.io.processes import is_main_process
 from lavis_mafa.tools import ALL
 from lavis_mafa.tools.analysed_pairs import AnalysedPairs
 from lavis_mafa.tools.charts import Cell, Table
-from lavis_mafa.tools.clean_data import (
-    FLAG_EMBEDDING,
-    TRIPLETS,
-    write_clean_copy,
-    write_triplets,
-)
+from lavis_mafa.tools.clean_data import FLAG_EMBEDDING, TRIPLETS, write_clean_copy, write_triplets
 from lavis_mafa.tools.corpus import Corpus
 from lavis_mafa.tools.engine import load, mine
 from lavis_mafa.tools.gallery import SampleViewer, report_of_judged

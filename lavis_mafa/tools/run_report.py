@@ -11,7 +11,6 @@ import numpy as np
 from lavis_mafa.algorithm.binary import TENTHS
 from lavis_mafa.algorithm.mining import DIRECTIONS
 from lavis_mafa.checkpoints.downloads import go_offline
-from lavis_mafa.tasks.mafa_pretrain import ON_PLATEAU, PLATEAU_ADVICE
 from lavis_mafa.tools.charts import Bars, Cell, Table, as_number
 from lavis_mafa.tools.gallery import (
     SHOWN,
@@ -27,6 +26,7 @@ from lavis_mafa.tools.judged_pairs import FILE, Judged
 from lavis_mafa.tools.model_and_data import recorded_data
 from lavis_mafa.tools.report_page import write_report
 from lavis_mafa.training.con_d_check import RECORD
+from lavis_mafa.training.figures import ON_PLATEAU, PLATEAU_ADVICE
 from lavis_mafa.training.run_log import CONNECTIONS, LOG, mean_of, read_json_lines, read_log
 
 # Not the same name: `count` and `mine` write a report.html themselves.
@@ -121,11 +121,7 @@ def _outcome(epochs: list[dict[str, Any]], evaluations: list[dict[str, Any]], st
         before = first.get("loss") if len(epochs) > 1 else None
         change = "" if before is None else f" ({before:.3g} in epoch {first['epoch']})"
         sentences.append(f"The loss of epoch {last['epoch']} is {last['loss']:.3g}{change}.")
-    names = (
-        "false_negative_rate",
-        "false_negative_rate_in_itm",
-        "false_negative_rate_by_con_d",
-    )
+    names = ("false_negative_rate", "false_negative_rate_in_itm", "false_negative_rate_by_con_d")
     false, left, found = (mean_of(last, [f"{name}_{d}" for d in DIRECTIONS]) for name in names)
     if false is not None:
         learned = f", and {left:.1%} of those that ITM learned as no match" if left else ""

@@ -64,12 +64,7 @@ class CheckpointSchedule:
         unsaved: epoch and step of the last failure, None if the last checkpoint was saved.
     """
 
-    def __init__(
-        self,
-        state: RunState,
-        folder: Path,
-        allowed: int,
-    ) -> None:
+    def __init__(self, state: RunState, folder: Path, allowed: int) -> None:
         self.state, self.folder, self.allowed = state, folder, allowed
         self.failed = 0
         self.unsaved: tuple[int, int] | None = None

@@ -11,11 +11,17 @@ from lavis.common.dist_utils import is_main_process
 
 from lavis_mafa.algorithm.mining import DIRECTIONS
 from lavis_mafa.settings.loggers import EPOCH
-from lavis_mafa.tasks.mafa_pretrain import ON_PLATEAU, PLATEAU_ADVICE, WITHOUT_NEGATIVE
+from lavis_mafa.tasks.mafa_pretrain import WITHOUT_NEGATIVE
 from lavis_mafa.tasks.tally import Tally
 from lavis_mafa.training.run_log import CONNECTIONS, RunLog
 from lavis_mafa.training.training_step import TEMPERATURE
 
+ON_PLATEAU = "itm_plateau"  # kind of a record of `log.jsonl`
+PLATEAU_ADVICE = (
+    "ITM is on its plateau: its loss is that of a guess without looking at the pair. If it stays "
+    "there, start with uniform negatives: model.mafa.warm_up_negatives=uniform "
+    "model.mafa.warm_up_epochs=2"
+)
 # Shares of the hard negatives of both directions.
 _SHARES = {
     "false_negative_rate_by_con_d": "match according to Con-D",
@@ -102,11 +108,7 @@ class Figures:
             self.log.append(CONNECTIONS, record)
 
     def record_epoch(
-        self,
-        epoch: int,
-        global_step: int,
-        device: torch.device,
-        hardness: float | None = None,
+        self, epoch: int, global_step: int, device: torch.device, hardness: float | None = None
     ) -> None:
         """Log an epoch's figures over all ranks, which must all call it.
 

@@ -88,7 +88,7 @@ class Speaker(BaseModel):
 def try_together(folder):
     """Write what this rank gets from gathering three records and one, a value and a failure."""
     rank = get_rank()
-    result = {"gathered": results.gather_records([{"id": (rank, i)} for i in range(3 - 2 * rank)])}
+    result = {"gathered": results._gather_records([{"id": (rank, i)} for i in range(3 - 2 * rank)])}
     result["value"] = on_main_process(lambda: f"made on {rank}")
 
     def fail():

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from lavis_mafa.downstream import MafaCaptionTask, MafaGQATask, MafaVQATask
 from lavis_mafa.downstream import answer_metrics as answering
-from lavis_mafa.downstream.answer_metrics import one_accuracy
+from lavis_mafa.downstream.answer_metrics import _one_accuracy
 from lavis_mafa.training.session import run
 
 SCRIPT = Path(__file__).with_name("generation_run.py")
@@ -483,13 +483,13 @@ words = st.sampled_from(["red", "a red", "2", "two", "blue sky", "it's", "no.", 
 
 @given(words, st.lists(words, min_size=4, max_size=12))
 def test_accuracy_equals_the_official_vqa_tool(answer, truths):
-    """`one_accuracy` for normalised answers; VQA's tool leaves some others unchanged."""
+    """`_one_accuracy` for normalised answers; VQA's tool leaves some others unchanged."""
     annotation = answering.Annotation(truths)
     ours = answering.accuracy_by_annotators({1: answer}, {1: annotation})
     assert ours["acc"] == pytest.approx(official_accuracy(answer, truths), abs=5e-3)
     truths = [answering.normalise(t) for t in truths]
     official = official_accuracy(answer, truths)
-    assert 100 * one_accuracy(answer, truths) == pytest.approx(official, abs=1e-5)
+    assert 100 * _one_accuracy(answer, truths) == pytest.approx(official, abs=1e-5)
 
 
 def official_accuracy(answer, truths):

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lavis_mafa.downstream.grounding_metrics import (
+    _iou,
     box_scores,
     choose,
     inside,
-    iou,
     peak,
     score_grounding,
     stretch,
@@ -37,16 +37,16 @@ def test_iou_counts_pixels(one, other):
     first, second = pixels(one), pixels(other)
     union = len(first | second)
     expected = len(first & second) / union if union else 0.0
-    found = iou(torch.tensor(one), torch.tensor(other))
+    found = _iou(torch.tensor(one), torch.tensor(other))
     assert float(found) == pytest.approx(expected, abs=1e-12)
-    assert float(iou(torch.tensor(other), torch.tensor(one))) == float(found)
+    assert float(_iou(torch.tensor(other), torch.tensor(one))) == float(found)
 
 
 def test_iou_broadcasts_and_handles_fractions_of_pixels():
     boxes = torch.tensor([[0, 0, 2, 2], [1, 0, 2, 2], [2, 0, 2, 2], [0.5, 0.5, 1, 1]])
-    found = iou(boxes, torch.tensor([0.0, 0, 2, 2]))
+    found = _iou(boxes, torch.tensor([0.0, 0, 2, 2]))
     assert found.tolist() == pytest.approx([1, 1 / 3, 0, 1 / 4])
-    assert iou(boxes[:, None], boxes[None]).shape == (4, 4)
+    assert _iou(boxes[:, None], boxes[None]).shape == (4, 4)
 
 
 def slow_score(heat, box):

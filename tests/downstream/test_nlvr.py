@@ -139,11 +139,15 @@ def test_lavis_blip_is_fine_tuned_from_our_checkpoint(tmp_path, monkeypatch):
     torch.save({"model": pretrained}, tmp_path / "blip.pth")
     info = "datasets.nlvr.build_info"
     options = [
-        *(f"{info}.annotations.{split}.storage={split}.json" for split in ("train", "val", "test")),
+        *(f"{info}.annotations.{s}.storage={tmp_path}/{s}.json" for s in ("train", "val", "test")),
         *(f"datasets.nlvr.vis_processor.{phase}.image_size=32" for phase in ("train", "eval")),
-        *(f"{info}.images.storage=images", f"model.med_config_path={med}", "model.image_size=32"),
+        *(
+            f"{info}.images.storage={tmp_path}/images",
+            f"model.med_config_path={med}",
+            "model.image_size=32",
+        ),
         *("model.pretrained=blip.pth", "run.device=cpu", "run.num_workers=0", "run.max_epoch=1"),
-        *("run.batch_size_train=4", "run.output_dir=out", "run.init_lr=0"),
+        *("run.batch_size_train=4", "run.output_dir=out", "run.init_lr=1e-9"),
     ]
     run(str(Path(lavis.__file__).parent / "projects/blip/train/nlvr_ft.yaml"), [*SMALL, *options])
     assert len(records(tmp_path / "out", "step")) == 2
@@ -151,4 +155,4 @@ def test_lavis_blip_is_fine_tuned_from_our_checkpoint(tmp_path, monkeypatch):
     tuned = weights(tmp_path / "out")
     shared = [key for key in pretrained if key in tuned and "pos" not in key]
     assert any("text_encoder" in key for key in shared)
-    assert all(torch.equal(tuned[key], pretrained[key]) for key in shared)
+    assert all(torch.allclose(tuned[key], pretrained[key], atol=1e-6) for key in shared)

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from lavis_mafa.downstream import NlvrMafaBuilder, VgVqaMafaBuilder
-from lavis_mafa.downstream.lavis_data import _NlvrTrain, mirrored
+from lavis_mafa.downstream.lavis_data import _mirrored, _NlvrTrain
 
 # NLVR2
 
@@ -29,8 +29,8 @@ from lavis_mafa.downstream.lavis_data import _NlvrTrain, mirrored
     ],
 )
 def test_sentences_are_mirrored(sentence, expected):
-    assert mirrored(sentence) == expected
-    assert mirrored(expected) == sentence
+    assert _mirrored(sentence) == expected
+    assert _mirrored(expected) == sentence
 
 
 def test_test_split_differs_from_dev_split():

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lavis_mafa.algorithm.step_context import StepContext
+
+_GUESS_WIDTH = 0.02  # relative to the loss of a guess
+
+
+def is_loss_of_guess(loss: float, matches: float) -> bool:
+    """Return whether a mean loss is that of a model which does not look at the pair.
+
+    It answers by the share of matches, whose loss is its entropy, or by one half.
+
+    Args:
+        matches: share of matches among the pairs, 0 to 1.
+    """
+    guesses = [math.log(2)]
+    if 0 < matches < 1:
+        guesses.append(-matches * math.log(matches) - (1 - matches) * math.log(1 - matches))
+    return any(abs(loss - guess) <= _GUESS_WIDTH * guess for guess in guesses)
 
 
 def matching_losses(logits: Tensor, labels: Tensor) -> Tensor:
