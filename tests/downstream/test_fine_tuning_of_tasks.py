@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import lavis
 import pytest
+import torch
 from fine_tuning import (
     SIZES,
     annotation_options,
@@ -15,7 +18,9 @@ from fine_tuning import (
     train_small,
     write_json_files,
 )
-from runs import finish, records, run_here, start
+from runs import finish, put_small_lavis, records, run_here, start
+
+from lavis_mafa import load_model
 
 
 @pytest.mark.parametrize("name, data", [("vqa_ft_toy", "toy_vqa"), ("ve_ft_toy", "toy_ve")])
@@ -44,8 +49,26 @@ def pictures(tmp_path, toy):
     return folder
 
 
-def test_vqa_with_lavis_coco_and_visual_genome_builders(pictures, checkpoint, tmp_path):  # noqa: F811
+@pytest.mark.parametrize("blip", [False, True], ids=["albef", "LAVIS's BLIP"])
+def test_vqa_with_lavis_coco_and_visual_genome_builders(
+    blip,
+    pictures,
+    checkpoint,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+):
     """Ten annotators' answers are weighted by their count, Visual Genome's single one by 0.2."""
+    config, genome, more = "vqa_ft", "vg_vqa_mafa", {}
+    if blip:  # fine-tuned from our checkpoint by LAVIS's config (MAFA, Table 3)
+        config, genome = f"{Path(lavis.__file__).parent}/projects/blip/train/vqav2_ft", "vg_vqa"
+        checkpoint = tmp_path / "blip.pth"
+        torch.save({"model": load_model("blip_mafa", "tiny").state_dict()}, checkpoint)
+        monkeypatch.chdir(tmp_path)
+        more["model.med_config_path"] = put_small_lavis(tmp_path, monkeypatch, more_words=2)
+        more |= {"model.model_type": "vqav2", "run.task": "mafa_vqa"}
+        for part in ("coco_vqa.vis_processor.train", "coco_vqa.vis_processor.eval"):
+            more[f"datasets.{part}.image_size"] = 32
+        more["datasets.vg_vqa.vis_processor.train.image_size"] = 32
     answers = [["red"] * 6 + ["crimson"] * 4, ["2"] * 10, ["yes"] * 5 + ["no"] * 5]
     row = {"question": "what is red?"}
     questions = [
@@ -74,20 +97,18 @@ def test_vqa_with_lavis_coco_and_visual_genome_builders(pictures, checkpoint, tm
         genome=[{**row, "answer": "two", "dataset": "vg"} for row in questions],
     )
     train_on_files(
-        "vqa_ft",
+        config,
         checkpoint,
         tmp_path,
+        **more,
         **annotation_options("coco_vqa", "train", paths["train"], paths["more"]),
         **annotation_options(
             *("coco_vqa", "val", paths["evaluated"], paths["candidates"]),
             *(paths["official"], paths["truth"]),
         ),
         **annotation_options("coco_vqa", "test", paths["evaluated"], paths["candidates"]),
-        **annotation_options("vg_vqa_mafa", "train", paths["genome"]),
-        **{
-            f"datasets.{data}.build_info.images.storage": pictures
-            for data in ("coco_vqa", "vg_vqa_mafa")
-        },
+        **annotation_options(genome, "train", paths["genome"]),
+        **{f"datasets.{data}.build_info.images.storage": pictures for data in ("coco_vqa", genome)},
         **{"run.valid_splits": '["val"]'},
     )
     assert len(records(tmp_path, "step")) == 24 // 4
