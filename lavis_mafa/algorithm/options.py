@@ -75,6 +75,10 @@ class Option:
             return True
         if self.choices:
             return value in self.choices
+        if self.low is None and self.high is None:
+            return True
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
         if self.low is not None and not (value > self.low if self.above else value >= self.low):
             return False
         return self.high is None or value <= self.high

@@ -194,6 +194,10 @@ class Grit(TrainerCallback):
         assert own is not None
         self.schedule.load_state_dict(own["state"], own["epoch"])
 
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Forget the trainer: another one must have it as a callback, too."""
+        self._is_callback = False
+
 
 class KeepLoss(TrainerCallback):
     """Keeps what a loss learns (a bias, thresholds of rows) in the trainer's checkpoints, and adds

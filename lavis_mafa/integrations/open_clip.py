@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
+from inspect import signature
 from typing import Any
 
 import torch.nn.functional as F
@@ -35,25 +36,17 @@ class _OfOpenClip(PairLoss):
 
     def __init__(
         self,
-        settings: StepSettings | None = None,
-        judge: Any = None,
-        *,
-        local_loss: bool = False,
-        gather_with_grad: bool = False,
-        cache_labels: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
-        use_horovod: bool = False,
-        grit: Any = None,
+        settings: StepSettings | None,
+        judge: Any,
+        cache_labels: bool,
+        rank: int,
+        world_size: int,
         **options: Any,
     ) -> None:
-        super().__init__(settings, judge, grit=grit, all_ranks=True, **options)
-        self.local_loss, self.gather_with_grad = local_loss, gather_with_grad
+        arguments = signature(type(self).__init__).parameters
+        super().__init__(settings, judge, all_ranks=True, arguments=arguments, **options)
         self.cache_labels, self.rank, self.world_size = cache_labels, rank, world_size
-        self.use_horovod = use_horovod
         ranks = Ranks(together=True)
-        if use_horovod:
-            raise ValueError("Horovod is not supported: start the processes with torchrun")
         if world_size > 1 and (rank, world_size) != (ranks.rank, ranks.world):
             raise ValueError(
                 f"got rank {rank} of {world_size}, but torch.distributed has rank {ranks.rank} of "
@@ -113,9 +106,23 @@ class ClipLoss(_OfOpenClip, _ClipLoss):  # type: ignore[misc]
     """
 
     def __init__(
-        self, settings: StepSettings | None = None, judge: Any = None, **named: Any
+        self,
+        settings: StepSettings | None = None,
+        judge: Any = None,
+        *,
+        local_loss: bool = False,
+        gather_with_grad: bool = False,
+        cache_labels: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+        use_horovod: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(settings, judge, **named)
+        super().__init__(settings, judge, cache_labels, rank, world_size, **options)
+        self.local_loss, self.gather_with_grad = local_loss, gather_with_grad
+        self.use_horovod = use_horovod
+        if use_horovod:
+            raise ValueError("Horovod is not supported: start the processes with torchrun")
         if self.world_size > 1 and not (self.local_loss and self.gather_with_grad):
             raise ValueError(
                 "on several ranks each computes the loss of its own rows and candidates pass "
@@ -127,8 +134,8 @@ class SigLipLoss(_OfOpenClip, _SigLipLoss):  # type: ignore[misc]
     """The same in place of ``open_clip.SigLipLoss``: a sigmoid a pair, with the model's bias.
 
     Args:
-        settings, judge, named: as in `ClipLoss`.
-        cache_labels, rank, world_size, dist_impl: open_clip's.
+        settings, judge, options: as in `ClipLoss`.
+        cache_labels, rank, world_size, dist_impl: open_clip's; features are always gathered.
     """
 
     def __init__(
@@ -140,18 +147,14 @@ class SigLipLoss(_OfOpenClip, _SigLipLoss):  # type: ignore[misc]
         rank: int = 0,
         world_size: int = 1,
         dist_impl: str | None = None,
-        **named: Any,
+        **options: Any,
     ) -> None:
         super().__init__(
-            settings,
-            judge,
-            cache_labels=cache_labels,
-            rank=rank,
-            world_size=world_size,
-            model_bias=True,
-            **named,
+            settings, judge, cache_labels, rank, world_size, model_bias=True, **options
         )
         self.dist_impl = dist_impl or "gather"
+        if self.dist_impl not in ("bidir", "shift", "reduce", "gather"):
+            raise ValueError(f"dist_impl: got {dist_impl!r}, expected bidir, shift, reduce, gather")
 
 
 class CoCaLoss(ClipLoss):

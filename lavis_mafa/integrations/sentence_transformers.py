@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from inspect import signature
 from typing import Any
 
 import torch
@@ -117,7 +118,14 @@ class MinedLoss(PairLoss):
         for name in _REFUSED.keys() & options.keys():
             raise TypeError(f"MinedLoss has no argument {name!r}: {_REFUSED[name]}")
         own = options if settings is not None else {"same_group": "positive", **options}
-        super().__init__(settings, judge, grit=grit, all_ranks=gather_across_devices, **own)
+        super().__init__(
+            settings,
+            judge,
+            grit=grit,
+            all_ranks=gather_across_devices,
+            arguments=signature(MinedLoss.__init__).parameters,
+            **own,
+        )
         sizes = (mini_batch_size, mini_batch_num_tokens)
         if not scale > 0 or any(size is not None and size < 1 for size in sizes):
             raise ValueError(
@@ -150,7 +158,7 @@ class MinedLoss(PairLoss):
             own = self._equal(columns[:2])
         if mines and reads_texts(judge):
             own[PAIR_TEXTS] = self._candidates(columns[:2])
-        anchors, positives, *hard = (F.normalize(self._encode(one), dim=-1) for one in columns)
+        anchors, positives, *hard = (_unit(self._encode(one)) for one in columns)
         samples = self.samples_of(numbers, (anchors, positives), training, own)
         temperature = torch.tensor(1 / self.scale, device=anchors.device)
         negatives = torch.cat(hard) if hard else None
@@ -192,7 +200,9 @@ class MinedLoss(PairLoss):
                 "numbered(dataset)), which reads the rows of the data set"
             )
         tokenizer = _unwrapped(self.model).tokenizer
-        own = [tokenizer.batch_decode(_ids(one), skip_special_tokens=True) for one in columns]
+        # The tokenizer of StaticEmbedding is one of the library tokenizers.
+        decode = getattr(tokenizer, "batch_decode", None) or tokenizer.decode_batch
+        own = [decode(_ids(one), skip_special_tokens=True) for one in columns]
         world = Ranks(self.parts.settings.all_ranks).world
         if world == 1:
             return own
@@ -224,10 +234,13 @@ class MinedLoss(PairLoss):
             return encode(rows)
         model = _unwrapped(self.model)
         wrappers = "sentence_transformers.sentence_transformer.losses"
-        if any(type(one.forward).__module__.startswith(wrappers) for one in (model, model[0])):
+        wrapped = any(
+            type(one.forward).__module__.startswith(wrappers) for one in (model, model[0])
+        )
+        if wrapped or "offsets" in rows:
             raise ValueError(
                 "mini_batch_size and mini_batch_num_tokens do not work inside MatryoshkaLoss, "
-                "Matryoshka2dLoss and AdaptiveLayerLoss: leave them out"
+                "Matryoshka2dLoss and AdaptiveLayerLoss, nor with StaticEmbedding: leave them out"
             )
         from sentence_transformers.base.losses.gradcache import _create_minibatch, _minibatch_ranges
 
@@ -239,6 +252,11 @@ class MinedLoss(PairLoss):
         return torch.cat([recomputed(place, lambda one: encode(dict(one)), one) for one in parts])
 
 
+def _unit(embeddings: Tensor) -> Tensor:
+    """Return normalised embeddings, in float32 if they have half precision, as the library does."""
+    return F.normalize(embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)), dim=-1)
+
+
 def _unwrapped(model: Any) -> Any:
     """Return the SentenceTransformer inside of a compiled model, or of DDP's."""
     model = getattr(model, "_orig_mod", model)
@@ -248,9 +266,13 @@ def _unwrapped(model: Any) -> Any:
 def _ids(rows: dict[str, Any]) -> list[list[int]]:
     """Return the tokens of every row without padding, also of flattened mini-batches."""
     ids = rows["input_ids"]
+    ends: list[int] = []
     if "cu_seq_lens_q" in rows:
         ends = rows["cu_seq_lens_q"].tolist()
-        flat = ids[0].tolist()
+    elif "offsets" in rows:  # of StaticEmbedding
+        ends = [*rows["offsets"].tolist(), ids.numel()]
+    if ends:
+        flat = ids.flatten().tolist()
         return [flat[begin:end] for begin, end in zip(ends[:-1], ends[1:], strict=True)]
     if "attention_mask" not in rows:
         return list(ids.tolist())

@@ -142,8 +142,14 @@ def test_its_arguments_and_keys_are_those_of_open_clip():
         ClipLoss(rank=1, world_size=2)
     with pytest.raises(TypeError, match="settings: got True, expected StepSettings"):
         ClipLoss(True, True)
-    with pytest.raises(TypeError, match="'local_los'"):
+    with pytest.raises(TypeError, match="'local_los', did you mean 'local_loss'"):
         ClipLoss(local_los=True)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'gather_with_grad'"):
+        SigLipLoss(gather_with_grad=True)
+    with pytest.raises(ValueError, match="dist_impl: got 'ring', expected bidir"):
+        SigLipLoss(dist_impl="ring")
+    with pytest.raises(ValueError, match="got itc_loss='rince', but with the model's bias"):
+        SigLipLoss(settings=StepSettings(itc_loss="rince"))
     with pytest.raises(TypeError, match="got loaded_indx, expected some of image_id"):
         ClipLoss()(*features(), torch.tensor(10.0), loaded_indx=torch.arange(8))
     assert (

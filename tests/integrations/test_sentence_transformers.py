@@ -14,12 +14,15 @@ pytest.importorskip("accelerate")
 sentence_transformers = pytest.importorskip("sentence_transformers", minversion="6")
 pytest.importorskip("datasets")
 
+import tokenizers  # noqa: E402
 from datasets import Dataset, DatasetDict, concatenate_datasets  # noqa: E402
 from runs import finish, launcher, spawn  # noqa: E402
+from sentence_transformers import SentenceTransformer  # noqa: E402
 from sentence_transformers.sentence_transformer.losses import (  # noqa: E402
     GISTEmbedLoss,
     MultipleNegativesRankingLoss,
 )
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding  # noqa: E402
 from tiny_sentences import GROUPED, cross_encoder, encoder, pairs, train  # noqa: E402
 
 from lavis_mafa import GritSchedule, MiningRule, SoftLabels, StepSettings  # noqa: E402
@@ -168,6 +171,12 @@ def test_what_the_loss_cannot_use_is_refused(tmp_path):
         MinedLoss(model, judge="captions")
     with pytest.raises(TypeError, match="grit: got True, expected Grit"):
         MinedLoss(model, grit=True)
+    with pytest.raises(TypeError, match="'mini_batch_sise', did you mean 'mini_batch_size'"):
+        MinedLoss(model, mini_batch_sise=4)
+    with pytest.raises(ValueError, match="margin must be from -1 to 1, got True"):
+        MinedLoss(model, margin=True)
+    with pytest.raises(ValueError, match="momentum needs momentum encoders"):
+        MinedLoss(model, soft_labels="momentum")
     with pytest.raises(ValueError, match="must be above 0, got 0"):
         MinedLoss(model, scale=0.0)
     with pytest.raises(TypeError, match="settings: got 20.0, expected StepSettings"):
@@ -175,6 +184,52 @@ def test_what_the_loss_cannot_use_is_refused(tmp_path):
     rule = MiningRule(score="similarity", rule="global_threshold", top_k=0, action="drop")
     with pytest.raises(ValueError, match="keeps state for each row .* give grit"):
         MinedLoss(model, settings=StepSettings(**ONE_HOT, connections=rule))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rince": {"exponent": 0.3}},
+        {"posterior": {"prior": 0.1}},
+        {"high": 0.9, "margin": 0.1},
+        {"weight": 0.3},
+        {"alpha": 0.1, "soft_labels": "one_hot"},
+        {"label_smoothing": 0.1, "soft_labels": "smoothed"},
+        {"low": 0.2, "score": "con_d"},
+        {"negatives": "uniform"},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_a_setting_that_nothing_reads_is_refused(tmp_path, settings):
+    name = next(iter(settings))
+    with pytest.raises(TypeError, match=f"{name}.*: no effect with rule=.* and no judge: leave it"):
+        MinedLoss(encoder(tmp_path), **settings)
+
+
+def test_static_embeddings_are_judged(tmp_path):
+    """Their texts are one row of tokens with the places where each begins."""
+    words = tokenizers.Tokenizer.from_str(encoder(tmp_path).tokenizer.backend_tokenizer.to_str())
+    model = SentenceTransformer(modules=[StaticEmbedding(words, embedding_dim=16)], device="cpu")
+    data = pairs()[:8]
+    data["anchor"][1] = data["anchor"][0]
+    columns = [model.preprocess(data[name]) for name in ("anchor", "positive")]
+    plain = MultipleNegativesRankingLoss(model, **SYMMETRIC)(columns, None)
+    assert MinedLoss(model)(columns).item() == pytest.approx(plain.item())
+    cross = _Reading()
+    loss = MinedLoss(model, judge=cross)
+    loss(columns)
+    assert cross.read and {text for pair in cross.read for text in pair} <= texts_of(data)
+    assert loss.output.i2t.positives.sum() == 10
+    with pytest.raises(ValueError, match="nor with StaticEmbedding: leave them out"):
+        MinedLoss(model, mini_batch_size=3)(columns)
+
+
+def test_a_model_in_half_precision_has_the_librarys_loss(tmp_path):
+    model = encoder(tmp_path).to(torch.bfloat16)
+    columns = columns_of(model, pairs())
+    found = gradients(MinedLoss(model), model, columns)
+    expected = gradients(MultipleNegativesRankingLoss(model, **SYMMETRIC), model, columns)
+    assert found[0] == pytest.approx(expected[0], rel=1e-6)
 
 
 def test_a_loss_that_has_run_is_copied_and_pickled(tmp_path):

@@ -180,7 +180,7 @@ def test_a_wrapped_loss_collects_each_mini_batch_once(tmp_path):
 # transformers' Trainer
 
 
-def trainer_of(folder, name, evaluation=True, judge=None, grouped=False, **changes):
+def trainer_of(folder, name, evaluation=True, judge=None, grouped=False, more=None, **changes):
     torch.manual_seed(0)
     model = MODELS[name]()
     ids = torch.randint(2, 50, (24, 6))
@@ -194,6 +194,7 @@ def trainer_of(folder, name, evaluation=True, judge=None, grouped=False, **chang
         eval_dataset=data.select(range(8)) if evaluation else None,
         grit=Grit(data, GROUPED) if grouped else None,
         judge=judge,
+        **(more or {}),
     )
 
 
@@ -247,6 +248,41 @@ def test_evaluation_before_during_and_after_training(tmp_path, name):
 def test_transformers_trains_with(tmp_path, changes):
     trainer = trainer_of(tmp_path, "CLIP", grouped=True, max_steps=8, **changes)
     assert trainer.train().training_loss > 0 and trainer.state.global_step == 8
+
+
+def test_metrics_get_embeddings_and_the_log_has_counts(tmp_path):
+    """The log of TensorBoard, too; and what would be ignored is refused."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    seen = []
+
+    def metrics(found):
+        seen.append(found)
+        return {"rows": len(found.label_ids)}
+
+    events = str(tmp_path / "events")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TENSORBOARD_LOGGING_DIR", events)
+        trainer = trainer_of(
+            tmp_path,
+            "CLIP",
+            report_to="tensorboard",
+            eval_strategy="epoch",
+            more={"compute_metrics": metrics, "margin": 0.0},
+        )
+        trainer.train()
+    assert trainer.evaluate()["eval_rows"] == 8
+    assert seen[0].predictions[0].shape == (8, 16)
+    assert seen[0].label_ids.tolist() == [int(one) for one in trainer.eval_dataset["label"]]
+    written = EventAccumulator(events).Reload()
+    assert [one.value for one in written.Scalars("train/judged_negatives")] == [24.0, 24.0]
+    with pytest.raises(ValueError, match="without compute_loss_func and label_smoothing_factor"):
+        trainer_of(tmp_path, "CLIP", label_smoothing_factor=0.1)
+    with pytest.raises(ValueError, match="without compute_loss_func and label_smoothing_factor"):
+        trainer_of(tmp_path, "CLIP", more={"compute_loss_func": metrics})
+    with pytest.raises(TypeError, match="'callback', did you mean 'callbacks'"):
+        trainer_of(tmp_path, "CLIP", more={"callback": []})
 
 
 def test_evaluation_rows_are_not_judged_as_rows_of_training(tmp_path):
