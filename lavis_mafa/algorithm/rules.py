@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lavis_mafa.algorithm.options import Checked, check_options, option
+from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.algorithm.registry import MAFA, Registry
-from lavis_mafa.algorithm.scores import CON_D, JUDGES, is_probability
+from lavis_mafa.algorithm.scores import CON_D, JUDGES, SCORES
 
 _CONNECTED = ("itc", "itm", "lm")  # losses that connections can change
 KEPT, AMBIGUOUS, POSITIVE, ABSENT = 0, 1, 2, 3
@@ -59,7 +59,7 @@ RULES: Registry[Rule] = Registry("rule", MAFA, _RuleTraits)
 
 
 @dataclass(frozen=True)
-class MiningRule:
+class MiningRule(Checked):
     """Rule for a hard negative that Con-D, or another score, judged.
 
     With ``top_k`` from 2 on, ITM gets all positives found and the hardest candidate that is neither
@@ -113,12 +113,13 @@ class MiningRule:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "use_in", tuple(self.use_in))  # a config has a list
-        check_options(self)
+        super().__post_init__()
         if self.low > self.high:
             raise ValueError(f"need low <= high, got low={self.low}, high={self.high}")
         if self.labels == "probability" and self.action != "convert":
             raise ValueError(f"labels: probability needs action: convert, got {self.action!r}")
-        if self.labels == "probability" and not is_probability(self.score):
+        probable = self.by_con_d or SCORES.entry(self.score).traits.probability
+        if self.labels == "probability" and not probable:
             raise ValueError(
                 f"labels: probability needs a score that is a probability, got {self.score!r}; "
                 f"use score: {CON_D}, or labels: hard"

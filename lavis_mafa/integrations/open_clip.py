@@ -13,8 +13,7 @@ from importlib.util import find_spec
 from inspect import signature
 from typing import Any
 
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.settings import StepSettings
@@ -23,9 +22,11 @@ from lavis_mafa.integrations.pair_loss import PairLoss
 # The losses are open_clip's for ``isinstance``, and work in other loops without it.
 if find_spec("open_clip") is not None:
     from open_clip.loss import ClipLoss as _ClipLoss
+    from open_clip.loss import CoCaLoss as _CoCaLoss
+    from open_clip.loss import DistillClipLoss as _DistillClipLoss
     from open_clip.loss import SigLipLoss as _SigLipLoss
 else:
-    _ClipLoss = _SigLipLoss = object
+    _ClipLoss = _CoCaLoss = _DistillClipLoss = _SigLipLoss = object
 
 # Keys of `lavis_mafa.run_step` that a loop may give with the features of a mini-batch.
 SAMPLES = ("image_id", "group_id", "loaded_index", "epoch", "grouped", "text_input")
@@ -157,8 +158,8 @@ class SigLipLoss(_OfOpenClip, _SigLipLoss):  # type: ignore[misc]
             raise ValueError(f"dist_impl: got {dist_impl!r}, expected bidir, shift, reduce, gather")
 
 
-class CoCaLoss(ClipLoss):
-    """The same in place of ``open_clip.CoCaLoss``: ITC and a captioning loss.
+class CoCaLoss(_CoCaLoss, ClipLoss):  # type: ignore[misc]
+    """ITC as `ClipLoss` with a captioning loss, in place of ``open_clip.CoCaLoss``.
 
     Args:
         caption_loss_weight, clip_loss_weight: of the terms.
@@ -173,67 +174,36 @@ class CoCaLoss(ClipLoss):
         pad_id: int = 0,
         **named: Any,
     ) -> None:
-        super().__init__(**named)
+        ClipLoss.__init__(self, **named)
         self.caption_loss_weight, self.clip_loss_weight = caption_loss_weight, clip_loss_weight
-        self.pad_id = pad_id
-
-    def forward(  # type: ignore[override]
-        self,
-        image_features: Tensor,
-        text_features: Tensor,
-        logits: Tensor,
-        labels: Tensor,
-        logit_scale: Tensor | float,
-        output_dict: bool = False,
-        **samples: Any,
-    ) -> Any:
-        """Return the weighted contrastive and captioning losses.
-
-        Args:
-            logits: ``(B, L, V)`` of the next tokens.
-            labels: ``(B, L)`` tokens.
-            image_features, text_features, logit_scale, output_dict, samples: as in `ClipLoss`.
-        """
-        clip = logits.new_zeros(())
-        if self.clip_loss_weight:
-            found = super().forward(image_features, text_features, logit_scale, **samples)
-            clip = self.clip_loss_weight * found
-        of_tokens = F.cross_entropy(logits.permute(0, 2, 1), labels, ignore_index=self.pad_id)
-        caption = self.caption_loss_weight * of_tokens
-        if output_dict:
-            return {"contrastive_loss": clip, "caption_loss": caption}
-        return clip, caption
+        self.caption_loss = nn.CrossEntropyLoss(ignore_index=pad_id)
 
 
-class DistillClipLoss(ClipLoss):
-    """The same in place of ``open_clip.DistillClipLoss``: ITC and a teacher's distribution."""
+class DistillClipLoss(_DistillClipLoss, ClipLoss):  # type: ignore[misc]
+    """ITC as `ClipLoss` and a teacher's distribution, in place of ``open_clip.DistillClipLoss``."""
 
-    def forward(  # type: ignore[override]
+    def __init__(self, **named: Any) -> None:
+        ClipLoss.__init__(self, **named)
+
+    def forward(
         self,
         image_features: Tensor,
         text_features: Tensor,
         logit_scale: Tensor | float,
-        dist_image_features: Tensor,
-        dist_text_features: Tensor,
-        dist_logit_scale: Tensor | float,
+        *teacher: Tensor,
         output_dict: bool = False,
-        **samples: Any,
+        **named: Any,
     ) -> Any:
-        """Return the contrastive and the distillation loss.
+        """Return the contrastive loss, and the distillation loss as open_clip computes it.
 
         Args:
-            dist_image_features, dist_text_features, dist_logit_scale: of the teacher.
-            image_features, text_features, logit_scale, output_dict, samples: as in `ClipLoss`.
+            image_features, text_features, logit_scale, output_dict: as in `ClipLoss`.
+            teacher, named: features and scale of the teacher (``dist_image_features``,
+                ``dist_text_features``, ``dist_logit_scale``).
         """
-        clip = super().forward(image_features, text_features, logit_scale, **samples)
-        get_logits: Any = self.get_logits
-        own = get_logits(image_features, text_features, logit_scale)
-        teacher = get_logits(dist_image_features, dist_text_features, dist_logit_scale)
-        i2t, t2i = (
-            F.cross_entropy(sim, of_teacher.softmax(1))
-            for sim, of_teacher in zip(own, teacher, strict=True)
-        )
-        distill = (i2t + t2i) / 2
+        own = image_features, text_features, logit_scale
+        clip = ClipLoss.forward(self, *own)
+        _, distill = super().forward(*own, *teacher, **named)
         if output_dict:
             return {"contrastive_loss": clip, "distill_loss": distill}
         return clip, distill

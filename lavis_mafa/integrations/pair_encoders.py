@@ -127,7 +127,7 @@ def load_pair_encoder(name: str, device: torch.device) -> PairEncoder:
         return _OpenClip(name.removeprefix(_OPEN_CLIP), device)
     if os.path.isfile(os.path.join(name, "open_clip_config.json")):
         return _OpenClip(f"local-dir:{name}", device)
-    if has_file(name, "modules.json"):
+    if _has_file(name, "modules.json"):
         return _Sentences(name, device)
     kind = kind_of(name)
     if kind.startswith(("clip", "siglip")):
@@ -155,7 +155,7 @@ def kind_of(name: str) -> str:
     return str(AutoConfig.from_pretrained(name).model_type)
 
 
-def has_file(name: str, file: str) -> bool:
+def _has_file(name: str, file: str) -> bool:
     """Return whether a folder, or a model on the hub, has a file."""
     if os.path.isdir(name):
         return os.path.isfile(os.path.join(name, file))

@@ -15,7 +15,7 @@ from lavis_mafa.algorithm.mining import ALL
 from lavis_mafa.algorithm.rules import RULES, MiningRule
 from lavis_mafa.algorithm.scores import SIMILARITY
 from lavis_mafa.algorithm.settings import StepSettings, entries_with_settings, nearest_of
-from lavis_mafa.integrations.cross_encoders import Guide, as_judge, can_read, reads_texts
+from lavis_mafa.integrations.cross_encoders import Guide, PairJudge
 from lavis_mafa.integrations.rows import ROW
 
 _NO_NUMBERS = f"no numbers of rows; train on numbered(dataset), column {ROW!r}"
@@ -127,6 +127,16 @@ def _unread(settings: StepSettings, judge: Any) -> set[str]:
     return found
 
 
+def _as_judge(judge: Any) -> Any:
+    """Return a `lavis_mafa.Discriminator` of what users have.
+
+    A CrossEncoder and a SentenceTransformer (a guide) read the texts of the mini-batch.
+    """
+    if hasattr(judge, "predict"):
+        return PairJudge(judge)
+    return Guide(judge) if hasattr(judge, "encode_document") else judge
+
+
 class PairLoss(FeaturesLoss):
     """ITC of pairs whose features a library's trainer computes.
 
@@ -155,7 +165,7 @@ class PairLoss(FeaturesLoss):
         arguments: Collection[str] = (),
         **options: Any,
     ) -> None:
-        judge = as_judge(judge)
+        judge = _as_judge(judge)
         chosen = settings_of(settings, judge, options, {"judge", "grit", *arguments})
         if model_bias:
             unsaid = set() if "itc_loss" in options else {PLAIN.itc_loss}
@@ -174,6 +184,8 @@ class PairLoss(FeaturesLoss):
         if grit is not None and not hasattr(grit, "collect"):
             raise TypeError(f"grit: got {grit!r}, expected Grit or lavis_mafa.GritSchedule")
         self.grit, self.model_bias = grit, model_bias
+        # The texts of the mini-batch, and not rows of a data set.
+        self.reads_texts = bool(getattr(judge, "reads_texts", False))
         if model_bias:
             del self.parts.form.relative_bias  # type: ignore[attr-defined]
         if grit is not None:
@@ -225,8 +237,10 @@ class PairLoss(FeaturesLoss):
         if judge is None:
             return False
         if not training:
-            return self.on_all(can_read(judge, numbers))
-        if numbers is None and not reads_texts(judge):
+            rows = judge.rows if isinstance(judge, PairJudge) else None
+            known = rows is not None and numbers is not None and rows.known(numbers)
+            return self.on_all(self.reads_texts or known)
+        if numbers is None and not self.reads_texts:
             raise ValueError(_NO_NUMBERS)
         return True
 

@@ -32,9 +32,6 @@ from lavis_mafa.integrations.cross_encoders import (
     Blip2CrossEncoder,
     DualEncoder,
     PairJudge,
-    match_probabilities,
-    reads_texts,
-    require_one_verdict,
     values_at,
 )
 from lavis_mafa.integrations.grit_callback import Grit, KeepLoss
@@ -151,12 +148,12 @@ class MinedLoss(PairLoss):
         columns = list(sentence_features)
         if len(columns) < 2:
             raise ValueError(f"got {len(columns)} columns, expected anchor, positive, negatives")
-        judge, training, numbers = self.parts.con_d, self.model.training, numbers_of(labels)
+        training, numbers = self.model.training, numbers_of(labels)
         mines = self.judges(numbers, training)
         own: dict[str, Any] = {}
         if mines or not self.parts.settings.connections.by_con_d:
             own = self._equal(columns[:2])
-        if mines and reads_texts(judge):
+        if mines and self.reads_texts:
             own[PAIR_TEXTS] = self._candidates(columns[:2])
         anchors, positives, *hard = (_unit(self._encode(one)) for one in columns)
         samples = self.samples_of(numbers, (anchors, positives), training, own)
@@ -280,26 +277,14 @@ def _ids(rows: dict[str, Any]) -> list[list[int]]:
     return [one[kept].tolist() for one, kept in zip(ids.cpu(), mask, strict=True)]
 
 
-class _CorpusJudge:
-    """Con-D from a CrossEncoder that reads two columns of a data set by the places of rows."""
+class _CorpusJudge(PairJudge):
+    """Reads the rows of two columns by their places, which need no numbers."""
 
-    def __init__(self, encoder: Any, columns: Sequence[Any], batch_size: int) -> None:
-        self.encoder, self.columns, self.batch_size = encoder, columns, batch_size
-
-    def judge(
-        self,
-        samples: dict[str, Any],
-        image_of: Tensor,
-        text_of: Tensor,
-        ranks: Ranks | None = None,
-        seen: Tensor | None = None,
-    ) -> Tensor:
-        if not len(image_of):
-            return torch.zeros(0, device=image_of.device)
-        places = (image_of, text_of)
-        sides = [values_at(*one) for one in zip(self.columns, places, strict=True)]
-        pairs = list(zip(*sides, strict=True))
-        return match_probabilities(self.encoder, pairs, self.batch_size).to(image_of.device)
+    def _sides(
+        self, samples: dict[str, Any], image_of: Tensor, text_of: Tensor
+    ) -> tuple[list[Any], list[Any]]:
+        first, second = self.columns
+        return values_at(first, image_of), values_at(second, text_of)
 
 
 def mine_hard_negatives(
@@ -333,8 +318,8 @@ def mine_hard_negatives(
     other, other_ids = _read(positive, names[1], model.encode_document, batch_size)
     encoder = getattr(judge, "encoder", judge)
     if hasattr(encoder, "predict"):
-        require_one_verdict(encoder)
-        judge = _CorpusJudge(encoder, (anchor, positive), batch_size)
+        judge = _CorpusJudge(encoder, batch_size=batch_size)
+        judge.columns = [anchor, positive]
     found = mine_corpus(
         features,
         other,

@@ -10,38 +10,26 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from lavis_mafa.algorithm.context import Compared, MiniBatch
+from lavis_mafa.algorithm.context import Compared
 from lavis_mafa.algorithm.itc_forms import contrastive_loss
 from lavis_mafa.algorithm.labels import SOFT_LABELS, ItcSide, over_all
 from lavis_mafa.algorithm.mining import Connections
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step_context import StepContext
 
-__all__ = ["contrastive_loss", "itc", "itc_labels"]
+__all__ = ["contrastive_loss", "itc"]
 
 
-def _itc_sides(
-    compared: Compared,
-    i2t: Connections,
-    t2i: Connections,
-    settings: StepSettings,
-    batch: MiniBatch | None = None,
-) -> tuple[ItcSide, ItcSide]:
-    """Return both directions of ITC, with what mining made of their candidates.
-
-    Args:
-        batch: the mini-batch that was compared; None: intra-modal similarities and the temperature
-            are unknown.
-    """
+def _itc_sides(step: StepContext) -> tuple[ItcSide, ItcSide]:
+    """Return both directions of ITC, with what mining made of their candidates."""
+    compared, batch = step.compared, step.batch
     images, texts = (
-        _side(compared, found, settings, *sims)
+        _side(compared, found, step.settings, *sims)
         for found, sims in (
-            (i2t, (compared.i2t, compared.t2i, compared.soft_i2t)),
-            (t2i, (compared.t2i, compared.i2t, compared.soft_t2i)),
+            (step.i2t, (compared.i2t, compared.t2i, compared.soft_i2t)),
+            (step.t2i, (compared.t2i, compared.i2t, compared.soft_t2i)),
         )
     )
-    if batch is None:
-        return images, texts
     return (
         replace(images, temperature=batch.temperature, intra_modal_of=lambda: batch.intra_modal[0]),
         replace(texts, temperature=batch.temperature, intra_modal_of=lambda: batch.intra_modal[1]),
@@ -67,29 +55,12 @@ def _side(
     )
 
 
-def itc_labels(
-    compared: Compared, i2t: Connections, t2i: Connections, settings: StepSettings, active: bool
-) -> list[tuple[Tensor, Tensor | None]]:
-    """Return labels ``(B, N)`` of ITC and dropped candidates ``(B, N)`` or None, images first.
-
-    Args:
-        compared: similarities, and with momentum encoders theirs.
-        i2t, t2i: what was found in both directions.
-        settings: see `StepSettings`.
-        active: whether labels are soft by now, see `SoftLabels.active`.
-    """
-    sides = _itc_sides(compared, i2t, t2i, settings)
-    soft = settings.soft_labels
-    label = settings.make(SOFT_LABELS.entry(soft.type if active else "one_hot"))
-    return [(label(side, soft), side.dropped) for side in sides]
-
-
 def itc(step: StepContext) -> Tensor:
     """Return ITC in the form and with the labels of the settings, mean of both directions."""
     soft, active = step.settings.soft_labels, step.soft_labels_active
     label = step.soft_label if active else SOFT_LABELS["one_hot"]
     total = step.compared.i2t.new_zeros(())
-    for side in _itc_sides(step.compared, step.i2t, step.t2i, step.settings, step.batch):
+    for side in _itc_sides(step):
         total = total + step.form(side, label(side, soft)) / 2
         if active and step.extra_loss is not None:
             total = total + step.extra_loss(side, soft) / 2
