@@ -147,7 +147,7 @@ class MiningRule(Checked):
 
 
 @RULES.register("thresholds", source="MAFA 4.1")
-def thresholds(pairs: ScoredPairs, rule: MiningRule) -> Tensor:
+def _thresholds(pairs: ScoredPairs, rule: MiningRule) -> Tensor:
     """Call a pair positive above ``high``, ambiguous above ``low``, else negative.
 
     Args:
@@ -183,12 +183,12 @@ class Margin(Checked):
     source="GISTEmbed (Solatorio 2024), NV-Retriever (2024)",
     needs_own=True,
 )
-def margin(pairs: ScoredPairs, rule: MiningRule, own: Margin) -> Tensor:
+def _margin(pairs: ScoredPairs, rule: MiningRule, own: Margin) -> Tensor:
     """Call a pair positive if it scores above its anchor's own pair minus a margin.
 
     ``absolute``: s > s_own - m; m = 0 is GISTEmbed. ``relative``: s > s_own - m |s_own|, which for
     positive scores is NV-Retriever's s > (1 - m) s_own, and never asks more than the own score of
-    negative ones. No pair is ambiguous. Args and returns as `thresholds`.
+    negative ones. No pair is ambiguous. Args and returns as `_thresholds`.
     """
     assert pairs.own_score is not None, "registered with needs_own"
     width = own.margin * (pairs.own_score.abs() if own.kind == "relative" else 1.0)

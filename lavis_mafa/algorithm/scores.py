@@ -74,7 +74,7 @@ JUDGES = _Judges()  # values of ``connections.score``
 
 
 @SCORES.register(SIMILARITY, source="GISTEmbed (Solatorio 2024)")
-def similarity(view: PairView) -> tuple[Tensor, Tensor]:
+def _similarity(view: PairView) -> tuple[Tensor, Tensor]:
     """Compare images with texts, by the model in training or by ``negatives_encoder``."""
     return view.i2t, view.t2i
 
@@ -91,7 +91,7 @@ class _IntraModal(Checked):
 
 
 @SCORES.register("intra_modal", settings=_IntraModal, source="FFF (CVPR 2024)", compares_own=False)
-def intra_modal(view: PairView, own: _IntraModal) -> tuple[Tensor, Tensor]:
+def _intra_modal(view: PairView, own: _IntraModal) -> tuple[Tensor, Tensor]:
     """Compare images with images and texts with texts: near duplicates match each other's partner.
 
     By default the larger of both counts, as FFF finds positives by either: a caption of an equal

@@ -210,6 +210,37 @@ def test_other_forms_equal_open_clips(name, ours, theirs):
     assert isinstance(ours(1.0, 1.0) if name == "CoCa" else ours(), open_clip.ClipLoss)
 
 
+@pytest.mark.parametrize("form", PAIRS)
+def test_accumulation_has_the_gradients_of_open_clip(form):
+    """Each part is compared with the stored features of the others; nothing is divided."""
+    towers = [torch.nn.Linear(16, 16, bias=False) for _ in range(2)]
+    scale = torch.nn.Parameter(torch.tensor(10.0))
+    more = [torch.nn.Parameter(torch.tensor(-5.0))] if form == "sigmoid" else []
+    trained = [scale, *more, *(tower.weight for tower in towers)]
+    rows = [one.detach() for one in features()]
+
+    def of(part):
+        sides = [tower(one[part]) for tower, one in zip(towers, rows, strict=True)]
+        return [torch.nn.functional.normalize(one, dim=1) for one in sides]
+
+    def summed(loss):
+        for one in trained:
+            one.grad = None
+        with torch.no_grad():
+            stored = of(slice(None))
+        for begin in (0, 2, 4, 6):
+            parts = [
+                torch.cat([kept[:begin], own, kept[begin + 2 :]])
+                for kept, own in zip(stored, of(slice(begin, begin + 2)), strict=True)
+            ]
+            loss(*parts, scale, *more).backward()
+        return [one.grad.clone() for one in trained]
+
+    ours, theirs = PAIRS[form]
+    for one, other in zip(summed(ours()), summed(theirs(0, 1)), strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
 def test_a_schedule_gets_the_features_from_the_loss():
     schedule = GritSchedule(16, 4, GritSettings(enabled=True, queue_size=16, search_space=8))
     loss, seen = ClipLoss(grit=schedule, alpha=0.1), []

@@ -224,6 +224,22 @@ def test_static_embeddings_are_judged(tmp_path):
         MinedLoss(model, mini_batch_size=3)(columns)
 
 
+def test_the_second_pass_drops_the_same_units(tmp_path):
+    """One chunk of a column draws what the column draws; its gradient is that of the first pass."""
+    model = encoder(tmp_path).train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.3
+    columns, found = columns_of(model, pairs()), []
+    for size in (None, 99):
+        torch.manual_seed(0)
+        found.append(gradients(MinedLoss(model, mini_batch_size=size), model, columns))
+    (whole, expected), (chunked, second) = found
+    assert whole == chunked
+    for one, other in zip(second, expected, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
 def test_a_model_in_half_precision_has_the_librarys_loss(tmp_path):
     model = encoder(tmp_path).to(torch.bfloat16)
     columns = columns_of(model, pairs())
