@@ -185,7 +185,7 @@ class DistillClipLoss(_DistillClipLoss, ClipLoss):  # type: ignore[misc]
     def __init__(self, **named: Any) -> None:
         ClipLoss.__init__(self, **named)
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         image_features: Tensor,
         text_features: Tensor,
@@ -201,9 +201,8 @@ class DistillClipLoss(_DistillClipLoss, ClipLoss):  # type: ignore[misc]
             teacher, named: features and scale of the teacher (``dist_image_features``,
                 ``dist_text_features``, ``dist_logit_scale``).
         """
-        own = image_features, text_features, logit_scale
-        clip = ClipLoss.forward(self, *own)
-        _, distill = super().forward(*own, *teacher, **named)
+        clip = ClipLoss.forward(self, image_features, text_features, logit_scale)
+        _, distill = super().forward(image_features, text_features, logit_scale, *teacher, **named)
         if output_dict:
             return {"contrastive_loss": clip, "distill_loss": distill}
         return clip, distill

@@ -101,6 +101,9 @@ class MinedTrainer(Trainer):
                 "MinedTrainer has a loss of its own, without compute_loss_func and "
                 "label_smoothing_factor: leave them out; label_smoothing=0.1 is a setting of it"
             )
+        strategy = getattr(self.args, "train_sampling_strategy", "random")
+        if grit is not None and strategy != "random":
+            raise ValueError(f"got grit and train_sampling_strategy={strategy!r}: give one of them")
         if isinstance(self.data_collator, PairCollator):
             self.args.remove_unused_columns = False  # pictures are no input of the model
         if not hasattr(self.model, "logit_scale"):

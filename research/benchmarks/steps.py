@@ -106,8 +106,8 @@ def _albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
         return Step(model, forward, sizes.device, half)
 
     progress("MAFA and GRIT-VLP")
-    chunks = in_chunks(model.backbone, max(1, size // 3))
-    chunked = partial(run_step, chunks, samples, GRIT_VLP)
+    part = max(1, size // 3)
+    chunked = partial(run_step, in_chunks(model.backbone, part), samples, GRIT_VLP)
     grit = ours(GRIT_VLP)
     steps = {
         "nothing converted, Con-D bf16": ours(_MAFA_FINDS_NOTHING, con_d["bf16"]),
@@ -120,7 +120,7 @@ def _albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
         yield Row.of(f"MAFA / GRIT-VLP step, {what}", note, times[what], times["grit"])
     yield Row.of(
         "GRIT-VLP step in chunks / whole mini-batch",
-        f"run.cached_batch: {chunks.size}; {setting}",
+        f"run.cached_batch: {part}; {setting}",
         times["chunks"],
         times["grit"],
     )

@@ -449,19 +449,8 @@ def test_rows_of_ones_own_need_no_numbers_without_mining(tmp_path):
 
 def test_thresholds_of_every_row_are_learned(tmp_path):
     """GloFND has two thresholds for each row of the data set that the trainer reads."""
-    data, model = pairs(), encoder(tmp_path)
     rule = MiningRule(score="similarity", rule="global_threshold", top_k=0, action="drop")
-    settings = StepSettings(**ONE_HOT, connections=rule)
-    grit = Grit(data, GROUPED)
-    loss = MinedLoss(model, settings=settings, grit=grit)
-    arguments = sentence_transformers.SentenceTransformerTrainingArguments(
-        str(tmp_path / "out"),
-        **{"max_steps": 4, "per_device_train_batch_size": 4, "use_cpu": True},
-        **{"batch_sampler": grit.batch_sampler, "report_to": "none", "save_strategy": "no"},
-    )
-    sentence_transformers.SentenceTransformerTrainer(
-        model, arguments, data, loss=loss, callbacks=[grit]
-    ).train()
+    loss = train(tmp_path, settings=StepSettings(**ONE_HOT, connections=rule), steps=4).loss
     learned = [one for name, one in loss.named_buffers() if name.endswith(("i2t", "t2i"))]
     assert [one.isfinite().sum().item() for one in learned] == [16, 16]  # rows of four mini-batches
 
