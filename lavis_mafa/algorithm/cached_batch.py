@@ -41,10 +41,6 @@ class _CachedBatch:
         # What needs no chunks, and what only some families have, such as `regions`.
         return getattr(self.backbone, name)
 
-    def image_tokens(self, images: Tensor) -> Tensor:
-        compute = self.backbone.image_tokens
-        return torch.cat([self._recomputed(compute, x) for x in self._split(images)])
-
     def encode_images(
         self, images: Tensor, seen: Tensor | None = None, for_matching: bool = False
     ) -> Images:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lavis_mafa.algorithm.ranks import Ranks
-from lavis_mafa.integrations.rows import ROW, Rows
+from lavis_mafa.integrations.rows import NO_NUMBERS, ROW, Rows
 
 PAIR_TEXTS = "pair_texts"  # of samples: the texts of all candidates, anchors and positives
 _NO_TEXTS = "the judge reads texts, and those of the mini-batch are not known here: use MinedLoss"
@@ -105,7 +105,7 @@ class PairJudge:
             anchors, positives = samples[PAIR_TEXTS]
             return [anchors[n] for n in image_of.tolist()], [positives[n] for n in text_of.tolist()]
         if "loaded_index" not in samples:
-            raise ValueError(f"no numbers of rows; train on numbered(dataset), column {ROW}")
+            raise ValueError(NO_NUMBERS)
         places = self.rows.require(samples["loaded_index"], "PairJudge")
         first, second = self.columns
         return values_at(first, places[image_of]), values_at(second, places[text_of])

@@ -16,9 +16,8 @@ from lavis_mafa.algorithm.rules import RULES, MiningRule
 from lavis_mafa.algorithm.scores import SIMILARITY
 from lavis_mafa.algorithm.settings import StepSettings, entries_with_settings, nearest_of
 from lavis_mafa.integrations.cross_encoders import Guide, PairJudge
-from lavis_mafa.integrations.rows import ROW
+from lavis_mafa.integrations.rows import NO_NUMBERS
 
-_NO_NUMBERS = f"no numbers of rows; train on numbered(dataset), column {ROW!r}"
 # What only ITM and the language loss read is no setting of a door.
 _RULE = {one.name for one in fields(MiningRule)} - {"resample", "use_in"}
 _LABELS = {one.name for one in fields(SoftLabels)} - {"type"}
@@ -181,6 +180,9 @@ class PairLoss(FeaturesLoss):
                 f"judge: got {judge!r}, expected a CrossEncoder, a SentenceTransformer, a "
                 "PairJudge or an object with the method judge of lavis_mafa.Discriminator"
             )
+        score = chosen.connections.score
+        if judge is not None and not chosen.connections.by_con_d:
+            raise ValueError(f"got judge and score={score!r}, which judges in its place: give one")
         if grit is not None and not hasattr(grit, "collect"):
             raise TypeError(f"grit: got {grit!r}, expected Grit or lavis_mafa.GritSchedule")
         self.grit, self.model_bias = grit, model_bias
@@ -217,7 +219,7 @@ class PairLoss(FeaturesLoss):
             samples["loaded_index"] = numbers
         if self.grit is not None and training:
             if numbers is None:
-                raise ValueError(_NO_NUMBERS)
+                raise ValueError(NO_NUMBERS)
             self.grit.collect(numbers, *sides)
             schedule = getattr(self.grit, "schedule", self.grit)
             if schedule.plan is not None:
@@ -241,7 +243,7 @@ class PairLoss(FeaturesLoss):
             known = rows is not None and numbers is not None and rows.known(numbers)
             return self.on_all(self.reads_texts or known)
         if numbers is None and not self.reads_texts:
-            raise ValueError(_NO_NUMBERS)
+            raise ValueError(NO_NUMBERS)
         return True
 
     def with_scale(

@@ -169,6 +169,8 @@ def test_what_the_loss_cannot_use_is_refused(tmp_path):
         MinedLoss(model, judge=PairJudge(cross_encoder(tmp_path), pairs()))(columns)
     with pytest.raises(TypeError, match="judge: got 'captions', expected a CrossEncoder"):
         MinedLoss(model, judge="captions")
+    with pytest.raises(ValueError, match="got judge and score='similarity', which judges in its"):
+        MinedLoss(model, judge=cross_encoder(tmp_path), score="similarity")
     with pytest.raises(TypeError, match="grit: got True, expected Grit"):
         MinedLoss(model, grit=True)
     with pytest.raises(TypeError, match="'mini_batch_sise', did you mean 'mini_batch_size'"):
