@@ -17,11 +17,11 @@ from torch import Tensor
 
 from lavis_mafa.algorithm.itc_forms import ITC_LOSSES, degrees
 from lavis_mafa.algorithm.labels import ItcSide
-from lavis_mafa.algorithm.options import check_options, option
+from lavis_mafa.algorithm.options import Checked, option
 
 
 @dataclass(frozen=True)
-class HnNceRule:
+class HnNceRule(Checked):
     """Settings of HN-NCE."""
 
     alpha: float = option(
@@ -30,9 +30,6 @@ class HnNceRule:
     beta: float = option(
         0.5, "how much more a hard negative counts; 0: InfoNCE", source="DiHT", low=0
     )
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @ITC_LOSSES.register("hn_nce", settings=HnNceRule, source="DiHT (CVPR 2023)")

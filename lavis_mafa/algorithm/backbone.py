@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -117,14 +117,6 @@ class Backbone(Protocol):
     @property
     def temperature(self) -> Tensor:
         """The learnable temperature (scalar parameter)."""
-
-
-@runtime_checkable
-class WithRegions(Protocol):
-    """A backbone with local features, for TCL's LMI."""
-
-    def regions(self, images: Images, texts: Texts) -> tuple[Tensor, Tensor]:
-        """Return ``(N, M, E)`` features of regions and ``(N, L - 1, E)`` features of words."""
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lavis_mafa.algorithm.finite import require_finite
 from lavis_mafa.algorithm.intervals import wilson
 
 TENTHS = 10
@@ -177,15 +176,11 @@ def bin_of(probability: NDArray[Any], bins: int = TENTHS) -> NDArray[Any]:
     Bin k holds ``k / bins < p <= (k + 1) / bins``, the first also p = 0. A threshold that is the
     edge of a bin therefore separates bins exactly as ``p > threshold`` separates pairs.
     """
-    return interval_of(probability, np.arange(1, bins) / bins)
-
-
-def interval_of(probability: NDArray[Any], edges: NDArray[Any]) -> NDArray[Any]:
-    """Return for each probability the number ``(P,)`` of ascending ``edges`` that it is above."""
     probability = np.asarray(probability)
+    edges = np.arange(1, bins) / bins
     # Edges in the precision of the probabilities: a float32 0.8 is larger than the float64 0.8,
     # but it is not above a threshold of 0.8.
-    return np.searchsorted(np.asarray(edges).astype(probability.dtype), probability, side="left")
+    return np.searchsorted(edges.astype(probability.dtype), probability, side="left")
 
 
 def _checked(
@@ -202,3 +197,27 @@ def _checked(
     if not ((shares >= 0) & (shares <= 1)).all() or not (weight > 0).all():
         raise ValueError("probabilities and truths must be 0 to 1 without NaN, weights above 0")
     return probability, valid, weight
+
+
+_MEANING = (
+    "A model whose weights or features are not finite cannot be evaluated: check the checkpoint, "
+    "or evaluate it in fp32 (run.amp: False)"
+)
+
+
+def require_finite(what: str, scores: NDArray[Any]) -> None:
+    """Refuse scores of any shape if some are NaN or infinite.
+
+    Args:
+        what: names the scores in the message.
+
+    Raises:
+        ValueError: with their number and the place of the first.
+    """
+    bad = ~np.isfinite(scores)
+    if bad.any():
+        first = [int(place) for place in np.argwhere(bad)[0]]
+        raise ValueError(
+            f"{int(bad.sum())} of {bad.size} {what} are NaN or infinite, the first at {first}. "
+            f"{_MEANING}"
+        )

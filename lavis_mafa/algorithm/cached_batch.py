@@ -22,7 +22,7 @@ from lavis_mafa.algorithm.backbone import Backbone, Images, Teacher, Texts
 from lavis_mafa.algorithm.tokens import Captions, Tokens
 
 
-class CachedBatch:
+class _CachedBatch:
     """A backbone that encodes, matches and predicts text in chunks, and recomputes activations.
 
     Losses and gradients equal the backbone's up to rounding, if it draws no random numbers;
@@ -31,21 +31,15 @@ class CachedBatch:
 
     Args:
         backbone: computes the chunks.
-        size: pairs in a chunk, at least 1.
+        size: pairs in a chunk.
     """
 
     def __init__(self, backbone: Backbone, size: int) -> None:
-        if size < 1:
-            raise ValueError(f"a chunk has at least 1 pair, got {size}")
         self.backbone, self.size = backbone, size
 
     def __getattr__(self, name: str) -> Any:
         # What needs no chunks, and what only some families have, such as `regions`.
         return getattr(self.backbone, name)
-
-    def image_tokens(self, images: Tensor) -> Tensor:
-        compute = self.backbone.image_tokens
-        return torch.cat([self._recomputed(compute, x) for x in self._split(images)])
 
     def encode_images(
         self, images: Tensor, seen: Tensor | None = None, for_matching: bool = False
@@ -149,7 +143,7 @@ def recomputed(place: Tensor, function: Callable[..., Any], *args: Any) -> Any:
 
 def in_chunks(backbone: Backbone, size: int | None) -> Backbone:
     """Return a backbone that computes in chunks of ``size`` pairs, or the given one without."""
-    return CachedBatch(backbone, size) if size else backbone
+    return _CachedBatch(backbone, size) if size else backbone
 
 
 def _joined(parts: list[Any]) -> Any:

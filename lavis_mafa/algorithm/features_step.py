@@ -100,6 +100,11 @@ class FeaturesLoss(nn.Module):
         # Gradients to both sides of a pair, as in other libraries, unless the settings say else.
         settings = replace(settings, detach_other=bool(settings.detach_other))
         self.parts = build_parts(replace(settings, loss_weights=only_itc), con_d)
+        if settings.soft_labels.needs_momentum:
+            raise ValueError(
+                f"soft_labels: {settings.soft_labels.type} needs momentum encoders, which features "
+                "of another library's model do not have: choose other labels"
+            )
         # Forms, labels and rules that learn or remember.
         modules = {k: one for k, one in self.parts.objects.items() if isinstance(one, nn.Module)}
         self.objects = nn.ModuleDict(modules)

@@ -151,7 +151,7 @@ class _GlobalThresholds(nn.Module):
         moments[:, places] = torch.where(learns, new, old)
 
     def forward(self, pairs: ScoredPairs, rule: MiningRule) -> Tensor:
-        """Return states ``(R,)`` of nominations; see `lavis_mafa.algorithm.rules.thresholds`."""
+        """Return states ``(R,)`` of nominations; see `lavis_mafa.algorithm.rules`."""
         # Nothing is above NaN.
         found = pairs.score > self._bounds[pairs.direction][pairs.anchor]
         return torch.where(found, POSITIVE, KEPT)

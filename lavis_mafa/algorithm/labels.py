@@ -215,7 +215,7 @@ class SoftLabels(Checked):
 
 
 @SOFT_LABELS.register("one_hot", source="MAFA 4.1")
-def one_hot(side: ItcSide, soft: SoftLabels) -> Tensor:
+def _one_hot(side: ItcSide, soft: SoftLabels) -> Tensor:
     """Spread labels over positives, with ``label_smoothing``."""
     return side.smoothed(soft.label_smoothing)
 
@@ -315,7 +315,7 @@ def _softclip(side: ItcSide, soft: SoftLabels, own: _SoftClip) -> Tensor:
 
 
 @SOFT_LABELS.register("momentum", source="ALBEF eq. 6", needs_momentum=True)
-def momentum(side: ItcSide, soft: SoftLabels) -> Tensor:
+def _momentum(side: ItcSide, soft: SoftLabels) -> Tensor:
     """Mix one-hot labels with the momentum encoders' distribution."""
     labels = side.smoothed(soft.label_smoothing)
     if side.soft_sim is None:

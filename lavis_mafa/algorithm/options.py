@@ -7,7 +7,7 @@ config keys and the defaults of a run are read from the same fields.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,25 +75,13 @@ class Option:
             return True
         if self.choices:
             return value in self.choices
+        if self.low is None and self.high is None:
+            return True
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
         if self.low is not None and not (value > self.low if self.above else value >= self.low):
             return False
         return self.high is None or value <= self.high
-
-
-class FirstAnd(Collection[str]):
-    """A choice of its own, then the names of a registry, also of entries registered later."""
-
-    def __init__(self, first: str, others: Collection[str]) -> None:
-        self.first, self.others = first, others
-
-    def __contains__(self, name: object) -> bool:
-        return name == self.first or name in self.others
-
-    def __iter__(self) -> Iterator[str]:
-        return iter((self.first, *self.others))
-
-    def __len__(self) -> int:
-        return 1 + len(self.others)
 
 
 def option(
@@ -127,18 +115,6 @@ def options_of(settings: type) -> dict[str, Option]:
     }
 
 
-def check_options(settings: Any) -> None:
-    """Check the values of a settings object; call it in ``__post_init__``.
-
-    Raises:
-        ValueError: naming the first value out of its range or choices.
-    """
-    for name, about in options_of(type(settings)).items():
-        value = getattr(settings, name)
-        if not about.allows(value):
-            raise ValueError(f"{name} must be {about.describe()}, got {value!r}")
-
-
 class Checked:
     """Base of settings classes whose values are checked when they are constructed.
 
@@ -147,4 +123,7 @@ class Checked:
     """
 
     def __post_init__(self) -> None:
-        check_options(self)
+        for name, about in options_of(type(self)).items():
+            value = getattr(self, name)
+            if not about.allows(value):
+                raise ValueError(f"{name} must be {about.describe()}, got {value!r}")

@@ -16,13 +16,11 @@ from lavis_mafa.algorithm.labels import SOFT_LABELS
 from lavis_mafa.algorithm.losses import LOSSES
 from lavis_mafa.algorithm.momentum import Momentum
 from lavis_mafa.algorithm.negatives_encoder import NegativesEncoder
-from lavis_mafa.algorithm.pickers import PICKERS, PickerByEpoch
+from lavis_mafa.algorithm.pickers import PICKERS, Picker, WithPreparation
 from lavis_mafa.algorithm.registry import Entry
 from lavis_mafa.algorithm.rules import RULES, Rule
 from lavis_mafa.algorithm.scores import SCORES, Score
 from lavis_mafa.algorithm.settings import StepSettings
-
-BY_EPOCH = "picker_by_epoch"  # name of the picker among the objects if it changes by epoch
 
 
 @dataclass
@@ -138,7 +136,7 @@ def build_parts(
     if settings.warm_up_epochs and settings.warm_up_negatives:
         names = settings.warm_up_negatives, settings.negatives
         first, later = (settings.make(PICKERS.entry(name)) for name in names)
-        picker = objects[BY_EPOCH] = PickerByEpoch(first, later, settings.warm_up_epochs)
+        picker = objects["picker_by_epoch"] = _PickerByEpoch(first, later, settings.warm_up_epochs)
     else:
         picker = part(PICKERS.entry(settings.negatives))
     return StepParts(
@@ -156,3 +154,45 @@ def build_parts(
         momentum,
         negatives_encoder,
     )
+
+
+class _PickerByEpoch(nn.Module):
+    """Pick by one picker in the first epochs and by another from then on.
+
+    It is a picker with preparation, see `WithPreparation`, and a module, so that checkpoints hold
+    the state of both. Each observes only the epochs in which it picks.
+
+    Args:
+        first, later: functions or objects; both are pickers.
+        epochs: number of epochs in which ``first`` picks.
+    """
+
+    def __init__(self, first: Any, later: Any, epochs: int) -> None:
+        super().__init__()
+        self.first: Any = first
+        self.later: Any = later
+        self.epochs = epochs
+
+    def prepare(
+        self,
+        sim_i2t: Tensor,
+        sim_t2i: Tensor,
+        positives: Tensor,
+        own: Tensor,
+        temperature: Tensor | float,
+        epoch: int | None,
+    ) -> tuple[Picker, Picker]:
+        """Return the epoch's pickers of images and of texts, see `WithPreparation`.
+
+        Raises:
+            ValueError: if the epoch is unknown.
+        """
+        if epoch is None:
+            raise ValueError(
+                "negatives that change by epoch (warm_up_epochs) need the epoch: give its number, "
+                "from 0 on, as samples['epoch']"
+            )
+        chosen = self.first if epoch < self.epochs else self.later
+        if isinstance(chosen, WithPreparation):
+            return chosen.prepare(sim_i2t, sim_t2i, positives, own, temperature, epoch)
+        return chosen, chosen

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lavis_mafa.algorithm.registry import MAFA, Registry
 
@@ -105,45 +105,3 @@ def _uniform(sim: Tensor, positives: Tensor) -> Tensor:
     Args and returns as `hardest`; of ``sim`` only the shape is used.
     """
     return sampled(torch.zeros_like(sim), positives)
-
-
-class PickerByEpoch(nn.Module):
-    """Pick by one picker in the first epochs and by another from then on.
-
-    It is a picker with preparation, see `WithPreparation`, and a module, so that checkpoints hold
-    the state of both. Each observes only the epochs in which it picks.
-
-    Args:
-        first, later: functions or objects; both are pickers.
-        epochs: number of epochs in which ``first`` picks.
-    """
-
-    def __init__(self, first: Any, later: Any, epochs: int) -> None:
-        super().__init__()
-        self.first: Any = first
-        self.later: Any = later
-        self.epochs = epochs
-
-    def prepare(
-        self,
-        sim_i2t: Tensor,
-        sim_t2i: Tensor,
-        positives: Tensor,
-        own: Tensor,
-        temperature: Tensor | float,
-        epoch: int | None,
-    ) -> tuple[Picker, Picker]:
-        """Return the epoch's pickers of images and of texts, see `WithPreparation`.
-
-        Raises:
-            ValueError: if the epoch is unknown.
-        """
-        if epoch is None:
-            raise ValueError(
-                "negatives that change by epoch (warm_up_epochs) need the epoch: give its number, "
-                "from 0 on, as samples['epoch']"
-            )
-        chosen = self.first if epoch < self.epochs else self.later
-        if isinstance(chosen, WithPreparation):
-            return chosen.prepare(sim_i2t, sim_t2i, positives, own, temperature, epoch)
-        return chosen, chosen

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lavis_mafa.algorithm.options import Checked, check_options, option
+from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.algorithm.registry import MAFA, Registry
-from lavis_mafa.algorithm.scores import CON_D, JUDGES, is_probability
+from lavis_mafa.algorithm.scores import CON_D, JUDGES, SCORES
 
 _CONNECTED = ("itc", "itm", "lm")  # losses that connections can change
 KEPT, AMBIGUOUS, POSITIVE, ABSENT = 0, 1, 2, 3
@@ -59,7 +59,7 @@ RULES: Registry[Rule] = Registry("rule", MAFA, _RuleTraits)
 
 
 @dataclass(frozen=True)
-class MiningRule:
+class MiningRule(Checked):
     """Rule for a hard negative that Con-D, or another score, judged.
 
     With ``top_k`` from 2 on, ITM gets all positives found and the hardest candidate that is neither
@@ -113,12 +113,13 @@ class MiningRule:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "use_in", tuple(self.use_in))  # a config has a list
-        check_options(self)
+        super().__post_init__()
         if self.low > self.high:
             raise ValueError(f"need low <= high, got low={self.low}, high={self.high}")
         if self.labels == "probability" and self.action != "convert":
             raise ValueError(f"labels: probability needs action: convert, got {self.action!r}")
-        if self.labels == "probability" and not is_probability(self.score):
+        probable = self.by_con_d or SCORES.entry(self.score).traits.probability
+        if self.labels == "probability" and not probable:
             raise ValueError(
                 f"labels: probability needs a score that is a probability, got {self.score!r}; "
                 f"use score: {CON_D}, or labels: hard"
@@ -146,7 +147,7 @@ class MiningRule:
 
 
 @RULES.register("thresholds", source="MAFA 4.1")
-def thresholds(pairs: ScoredPairs, rule: MiningRule) -> Tensor:
+def _thresholds(pairs: ScoredPairs, rule: MiningRule) -> Tensor:
     """Call a pair positive above ``high``, ambiguous above ``low``, else negative.
 
     Args:
@@ -182,12 +183,12 @@ class Margin(Checked):
     source="GISTEmbed (Solatorio 2024), NV-Retriever (2024)",
     needs_own=True,
 )
-def margin(pairs: ScoredPairs, rule: MiningRule, own: Margin) -> Tensor:
+def _margin(pairs: ScoredPairs, rule: MiningRule, own: Margin) -> Tensor:
     """Call a pair positive if it scores above its anchor's own pair minus a margin.
 
     ``absolute``: s > s_own - m; m = 0 is GISTEmbed. ``relative``: s > s_own - m |s_own|, which for
     positive scores is NV-Retriever's s > (1 - m) s_own, and never asks more than the own score of
-    negative ones. No pair is ambiguous. Args and returns as `thresholds`.
+    negative ones. No pair is ambiguous. Args and returns as `_thresholds`.
     """
     assert pairs.own_score is not None, "registered with needs_own"
     width = own.margin * (pairs.own_score.abs() if own.kind == "relative" else 1.0)

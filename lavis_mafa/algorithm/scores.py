@@ -7,14 +7,14 @@ is not such a score: it judges single pairs, and each costs a forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lavis_mafa.algorithm.context import MiniBatch, within_modalities
-from lavis_mafa.algorithm.options import Checked, FirstAnd, option
+from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.algorithm.registry import MAFA, Registry
 
 CON_D = "con_d"  # of ``connections.score``: Con-D judges the nominated pairs
@@ -38,11 +38,6 @@ class PairView:
     text_vectors: Tensor
     batch: MiniBatch
 
-    def intra_modal(self) -> tuple[Tensor, Tensor]:
-        """Return cosine similarities ``(B, C)`` of this rank's images, and of its texts, to those
-        of all candidates. All ranks of ``batch.ranks`` must call it."""
-        return within_modalities(self.image_vectors, self.text_vectors, self.batch.ranks)
-
 
 @dataclass(frozen=True)
 class _ScoreTraits:
@@ -60,16 +55,26 @@ class _ScoreTraits:
 
 Score = Callable[..., tuple[Tensor, Tensor]]  # (view) or (view, own=settings)
 SCORES: Registry[Score] = Registry("score", MAFA, _ScoreTraits)
-JUDGES = FirstAnd(CON_D, SCORES)  # values of ``connections.score``
 
 
-def is_probability(score: str) -> bool:
-    """Return whether a value of ``connections.score`` gives probabilities."""
-    return score == CON_D or bool(SCORES.entry(score).traits.probability)
+class _Judges(Collection[str]):
+    """Con-D and the names of all scores, also of those registered later."""
+
+    def __contains__(self, name: object) -> bool:
+        return name == CON_D or name in SCORES
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((CON_D, *SCORES))
+
+    def __len__(self) -> int:
+        return 1 + len(SCORES)
+
+
+JUDGES = _Judges()  # values of ``connections.score``
 
 
 @SCORES.register(SIMILARITY, source="GISTEmbed (Solatorio 2024)")
-def similarity(view: PairView) -> tuple[Tensor, Tensor]:
+def _similarity(view: PairView) -> tuple[Tensor, Tensor]:
     """Compare images with texts, by the model in training or by ``negatives_encoder``."""
     return view.i2t, view.t2i
 
@@ -86,14 +91,14 @@ class _IntraModal(Checked):
 
 
 @SCORES.register("intra_modal", settings=_IntraModal, source="FFF (CVPR 2024)", compares_own=False)
-def intra_modal(view: PairView, own: _IntraModal) -> tuple[Tensor, Tensor]:
+def _intra_modal(view: PairView, own: _IntraModal) -> tuple[Tensor, Tensor]:
     """Compare images with images and texts with texts: near duplicates match each other's partner.
 
     By default the larger of both counts, as FFF finds positives by either: a caption of an equal
     image describes the image, and so does an equal caption of another image. Both directions have
     the same scores.
     """
-    images, texts = view.intra_modal()
+    images, texts = within_modalities(view.image_vectors, view.text_vectors, view.batch.ranks)
     if own.combine == "mean":
         together = (images + texts) / 2
     else:

@@ -10,7 +10,7 @@ from typing import Any
 from lavis_mafa.algorithm import global_threshold  # noqa: F401  registers its rule
 from lavis_mafa.algorithm.itc_forms import ITC_LOSSES
 from lavis_mafa.algorithm.labels import SoftLabels
-from lavis_mafa.algorithm.options import check_options, option
+from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.algorithm.pickers import PICKERS
 from lavis_mafa.algorithm.posterior import PosteriorRule
 from lavis_mafa.algorithm.registry import MAFA, Entry
@@ -32,7 +32,7 @@ class LossWeights:
 
 
 @dataclass(frozen=True)
-class StepSettings:
+class StepSettings(Checked):
     """Settings of `lavis_mafa.algorithm.step.run_step`.
 
     Attributes:
@@ -104,7 +104,7 @@ class StepSettings:
     own: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_options(self)
+        super().__post_init__()
         if (self.warm_up_negatives is None) != (self.warm_up_epochs == 0):
             raise ValueError(
                 "warm_up_negatives and warm_up_epochs go together, got "

@@ -8,7 +8,7 @@ from lavis.common.registry import registry
 from lavis.tasks.image_text_pretrain import ImageTextPretrainTask
 from lavis.tasks.multimodal_classification import MultimodalClassificationTask
 
-from lavis_mafa.algorithm.finite import require_finite
+from lavis_mafa.algorithm.binary import require_finite
 from lavis_mafa.downstream import task_records as results
 from lavis_mafa.tasks.tally import Tally
 

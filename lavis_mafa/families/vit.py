@@ -82,12 +82,12 @@ class _ConvStem(nn.Module):
         width: of the tokens.
 
     Raises:
-        ValueError: as `problem_of_stem`.
+        ValueError: as `_problem_of_stem`.
     """
 
     def __init__(self, image_size: int, patch_size: int, width: int) -> None:
         super().__init__()
-        problem = problem_of_stem(patch_size, width)
+        problem = _problem_of_stem(patch_size, width)
         if problem:
             raise ValueError(f"model.vit.stem: {problem}")
         # Attributes of timm's PatchEmbed, which LAVIS reads.
@@ -115,7 +115,7 @@ class _ConvStem(nn.Module):
         return tokens.flatten(2).transpose(1, 2)
 
 
-def problem_of_stem(patch_size: int, width: int) -> str | None:
+def _problem_of_stem(patch_size: int, width: int) -> str | None:
     """Return why a convolutional stem of these sizes cannot be built; None if it can."""
     if patch_size < 2 or patch_size & (patch_size - 1):
         return (

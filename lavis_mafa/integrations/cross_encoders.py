@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lavis_mafa.algorithm.ranks import Ranks
-from lavis_mafa.integrations.rows import ROW, Rows
+from lavis_mafa.integrations.rows import NO_NUMBERS, ROW, Rows
 
 PAIR_TEXTS = "pair_texts"  # of samples: the texts of all candidates, anchors and positives
 _NO_TEXTS = "the judge reads texts, and those of the mini-batch are not known here: use MinedLoss"
@@ -72,17 +72,9 @@ class PairJudge:
         require_one_verdict(encoder)
         self.encoder, self.batch_size = encoder, batch_size
         self.rows = None if dataset is None else Rows(dataset)
+        self.reads_texts = dataset is None
         names = [] if dataset is None else [n for n in dataset.column_names if n != ROW][:2]
         self.columns = [dataset.select_columns([name]) for name in names]
-
-    @property
-    def reads_texts(self) -> bool:
-        """Whether it judges the texts of the mini-batch, and not rows of a data set."""
-        return self.rows is None
-
-    def can_read(self, numbers: Tensor | None) -> bool:
-        """Return whether it can judge rows with these numbers ``(B,)``; None: unknown ones."""
-        return self.rows is None or (numbers is not None and self.rows.known(numbers))
 
     def judge(
         self,
@@ -99,23 +91,24 @@ class PairJudge:
         """
         if not len(image_of):
             return torch.zeros(0, device=image_of.device)
+        pairs = list(zip(*self._sides(samples, image_of, text_of), strict=True))
+        found: Tensor = match_probabilities(self.encoder, pairs, self.batch_size)
+        return found.float().to(image_of.device)
+
+    def _sides(
+        self, samples: dict[str, Any], image_of: Tensor, text_of: Tensor
+    ) -> tuple[list[Any], list[Any]]:
+        """Return the anchors and the positives of pairs ``(P,)``."""
         if self.rows is None:
             if PAIR_TEXTS not in samples:
                 raise ValueError(f"{_NO_TEXTS} or PairJudge(encoder, numbered(dataset))")
-            texts = samples[PAIR_TEXTS]
-            sides = [[texts[0][n] for n in image_of.tolist()]]
-            sides.append([texts[1][n] for n in text_of.tolist()])
-        else:
-            if "loaded_index" not in samples:
-                raise ValueError(f"no numbers of rows; train on numbered(dataset), column {ROW}")
-            places = self.rows.require(samples["loaded_index"], "PairJudge")
-            sides = [
-                values_at(column, places[of])
-                for column, of in zip(self.columns, (image_of, text_of), strict=True)
-            ]
-        pairs = list(zip(*sides, strict=True))
-        found: Tensor = match_probabilities(self.encoder, pairs, self.batch_size)
-        return found.float().to(image_of.device)
+            anchors, positives = samples[PAIR_TEXTS]
+            return [anchors[n] for n in image_of.tolist()], [positives[n] for n in text_of.tolist()]
+        if "loaded_index" not in samples:
+            raise ValueError(NO_NUMBERS)
+        places = self.rows.require(samples["loaded_index"], "PairJudge")
+        first, second = self.columns
+        return values_at(first, places[image_of]), values_at(second, places[text_of])
 
 
 class Guide:
@@ -132,10 +125,6 @@ class Guide:
 
     def __init__(self, model: Any, batch_size: int = 32) -> None:
         self.model, self.batch_size = model, batch_size
-
-    def can_read(self, numbers: Tensor | None) -> bool:
-        """Return True: it reads the texts of the mini-batch."""
-        return True
 
     def judge(
         self,
@@ -168,32 +157,11 @@ class Guide:
         return found
 
 
-def as_judge(judge: Any) -> Any:
-    """Return a `lavis_mafa.Discriminator` of what users have.
-
-    A CrossEncoder and a SentenceTransformer (a guide) read the texts of the mini-batch.
-    """
-    if hasattr(judge, "predict"):
-        return PairJudge(judge)
-    return Guide(judge) if hasattr(judge, "encode_document") else judge
-
-
-def reads_texts(judge: Any) -> bool:
-    """Return whether a judge reads the texts of the mini-batch, and not rows of a data set."""
-    return bool(getattr(judge, "reads_texts", False))
-
-
 def values_at(column: Any, places: Tensor) -> list[Any]:
     """Return the values of a data set with one column at places ``(P,)``; each is read once."""
     read, number = torch.unique(places, return_inverse=True)
     values = column[read.tolist()][column.column_names[0]]
     return [values[n] for n in number.tolist()]
-
-
-def can_read(judge: Any, numbers: Tensor | None) -> bool:
-    """Return whether a judge can read rows that are not trained on; other classes than `PairJudge`
-    without such a method are not asked."""
-    return hasattr(judge, "can_read") and bool(judge.can_read(numbers))
 
 
 class _ImagesOnce:

@@ -18,6 +18,8 @@ from lavis_mafa.algorithm.grit.schedule import GritSchedule
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.integrations.rows import Rows
 
+_LOSS = "mined_loss.pth"  # file of a checkpoint with what a loss learned
+
 
 class Grit(TrainerCallback):
     """Mini-batches of similar pairs (GRIT-VLP 4.1): the trainer's batch sampler and a callback.
@@ -60,11 +62,6 @@ class Grit(TrainerCallback):
         """Number of rows of the training set."""
         return len(self.rows.numbers)
 
-    @property
-    def in_use(self) -> bool:
-        """Whether the trainer has it as its sampler and as a callback."""
-        return self._is_callback and self.schedule.plan is not None
-
     def __getstate__(self) -> dict[str, Any]:
         # The trainer saves its arguments, and with them this object, in every checkpoint.
         return {**vars(self), "rows": None, "image_ids": None, "schedule": None}
@@ -72,7 +69,7 @@ class Grit(TrainerCallback):
     def _schedule(self, batch_size: int, seed: int) -> GritSchedule:
         ranks = Ranks(together=True)
         return GritSchedule(
-            len(self.rows.numbers),
+            self.size,
             batch_size,
             self.settings,
             ranks.rank,
@@ -125,7 +122,7 @@ class Grit(TrainerCallback):
         Raises:
             ValueError: if a row is not of the training set, or the trainer does not use this order.
         """
-        if not self.in_use:
+        if not self._is_callback or self.schedule.plan is None:
             raise ValueError(
                 "Grit groups no mini-batches: give the trainer the data set that Grit has, "
                 "batch_sampler=grit.batch_sampler in its arguments, and callbacks=[grit]"
@@ -150,15 +147,14 @@ class Grit(TrainerCallback):
             "settings of the grouping": settings,
         }
 
-    def _file(self, args: Any, state: Any, rank: int) -> Path:
-        return Path(args.output_dir) / f"checkpoint-{state.global_step}" / f"grit_{rank}.pth"
-
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Write the state of the order beside the trainer's checkpoint, a file a rank."""
-        path = self._file(args, state, self.schedule.rank)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        content = {"epoch": self.schedule.epoch, "state": self.schedule.state_dict()}
-        torch.save({**content, "set_up": self._set_up()}, path)
+        content = {
+            "epoch": self.schedule.epoch,
+            "state": self.schedule.state_dict(),
+            "set_up": self._set_up(),
+        }
+        _save(content, _in_checkpoint(args, state, f"grit_{self.schedule.rank}.pth"))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Restore the state, if the trainer resumes.
@@ -171,28 +167,28 @@ class Grit(TrainerCallback):
         if not state.global_step:
             return
         # Every rank reads the first one's file, so that all refuse together.
-        first = self._file(args, state, 0)
-        saved = _read(first) if first.is_file() else None
-        own = (
-            _read(path) if (path := self._file(args, state, self.schedule.rank)).is_file() else None
-        )
-        problem = ""
-        if saved is None:
-            problem = f"no {first}, from which the order of a resumed run is read"
-        else:
-            now = self._set_up()
-            changed = [name for name, value in saved["set_up"].items() if now.get(name) != value]
-            if changed:
-                problem = f"{first} was written by a run with another {', another '.join(changed)}"
-            elif own is None:
-                problem = f"no {path}, which has the order of this process"
+        first = _in_checkpoint(args, state, "grit_0.pth")
+        own = _in_checkpoint(args, state, f"grit_{self.schedule.rank}.pth")
+        problem, changed, now = "", [], self._set_up()
+        if first.is_file():
+            before = _read(first)["set_up"]
+            changed = [name for name, value in before.items() if now.get(name) != value]
+        if changed:
+            problem = f"{first} was written by a run with another {', another '.join(changed)}"
+        elif not (first.is_file() and own.is_file()):
+            missing = own if first.is_file() else first
+            problem = f"no {missing}, from which the order of a resumed run is read"
         if _any_rank(bool(problem)):
             raise ValueError(
                 f"{problem or 'another process cannot restore its order'}: resume with the set-up "
                 "of the run that wrote the checkpoint, or start a new run from its weights"
             )
-        assert own is not None
-        self.schedule.load_state_dict(own["state"], own["epoch"])
+        saved = _read(own)
+        self.schedule.load_state_dict(saved["state"], saved["epoch"])
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Forget the trainer: another one must have it as a callback, too."""
+        self._is_callback = False
 
 
 class KeepLoss(TrainerCallback):
@@ -224,16 +220,11 @@ class KeepLoss(TrainerCallback):
             state.log_history[-1].update(counts)
             self._counts = torch.zeros(2)
 
-    def _file(self, args: Any, state: Any) -> Path:
-        return Path(args.output_dir) / f"checkpoint-{state.global_step}" / "mined_loss.pth"
-
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Write the state of the loss beside the trainer's checkpoint."""
         content = self.objects.state_dict()
         if content and state.is_world_process_zero:
-            path = self._file(args, state)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            torch.save(content, path)
+            _save(content, _in_checkpoint(args, state, _LOSS))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Restore the state, if the trainer resumes.
@@ -243,13 +234,23 @@ class KeepLoss(TrainerCallback):
         """
         if not state.global_step or not self.objects.state_dict():
             return
-        path = self._file(args, state)
+        path = _in_checkpoint(args, state, _LOSS)
         if not path.is_file():
             raise ValueError(
                 f"no {path}, which has what the loss learned: resume from a checkpoint that a run "
                 "with this loss and callbacks=[KeepLoss(loss)] wrote"
             )
         self.objects.load_state_dict(_read(path))
+
+
+def _in_checkpoint(args: Any, state: Any, name: str) -> Path:
+    """Return the path of a file in the trainer's present checkpoint."""
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}" / name
+
+
+def _save(content: dict[str, Any], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(content, path)
 
 
 def _read(path: Path) -> dict[str, Any]:

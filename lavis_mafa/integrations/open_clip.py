@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
+from inspect import signature
 from typing import Any
 
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.settings import StepSettings
@@ -22,9 +22,11 @@ from lavis_mafa.integrations.pair_loss import PairLoss
 # The losses are open_clip's for ``isinstance``, and work in other loops without it.
 if find_spec("open_clip") is not None:
     from open_clip.loss import ClipLoss as _ClipLoss
+    from open_clip.loss import CoCaLoss as _CoCaLoss
+    from open_clip.loss import DistillClipLoss as _DistillClipLoss
     from open_clip.loss import SigLipLoss as _SigLipLoss
 else:
-    _ClipLoss = _SigLipLoss = object
+    _ClipLoss = _CoCaLoss = _DistillClipLoss = _SigLipLoss = object
 
 # Keys of `lavis_mafa.run_step` that a loop may give with the features of a mini-batch.
 SAMPLES = ("image_id", "group_id", "loaded_index", "epoch", "grouped", "text_input")
@@ -35,25 +37,17 @@ class _OfOpenClip(PairLoss):
 
     def __init__(
         self,
-        settings: StepSettings | None = None,
-        judge: Any = None,
-        *,
-        local_loss: bool = False,
-        gather_with_grad: bool = False,
-        cache_labels: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
-        use_horovod: bool = False,
-        grit: Any = None,
+        settings: StepSettings | None,
+        judge: Any,
+        cache_labels: bool,
+        rank: int,
+        world_size: int,
         **options: Any,
     ) -> None:
-        super().__init__(settings, judge, grit=grit, all_ranks=True, **options)
-        self.local_loss, self.gather_with_grad = local_loss, gather_with_grad
+        arguments = signature(type(self).__init__).parameters
+        super().__init__(settings, judge, all_ranks=True, arguments=arguments, **options)
         self.cache_labels, self.rank, self.world_size = cache_labels, rank, world_size
-        self.use_horovod = use_horovod
         ranks = Ranks(together=True)
-        if use_horovod:
-            raise ValueError("Horovod is not supported: start the processes with torchrun")
         if world_size > 1 and (rank, world_size) != (ranks.rank, ranks.world):
             raise ValueError(
                 f"got rank {rank} of {world_size}, but torch.distributed has rank {ranks.rank} of "
@@ -113,9 +107,23 @@ class ClipLoss(_OfOpenClip, _ClipLoss):  # type: ignore[misc]
     """
 
     def __init__(
-        self, settings: StepSettings | None = None, judge: Any = None, **named: Any
+        self,
+        settings: StepSettings | None = None,
+        judge: Any = None,
+        *,
+        local_loss: bool = False,
+        gather_with_grad: bool = False,
+        cache_labels: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+        use_horovod: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(settings, judge, **named)
+        super().__init__(settings, judge, cache_labels, rank, world_size, **options)
+        self.local_loss, self.gather_with_grad = local_loss, gather_with_grad
+        self.use_horovod = use_horovod
+        if use_horovod:
+            raise ValueError("Horovod is not supported: start the processes with torchrun")
         if self.world_size > 1 and not (self.local_loss and self.gather_with_grad):
             raise ValueError(
                 "on several ranks each computes the loss of its own rows and candidates pass "
@@ -127,8 +135,8 @@ class SigLipLoss(_OfOpenClip, _SigLipLoss):  # type: ignore[misc]
     """The same in place of ``open_clip.SigLipLoss``: a sigmoid a pair, with the model's bias.
 
     Args:
-        settings, judge, named: as in `ClipLoss`.
-        cache_labels, rank, world_size, dist_impl: open_clip's.
+        settings, judge, options: as in `ClipLoss`.
+        cache_labels, rank, world_size, dist_impl: open_clip's; features are always gathered.
     """
 
     def __init__(
@@ -140,22 +148,18 @@ class SigLipLoss(_OfOpenClip, _SigLipLoss):  # type: ignore[misc]
         rank: int = 0,
         world_size: int = 1,
         dist_impl: str | None = None,
-        **named: Any,
+        **options: Any,
     ) -> None:
         super().__init__(
-            settings,
-            judge,
-            cache_labels=cache_labels,
-            rank=rank,
-            world_size=world_size,
-            model_bias=True,
-            **named,
+            settings, judge, cache_labels, rank, world_size, model_bias=True, **options
         )
         self.dist_impl = dist_impl or "gather"
+        if self.dist_impl not in ("bidir", "shift", "reduce", "gather"):
+            raise ValueError(f"dist_impl: got {dist_impl!r}, expected bidir, shift, reduce, gather")
 
 
-class CoCaLoss(ClipLoss):
-    """The same in place of ``open_clip.CoCaLoss``: ITC and a captioning loss.
+class CoCaLoss(_CoCaLoss, ClipLoss):  # type: ignore[misc]
+    """ITC as `ClipLoss` with a captioning loss, in place of ``open_clip.CoCaLoss``.
 
     Args:
         caption_loss_weight, clip_loss_weight: of the terms.
@@ -170,67 +174,35 @@ class CoCaLoss(ClipLoss):
         pad_id: int = 0,
         **named: Any,
     ) -> None:
-        super().__init__(**named)
+        ClipLoss.__init__(self, **named)
         self.caption_loss_weight, self.clip_loss_weight = caption_loss_weight, clip_loss_weight
-        self.pad_id = pad_id
-
-    def forward(  # type: ignore[override]
-        self,
-        image_features: Tensor,
-        text_features: Tensor,
-        logits: Tensor,
-        labels: Tensor,
-        logit_scale: Tensor | float,
-        output_dict: bool = False,
-        **samples: Any,
-    ) -> Any:
-        """Return the weighted contrastive and captioning losses.
-
-        Args:
-            logits: ``(B, L, V)`` of the next tokens.
-            labels: ``(B, L)`` tokens.
-            image_features, text_features, logit_scale, output_dict, samples: as in `ClipLoss`.
-        """
-        clip = logits.new_zeros(())
-        if self.clip_loss_weight:
-            found = super().forward(image_features, text_features, logit_scale, **samples)
-            clip = self.clip_loss_weight * found
-        of_tokens = F.cross_entropy(logits.permute(0, 2, 1), labels, ignore_index=self.pad_id)
-        caption = self.caption_loss_weight * of_tokens
-        if output_dict:
-            return {"contrastive_loss": clip, "caption_loss": caption}
-        return clip, caption
+        self.caption_loss = nn.CrossEntropyLoss(ignore_index=pad_id)
 
 
-class DistillClipLoss(ClipLoss):
-    """The same in place of ``open_clip.DistillClipLoss``: ITC and a teacher's distribution."""
+class DistillClipLoss(_DistillClipLoss, ClipLoss):  # type: ignore[misc]
+    """ITC as `ClipLoss` and a teacher's distribution, in place of ``open_clip.DistillClipLoss``."""
+
+    def __init__(self, **named: Any) -> None:
+        ClipLoss.__init__(self, **named)
 
     def forward(  # type: ignore[override]
         self,
         image_features: Tensor,
         text_features: Tensor,
         logit_scale: Tensor | float,
-        dist_image_features: Tensor,
-        dist_text_features: Tensor,
-        dist_logit_scale: Tensor | float,
+        *teacher: Tensor,
         output_dict: bool = False,
-        **samples: Any,
+        **named: Any,
     ) -> Any:
-        """Return the contrastive and the distillation loss.
+        """Return the contrastive loss, and the distillation loss as open_clip computes it.
 
         Args:
-            dist_image_features, dist_text_features, dist_logit_scale: of the teacher.
-            image_features, text_features, logit_scale, output_dict, samples: as in `ClipLoss`.
+            image_features, text_features, logit_scale, output_dict: as in `ClipLoss`.
+            teacher, named: features and scale of the teacher (``dist_image_features``,
+                ``dist_text_features``, ``dist_logit_scale``).
         """
-        clip = super().forward(image_features, text_features, logit_scale, **samples)
-        get_logits: Any = self.get_logits
-        own = get_logits(image_features, text_features, logit_scale)
-        teacher = get_logits(dist_image_features, dist_text_features, dist_logit_scale)
-        i2t, t2i = (
-            F.cross_entropy(sim, of_teacher.softmax(1))
-            for sim, of_teacher in zip(own, teacher, strict=True)
-        )
-        distill = (i2t + t2i) / 2
+        clip = ClipLoss.forward(self, image_features, text_features, logit_scale)
+        _, distill = super().forward(image_features, text_features, logit_scale, *teacher, **named)
         if output_dict:
             return {"contrastive_loss": clip, "distill_loss": distill}
         return clip, distill

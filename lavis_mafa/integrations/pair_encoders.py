@@ -28,23 +28,29 @@ class PairEncoder:
     Attributes:
         model: whose weights identify the features.
         reads_images: whether anchors may be images.
-        reads_anchor_texts: whether anchors may be texts.
     """
 
     model: Any
     reads_images = True
-    reads_anchor_texts = True
 
     def prepare(self, anchor: Any) -> Any:
         """Return what `encode_anchors` needs of an anchor, small enough to hold many."""
-        return anchor
+        return anchor if isinstance(anchor, str) else self._pixels(anchor)
 
     def encode_anchors(self, anchors: Sequence[Any]) -> Tensor:
         """Return the features ``(B, E)`` of prepared images or texts."""
-        raise NotImplementedError
+        if isinstance(anchors[0], str):
+            return self.encode_texts(list(anchors))
+        return self._encode_images(anchors)
 
     def encode_texts(self, texts: list[str]) -> Tensor:
         """Return the features ``(B, E)`` of texts."""
+        raise NotImplementedError
+
+    def _pixels(self, image: Any) -> Any:
+        return image
+
+    def _encode_images(self, images: Sequence[Any]) -> Tensor:
         raise NotImplementedError
 
 
@@ -55,14 +61,12 @@ class _TwoTowers(PairEncoder):
         self.model, processor = load_two_towers(name, device)
         self._encoder = DualEncoder(self.model, processor, threshold=0.0)
 
-    def prepare(self, anchor: Any) -> Any:
-        return anchor if isinstance(anchor, str) else self._encoder.pixels([anchor]).cpu()
+    def _pixels(self, image: Any) -> Any:
+        return self._encoder.pixels([image]).cpu()
 
-    def encode_anchors(self, anchors: Sequence[Any]) -> Tensor:
-        if isinstance(anchors[0], str):
-            return self.encode_texts(list(anchors))
+    def _encode_images(self, images: Sequence[Any]) -> Tensor:
         weight = next(self.model.parameters())
-        return self._encoder.encode_pixels(torch.cat(list(anchors)).to(weight.device))
+        return self._encoder.encode_pixels(torch.cat(list(images)).to(weight.device))
 
     def encode_texts(self, texts: list[str]) -> Tensor:
         return self._encoder.encode_texts(texts)
@@ -103,13 +107,11 @@ class _OpenClip(PairEncoder):
         self.model.eval()
         self._tokenizer, self._device = open_clip.get_tokenizer(name), device
 
-    def prepare(self, anchor: Any) -> Any:
-        return anchor if isinstance(anchor, str) else self._processor(anchor)
+    def _pixels(self, image: Any) -> Any:
+        return self._processor(image)
 
-    def encode_anchors(self, anchors: Sequence[Any]) -> Tensor:
-        if isinstance(anchors[0], str):
-            return self.encode_texts(list(anchors))
-        found: Tensor = self.model.encode_image(torch.stack(list(anchors)).to(self._device))
+    def _encode_images(self, images: Sequence[Any]) -> Tensor:
+        found: Tensor = self.model.encode_image(torch.stack(list(images)).to(self._device))
         return found
 
     def encode_texts(self, texts: list[str]) -> Tensor:
@@ -127,7 +129,7 @@ def load_pair_encoder(name: str, device: torch.device) -> PairEncoder:
         return _OpenClip(name.removeprefix(_OPEN_CLIP), device)
     if os.path.isfile(os.path.join(name, "open_clip_config.json")):
         return _OpenClip(f"local-dir:{name}", device)
-    if has_file(name, "modules.json"):
+    if _has_file(name, "modules.json"):
         return _Sentences(name, device)
     kind = kind_of(name)
     if kind.startswith(("clip", "siglip")):
@@ -155,7 +157,7 @@ def kind_of(name: str) -> str:
     return str(AutoConfig.from_pretrained(name).model_type)
 
 
-def has_file(name: str, file: str) -> bool:
+def _has_file(name: str, file: str) -> bool:
     """Return whether a folder, or a model on the hub, has a file."""
     if os.path.isdir(name):
         return os.path.isfile(os.path.join(name, file))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -15,16 +15,29 @@ from lavis_mafa.algorithm.mining import ALL
 from lavis_mafa.algorithm.rules import RULES, MiningRule
 from lavis_mafa.algorithm.scores import SIMILARITY
 from lavis_mafa.algorithm.settings import StepSettings, entries_with_settings, nearest_of
-from lavis_mafa.integrations.cross_encoders import Guide, as_judge, can_read, reads_texts
-from lavis_mafa.integrations.rows import ROW
+from lavis_mafa.integrations.cross_encoders import Guide, PairJudge
+from lavis_mafa.integrations.rows import NO_NUMBERS
 
-_NO_NUMBERS = f"no numbers of rows; train on numbered(dataset), column {ROW!r}"
-_RULE = {one.name for one in fields(MiningRule)}
+# What only ITM and the language loss read is no setting of a door.
+_RULE = {one.name for one in fields(MiningRule)} - {"resample", "use_in"}
 _LABELS = {one.name for one in fields(SoftLabels)} - {"type"}
 _STEP = {"itc_loss", "negatives", "same_image", "same_group", "detach_other"}
+# Plain settings that our soft labels do not read.
+_UNREAD = {
+    "one_hot": {"alpha", "weight", "start_epoch"},
+    "smoothed": {"weight", "label_smoothing"},
+    "consistency": {"alpha"},
+    "pseudo_positives": {"alpha", "weight"},
+    "softclip": {"alpha", "weight"},
+}
 
 
-def settings_of(given: StepSettings | None, judge: Any, options: Mapping[str, Any]) -> StepSettings:
+def settings_of(
+    given: StepSettings | None,
+    judge: Any,
+    options: Mapping[str, Any],
+    arguments: Collection[str] = (),
+) -> StepSettings:
     """Return settings of the step from plain keyword arguments of a door.
 
     Args:
@@ -33,9 +46,11 @@ def settings_of(given: StepSettings | None, judge: Any, options: Mapping[str, An
         options: fields of `MiningRule` and `SoftLabels`, ``soft_labels`` (a name or `SoftLabels`),
             some of `StepSettings`, and the own settings of registered entries by their names, such
             as ``margin=0.1``.
+        arguments: names of the door's other arguments, which an unknown name may be meant for.
 
     Raises:
-        TypeError: for an unknown name, other settings than `StepSettings`, or both at once.
+        TypeError: for an unknown name, other settings than `StepSettings`, both at once, or a
+            setting that the chosen rule, labels and loss do not read.
         ValueError: for a value out of its range.
     """
     if given is not None:
@@ -66,7 +81,8 @@ def settings_of(given: StepSettings | None, judge: Any, options: Mapping[str, An
             if name in RULES:
                 rule.setdefault("rule", name)
         else:
-            known = {*_RULE, *_LABELS, *_STEP, "soft_labels", "judge", "grit", *entries}
+            known = {*_RULE, *_LABELS, *_STEP, "soft_labels", *entries, *arguments}
+            known -= {"self", "options", "named"}
             raise TypeError(f"unexpected keyword argument {name!r}{nearest_of(name, known)}")
     if isinstance(judge, Guide):
         # GISTEmbed: what the guide finds more similar than the own pair is no negative.
@@ -85,7 +101,39 @@ def settings_of(given: StepSettings | None, judge: Any, options: Mapping[str, An
         smooths = {"alpha", "start_epoch"} & labels.keys()
         labels.setdefault("type", "smoothed" if smooths else "one_hot")
         step["soft_labels"] = SoftLabels(**labels)
-    return replace(PLAIN, **step, connections=MiningRule(**rule), own=own)
+    found = replace(PLAIN, **step, connections=MiningRule(**rule), own=own)
+    unread = _unread(found, judge) & options.keys()
+    if unread:
+        raise TypeError(
+            f"{', '.join(sorted(unread))}: no effect with rule={found.connections.rule!r}, "
+            f"score={found.connections.score!r}, soft_labels={found.soft_labels.type!r}, "
+            f"itc_loss={found.itc_loss!r} and {'a' if judge else 'no'} judge: leave it out, or "
+            "choose what reads it"
+        )
+    return found
+
+
+def _unread(settings: StepSettings, judge: Any) -> set[str]:
+    """Return the names of plain settings that have no effect."""
+    rule, label = settings.connections, settings.soft_labels.type
+    used = {settings.itc_loss, label, settings.negatives, rule.score, rule.rule}
+    found = entries_with_settings().keys() - used
+    found |= _UNREAD.get(label, set())
+    if RULES.entry(rule.rule).settings is not None:  # it has bounds of its own
+        found |= {"low", "high"}
+    if rule.by_con_d and judge is None:
+        found |= {"negatives", *_RULE}
+    return found
+
+
+def _as_judge(judge: Any) -> Any:
+    """Return a `lavis_mafa.Discriminator` of what users have.
+
+    A CrossEncoder and a SentenceTransformer (a guide) read the texts of the mini-batch.
+    """
+    if hasattr(judge, "predict"):
+        return PairJudge(judge)
+    return Guide(judge) if hasattr(judge, "encode_document") else judge
 
 
 class PairLoss(FeaturesLoss):
@@ -99,7 +147,7 @@ class PairLoss(FeaturesLoss):
             a loop of one's own. The loss gives it the features of every mini-batch.
         all_ranks: candidates come from the mini-batches of all ranks.
         model_bias: the bias of the sigmoid is the model's.
-        options: plain settings, see `settings_of`.
+        arguments, options: plain settings, see `settings_of`.
 
     Raises:
         TypeError, ValueError: see `settings_of`; if the rule needs ``grit``.
@@ -113,25 +161,33 @@ class PairLoss(FeaturesLoss):
         grit: Any = None,
         all_ranks: bool = False,
         model_bias: bool = False,
+        arguments: Collection[str] = (),
         **options: Any,
     ) -> None:
-        judge = as_judge(judge)
-        chosen = settings_of(settings, judge, options)
-        if model_bias and options.get("itc_loss", "sigmoid") != "sigmoid":
-            raise ValueError(
-                f"got itc_loss={options['itc_loss']!r}, but with the model's bias the loss is a "
-                "sigmoid: leave it out"
-            )
-        chosen = replace(chosen, all_ranks=all_ranks or chosen.all_ranks)
-        super().__init__(replace(chosen, itc_loss="sigmoid") if model_bias else chosen, judge)
+        judge = _as_judge(judge)
+        chosen = settings_of(settings, judge, options, {"judge", "grit", *arguments})
+        if model_bias:
+            unsaid = set() if "itc_loss" in options else {PLAIN.itc_loss}
+            if chosen.itc_loss not in {"sigmoid", *unsaid}:
+                raise ValueError(
+                    f"got itc_loss={chosen.itc_loss!r}, but with the model's bias the loss is a "
+                    "sigmoid: leave it out"
+                )
+            chosen = replace(chosen, itc_loss="sigmoid")
+        super().__init__(replace(chosen, all_ranks=all_ranks or chosen.all_ranks), judge)
         if judge is not None and not hasattr(judge, "judge"):
             raise TypeError(
                 f"judge: got {judge!r}, expected a CrossEncoder, a SentenceTransformer, a "
                 "PairJudge or an object with the method judge of lavis_mafa.Discriminator"
             )
+        score = chosen.connections.score
+        if judge is not None and not chosen.connections.by_con_d:
+            raise ValueError(f"got judge and score={score!r}, which judges in its place: give one")
         if grit is not None and not hasattr(grit, "collect"):
             raise TypeError(f"grit: got {grit!r}, expected Grit or lavis_mafa.GritSchedule")
         self.grit, self.model_bias = grit, model_bias
+        # The texts of the mini-batch, and not rows of a data set.
+        self.reads_texts = bool(getattr(judge, "reads_texts", False))
         if model_bias:
             del self.parts.form.relative_bias  # type: ignore[attr-defined]
         if grit is not None:
@@ -163,7 +219,7 @@ class PairLoss(FeaturesLoss):
             samples["loaded_index"] = numbers
         if self.grit is not None and training:
             if numbers is None:
-                raise ValueError(_NO_NUMBERS)
+                raise ValueError(NO_NUMBERS)
             self.grit.collect(numbers, *sides)
             schedule = getattr(self.grit, "schedule", self.grit)
             if schedule.plan is not None:
@@ -183,9 +239,11 @@ class PairLoss(FeaturesLoss):
         if judge is None:
             return False
         if not training:
-            return self.on_all(can_read(judge, numbers))
-        if numbers is None and not reads_texts(judge):
-            raise ValueError(_NO_NUMBERS)
+            rows = judge.rows if isinstance(judge, PairJudge) else None
+            known = rows is not None and numbers is not None and rows.known(numbers)
+            return self.on_all(self.reads_texts or known)
+        if numbers is None and not self.reads_texts:
+            raise ValueError(NO_NUMBERS)
         return True
 
     def with_scale(

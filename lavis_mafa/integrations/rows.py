@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 ROW = "label"  # the only column of a data set that sentence-transformers' trainer gives to a loss
+NO_NUMBERS = f"no numbers of rows; train on numbered(dataset), column {ROW!r}"
 _AT_ONCE = 1024  # rows in memory
 
 
@@ -27,7 +28,7 @@ def numbered(dataset: Any) -> Any:
     Raises:
         ValueError: if it is something else, has such a column already, or has no rows.
     """
-    require_table(dataset)
+    _require_table(dataset)
     if ROW in dataset.column_names:
         raise ValueError(
             f"the data set has a column {ROW!r} already, the name that the trainer gives to a "
@@ -45,7 +46,7 @@ def numbered(dataset: Any) -> Any:
     return dataset.add_column(ROW, numbers)
 
 
-def require_table(dataset: Any) -> None:
+def _require_table(dataset: Any) -> None:
     """Raise ValueError unless a data set is a ``datasets.Dataset`` with two columns and a row."""
     columns = getattr(dataset, "column_names", None)
     if not isinstance(columns, list) or not hasattr(dataset, "select_columns"):
@@ -77,7 +78,7 @@ class Rows:
     """
 
     def __init__(self, dataset: Any) -> None:
-        require_table(dataset)
+        _require_table(dataset)
         found = np.array(0.0)
         if ROW in dataset.column_names:
             column = dataset.with_format("arrow").select_columns([ROW])[:].column(0)

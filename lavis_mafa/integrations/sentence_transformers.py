@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from inspect import signature
 from typing import Any
 
 import torch
@@ -31,9 +32,6 @@ from lavis_mafa.integrations.cross_encoders import (
     Blip2CrossEncoder,
     DualEncoder,
     PairJudge,
-    match_probabilities,
-    reads_texts,
-    require_one_verdict,
     values_at,
 )
 from lavis_mafa.integrations.grit_callback import Grit, KeepLoss
@@ -117,7 +115,14 @@ class MinedLoss(PairLoss):
         for name in _REFUSED.keys() & options.keys():
             raise TypeError(f"MinedLoss has no argument {name!r}: {_REFUSED[name]}")
         own = options if settings is not None else {"same_group": "positive", **options}
-        super().__init__(settings, judge, grit=grit, all_ranks=gather_across_devices, **own)
+        super().__init__(
+            settings,
+            judge,
+            grit=grit,
+            all_ranks=gather_across_devices,
+            arguments=signature(MinedLoss.__init__).parameters,
+            **own,
+        )
         sizes = (mini_batch_size, mini_batch_num_tokens)
         if not scale > 0 or any(size is not None and size < 1 for size in sizes):
             raise ValueError(
@@ -143,14 +148,14 @@ class MinedLoss(PairLoss):
         columns = list(sentence_features)
         if len(columns) < 2:
             raise ValueError(f"got {len(columns)} columns, expected anchor, positive, negatives")
-        judge, training, numbers = self.parts.con_d, self.model.training, numbers_of(labels)
+        training, numbers = self.model.training, numbers_of(labels)
         mines = self.judges(numbers, training)
         own: dict[str, Any] = {}
         if mines or not self.parts.settings.connections.by_con_d:
             own = self._equal(columns[:2])
-        if mines and reads_texts(judge):
+        if mines and self.reads_texts:
             own[PAIR_TEXTS] = self._candidates(columns[:2])
-        anchors, positives, *hard = (F.normalize(self._encode(one), dim=-1) for one in columns)
+        anchors, positives, *hard = (_unit(self._encode(one)) for one in columns)
         samples = self.samples_of(numbers, (anchors, positives), training, own)
         temperature = torch.tensor(1 / self.scale, device=anchors.device)
         negatives = torch.cat(hard) if hard else None
@@ -192,7 +197,9 @@ class MinedLoss(PairLoss):
                 "numbered(dataset)), which reads the rows of the data set"
             )
         tokenizer = _unwrapped(self.model).tokenizer
-        own = [tokenizer.batch_decode(_ids(one), skip_special_tokens=True) for one in columns]
+        # The tokenizer of StaticEmbedding is one of the library tokenizers.
+        decode = getattr(tokenizer, "batch_decode", None) or tokenizer.decode_batch
+        own = [decode(_ids(one), skip_special_tokens=True) for one in columns]
         world = Ranks(self.parts.settings.all_ranks).world
         if world == 1:
             return own
@@ -224,10 +231,13 @@ class MinedLoss(PairLoss):
             return encode(rows)
         model = _unwrapped(self.model)
         wrappers = "sentence_transformers.sentence_transformer.losses"
-        if any(type(one.forward).__module__.startswith(wrappers) for one in (model, model[0])):
+        wrapped = any(
+            type(one.forward).__module__.startswith(wrappers) for one in (model, model[0])
+        )
+        if wrapped or "offsets" in rows:
             raise ValueError(
                 "mini_batch_size and mini_batch_num_tokens do not work inside MatryoshkaLoss, "
-                "Matryoshka2dLoss and AdaptiveLayerLoss: leave them out"
+                "Matryoshka2dLoss and AdaptiveLayerLoss, nor with StaticEmbedding: leave them out"
             )
         from sentence_transformers.base.losses.gradcache import _create_minibatch, _minibatch_ranges
 
@@ -239,6 +249,11 @@ class MinedLoss(PairLoss):
         return torch.cat([recomputed(place, lambda one: encode(dict(one)), one) for one in parts])
 
 
+def _unit(embeddings: Tensor) -> Tensor:
+    """Return normalised embeddings, in float32 if they have half precision, as the library does."""
+    return F.normalize(embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)), dim=-1)
+
+
 def _unwrapped(model: Any) -> Any:
     """Return the SentenceTransformer inside of a compiled model, or of DDP's."""
     model = getattr(model, "_orig_mod", model)
@@ -248,9 +263,13 @@ def _unwrapped(model: Any) -> Any:
 def _ids(rows: dict[str, Any]) -> list[list[int]]:
     """Return the tokens of every row without padding, also of flattened mini-batches."""
     ids = rows["input_ids"]
+    ends: list[int] = []
     if "cu_seq_lens_q" in rows:
         ends = rows["cu_seq_lens_q"].tolist()
-        flat = ids[0].tolist()
+    elif "offsets" in rows:  # of StaticEmbedding
+        ends = [*rows["offsets"].tolist(), ids.numel()]
+    if ends:
+        flat = ids.flatten().tolist()
         return [flat[begin:end] for begin, end in zip(ends[:-1], ends[1:], strict=True)]
     if "attention_mask" not in rows:
         return list(ids.tolist())
@@ -258,26 +277,14 @@ def _ids(rows: dict[str, Any]) -> list[list[int]]:
     return [one[kept].tolist() for one, kept in zip(ids.cpu(), mask, strict=True)]
 
 
-class _CorpusJudge:
-    """Con-D from a CrossEncoder that reads two columns of a data set by the places of rows."""
+class _CorpusJudge(PairJudge):
+    """Reads the rows of two columns by their places, which need no numbers."""
 
-    def __init__(self, encoder: Any, columns: Sequence[Any], batch_size: int) -> None:
-        self.encoder, self.columns, self.batch_size = encoder, columns, batch_size
-
-    def judge(
-        self,
-        samples: dict[str, Any],
-        image_of: Tensor,
-        text_of: Tensor,
-        ranks: Ranks | None = None,
-        seen: Tensor | None = None,
-    ) -> Tensor:
-        if not len(image_of):
-            return torch.zeros(0, device=image_of.device)
-        places = (image_of, text_of)
-        sides = [values_at(*one) for one in zip(self.columns, places, strict=True)]
-        pairs = list(zip(*sides, strict=True))
-        return match_probabilities(self.encoder, pairs, self.batch_size).to(image_of.device)
+    def _sides(
+        self, samples: dict[str, Any], image_of: Tensor, text_of: Tensor
+    ) -> tuple[list[Any], list[Any]]:
+        first, second = self.columns
+        return values_at(first, image_of), values_at(second, text_of)
 
 
 def mine_hard_negatives(
@@ -311,8 +318,8 @@ def mine_hard_negatives(
     other, other_ids = _read(positive, names[1], model.encode_document, batch_size)
     encoder = getattr(judge, "encoder", judge)
     if hasattr(encoder, "predict"):
-        require_one_verdict(encoder)
-        judge = _CorpusJudge(encoder, (anchor, positive), batch_size)
+        judge = _CorpusJudge(encoder, batch_size=batch_size)
+        judge.columns = [anchor, positive]
     found = mine_corpus(
         features,
         other,

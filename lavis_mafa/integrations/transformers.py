@@ -96,6 +96,14 @@ class MinedTrainer(Trainer):
         known = signature(Trainer.__init__).parameters
         options = {name: named.pop(name) for name in [*named] if name not in known}
         super().__init__(model, args, *rest, **named)
+        if self.compute_loss_func is not None or self.args.label_smoothing_factor:
+            raise ValueError(
+                "MinedTrainer has a loss of its own, without compute_loss_func and "
+                "label_smoothing_factor: leave them out; label_smoothing=0.1 is a setting of it"
+            )
+        strategy = getattr(self.args, "train_sampling_strategy", "random")
+        if grit is not None and strategy != "random":
+            raise ValueError(f"got grit and train_sampling_strategy={strategy!r}: give one of them")
         if isinstance(self.data_collator, PairCollator):
             self.args.remove_unused_columns = False  # pictures are no input of the model
         if not hasattr(self.model, "logit_scale"):
@@ -106,10 +114,19 @@ class MinedTrainer(Trainer):
         self.model_accepts_loss_kwargs = False  # the Trainer divides the loss, not the model
         self.can_return_loss = True
         bias = hasattr(self.model, "logit_bias")
-        loss = PairLoss(settings, judge, grit=grit, all_ranks=True, model_bias=bias, **options)
+        loss = PairLoss(
+            settings,
+            judge,
+            grit=grit,
+            all_ranks=True,
+            model_bias=bias,
+            arguments=known,
+            **options,
+        )
         self.mined_loss = loss.to(self.args.device)
         self.grit = grit
-        self.add_callback(KeepLoss(self.mined_loss))
+        # Before the callbacks of TensorBoard and the like, which record what the log has by then.
+        self.callback_handler.callbacks.insert(0, KeepLoss(self.mined_loss))
         if grit is not None:
             self.add_callback(grit)
 
@@ -151,13 +168,17 @@ class MinedTrainer(Trainer):
 
     def prediction_step(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
-    ) -> tuple[Tensor, Any, None]:
-        """Return the loss of an evaluation mini-batch, and the embeddings of both sides."""
+    ) -> tuple[Tensor, Any, Any]:
+        """Return the loss of an evaluation mini-batch and, for ``compute_metrics``, the embeddings
+        of both sides and the numbers of the rows (from 0 on in a mini-batch without numbers)."""
         with torch.no_grad(), self.compute_loss_context_manager():
             given = self._prepare_inputs(inputs)
             loss, found = self.compute_loss(model, given, return_outputs=True)
-        embeds = None if prediction_loss_only else (found.image_embeds, found.text_embeds)
-        return loss.detach(), embeds, None
+        if prediction_loss_only:
+            return loss.detach(), None, None
+        embeds = found.image_embeds, found.text_embeds
+        unknown = torch.arange(len(embeds[0]), device=embeds[0].device)
+        return loss.detach(), embeds, given.get("labels", unknown)
 
 
 class _OneByOne(Sampler[int]):

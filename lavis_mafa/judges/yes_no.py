@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lavis_mafa.algorithm.options import check_options, option
+from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.compat.old_timm import without_old_timm
 from lavis_mafa.judges.discriminators import DISCRIMINATORS
 from lavis_mafa.judges.pair_reader import (
@@ -28,7 +28,7 @@ NOT_LOADED = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportEr
 
 
 @dataclass(frozen=True)
-class _YesNoSettings:
+class _YesNoSettings(Checked):
     """Settings of `_YesNo`."""
 
     question: str = option(
@@ -45,7 +45,7 @@ class _YesNoSettings:
     batch_size: int = option(16, "pairs in one forward pass", low=1)
 
     def __post_init__(self) -> None:
-        check_options(self)
+        super().__post_init__()
         for name, place in (("question", _CAPTION), ("prompt", _QUESTION)):
             given = getattr(self, name)
             if given is not None and place not in given:

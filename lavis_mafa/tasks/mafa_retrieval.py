@@ -14,7 +14,7 @@ from lavis.common.dist_utils import is_main_process
 from lavis.common.registry import registry
 from lavis.tasks.retrieval import RetrievalTask
 
-from lavis_mafa.algorithm.finite import require_finite
+from lavis_mafa.algorithm.binary import require_finite
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.data.known_truth import read_truth, truth_with
 from lavis_mafa.families.rerank import RerankOptions

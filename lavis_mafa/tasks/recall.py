@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lavis_mafa.algorithm.finite import require_finite
+from lavis_mafa.algorithm.binary import require_finite
 
 _CHUNK = 256  # queries sorted at once: sorting all of COCO's would need gigabytes
 RECALLS = (1, 5, 10)

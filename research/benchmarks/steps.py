@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from lavis_mafa.algorithm.cached_batch import CachedBatch
+from lavis_mafa.algorithm.cached_batch import in_chunks
 from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.algorithm.settings import StepSettings
@@ -106,21 +106,21 @@ def _albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
         return Step(model, forward, sizes.device, half)
 
     progress("MAFA and GRIT-VLP")
-    chunks = CachedBatch(model.backbone, max(1, size // 3))
-    in_chunks = partial(run_step, chunks, samples, GRIT_VLP)
+    part = max(1, size // 3)
+    chunked = partial(run_step, in_chunks(model.backbone, part), samples, GRIT_VLP)
     grit = ours(GRIT_VLP)
     steps = {
         "nothing converted, Con-D bf16": ours(_MAFA_FINDS_NOTHING, con_d["bf16"]),
         "25 % converted, Con-D bf16": ours(MAFA, FixedVerdicts(con_d["bf16"])),
     }
-    both = {"grit": grit, "chunks": Step(model, in_chunks, sizes.device, sizes.gpu)}
+    both = {"grit": grit, "chunks": Step(model, chunked, sizes.device, sizes.gpu)}
     times = in_turn({**both, **steps}, sizes.repeats, device=sizes.device)
     for what in steps:
         note = f"both of this package; {setting}"
         yield Row.of(f"MAFA / GRIT-VLP step, {what}", note, times[what], times["grit"])
     yield Row.of(
         "GRIT-VLP step in chunks / whole mini-batch",
-        f"run.cached_batch: {chunks.size}; {setting}",
+        f"run.cached_batch: {part}; {setting}",
         times["chunks"],
         times["grit"],
     )

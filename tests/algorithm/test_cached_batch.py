@@ -9,7 +9,7 @@ from slow_families import SLOW, TableConD
 
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.backbone import backbone_of
-from lavis_mafa.algorithm.cached_batch import CachedBatch
+from lavis_mafa.algorithm.cached_batch import in_chunks
 from lavis_mafa.algorithm.momentum import Momentum
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
@@ -39,7 +39,7 @@ def test_chunks_give_the_losses_and_gradients_of_the_whole(toy_train, family, si
         monkeypatch.setattr(torch, "rand", lambda shape, **options: torch.zeros(shape))
     samples = mini_batch(toy_train, range(BATCH))
     whole, expected = step_of(model, model.backbone, samples, TableConD())
-    cached, gradients = step_of(model, CachedBatch(model.backbone, size), samples, TableConD())
+    cached, gradients = step_of(model, in_chunks(model.backbone, size), samples, TableConD())
     assert torch.equal(whole.i2t.hard, cached.i2t.hard) and cached.judged_pairs > 0
     for name, loss in whole.losses.items():
         assert cached.losses[name].item() == pytest.approx(loss.item(), rel=1e-6), name
@@ -110,8 +110,8 @@ def test_chunks_store_few_activations(toy_train):
 
     model = load_model("blip_mafa", "tiny")
     samples = mini_batch(toy_train, range(32))
-    whole, in_chunks = saved_bytes(model.backbone), saved_bytes(CachedBatch(model.backbone, 4))
-    assert in_chunks < 0.1 * whole
+    whole, chunked = saved_bytes(model.backbone), saved_bytes(in_chunks(model.backbone, 4))
+    assert chunked < 0.1 * whole
 
 
 @pytest.mark.parametrize("family", SLOW)
@@ -125,17 +125,13 @@ def test_second_computation_drops_the_same_units(toy_train, family):
     samples = mini_batch(toy_train, range(BATCH))
     _, expected = step_of(model, model.backbone, samples, None)
     # One chunk draws what the whole mini-batch draws.
-    _, gradients = step_of(model, CachedBatch(model.backbone, BATCH * 3), samples, None)
+    _, gradients = step_of(model, in_chunks(model.backbone, BATCH * 3), samples, None)
     for name, gradient in gradients.items():
         assert torch.allclose(gradient, expected[name], rtol=1e-4, atol=1e-6), name
 
 
 def test_captions_of_several_lengths_are_padded(tiny, toy_train):
     captions = ["a red circle", "a small blue square above a large green triangle", "two stars"]
-    whole, parts = (
-        b.encode_texts(captions) for b in (tiny.backbone, CachedBatch(tiny.backbone, 1))
-    )
+    whole, parts = (b.encode_texts(captions) for b in (tiny.backbone, in_chunks(tiny.backbone, 1)))
     assert torch.equal(whole.ids, parts.ids) and torch.equal(whole.mask, parts.mask)
     assert torch.allclose(whole.features, parts.features, atol=1e-6)
-    with pytest.raises(ValueError, match="at least 1 pair, got 0"):
-        CachedBatch(tiny.backbone, 0)

@@ -11,7 +11,7 @@ from slow_families import TableConD
 
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.backbone import backbone_of
-from lavis_mafa.algorithm.cached_batch import CachedBatch
+from lavis_mafa.algorithm.cached_batch import in_chunks
 from lavis_mafa.algorithm.global_threshold import _GlobalThreshold
 from lavis_mafa.algorithm.itc_forms import ITC_LOSSES
 from lavis_mafa.algorithm.labels import SOFT_LABELS, SoftLabels
@@ -127,7 +127,7 @@ def test_each_family_trains_with_every_score_and_rule(toy_train, family, score, 
     model = load_tiny(family).eval()
     samples = mini_batch(toy_train, range(BATCH), epoch=1)
     samples["group_id"] = torch.tensor([1, 1, 2, -1, 2])
-    chunks = CachedBatch(model.backbone, 2)
+    chunks = in_chunks(model.backbone, 2)
     found = []
     for action, same_group, backbone in (
         ("convert", "dropped", model.backbone),
@@ -154,6 +154,6 @@ def test_each_family_trains_with_every_score_and_rule(toy_train, family, score, 
         assert action == "drop" or any(one.any() for one in gradients)
         assert output.i2t.probability.isfinite().any(), "candidates were judged"
         found.append(output)
-    whole, in_chunks, _ = found
-    assert torch.equal(whole.i2t.state, in_chunks.i2t.state)
-    assert in_chunks.loss.item() == pytest.approx(whole.loss.item(), rel=1e-5)
+    whole, chunked, _ = found
+    assert torch.equal(whole.i2t.state, chunked.i2t.state)
+    assert chunked.loss.item() == pytest.approx(whole.loss.item(), rel=1e-5)

@@ -226,9 +226,3 @@ def test_queue_keeps_groups_of_earlier_steps(toy_train):
     assert compared.queued_dropped is None and not compared.queued_positives.any()
     assert not hasattr(model, GROUP_QUEUE)
     assert len({dropped, positive, negative}) == 3
-
-
-def test_unknown_value_is_refused_in_one_sentence():
-    with pytest.raises(ValueError, match="same_group.*dropped, positive or negative") as refused:
-        StepSettings(same_group="ignored")
-    assert "\n" not in str(refused.value) and "'ignored'" in str(refused.value)

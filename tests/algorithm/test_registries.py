@@ -13,7 +13,7 @@ from torch.utils import _pytree
 
 from lavis_mafa.algorithm.labels import SOFT_LABELS, SoftLabels
 from lavis_mafa.algorithm.losses import LOSSES
-from lavis_mafa.algorithm.options import check_options, option
+from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.algorithm.output import StepOutput
 from lavis_mafa.algorithm.parts import build_parts
 from lavis_mafa.algorithm.pickers import NONE, PICKERS
@@ -25,11 +25,8 @@ BATCH = 6
 
 
 @dataclass(frozen=True)
-class Sharpness:
+class Sharpness(Checked):
     power: float = option(2.0, "exponent of the similarities", source="test", low=1)
-
-    def __post_init__(self):
-        check_options(self)
 
 
 def easiest(sim, positives):

@@ -139,8 +139,13 @@ def test_a_mini_batch_without_negatives_is_judged():
     for rule in (MiningRule(rule="margin"), MiningRule()):
         con_d = Recorded(torch.rand(3, 3))
         i2t, _, judged = find_connections(
-            *(torch.rand(3, 3), torch.rand(3, 3), everything, torch.arange(3)),
-            *([hardest, hardest], rule, con_d),
+            torch.rand(3, 3),
+            torch.rand(3, 3),
+            everything,
+            torch.arange(3),
+            [hardest, hardest],
+            rule,
+            con_d,
             judge_none=True,
         )
         assert judged == (3 if rule.rule == "margin" else 0)

@@ -92,7 +92,10 @@ def test_documented_backbone_trains_on_tokens_by_the_whole_step(monkeypatch):
             losses.append({name: loss.item() for name, loss in names["output"].losses.items()})
 
     names = {
-        **{"model": model, "con_d": ConD(), "batches": batches(), "epoch": 0},
+        "model": model,
+        "con_d": ConD(),
+        "batches": batches(),
+        "epoch": 0,
         "optimizer": torch.optim.AdamW(model.parameters(), lr=2e-3),
     }
     exec(code, names)

@@ -52,8 +52,11 @@ def encoder(tmp_path, request):
     config = Blip2Config(
         vision_config={**SIZES, "image_size": 16, "patch_size": 8},
         qformer_config={
-            **{**SIZES, "vocab_size": len(tokenizer), "encoder_hidden_size": 16},
-            **{"cross_attention_frequency": 1, "use_qformer_text_input": True},
+            **SIZES,
+            "vocab_size": len(tokenizer),
+            "encoder_hidden_size": 16,
+            "cross_attention_frequency": 1,
+            "use_qformer_text_input": True,
         },
         image_text_hidden_size=16,
         num_query_tokens=3,

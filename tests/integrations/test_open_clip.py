@@ -142,8 +142,14 @@ def test_its_arguments_and_keys_are_those_of_open_clip():
         ClipLoss(rank=1, world_size=2)
     with pytest.raises(TypeError, match="settings: got True, expected StepSettings"):
         ClipLoss(True, True)
-    with pytest.raises(TypeError, match="'local_los'"):
+    with pytest.raises(TypeError, match="'local_los', did you mean 'local_loss'"):
         ClipLoss(local_los=True)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'gather_with_grad'"):
+        SigLipLoss(gather_with_grad=True)
+    with pytest.raises(ValueError, match="dist_impl: got 'ring', expected bidir"):
+        SigLipLoss(dist_impl="ring")
+    with pytest.raises(ValueError, match="got itc_loss='rince', but with the model's bias"):
+        SigLipLoss(settings=StepSettings(itc_loss="rince"))
     with pytest.raises(TypeError, match="got loaded_indx, expected some of image_id"):
         ClipLoss()(*features(), torch.tensor(10.0), loaded_indx=torch.arange(8))
     assert (
@@ -202,6 +208,37 @@ def test_other_forms_equal_open_clips(name, ours, theirs):
     for one, other in zip(found, expected, strict=True):
         assert torch.allclose(one, other, atol=1e-6)
     assert isinstance(ours(1.0, 1.0) if name == "CoCa" else ours(), open_clip.ClipLoss)
+
+
+@pytest.mark.parametrize("form", PAIRS)
+def test_accumulation_has_the_gradients_of_open_clip(form):
+    """Each part is compared with the stored features of the others; nothing is divided."""
+    towers = [torch.nn.Linear(16, 16, bias=False) for _ in range(2)]
+    scale = torch.nn.Parameter(torch.tensor(10.0))
+    more = [torch.nn.Parameter(torch.tensor(-5.0))] if form == "sigmoid" else []
+    trained = [scale, *more, *(tower.weight for tower in towers)]
+    rows = [one.detach() for one in features()]
+
+    def of(part):
+        sides = [tower(one[part]) for tower, one in zip(towers, rows, strict=True)]
+        return [torch.nn.functional.normalize(one, dim=1) for one in sides]
+
+    def summed(loss):
+        for one in trained:
+            one.grad = None
+        with torch.no_grad():
+            stored = of(slice(None))
+        for begin in (0, 2, 4, 6):
+            parts = [
+                torch.cat([kept[:begin], own, kept[begin + 2 :]])
+                for kept, own in zip(stored, of(slice(begin, begin + 2)), strict=True)
+            ]
+            loss(*parts, scale, *more).backward()
+        return [one.grad.clone() for one in trained]
+
+    ours, theirs = PAIRS[form]
+    for one, other in zip(summed(ours()), summed(theirs(0, 1)), strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
 def test_a_schedule_gets_the_features_from_the_loss():

@@ -14,12 +14,15 @@ pytest.importorskip("accelerate")
 sentence_transformers = pytest.importorskip("sentence_transformers", minversion="6")
 pytest.importorskip("datasets")
 
+import tokenizers  # noqa: E402
 from datasets import Dataset, DatasetDict, concatenate_datasets  # noqa: E402
 from runs import finish, launcher, spawn  # noqa: E402
+from sentence_transformers import SentenceTransformer  # noqa: E402
 from sentence_transformers.sentence_transformer.losses import (  # noqa: E402
     GISTEmbedLoss,
     MultipleNegativesRankingLoss,
 )
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding  # noqa: E402
 from tiny_sentences import GROUPED, cross_encoder, encoder, pairs, train  # noqa: E402
 
 from lavis_mafa import GritSchedule, MiningRule, SoftLabels, StepSettings  # noqa: E402
@@ -166,8 +169,16 @@ def test_what_the_loss_cannot_use_is_refused(tmp_path):
         MinedLoss(model, judge=PairJudge(cross_encoder(tmp_path), pairs()))(columns)
     with pytest.raises(TypeError, match="judge: got 'captions', expected a CrossEncoder"):
         MinedLoss(model, judge="captions")
+    with pytest.raises(ValueError, match="got judge and score='similarity', which judges in its"):
+        MinedLoss(model, judge=cross_encoder(tmp_path), score="similarity")
     with pytest.raises(TypeError, match="grit: got True, expected Grit"):
         MinedLoss(model, grit=True)
+    with pytest.raises(TypeError, match="'mini_batch_sise', did you mean 'mini_batch_size'"):
+        MinedLoss(model, mini_batch_sise=4)
+    with pytest.raises(ValueError, match="margin must be from -1 to 1, got True"):
+        MinedLoss(model, margin=True)
+    with pytest.raises(ValueError, match="momentum needs momentum encoders"):
+        MinedLoss(model, soft_labels="momentum")
     with pytest.raises(ValueError, match="must be above 0, got 0"):
         MinedLoss(model, scale=0.0)
     with pytest.raises(TypeError, match="settings: got 20.0, expected StepSettings"):
@@ -175,6 +186,68 @@ def test_what_the_loss_cannot_use_is_refused(tmp_path):
     rule = MiningRule(score="similarity", rule="global_threshold", top_k=0, action="drop")
     with pytest.raises(ValueError, match="keeps state for each row .* give grit"):
         MinedLoss(model, settings=StepSettings(**ONE_HOT, connections=rule))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rince": {"exponent": 0.3}},
+        {"posterior": {"prior": 0.1}},
+        {"high": 0.9, "margin": 0.1},
+        {"weight": 0.3},
+        {"alpha": 0.1, "soft_labels": "one_hot"},
+        {"label_smoothing": 0.1, "soft_labels": "smoothed"},
+        {"low": 0.2, "score": "con_d"},
+        {"negatives": "uniform"},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_a_setting_that_nothing_reads_is_refused(tmp_path, settings):
+    name = next(iter(settings))
+    with pytest.raises(TypeError, match=f"{name}.*: no effect with rule=.* and no judge: leave it"):
+        MinedLoss(encoder(tmp_path), **settings)
+
+
+def test_static_embeddings_are_judged(tmp_path):
+    """Their texts are one row of tokens with the places where each begins."""
+    words = tokenizers.Tokenizer.from_str(encoder(tmp_path).tokenizer.backend_tokenizer.to_str())
+    model = SentenceTransformer(modules=[StaticEmbedding(words, embedding_dim=16)], device="cpu")
+    data = pairs()[:8]
+    data["anchor"][1] = data["anchor"][0]
+    columns = [model.preprocess(data[name]) for name in ("anchor", "positive")]
+    plain = MultipleNegativesRankingLoss(model, **SYMMETRIC)(columns, None)
+    assert MinedLoss(model)(columns).item() == pytest.approx(plain.item())
+    cross = _Reading()
+    loss = MinedLoss(model, judge=cross)
+    loss(columns)
+    assert cross.read and {text for pair in cross.read for text in pair} <= texts_of(data)
+    assert loss.output.i2t.positives.sum() == 10
+    with pytest.raises(ValueError, match="nor with StaticEmbedding: leave them out"):
+        MinedLoss(model, mini_batch_size=3)(columns)
+
+
+def test_the_second_pass_drops_the_same_units(tmp_path):
+    """One chunk of a column draws what the column draws; its gradient is that of the first pass."""
+    model = encoder(tmp_path).train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.3
+    columns, found = columns_of(model, pairs()), []
+    for size in (None, 99):
+        torch.manual_seed(0)
+        found.append(gradients(MinedLoss(model, mini_batch_size=size), model, columns))
+    (whole, expected), (chunked, second) = found
+    assert whole == chunked
+    for one, other in zip(second, expected, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_a_model_in_half_precision_has_the_librarys_loss(tmp_path):
+    model = encoder(tmp_path).to(torch.bfloat16)
+    columns = columns_of(model, pairs())
+    found = gradients(MinedLoss(model), model, columns)
+    expected = gradients(MultipleNegativesRankingLoss(model, **SYMMETRIC), model, columns)
+    assert found[0] == pytest.approx(expected[0], rel=1e-6)
 
 
 def test_a_loss_that_has_run_is_copied_and_pickled(tmp_path):
@@ -378,19 +451,8 @@ def test_rows_of_ones_own_need_no_numbers_without_mining(tmp_path):
 
 def test_thresholds_of_every_row_are_learned(tmp_path):
     """GloFND has two thresholds for each row of the data set that the trainer reads."""
-    data, model = pairs(), encoder(tmp_path)
     rule = MiningRule(score="similarity", rule="global_threshold", top_k=0, action="drop")
-    settings = StepSettings(**ONE_HOT, connections=rule)
-    grit = Grit(data, GROUPED)
-    loss = MinedLoss(model, settings=settings, grit=grit)
-    arguments = sentence_transformers.SentenceTransformerTrainingArguments(
-        str(tmp_path / "out"),
-        **{"max_steps": 4, "per_device_train_batch_size": 4, "use_cpu": True},
-        **{"batch_sampler": grit.batch_sampler, "report_to": "none", "save_strategy": "no"},
-    )
-    sentence_transformers.SentenceTransformerTrainer(
-        model, arguments, data, loss=loss, callbacks=[grit]
-    ).train()
+    loss = train(tmp_path, settings=StepSettings(**ONE_HOT, connections=rule), steps=4).loss
     learned = [one for name, one in loss.named_buffers() if name.endswith(("i2t", "t2i"))]
     assert [one.isfinite().sum().item() for one in learned] == [16, 16]  # rows of four mini-batches
 

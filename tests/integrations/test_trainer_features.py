@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -68,8 +69,8 @@ def arguments(folder, kind, **changes):
     return kind(**{**given, **changes})
 
 
-def train(folder, data=None, evaluation=None, judged=True, **changes):
-    data, model = pairs() if data is None else data, encoder(folder)
+def train(folder, data=None, evaluation=None, judged=True, model=None, **changes):
+    data, model = pairs() if data is None else data, model or encoder(folder)
     judge = cross_encoder(folder) if judged else None
     loss = MinedLoss(model, settings=SETTINGS, judge=judge)
     kind = sentence_transformers.SentenceTransformerTrainingArguments
@@ -92,6 +93,7 @@ def train(folder, data=None, evaluation=None, judged=True, **changes):
         {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True},
         {"prompts": {"anchor": "red: ", "positive": "blue: "}},
         {"batch_sampler": "no_duplicates"},
+        {"torch_compile": True, "torch_compile_backend": "eager"},
     ],
     ids=lambda changes: next(iter(changes)),
 )
@@ -131,6 +133,8 @@ def test_grouping_is_refused_where_it_cannot_be_had(tmp_path):
     twice = Dataset.from_list([*data.select(range(2)), *data.select(range(1))])
     with pytest.raises(ValueError, match="1 rows have the number of another row"):
         Grit(twice)
+    orders = [[*grit.batch_sampler(data, 4, seed=seed)] for seed in (1, 1, 2)]
+    assert orders[0] == orders[1] != orders[2]
     other = grit.batch_sampler(pairs(12, seed=5), 4)
     assert sorted(row for batch in other for row in batch) == list(range(12))
 
@@ -175,14 +179,20 @@ def test_a_wrapped_loss_collects_each_mini_batch_once(tmp_path):
     )
     trainer.train()
     assert trainer.state.global_step == 18 and grit.schedule.plan.grouped
+    another = sentence_transformers.SentenceTransformerTrainer(model, given, data, loss=loss)
+    with pytest.raises(ValueError, match=r"and callbacks=\[grit\]"):
+        another.train()
 
 
 # transformers' Trainer
 
 
-def trainer_of(folder, name, evaluation=True, judge=None, grouped=False, **changes):
+def trainer_of(
+    folder, name, evaluation=True, judge=None, grouped=False, more=None, change=None, **changes
+):
     torch.manual_seed(0)
     model = MODELS[name]()
+    model = model if change is None else change(model)
     ids = torch.randint(2, 50, (24, 6))
     ids[:, -1] = 1
     rows = {"pixel_values": torch.randn(24, 3, 16, 16), "input_ids": ids}
@@ -194,6 +204,7 @@ def trainer_of(folder, name, evaluation=True, judge=None, grouped=False, **chang
         eval_dataset=data.select(range(8)) if evaluation else None,
         grit=Grit(data, GROUPED) if grouped else None,
         judge=judge,
+        **(more or {}),
     )
 
 
@@ -241,12 +252,55 @@ def test_evaluation_before_during_and_after_training(tmp_path, name):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"bf16": True}, {"dataloader_num_workers": 1}, {"dataloader_drop_last": True}],
+    [
+        {"bf16": True},
+        {"dataloader_num_workers": 1},
+        {"dataloader_drop_last": True},
+        {"gradient_checkpointing": True},
+        {"torch_compile": True, "torch_compile_backend": "eager"},
+    ],
     ids=lambda changes: next(iter(changes)),
 )
 def test_transformers_trains_with(tmp_path, changes):
     trainer = trainer_of(tmp_path, "CLIP", grouped=True, max_steps=8, **changes)
     assert trainer.train().training_loss > 0 and trainer.state.global_step == 8
+
+
+def test_metrics_get_embeddings_and_the_log_has_counts(tmp_path):
+    """The log of TensorBoard, too; and what would be ignored is refused."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    seen = []
+
+    def metrics(found):
+        seen.append(found)
+        return {"rows": len(found.label_ids)}
+
+    events = str(tmp_path / "events")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TENSORBOARD_LOGGING_DIR", events)
+        trainer = trainer_of(
+            tmp_path,
+            "CLIP",
+            report_to="tensorboard",
+            eval_strategy="epoch",
+            more={"compute_metrics": metrics, "margin": 0.0},
+        )
+        trainer.train()
+    assert trainer.evaluate()["eval_rows"] == 8
+    assert seen[0].predictions[0].shape == (8, 16)
+    assert seen[0].label_ids.tolist() == [int(one) for one in trainer.eval_dataset["label"]]
+    written = EventAccumulator(events).Reload()
+    assert [one.value for one in written.Scalars("train/judged_negatives")] == [24.0, 24.0]
+    with pytest.raises(ValueError, match="without compute_loss_func and label_smoothing_factor"):
+        trainer_of(tmp_path, "CLIP", label_smoothing_factor=0.1)
+    with pytest.raises(ValueError, match="without compute_loss_func and label_smoothing_factor"):
+        trainer_of(tmp_path, "CLIP", more={"compute_loss_func": metrics})
+    with pytest.raises(ValueError, match="got grit and train_sampling_strategy='sequential'"):
+        trainer_of(tmp_path, "CLIP", grouped=True, train_sampling_strategy="sequential")
+    with pytest.raises(TypeError, match="'callback', did you mean 'callbacks'"):
+        trainer_of(tmp_path, "CLIP", more={"callback": []})
 
 
 def test_evaluation_rows_are_not_judged_as_rows_of_training(tmp_path):
@@ -266,6 +320,31 @@ def test_evaluation_rows_are_not_judged_as_rows_of_training(tmp_path):
 class _Nothing:
     def known(self, numbers):
         return False
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_lora_trains_in_the_trainer(tmp_path, name):
+    """Only its own weights change."""
+    peft = pytest.importorskip("peft")
+    lora = peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=2)
+    change = partial(peft.get_peft_model, peft_config=lora)
+    trainer = trainer_of(tmp_path, name, grouped=True, change=change, max_steps=8)
+    before = {key: one.clone() for key, one in trainer.model.named_parameters()}
+    trainer.train()
+    now = dict(trainer.model.named_parameters())
+    changed = [key for key in now if not torch.equal(now[key], before[key])]
+    assert changed and all("lora" in key for key in changed)
+
+
+def test_lora_trains_in_sentence_transformers(tmp_path):
+    peft = pytest.importorskip("peft")
+    model = encoder(tmp_path)
+    model.add_adapter(peft.LoraConfig("FEATURE_EXTRACTION", target_modules=["query"], r=2))
+    before = {key: one.clone() for key, one in model.named_parameters()}
+    trainer = train(tmp_path, model=model)
+    changed = [key for key, one in model.named_parameters() if not torch.equal(one, before[key])]
+    assert changed and all("lora" in key for key in changed)
+    assert trainer.loss.output.counts[:, 1].sum() > 0
 
 
 def test_grit_of_other_rows_is_refused(tmp_path):

@@ -21,10 +21,21 @@ pytest.importorskip("datasets")
 
 from datasets import Dataset  # noqa: E402
 
-SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
-SIZES |= {"num_attention_heads": 2}
-TEXT = {**SIZES, "vocab_size": 50, "max_position_embeddings": 16, "projection_size": 16}
-TEXT |= {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
+SIZES = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
+TEXT = {
+    **SIZES,
+    "vocab_size": 50,
+    "max_position_embeddings": 16,
+    "projection_size": 16,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 1,
+}
 VISION = {**SIZES, "image_size": 16, "patch_size": 8}
 PLAIN = {"detach_other": False, "soft_labels": SoftLabels("one_hot")}
 MODELS = {
@@ -48,8 +59,13 @@ def train(folder, name, settings, resume=False, steps=-1, batch=8):
     data = Dataset.from_dict({"pixel_values": torch.randn(24, 3, 16, 16), "input_ids": ids})
     arguments = TrainingArguments(
         str(folder),
-        **{"num_train_epochs": 3, "max_steps": steps, "per_device_train_batch_size": batch},
-        **{"save_strategy": "steps", "save_steps": 4, "report_to": [], "use_cpu": True},
+        num_train_epochs=3,
+        max_steps=steps,
+        per_device_train_batch_size=batch,
+        save_strategy="steps",
+        save_steps=4,
+        report_to=[],
+        use_cpu=True,
         lr_scheduler_type="constant",
     )
     names = {"model": model, "settings": settings, "ClipLoss": ClipLoss, "SigLipLoss": SigLipLoss}

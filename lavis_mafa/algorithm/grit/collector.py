@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lavis_mafa.algorithm.grit.grit_settings import GritSettings
 from lavis_mafa.algorithm.grit.grouping import Indices, by_region, group
-from lavis_mafa.algorithm.grit.hardness import DrawnHardness, check_hardness
+from lavis_mafa.algorithm.grit.hardness import check_hardness
 
 # Full queues that wait or are being grouped; each holds the features of `queue_size` pairs.
 _MOST_PENDING = 2
@@ -54,7 +54,7 @@ class GritCollector:
         image_ids: Indices | None = None,
         dtype: np.dtype[Any] | type = np.int64,
         expected: int = 0,
-        hardness: float | DrawnHardness | None = None,
+        hardness: Any = None,
         group_ids: Indices | None = None,
     ) -> None:
         if settings.search_space > settings.queue_size:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
-from lavis_mafa.algorithm.grit.hardness import GRIT, HARDNESS, build_schedule
+from lavis_mafa.algorithm.grit.hardness import GRIT, HARDNESS, HardnessSchedule
 from lavis_mafa.algorithm.options import Checked, option
 
 
@@ -116,7 +117,10 @@ class GritSettings(Checked):
 
     def build_schedule(self) -> Any:
         """Build the schedule of the hardness; see `lavis_mafa.algorithm.grit.hardness`."""
-        return build_schedule(self.schedule, self.hardness, self.own.get(self.schedule))
+        made = HARDNESS.entry(self.schedule).make(self.own.get(self.schedule), self.hardness)
+        if isinstance(HARDNESS[self.schedule], type):
+            return made
+        return HardnessSchedule(partial(made, hardness=self.hardness))
 
     def grouped_before(self, epoch: int) -> int:
         """Return how many epochs before ``epoch`` are grouped."""

@@ -10,10 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol, TypeAlias
-
-from numpy.typing import NDArray
+from typing import Any, TypeAlias
 
 from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.algorithm.registry import Registry, Section
@@ -47,42 +44,6 @@ class StepAhead:
 AfterStep: TypeAlias = Callable[[bool], dict[str, float]]
 
 
-class DrawnHardness(Protocol):
-    """What `HardnessSchedule.at` may return in place of q: it draws q for every anchor of a chain.
-
-    Chains then compare pairs by the sum of both directions' similarities. What led to each pair is
-    recorded as ``choice_bytes`` bytes, which follow the pair to the mini-batch that it is put into.
-    """
-
-    choice_bytes: int
-
-    def draws(self, seeds: list[int]) -> list[_Draw]:
-        """Return what draws q for each of some sub-queues; called in the training thread, used
-        in another one while training continues."""
-
-    def remember(
-        self, plan: Any, leftover: int, orders: NDArray[Any], choices: NDArray[Any]
-    ) -> float | None:
-        """Keep what formed an epoch's mini-batches; return a mean q for the log, None if unknown.
-
-        Args:
-            plan: `EpochPlan` of the epoch.
-            leftover: number of samples at its beginning that were not grouped.
-            orders: ``(W, n)`` samples in grouped order, of all ranks.
-            choices: ``(W, n, choice_bytes)`` uint8 of these samples.
-        """
-
-
-class _Draw(Protocol):
-    """Draws q for the pairs of one sub-queue."""
-
-    def __call__(self, i2t: NDArray[Any], t2i: NDArray[Any]) -> NDArray[Any]:
-        """Return q ``(M,)``, from 0 to 1; both arguments are sums of similarities ``(M, M)``."""
-
-    def along(self, chain: NDArray[Any]) -> NDArray[Any]:
-        """Return the choices ``(M, choice_bytes)`` uint8 that led to a chain's pairs ``(M,)``."""
-
-
 class HardnessSchedule:
     """A schedule whose q depends on the number of grouped epochs only.
 
@@ -111,7 +72,18 @@ class HardnessSchedule:
         return None
 
     def at(self, grouped_epochs: int) -> Any:
-        """Return q of an epoch, or a `DrawnHardness`.
+        """Return q of an epoch.
+
+        A class of one's own may return what draws q for every anchor, as ``research/falcon.py``
+        does; chains then compare pairs by the sum of both directions' similarities. It has:
+
+        - ``choice_bytes``: bytes that record what led to a pair, and follow it to its mini-batch;
+        - ``draws(seeds)``: called in the training thread, returns a function for each sub-queue
+          from both sums of similarities ``(M, M)`` to q ``(M,)``, used in another thread; its
+          method ``along(chain)`` returns the choices ``(M, choice_bytes)`` uint8 of a chain;
+        - the schedule's ``remember(plan, leftover, orders, choices)``: keeps what formed an epoch's
+          mini-batches; the first ``leftover`` samples of the plan were not grouped, and ``orders``
+          ``(W, n)`` and ``choices`` are of all ranks; returns a mean q for the log, or None.
 
         Raises:
             ValueError: if the schedule's q is not above 0 and at most 1.
@@ -140,19 +112,6 @@ def check_hardness(hardness: float) -> None:
     """
     if not 0.0 < hardness <= 1.0:
         raise ValueError(f"hardness must be above 0 and at most 1, got {hardness}")
-
-
-def build_schedule(name: str, hardness: float, own: Any = None) -> Any:
-    """Build the schedule registered as ``name``.
-
-    Args:
-        hardness: ``run.grit.hardness``.
-        own: the schedule's own settings; None: their defaults.
-    """
-    made = HARDNESS.entry(name).make(own, hardness)
-    if isinstance(HARDNESS[name], type):
-        return made
-    return HardnessSchedule(partial(made, hardness=hardness))
 
 
 @HARDNESS.register("constant", source="lavis_mafa")

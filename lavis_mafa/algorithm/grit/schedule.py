@@ -81,8 +81,8 @@ class GritSchedule:
         return bool(self.settings.enabled) and epoch >= self.settings.start_epoch
 
     def _hardness_at(self, epoch: int) -> Any:
-        """Return q of the chains from which the mini-batches of a grouped ``epoch`` are cut, or a
-        `lavis_mafa.algorithm.grit.hardness.DrawnHardness`."""
+        """Return q of the chains from which the mini-batches of a grouped ``epoch`` are cut, or
+        what draws it, see `lavis_mafa.algorithm.grit.hardness.HardnessSchedule.at`."""
         return self.hardness.at(self.settings.grouped_before(epoch))
 
     @property

@@ -6,82 +6,44 @@ divided by the temperature already. Labels are ``(B, N)`` distributions over the
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
-from lavis_mafa.algorithm.context import Compared, MiniBatch
+from lavis_mafa.algorithm.context import MiniBatch
 from lavis_mafa.algorithm.itc_forms import contrastive_loss
 from lavis_mafa.algorithm.labels import SOFT_LABELS, ItcSide, over_all
-from lavis_mafa.algorithm.mining import Connections
-from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step_context import StepContext
 
-__all__ = ["contrastive_loss", "itc", "itc_labels"]
+__all__ = ["contrastive_loss", "itc"]
 
 
-def _itc_sides(
-    compared: Compared,
-    i2t: Connections,
-    t2i: Connections,
-    settings: StepSettings,
-    batch: MiniBatch | None = None,
-) -> tuple[ItcSide, ItcSide]:
-    """Return both directions of ITC, with what mining made of their candidates.
-
-    Args:
-        batch: the mini-batch that was compared; None: intra-modal similarities and the temperature
-            are unknown.
-    """
-    images, texts = (
-        _side(compared, found, settings, *sims)
-        for found, sims in (
-            (i2t, (compared.i2t, compared.t2i, compared.soft_i2t)),
-            (t2i, (compared.t2i, compared.i2t, compared.soft_t2i)),
+def _sides(step: StepContext) -> list[ItcSide]:
+    """Return both directions of ITC, with what mining made of their candidates."""
+    compared, batch = step.compared, step.batch
+    of_images = step.i2t, compared.i2t, compared.t2i, compared.soft_i2t
+    of_texts = step.t2i, compared.t2i, compared.i2t, compared.soft_t2i
+    sides = []
+    for number, (found, sim, other, soft_sim) in enumerate((of_images, of_texts)):
+        positives, dropped = found.itc_targets(step.settings.connections)
+        sides.append(
+            ItcSide(
+                sim,
+                other,
+                over_all(positives, sim, compared.queued_positives),
+                None if dropped is None else over_all(dropped, sim, compared.queued_dropped),
+                soft_sim,
+                compared.alpha,
+                batch.temperature,
+                partial(_intra_modal, batch, number),
+            )
         )
-    )
-    if batch is None:
-        return images, texts
-    return (
-        replace(images, temperature=batch.temperature, intra_modal_of=lambda: batch.intra_modal[0]),
-        replace(texts, temperature=batch.temperature, intra_modal_of=lambda: batch.intra_modal[1]),
-    )
+    return sides
 
 
-def _side(
-    compared: Compared,
-    found: Connections,
-    settings: StepSettings,
-    sim: Tensor,
-    other: Tensor,
-    soft_sim: Tensor | None,
-) -> ItcSide:
-    positives, dropped = found.itc_targets(settings.connections)
-    return ItcSide(
-        sim,
-        other,
-        over_all(positives, sim, compared.queued_positives),
-        None if dropped is None else over_all(dropped, sim, compared.queued_dropped),
-        soft_sim,
-        compared.alpha,
-    )
-
-
-def itc_labels(
-    compared: Compared, i2t: Connections, t2i: Connections, settings: StepSettings, active: bool
-) -> list[tuple[Tensor, Tensor | None]]:
-    """Return labels ``(B, N)`` of ITC and dropped candidates ``(B, N)`` or None, images first.
-
-    Args:
-        compared: similarities, and with momentum encoders theirs.
-        i2t, t2i: what was found in both directions.
-        settings: see `StepSettings`.
-        active: whether labels are soft by now, see `SoftLabels.active`.
-    """
-    sides = _itc_sides(compared, i2t, t2i, settings)
-    soft = settings.soft_labels
-    label = settings.make(SOFT_LABELS.entry(soft.type if active else "one_hot"))
-    return [(label(side, soft), side.dropped) for side in sides]
+def _intra_modal(batch: MiniBatch, number: int) -> Tensor:
+    # Only if it is called: the first call gathers over ranks.
+    return batch.intra_modal[number]
 
 
 def itc(step: StepContext) -> Tensor:
@@ -89,7 +51,7 @@ def itc(step: StepContext) -> Tensor:
     soft, active = step.settings.soft_labels, step.soft_labels_active
     label = step.soft_label if active else SOFT_LABELS["one_hot"]
     total = step.compared.i2t.new_zeros(())
-    for side in _itc_sides(step.compared, step.i2t, step.t2i, step.settings, step.batch):
+    for side in _sides(step):
         total = total + step.form(side, label(side, soft)) / 2
         if active and step.extra_loss is not None:
             total = total + step.extra_loss(side, soft) / 2

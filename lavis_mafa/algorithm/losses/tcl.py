@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import isqrt
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lavis_mafa.algorithm.backbone import WithRegions
 from lavis_mafa.algorithm.context import MomentumView
 from lavis_mafa.algorithm.labels import labels_from_positives, over_all
 from lavis_mafa.algorithm.losses.contrastive import contrastive_loss
@@ -172,9 +172,9 @@ def lmi(step: StepContext) -> Tensor:
     """Return TCL's local loss, mean of this rank's images and texts."""
     batch, view = step.batch, _view(step)
     images, texts = batch.features()
-    assert isinstance(view.backbone, WithRegions), "every family with momentum encoders has regions"
+    local: Any = view.backbone  # of a family with momentum encoders, see `FromFirstTokens.regions`
     with torch.no_grad():
-        regions, words = view.backbone.regions(view.images, view.texts)
+        regions, words = local.regions(view.images, view.texts)
     same = batch.never_negative[:, batch.own]
     of_images = _local_loss(images, regions, batch.temperature, same=same)
     of_texts = _local_loss(texts, words, batch.temperature, view.texts.mask[:, 1:], same)

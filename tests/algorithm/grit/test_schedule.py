@@ -412,10 +412,8 @@ def test_saved_order_must_be_a_permutation(tmp_path):
     np.save(tmp_path / "order.npy", np.array([2, 0, 1]))
     plan = GritSchedule(3, 1, grit_settings(first_order=str(tmp_path / "order.npy"))).begin(0)
     assert plan.order.tolist() == [2, 0, 1] and plan.grouped
-    for size, wrong in (
-        *((4, [2, 0, 1]), (3, [0, 0, 1]), (3, [0, 1, 3]), (3, [-1, 0, 1]), (3, [0.5, 1, 2])),
-        *((3, [2**32, 1, 2]), (3, [[0, 1, 2]])),
-    ):
+    wrong_orders = [[0, 0, 1], [0, 1, 3], [-1, 0, 1], [0.5, 1, 2], [2**32, 1, 2], [[0, 1, 2]]]
+    for size, wrong in [(4, [2, 0, 1]), *((3, one) for one in wrong_orders)]:
         np.save(tmp_path / "order.npy", np.array(wrong))
         with pytest.raises(ValueError, match="order.npy is not a permutation"):
             GritSchedule(size, 1, grit_settings(first_order=str(tmp_path / "order.npy"))).begin(0)
