@@ -28,7 +28,7 @@ from research.studies.results import (
     recorded_results,
     results_of,
 )
-from research.studies.run_jobs import exclusive, run_all
+from research.studies.run_jobs import exclusive, run_all, run_here
 from research.studies.study_file import Study, StudyError, read_study
 
 
@@ -182,7 +182,10 @@ def conduct(plan: Plan, path: Path | None = None) -> tuple[Results, int]:
         left = sum(not job.done for job in jobs.values())
         print(f"{len(jobs)} runs, {left} to do, {at_once} at the same time", flush=True)
         # Measured beside the runs that are left: no core waits, and a stopped study has figures.
-        failed = run_all(jobs, at_once, lambda: measure_all(plan, complete=False))
+        if plan.study.file.in_process:
+            failed = run_here(jobs)
+        else:
+            failed = run_all(jobs, at_once, lambda: measure_all(plan, complete=False))
         measure_all(plan)
         results, problems = results_of(plan)
         write(results, path, plan.page)

@@ -11,7 +11,8 @@ key, lists are replaced. Keys:
 - ``parameters``: values by name, which ``--set NAME=VALUE`` overrides. In any text of the file
   ``{name}`` stands for the value; ``{name*2}``, ``{name/2}`` and ``{name-2}`` compute with it.
 - ``shared``: runs by name that rows share: a training, ``{config, options, uses}``; a module of
-  this package, ``{module, arguments, writes}``; or an existing ``{checkpoint}``.
+  this package, ``{module, arguments, writes}``, which gets a row's options as ``key=value``; or an
+  existing ``{checkpoint}``.
 - ``stages``: by name, what is run for each row: ``{script (train.py), config, options, uses}``. A
   row's options override those of the first stage.
 - ``options``: of everything that has a config. ``settings``: options by name, for ``uses``.
@@ -37,7 +38,8 @@ key, lists are replaced. Keys:
   with the same seed, its 95 % interval, in how many seeds it is right, and a verdict.
 - ``paper``: ``{about, columns, rows}``: the paper's numbers for the rows of the file, in their
   order, shown in a table of their own.
-- ``seeds``, ``at_once`` (runs at the same time), ``processes`` (of each training).
+- ``seeds``, ``at_once`` (runs at the same time), ``processes`` (of each training); ``in_process``:
+  the runs are modules that this process calls one after the other (``main(arguments)``).
 - ``folders``: where shared runs write below the output folder (``shared/seed_{seed}/{name}``).
 
 In options and arguments ``{name}`` also stands for the checkpoint of a shared run or earlier stage

@@ -280,7 +280,9 @@ class _Maker:
 
     def _command(self, step: Step, folder: Path, names: Mapping[str, str]) -> list[str]:
         if step.module:
-            return ["-m", step.module, *(str(_filled(one, names)) for one in step.arguments)]
+            arguments = [str(_filled(one, names)) for one in step.arguments]
+            own = [f"{key}={written(value)}" for key, value in step.options.items()]
+            return ["-m", step.module, *arguments, *own]
         options = {"run.seed": self.seed, **dict(sorted(step.options.items()))}
         options = {key: _filled(value, names) for key, value in options.items()}
         options |= {"run.output_dir": folder.parent, "run.job_id": folder.name}

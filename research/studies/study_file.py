@@ -205,6 +205,7 @@ class StudyFile(_Part):
     paper: Paper | None = None
     seeds: list[WholeNumber] = [42]
     at_once: Count = 1
+    in_process: bool = False
     processes: Count = 1
 
 
@@ -335,7 +336,7 @@ def _base_of(path: Path, own: Mapping[str, Any], at: str | None) -> Path | None:
         return _next_to(path, str(own["base"]))
     rows = own.get("rows") or []
     complete = "stages" in own or any(isinstance(row, dict) and "run" in row for row in rows)
-    if at is None and complete:
+    if complete and (at is None or at in (own.get("at") or {})):
         return None
     at = at or "toy"
     if at.endswith((".yaml", ".yml")):
