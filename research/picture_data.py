@@ -96,7 +96,7 @@ def _training_rows(folder: Path) -> list[Row]:
     rows = []
     for row in read_rows(path):
         if isinstance(row, Problem):
-            raise ValueError(f"{path}, {row.where}: {row.message}")
+            raise ValueError(f"{path}, {row}")
         rows += [row] if isinstance(row, Row) else []
     return rows
 

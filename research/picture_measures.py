@@ -14,8 +14,9 @@ from omegaconf import OmegaConf
 from torch.utils.data import DataLoader
 
 from lavis_mafa.algorithm.binary import area_under_roc
-from lavis_mafa.data.image_text_json import ImageTextEval, ImageTextJsonBuilder
+from lavis_mafa.data.image_text_json import ImageTextJsonBuilder
 from lavis_mafa.data.known_truth import original_pairs
+from lavis_mafa.data.pairs import EvalPairs
 from lavis_mafa.settings import load_config
 from lavis_mafa.tasks.recall import retrieval_with_truth
 from research.judgements import judged_pairs
@@ -44,7 +45,7 @@ class KnownSplit:
         judged: pairs that people judged, and their verdicts ``(P,)`` bool; None if there are none.
     """
 
-    data: ImageTextEval
+    data: EvalPairs
     own: npt.NDArray[np.bool_]
     truth: npt.NDArray[np.bool_]
     same_class: npt.NDArray[np.bool_] | None
@@ -76,7 +77,7 @@ def _test_split(config: Any, truth: str | None) -> Any:
     return ImageTextJsonBuilder(config).build_datasets()["test"]
 
 
-def _judged(data: ImageTextEval, folder: Path) -> tuple[Pairs, npt.NDArray[np.bool_]] | None:
+def _judged(data: EvalPairs, folder: Path) -> tuple[Pairs, npt.NDArray[np.bool_]] | None:
     """Return images and captions that people judged, each other's or not, and their verdicts."""
     path = folder / _JUDGEMENTS
     if not path.is_file():

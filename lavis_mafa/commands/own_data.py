@@ -53,7 +53,7 @@ def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
     root = None if shards else os.path.abspath(folder_of_images(images, data))
     table = converted(files, root=root, identity=CONTENT)
     count, found = len(table), table.meta["images"]
-    without = table.meta["passed_over"][0] if table.meta["passed_over"] else 0
+    without = table.meta["passed_over"]
     least, few, many = _IMAGES
     if found < least:
         raise ValueError(f"{found} images: at least {least} are needed, since some are held out")

@@ -23,8 +23,10 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +35,22 @@ from lavis_mafa.data.annotation_rows import (
     PairColumns,
     PassedOver,
     Problem,
+    Refusals,
     Row,
     short,
-    what_it_seems,
 )
 from lavis_mafa.data.columnar_files import COLUMNAR_SUFFIXES, raw_rows
 from lavis_mafa.data.data_folders import captioned_in, files_of
-from lavis_mafa.data.shards import read_samples
+from lavis_mafa.data.shards import raw_samples
 from lavis_mafa.io.files import require_regular
+from lavis_mafa.io.processes import progress
 
 _JSON_LINES_SUFFIXES = (".jsonl", ".ndjson", ".jsonlines")
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 TAR = ".tar"
 _SUFFIXES = (".json", *_JSON_LINES_SUFFIXES, *_DELIMITERS, *COLUMNAR_SUFFIXES, TAR)
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+SHARDS_PER_WORKER = 4  # at least; a shard takes a second, a process a part of one
 _LONGEST_CELL = 2**24  # characters; one with an unclosed quotation mark is read to here at most
 _QUOTING = (
     'put a text with separators, line breaks or quotation marks in "quotes", and double those '
@@ -56,6 +60,7 @@ _QUOTING = (
 
 # A format's reader yields the place of a record and its unchecked content.
 _Raw = tuple[str, Any] | Problem
+_Rows = Iterable[Row | Problem | PassedOver]
 
 
 def require_files(
@@ -80,7 +85,8 @@ def require_files(
         if path.suffix.lower() not in _SUFFIXES:
             raise ValueError(
                 f"annotation file {path}: unknown suffix {path.suffix!r}, expected one of "
-                f"{', '.join(_SUFFIXES)}; {_about_suffix(path)}"
+                f"{', '.join(_SUFFIXES)}; unpack the file, or rename it by its content, such as "
+                ".csv for a header and rows with commas"
             )
         require_regular(path)
         if not path.is_file():
@@ -95,27 +101,71 @@ def require_files(
     return paths
 
 
-def _about_suffix(path: Path) -> str:
-    """Return what to do with a file of an unknown suffix, by its name and first line."""
-    if path.suffix.lower() in (".gz", ".tgz", ".bz2", ".xz", ".zst", ".zip"):
-        return "unpack the file"
-    line = ""
-    if path.is_file():
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            line = stream.readline(1000).strip()
-    if re.match(r"[^\t]+#\d\t", line):
-        return (
-            "its lines seem to be those of Flickr8k, 'a.jpg#0', a tab and a caption: remove '#0', "
-            "put the line 'image', a tab, 'caption' first, and rename it to .tsv"
-        )
-    for suffix, delimiter in _DELIMITERS.items():
-        if delimiter in line and PairColumns().choose(line.split(delimiter)) is None:
-            return f"its first line is the header of a table: rename it to {suffix}"
-    return "rename the file by its format"
+class PairFiles:
+    """The usable records of annotation files, and what is counted of the others.
+
+    Args:
+        files: annotation files, shards, globs and folders, read as one.
+        workers: processes that list many shards.
+        images: False: leave out the images in parquet and Arrow files.
+        keys: names of the columns, as of `PairColumns`.
+
+    Attributes:
+        records: their number.
+        refused: those that cannot be used.
+        passed_over: files of a folder, or members of shards, that belong to no sample; and the
+            first.
+
+    Raises:
+        FileNotFoundError, ValueError: as `require_files`.
+    """
+
+    def __init__(
+        self,
+        files: Collection[str | os.PathLike[str]],
+        *,
+        workers: int = 1,
+        images: bool = True,
+        **keys: Any,
+    ) -> None:
+        self.paths = require_files(files)
+        self.records, self.passed_over = 0, PassedOver(0, "")
+        self.refused = Refusals()
+        self._workers, self._options = workers, {"images": images, **keys}
+
+    def __iter__(self) -> Iterator[tuple[int, Row]]:
+        """Yield the number of a file and a row of it, in order."""
+        for number, rows in enumerate(self._rows()):
+            path = self.paths[number]
+            for row in rows:
+                if isinstance(row, PassedOver):
+                    first = self.passed_over.first or f"{path}/{row.first}"
+                    self.passed_over = PassedOver(self.passed_over.members + row.members, first)
+                    continue
+                self.records += 1
+                if isinstance(row, Problem):
+                    self.refused.add(path, row)
+                else:
+                    yield number, row
+
+    def _rows(self) -> Iterator[_Rows]:
+        """Yield the rows of each file."""
+        workers = min(self._workers, len(self.paths) // SHARDS_PER_WORKER)
+        if workers > 1 and all(path.suffix.lower() == TAR for path in self.paths):
+            with get_context("fork").Pool(workers) as pool:
+                listed = pool.imap(partial(_list_of_rows, self._options), self.paths)
+                yield from progress(listed, "shards")
+            return
+        for path in self.paths:
+            yield progress(read_rows(path, **self._options), path.name, unit=" rows")
+
+
+def _list_of_rows(options: dict[str, Any], path: Path) -> list[Row | Problem | PassedOver]:
+    return list(read_rows(path, **options))
 
 
 def read_rows(
-    path: str | os.PathLike[str], *, images: bool = True, **keys: str | None
+    path: str | os.PathLike[str], *, images: bool = True, **keys: Any
 ) -> Iterator[Row | Problem | PassedOver]:
     """Read every record of one annotation file, or of a folder of pictures, in order.
 
@@ -129,32 +179,24 @@ def read_rows(
         a `Row`, or a `Problem` for a record that cannot be used; of a folder, at last, the files
         that are neither a picture nor its text.
     """
-    columns = PairColumns(**keys)
     path = Path(path)
+    if path.suffix.lower() == TAR:
+        keys = {**keys, "image_key": "image", "caption_key": "caption"}
+    columns = PairColumns(**keys)
     found: Iterator[Any]
     if path.is_dir():
         found = _captioned(path)
     elif path.suffix.lower() == TAR:
-        found = read_samples(path, columns)
+        found = raw_samples(path)
     elif path.suffix.lower() in COLUMNAR_SUFFIXES:
         found = raw_rows(path, columns, images)
     else:
         found = _raw_records(path, columns)
-    usual = False
     for raw in found:
-        if isinstance(raw, (Row, Problem, PassedOver)):
-            yield raw
-            continue
-        row = columns.row(*raw)
-        kind = None if usual or isinstance(row, Row) else what_it_seems(raw[1])
-        if kind is not None:
-            yield Problem("whole file", f"it seems to hold {kind}", fatal=True)
-            return
-        usual = True
-        yield row
+        yield raw if isinstance(raw, (Problem, PassedOver)) else columns.row(*raw)
     missing = columns.missing_at_end()
     if missing is not None:
-        yield Problem("whole file", missing, fatal=True)
+        yield missing
 
 
 def _captioned(folder: Path) -> Iterator[_Raw | PassedOver]:
@@ -184,7 +226,7 @@ def _raw_records(path: Path, columns: PairColumns) -> Iterator[_Raw]:
     if not start:
         yield Problem("whole file", "the file is empty", fatal=True)
     elif b"\0" in start or start.startswith((b"\xff\xfe", b"\xfe\xff")):
-        why = "not text in UTF-8; unpack the file, or convert it: iconv -f UTF-16 -t UTF-8"
+        why = "expected text in UTF-8; unpack the file, or convert it: iconv -f UTF-16 -t UTF-8"
         yield Problem("whole file", why, fatal=True)
     elif suffix in _DELIMITERS:
         yield from _delimited(path, _DELIMITERS[suffix], columns)
@@ -230,14 +272,8 @@ def _json(path: Path, columns: PairColumns) -> Iterator[_Raw]:
         isinstance(document.get(key), list) for key in ("images", "annotations")
     ):
         yield from _coco(document["images"], document["annotations"], columns)
-    elif what_it_seems(document) is not None or b"\n" not in content.strip():
-        yield "line 1", document
     else:
-        why = (
-            "expected an array of records, or a COCO caption object with the lists 'images' and "
-            f"'annotations', got {short(document)}"
-        )
-        yield Problem("whole file", why, fatal=True)
+        yield "record 1", document
 
 
 def _begins_with_array(path: Path) -> bool:
@@ -262,17 +298,17 @@ def _coco(images: list[Any], annotations: list[Any], columns: PairColumns) -> It
                 why = f"'id' {short(image['id'])} is of two files, {names}; give each its own"
                 yield Problem(f"image {number}", why, fatal=True)
         else:
-            yield Problem(f"image {number}", f"expected an object with 'id', got {short(image)}")
+            yield Problem(f"image {number}", "expected an object with 'id'", short(image))
     for number, annotation in enumerate(annotations, 1):
         where = f"annotation {number}"
         if not isinstance(annotation, dict):
-            yield Problem(where, f"expected an object, got {short(annotation)}")
+            yield Problem(where, "expected an object", short(annotation))
             continue
         image_id = annotation.get("image_id")
         if isinstance(image_id, (int, str)) and image_id in file_names:
             yield where, {**annotation, image_key: file_names[image_id]}
         else:
-            yield Problem(where, f"'image_id' {short(image_id)} is not the 'id' of any image")
+            yield Problem(where, "'image_id': expected the 'id' of an image", short(image_id))
 
 
 def _delimited(path: Path, delimiter: str, columns: PairColumns) -> Iterator[_Raw]:
@@ -311,7 +347,9 @@ def _delimited(path: Path, delimiter: str, columns: PairColumns) -> Iterator[_Ra
                 header = [name.strip() for name in cells]
                 problem = columns.choose(header)
                 if problem:
-                    yield Problem(where, _about_header(problem, cells, delimiter), fatal=True)
+                    cells_by = {"\t": "tabs", ",": "commas"}[delimiter]
+                    hint = f"the first line must be a header, names separated by {cells_by}"
+                    yield Problem(where, f"header: {problem}; {hint}", fatal=True)
                     return
                 image = header.index(columns.image_key or "image")
                 if any(name[:1] == " " for name in cells[1:]):
@@ -326,8 +364,8 @@ def _delimited(path: Path, delimiter: str, columns: PairColumns) -> Iterator[_Ra
             elif len(cells) == len(header):
                 yield where, dict(zip(header, cells, strict=True))
             else:
-                why = f"expected {len(header)} cells as in the header, got {len(cells)}; {_QUOTING}"
-                yield Problem(where, why)
+                why = f"expected {len(header)} cells as in the header; {_QUOTING}"
+                yield Problem(where, why, str(len(cells)))
             taken.clear()
 
 
@@ -348,19 +386,3 @@ def _kind_of_name(name: str) -> str:
     name = name.strip()
     suffix = os.path.splitext(name)[1].lower()
     return suffix or (re.sub(r"\d+", "0", name) if re.search(r"\d", name) else "")
-
-
-def _about_header(problem: str, cells: list[str], delimiter: str) -> str:
-    """Return what is wrong with the first line of a table, and what may be the cause."""
-    text = "".join(cells)
-    if not text.isascii() and any("\udc80" <= char <= "\udcff" for char in text):
-        return "the text is not UTF-8; convert the file"
-    if not problem.startswith(("no ", "expected ")):  # the columns are there
-        return f"header: {problem}"
-    other = max(";|\t,", key=text.count)
-    if len(cells) == 1 and text.count(other):
-        separator = {"\t": "tabs", ",": "commas"}
-        hint = f"cells are separated by {separator[delimiter]}, and this line has {other!r}"
-    else:
-        hint = "the first line must be a header, with the names of the columns"
-    return f"header: {problem}; {hint}"

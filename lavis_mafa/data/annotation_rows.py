@@ -20,14 +20,9 @@ IMAGE_KEYS = (
 )
 CAPTION_KEYS = ("caption", "text", "title", "captions", "sentence", "sentences", "txt")
 _IMAGE_ID_KEY = "image_id"
-_LISTED_PROBLEMS = 20
+_LISTED_KINDS, _LISTED_PLACES = 20, 10  # of problems, and places of each, in a message
 MAX_UNUSABLE = 0.01  # default of the share of records that may be left out
-# Beginnings of JPEG, PNG, WebP and GIF files in base64; the shortest that are an image's are longer
-# than this.
-_BASE64 = ("data:image/", "/9j/", "iVBORw0KGgo", "UklGR", "R0lGOD")
-_SHORTEST_BASE64 = 80
-_CONVERSATIONS = {"conversations", "messages", "conversation"}
-_EXPECTED = 'write an array of records: [{"image": "a.jpg", "caption": "a dog"}, ...]'
+_LONGEST_PATH = 1000  # characters; an image in base64 has more
 
 
 class StoredImage(NamedTuple):
@@ -62,16 +57,23 @@ class Row(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """A record that cannot be used: its place in the file and what was expected.
+    """A record that cannot be used.
 
     Attributes:
+        where: its place in the file.
+        message: what was expected, equal for all records with the same fault.
+        got: what was found, shortened; "" if the message says it.
         fatal: whether it concerns more than this record, such as a damaged file: how many records
             are lost is unknown, so that none may be left out.
     """
 
     where: str
     message: str
+    got: str = ""
     fatal: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message}{self.got and f', got {self.got}'}"
 
 
 class PassedOver(NamedTuple):
@@ -83,43 +85,61 @@ class PassedOver(NamedTuple):
 
 
 class Refusals:
-    """Collects problems: counts all, and lists the first 20.
+    """Counts problems, and tells those of one kind in one line.
 
     Attributes:
-        first: the first 20, and the number of the others, in lines.
+        count: of all problems.
+        fatal: whether one of them is.
     """
 
     def __init__(self) -> None:
-        self.count = 0
-        self._fatal = False
-        self._first: list[str] = []
+        self.count, self.fatal = 0, False
+        # The first problem and the first places of each kind, and their number.
+        self._kinds: dict[tuple[str, str], tuple[Problem, list[str]]] = {}
+        self._counts: dict[tuple[str, str], int] = {}
+        self._others = 0
 
-    def add(self, problem: str, fatal: bool = False) -> None:
-        """Add a problem; `fatal` as in `Problem`."""
+    def add(self, source: Any, problem: Problem) -> None:
+        """Add a problem of a file, or of another source; "" for none."""
         self.count += 1
-        self._fatal |= fatal
-        if len(self._first) < _LISTED_PROBLEMS:
-            self._first.append(problem)
+        self.fatal |= problem.fatal
+        kind = str(source), problem.message
+        if kind not in self._kinds and len(self._kinds) == _LISTED_KINDS:
+            self._others += 1
+            return
+        _, places = self._kinds.setdefault(kind, (problem, []))
+        self._counts[kind] = self._counts.get(kind, 0) + 1
+        if len(places) < _LISTED_PLACES:
+            places.append(problem.where)
 
-    @property
-    def first(self) -> list[str]:
-        left = self.count - len(self._first)
-        return [*self._first, f"and {left} more"] if left else self._first
+    def lines(self) -> list[str]:
+        """Return a line for each kind, with the places of its first problems."""
+        lines = []
+        for kind, (problem, places) in self._kinds.items():
+            where = ", ".join(filter(None, [kind[0], *places]))
+            if self._counts[kind] > len(places):
+                where += f" and {self._counts[kind] - len(places)} more"
+            lines.append(str(problem._replace(where=where)))
+        return [*lines, f"and {self._others} others"] if self._others else lines
 
     def end(self, what: str, hint: str = "") -> None:
         """Raise ValueError, "``what`` cannot be used", if there is any problem."""
         if self.count:
-            lines = [f"{what} cannot be used:", *self.first, *filter(None, [hint])]
+            lines = [f"{what} cannot be used:", *self.lines(), *filter(None, [hint])]
             raise ValueError("\n  ".join(lines))
 
     def end_with_share(self, records: int, allowed: float) -> None:
         """Raise ValueError for a fatal problem, or if more than a share of the records has one."""
+        if not self.fatal and self.count <= allowed * records:
+            return
         what = f"{self.count} of {records} records"
-        if self._fatal and self.count == 1:
-            raise ValueError(f"{what} cannot be used: {self._first[0]}")
-        if self._fatal or self.count > allowed * records:
-            share = f"max_unusable: {allowed:g} is the share that may be left out; repair the data"
-            self.end(what, "" if self._fatal else f"{share}, or raise it (build_info)")
+        if self.fatal or self.count == records:
+            raise ValueError(f"{what} cannot be used: " + "\n  ".join(self.lines()))
+        hint = (
+            f"max_unusable: {allowed:g} is the share that may be left out; repair the data, or "
+            "raise it (build_info)"
+        )
+        self.end(what, hint)
 
 
 class PairColumns:
@@ -159,17 +179,16 @@ class PairColumns:
         # Only the last would be read.
         return f"column {short(twice)} occurs {names.count(twice)} times; rename or remove one"
 
-    def missing_at_end(self) -> str | None:
+    def missing_at_end(self) -> Problem | None:
         """Return what is missing if no record had the column of groups; call it after the last.
 
         A single JSON record may lack it: its sample is in no group.
         """
         if self.group_id_key is None or self._with_group or not self._records:
             return None
-        return (
-            f"no group_id column: {short(self.group_id_key)} is in none of {self._records} "
-            "records; set group_id_key to its name"
-        )
+        why = f"is in none of {self._records} records; set group_id_key to its name"
+        message = f"no group_id column: {short(self.group_id_key)} {why}"
+        return Problem("whole file", message, fatal=True)
 
     def _choose(self, names: Collection[str]) -> str | None:
         chosen = []
@@ -189,9 +208,7 @@ class PairColumns:
     def row(self, where: str, record: Any) -> Row | Problem:
         """Return the checked content of a record, or what is wrong with it."""
         if not isinstance(record, dict):
-            return Problem(
-                where, f"expected an object with an image and a caption, got {short(record)}"
-            )
+            return Problem(where, "expected an object with an image and a caption", short(record))
         needed = {self.image_key, self.caption_key}
         if self._needs_id:
             needed.add(self.image_id_key)
@@ -199,114 +216,45 @@ class PairColumns:
             missing = self._choose(record)
             if missing:
                 return Problem(where, missing)
-        image_key, caption_key = self.image_key, self.caption_key
-        image, captions = record[image_key], record[caption_key]
+        image, captions = record[self.image_key], record[self.caption_key]
         stored = image if isinstance(image, StoredImage) else None
         name = stored.name if stored else image
-        if not isinstance(name, str) or not name.strip():
-            why = f"expected the path of an image, got {short(name)}"
-            return Problem(where, f"{image_key!r}: {why}")
-        if len(name) > _SHORTEST_BASE64 and name.startswith(_BASE64):
-            why = f"got an image in base64, {short(name)}: store image files, or bytes in parquet"
-            return Problem(where, f"{image_key!r}: expected the path of an image, {why}")
+        if not isinstance(name, str) or not name.strip() or len(name) > _LONGEST_PATH:
+            expected = "expected the path of an image file, or in parquet its bytes"
+            return Problem(where, f"{self.image_key!r}: {expected}", short(name))
         if not isinstance(captions, list):
             captions = [captions]
         captions = ["" if caption is None else caption for caption in captions] or [""]
         if not all(isinstance(caption, str) for caption in captions):
-            why = f"expected a string or strings, got {short(captions)}"
-            return Problem(where, f"{caption_key!r}: {why}")
-        try:
-            image_id, group_id = self.ids(record)
-            "".join((name, *captions)).encode("utf-8")
-        except UnicodeEncodeError:
-            return Problem(where, f"text is not valid UTF-8: {short([name, *captions])}")
-        except ValueError as error:
-            return Problem(where, str(error))
-        return Row(where, name, captions, image_id, stored, group_id)
-
-    def ids(self, record: dict[str, Any]) -> tuple[str | None, str | None]:
-        """Return the ids of a record's image and of its group as text, None for none.
-
-        7 and "7" are equal, as CSV cannot tell them apart.
-
-        Raises:
-            ValueError: if an id is neither a string nor an integer.
-        """
+            expected = "expected a string or strings"
+            return Problem(where, f"{self.caption_key!r}: {expected}", short(captions))
         self._records += 1
         self._with_group += self.group_id_key in record
-        found: list[str | None] = []
+        ids: list[str | None] = []
         for key in (self.image_id_key, self.group_id_key):
             value = None if key is None else record.get(key)
             if isinstance(value, bool) or not isinstance(value, (str, int, type(None))):
-                raise ValueError(f"{key!r}: expected a string or an integer, got {short(value)}")
-            found.append(None if value in (None, "") else str(value))
-            (found[-1] or "").encode()  # fails for half of a surrogate pair
-        return found[0], found[1]
-
-
-def what_it_seems(record: Any) -> str | None:
-    """Return what a record or a document is that cannot be read, and what to do; None if it is not
-    one of the formats that people often have."""
-    if isinstance(record, list):
-        texts = len(record) > 1 and all(isinstance(one, str) for one in record)
-        return f"a list in place of a record; {_EXPECTED}" if texts else None
-    if not isinstance(record, dict) or not record:
-        return None
-    if record.keys() & _CONVERSATIONS:
-        return (
-            "conversations, as of LLaVA or ShareGPT, which are not read; " + _EXPECTED + ", with "
-            "the answer's text as the caption and a record for each picture"
-        )
-    if _is_karpathy(record) or any(map(_is_karpathy, _list_in(record, "images"))):
-        return (
-            "Karpathy's format (dataset_coco.json, dataset_flickr30k.json), whose file has all "
-            "splits; write a file for each 'split', with a record for each image: 'image', its "
-            "'filepath' and 'filename' joined, and 'caption', the list of 'raw' of its 'sentences'"
-        )
-    wrapped = [key for key in record if any(isinstance(one, dict) for one in _list_in(record, key))]
-    if wrapped and not record.keys() & {*IMAGE_KEYS}:
-        return (
-            f"lists of records under {', '.join(map(short, wrapped))}; write each list itself into "
-            "a file of its own"
-        )
-    values = list(record.values())
-    for kind in (list, dict):
-        alike = all(isinstance(one, kind) for one in values)
-        if alike and record.keys() & {*IMAGE_KEYS} and len(values) > 1:
-            return (
-                "columns in place of records, as pandas writes them; write records: "
-                'DataFrame.to_json(orient="records")'
-            )
-    if _list_in(record, "image") or _list_in(record, "images"):
-        return f"several images in one record, which are not read; {_EXPECTED}, one for each image"
-    named = all("." in str(key).rsplit("/", 1)[-1] for key in record)
-    named |= len(values) > 1 and all(isinstance(one, list | dict) for one in values)
-    if named and not record.keys() & {*IMAGE_KEYS, *CAPTION_KEYS}:
-        return f"a mapping from names in place of an array of records; {_EXPECTED}"
-    return None
-
-
-def _list_in(record: dict[str, Any], key: str) -> list[Any]:
-    found = record.get(key)
-    return found if isinstance(found, list) else []
-
-
-def _is_karpathy(record: Any) -> bool:
-    sentences = _list_in(record, "sentences") if isinstance(record, dict) else []
-    return any(isinstance(one, dict) and "raw" in one for one in sentences)
+                expected = (
+                    "expected a string or an integer (pandas makes floats of integers with gaps: "
+                    "use Int64)"
+                )
+                return Problem(where, f"{key!r}: {expected}", short(value))
+            # 7 and "7" are equal, as CSV cannot tell them apart.
+            ids.append(None if value in (None, "") else str(value))
+        try:
+            "".join((name, *captions, *filter(None, ids))).encode("utf-8")
+        except UnicodeEncodeError:
+            return Problem(where, "expected text in UTF-8", short([name, *captions]))
+        return Row(where, name, captions, ids[0], stored, ids[1])
 
 
 def _no_column(kind: str, wanted: Collection[str], names: Collection[str]) -> str:
     found = ", ".join(map(short, list(names)[:10])) or "nothing"
-    cure = f"set {kind}_key to its name"
-    if kind == "image" and "url" in map(str.lower, names):
-        cure = (
-            "this is metadata of pictures, which are not downloaded: get them by img2dataset, and "
-            "name the .tar files or the folder that it writes"
-        )
-    if _CONVERSATIONS & set(names):
-        cure = "conversations are not read: write a caption for each picture"
-    return f"no {kind} column: expected {' or '.join(wanted)}, found {found}; {cure}"
+    return (
+        f"no {kind} column: expected {' or '.join(wanted)}, found {found}; write records such as "
+        f'{{"image": "a.jpg", "caption": "a dog"}}, or set {kind}_key to the name of a column of '
+        "that content"
+    )
 
 
 def short(value: Any) -> str:

@@ -10,20 +10,18 @@ from __future__ import annotations
 import os
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
 from lavis.processors.blip_processors import BlipCaptionProcessor
 
-from lavis_mafa.data.annotation_files import read_rows, require_files
-from lavis_mafa.data.annotation_rows import MAX_UNUSABLE, PassedOver, Problem, Row, short
+from lavis_mafa.data.annotation_files import PairFiles
+from lavis_mafa.data.annotation_rows import MAX_UNUSABLE, Row, short
 from lavis_mafa.data.caption_reading import require_readable, was_cut
-from lavis_mafa.data.columnar_files import check_columns
 from lavis_mafa.data.image_reading import read_rgb
 from lavis_mafa.data.picture_identity import PictureIdentity, digest_of, read_picture
-from lavis_mafa.io.processes import progress
 
 _BLOCK = 256  # images handed to the worker threads at a time
 _PRINTED = 10  # examples of each problem in the printed summary
@@ -58,7 +56,7 @@ class _Findings:
 
     def __init__(self) -> None:
         self.problems: dict[str, list[str]] = {key: [] for key in PROBLEMS}
-        self.pairs = self.records = self.fatal = self.passed_over = 0
+        self.pairs = 0
         self.images: set[bytes] = set()
         self.groups: dict[str, Counter[bytes]] = defaultdict(Counter)
         self._pairs: set[bytes] = set()
@@ -66,25 +64,6 @@ class _Findings:
         self._shared: set[bytes] = set()
         self._images_of: dict[bytes, set[bytes]] = defaultdict(set)  # by picture
         self._first: dict[bytes, tuple[bytes, str]] = {}  # image and name, by content
-
-    def rows(
-        self, paths: list[Path], keys: dict[str, Any], limit: int | None
-    ) -> Iterator[tuple[int, Row]]:
-        """Yield the usable rows of files with up to ``limit`` pairs, and note the others."""
-        for number, path in enumerate(paths):
-            for row in read_rows(path, **keys):
-                if isinstance(row, PassedOver):
-                    self.passed_over += row.members
-                    continue
-                self.records += 1
-                if isinstance(row, Problem):
-                    self.problems["malformed_rows"].append(f"{path}, {row.where}: {row.message}")
-                    self.fatal += row.fatal
-                    continue
-                if self.pairs == limit:
-                    return
-                captions = row.captions if limit is None else row.captions[: limit - self.pairs]
-                yield number, row._replace(captions=captions)
 
     def add_pair(self, place: str, name: str, image: bytes, caption: str, row: Row) -> None:
         """Add an image and one of its captions."""
@@ -151,7 +130,7 @@ def check(
     *,
     workers: int = 4,
     limit: int | None = None,
-    **keys: str | None,
+    **keys: Any,
 ) -> dict[str, Any]:
     """Read all pairs and images and return what is wrong with them.
 
@@ -163,19 +142,19 @@ def check(
         keys: names of the columns, as of `PairColumns`.
 
     Returns:
-        `pairs`, `images`, `records` of the files, `fatal` malformed rows (such as damaged files),
-        `passed_over` files of a folder, or members of tar files, that belong to no sample, `groups`
-        (only with ``group_id_key``: numbers of `groups`, of `groups_with_several_images`, of
-        `pairs` in groups and their `share`, 0 to 1), and `problems`: by key of `PROBLEMS` the
-        findings.
+        `pairs`, `images`, `records` of the files, how many are `unusable`, whether that is `fatal`
+        (such as a damaged file), `passed_over` files of a folder, or members of tar files, that
+        belong to no sample, `groups` (only with ``group_id_key``: numbers of `groups`, of
+        `groups_with_several_images`, of `pairs` in groups and their `share`, 0 to 1), and
+        `problems`: by key of `PROBLEMS` the
+        findings, of malformed rows those of one kind in one line.
 
     Raises:
         FileNotFoundError: a file or the root is missing.
-        ValueError: an argument is out of range, a file has an unknown suffix, parquet or Arrow
-            files have other columns than expected, or the image root is not given.
+        ValueError: an argument is out of range, a file has an unknown suffix, or the image root is
+            not given.
     """
-    paths = require_files(files)
-    check_columns(paths, **keys)
+    pair_files = PairFiles(files, **keys)
     if image_root is not None and not os.path.isdir(image_root):
         raise FileNotFoundError(
             f"image root {os.path.abspath(image_root)} is not a folder (--images)"
@@ -195,15 +174,17 @@ def check(
         except (OSError, ValueError) as error:  # ValueError: a null byte in the path
             return error
 
-    with ThreadPool(workers) as pool, progress(desc="pairs", unit=" pairs") as bar:
+    with ThreadPool(workers) as pool:
 
         def read_pictures() -> None:
             for one, fact in zip(waiting, pool.imap(digest, waiting), strict=True):
                 found.add_picture(one[0], one[1], fact)
             waiting.clear()
 
-        for number, row in found.rows(paths, keys, limit):
-            path = paths[number]
+        for number, row in pair_files:
+            if found.pairs == limit:
+                break
+            path = pair_files.paths[number]
             place = f"{path}, {row.where}"
             if row.stored is None and image_root is None:
                 raise ValueError(
@@ -218,9 +199,9 @@ def check(
                     content = bytes(row.stored.content)
                     row = row._replace(stored=row.stored._replace(content=content))
                 waiting.append((known[picture], image, row, path))
-            for caption in row.captions:
+            left = None if limit is None else limit - found.pairs
+            for caption in row.captions[:left]:
                 found.add_pair(place, known[picture], image, caption, row)
-                bar.update()
             found.add_id(known[picture], image, picture, row.image_id)
             if len(waiting) >= _BLOCK:
                 read_pictures()
@@ -228,10 +209,11 @@ def check(
     report: dict[str, Any] = {
         "pairs": found.pairs,
         "images": len(found.images),
-        "records": found.records,
-        "fatal": found.fatal,
-        "passed_over": found.passed_over,
-        "problems": found.problems,
+        "records": pair_files.records,
+        "unusable": pair_files.refused.count,
+        "fatal": pair_files.refused.fatal,
+        "passed_over": pair_files.passed_over.members,
+        "problems": found.problems | {"malformed_rows": pair_files.refused.lines()},
     }
     if keys.get("group_id_key") is not None:
         report["groups"] = found.of_groups()
@@ -256,7 +238,7 @@ def render(report: dict[str, Any]) -> str:
     found = {key: list_ for key, list_ in report["problems"].items() if list_}
     if report["passed_over"]:
         lines.append(f"files that belong to no sample: {report['passed_over']}")
-    unusable = len(report["problems"]["malformed_rows"])
+    unusable = report["unusable"]
     if report["fatal"]:
         lines.append("training refuses these files because of malformed rows")
     elif unusable:
@@ -267,7 +249,8 @@ def render(report: dict[str, Any]) -> str:
     ending = "no problems" if report["pairs"] else "no pair found"
     lines.append("problems:" if found else ending)
     for key, findings in found.items():
-        lines.append(f"  {len(findings)} {PROBLEMS[key]}")
+        count = unusable if key == "malformed_rows" else len(findings)
+        lines.append(f"  {count} {PROBLEMS[key]}")
         lines += [f"    {finding}" for finding in findings[:_PRINTED]]
         if len(findings) > _PRINTED:
             lines.append(f"    and {len(findings) - _PRINTED} more (--json lists all)")

@@ -26,7 +26,7 @@ from lavis.datasets.datasets.retrieval_datasets import RetrievalDataset, Retriev
 from lavis.datasets.datasets.vg_vqa_datasets import VGVQADataset
 from lavis.datasets.datasets.vqa_datasets import VQAEvalDataset
 
-from lavis_mafa.data.annotation_rows import Refusals, short
+from lavis_mafa.data.annotation_rows import Problem, Refusals, short
 from lavis_mafa.data.image_reading import read_rgb
 from lavis_mafa.data.local_files import reads_as_lavis
 from lavis_mafa.data.picture_identity import PictureFolder
@@ -164,18 +164,19 @@ def _require_usable(
         rows = [row for file in files for row in _rows_of(file)]
     if not rows:
         raise ValueError(f"{names} has no rows; expected at least one")
-    found = {number: why for number, row in enumerate(rows) if (why := _problem_of(cls, row))}
-    if not found:
-        owners: dict[str, Any] = {}
-        for number, row in enumerate(rows):
-            if (why := _twice(cls, row, number, owners)) is not None:
-                found[number] = why
+    owners: dict[str, str] = {}
+    found = {}
+    for number, row in enumerate(rows):
+        problem = _problem_of(cls, row) or _twice(cls, f"row {number}", row, owners)
+        if problem is not None:
+            found[number] = problem
     if not found:
         return
-    places = [f"{file}, row {number}" for file in files for number in range(len(_rows_of(file)))]
+    places = [(file, f"row {number}") for file in files for number in range(len(_rows_of(file)))]
     refused = Refusals()
-    for number, why in found.items():
-        refused.add(f"{places[number]}: {why}")
+    for number, problem in found.items():
+        file, where = places[number]
+        refused.add(file, problem._replace(where=where))
     if refused.count > allowed * len(rows):
         refused.end(names)
     logger.warning(
@@ -183,23 +184,23 @@ def _require_usable(
         refused.count,
         len(rows),
         names,
-        refused.first[0],
+        refused.lines()[0],
     )
 
 
-def _problem_of(cls: type, row: Any) -> str | None:
+def _problem_of(cls: type, row: Any) -> Problem | None:
     if not isinstance(row, dict):
-        return f"expected an object, got {short(row)}"
-    question = f"question {row['question_id']!r}: " if "question_id" in row else ""
+        return Problem("", "expected an object", short(row))
+    question = f" (question {row['question_id']!r})" if "question_id" in row else ""
     for key, (is_right, expected) in (_form_of(cls) or {}).items():
         if row.get(key) is None:
-            return f"{question}{key!r} is missing or null; it has {', '.join(row)}"
+            return Problem("", f"{key!r} is missing or null", f"{', '.join(row)}{question}")
         if not is_right(row[key]):
-            return f"{question}{key!r}: expected {expected}, got {short(row[key])}"
+            return Problem("", f"{key!r}: expected {expected}", f"{short(row[key])}{question}")
     return None
 
 
-def _twice(cls: type, row: Mapping[str, Any], number: int, owners: dict[str, Any]) -> str | None:
+def _twice(cls: type, where: str, row: Mapping[str, Any], owners: dict[str, str]) -> Problem | None:
     """Return why a row of an evaluation set has the id of another one.
 
     LAVIS would rank an image against itself, and keep only one of two answers or captions.
@@ -208,9 +209,9 @@ def _twice(cls: type, row: Mapping[str, Any], number: int, owners: dict[str, Any
         owners: of the ids of earlier rows.
     """
     if issubclass(cls, RetrievalEvalDataset):
-        key, owner = PictureFolder(None).identity(row["image"]), f"row {number}"
+        key, owner = PictureFolder(None).identity(row["image"]), where
     elif issubclass(cls, VQAEvalDataset):
-        key, owner = str(row["question_id"]), f"row {number}"
+        key, owner = str(row["question_id"]), where
     elif issubclass(cls, COCOCapEvalDataset):  # LAVIS takes the id from the file's name
         key, owner = row["image"].split("/")[-1].strip(".jpg").split("_")[-1], row["image"]
     else:
@@ -218,7 +219,8 @@ def _twice(cls: type, row: Mapping[str, Any], number: int, owners: dict[str, Any
     first = owners.setdefault(key, owner)
     if first == owner:
         return None
-    return f"{key!r} is the id of {first} as well; give each its own, and an image a single row"
+    expected = "expected an id of its own for each row, and a single row for an image"
+    return Problem("", expected, f"{key!r}, the id of {first} as well")
 
 
 def _rows_of(file: str) -> list[Any]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Collection, Iterator
+from typing import Any
 
-from lavis_mafa.data.annotation_files import read_rows, require_files
-from lavis_mafa.data.annotation_rows import MAX_UNUSABLE, PassedOver, Problem, Refusals, Row
-from lavis_mafa.data.columnar_files import check_columns
+from lavis_mafa.data.annotation_files import PairFiles
+from lavis_mafa.data.annotation_rows import MAX_UNUSABLE
 from lavis_mafa.io.files import write_text
-from lavis_mafa.io.processes import progress
 
 _MIN_COUNT = 2  # a word piece must occur at least this often
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -21,7 +19,7 @@ def make_vocab(
     out: str | os.PathLike[str],
     *,
     size: int = 8000,
-    **keys: str | None,
+    **keys: Any,
 ) -> list[str]:
     """Train on all captions of `files`, write the vocabulary to `out` and return its tokens.
 
@@ -40,13 +38,17 @@ def make_vocab(
         raise ValueError(
             f"expected a size above {len(SPECIAL_TOKENS)} (the special tokens), got {size}"
         )
-    paths = require_files(files)
-    check_columns(paths, **keys)
+
+    def captions() -> Iterator[str]:
+        found = PairFiles(files, images=False, **keys)
+        for _, row in found:
+            yield from row.captions
+        found.refused.end_with_share(found.records, MAX_UNUSABLE)
 
     def train(first_tokens: list[str], size: int) -> list[str]:
         tokenizer = BertWordPieceTokenizer(lowercase=True)
         tokenizer.train_from_iterator(
-            _captions(paths, keys),
+            captions(),
             vocab_size=size,
             min_frequency=_MIN_COUNT,
             special_tokens=first_tokens,
@@ -60,20 +62,6 @@ def make_vocab(
     inner = sorted(token for token in train(SPECIAL_TOKENS, 0) if token.startswith("##"))
     tokens = train(SPECIAL_TOKENS + inner, size)
     if len(tokens) <= len(SPECIAL_TOKENS):
-        raise ValueError(f"no caption in {', '.join(map(os.fspath, paths))}")
+        raise ValueError(f"no caption in {', '.join(map(str, files))}")
     write_text(out, "".join(f"{token}\n" for token in tokens))
     return tokens
-
-
-def _captions(paths: list[Path], keys: Mapping[str, str | None]) -> Iterator[str]:
-    """Yield the captions of all records that can be used, as training does."""
-    refused, records = Refusals(), 0
-    for path in paths:
-        rows = read_rows(path, images=False, **keys)
-        for row in progress(rows, path.name, unit=" rows"):
-            records += not isinstance(row, PassedOver)
-            if isinstance(row, Problem):
-                refused.add(f"{path}, {row.where}: {row.message}", row.fatal)
-            elif isinstance(row, Row):
-                yield from row.captions
-    refused.end_with_share(records, MAX_UNUSABLE)

@@ -11,10 +11,8 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,16 +21,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lavis_mafa.algorithm.context import NO_GROUP
-from lavis_mafa.data.annotation_files import TAR, read_rows, require_files
-from lavis_mafa.data.annotation_rows import (
-    MAX_UNUSABLE,
-    PassedOver,
-    Problem,
-    Refusals,
-    Row,
-    StoredImage,
-)
-from lavis_mafa.data.columnar_files import check_columns
+from lavis_mafa.data.annotation_files import TAR, PairFiles
+from lavis_mafa.data.annotation_rows import MAX_UNUSABLE, Row, StoredImage
 from lavis_mafa.data.data_folders import captioned_in
 from lavis_mafa.data.pair_table import (
     FORMAT_VERSION,
@@ -41,16 +31,13 @@ from lavis_mafa.data.pair_table import (
     PAIRS,
     SCHEMA,
     PairTable,
-    describe_conflict,
 )
 from lavis_mafa.data.picture_identity import Copies, PictureIdentity
 from lavis_mafa.io.cache import cache_root, make_once
 from lavis_mafa.io.files import write_json
 from lavis_mafa.io.launcher import usable_cores
-from lavis_mafa.io.processes import progress
 
 BATCH_ROWS = 16_384
-SHARDS_PER_WORKER = 4  # at least; a shard takes a second, a process a part of one
 _COPIES = "images.bin"
 _KNOWN_COPIES = 2**16
 
@@ -59,7 +46,6 @@ FILE, CONTENT = "file", "content"  # what makes rows without an image id show th
 Holdout = tuple[float, bool] | None
 # A share of the pairs, or from 2 on their number, and the seed that draws them; None: all.
 Subset = tuple[float, int] | None
-_Rows = Iterable[Row | Problem | PassedOver]
 
 
 def converted(
@@ -96,16 +82,16 @@ def converted(
             a damaged file, an unknown suffix, or columns of another type.
         RuntimeError: if a file changed while it was read.
     """
-    paths = require_files(files)
     keys = {name: column for name, column in keys.items() if column is not None}
     names = ", ".join(os.fspath(file) for file in files)
     tables = cache_root(cache_dir) / "image_text"
+    found = PairFiles(files, workers=usable_cores(), **keys)
 
     def state() -> list[Any]:
-        found = [(path, path) for path in paths if not path.is_dir()]
-        for folder in filter(Path.is_dir, paths):
-            found += captioned_in(folder)[0].items()
-        stats = [(os.fspath(name), file.stat()) for name, file in found]
+        read = [(path, path) for path in found.paths if not path.is_dir()]
+        for folder in filter(Path.is_dir, found.paths):
+            read += captioned_in(folder)[0].items()
+        stats = [(os.fspath(name), file.stat()) for name, file in read]
         # The change time (ctime) too: `cp -p`, tar and rsync set the modification time of what they
         # put back, and a file of equal size would be taken for the converted one.
         sources = [(path, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for path, one in stats]
@@ -114,9 +100,8 @@ def converted(
 
     def convert(folder: Path) -> None:
         logging.info("Converting %s into a memory-mapped table", names)
-        check_columns(paths, **keys)
         of_pictures = PictureIdentity(root, by_content=identity == CONTENT)
-        write_table(folder, paths, _rows_of(paths, keys), of_pictures, keys, max_unusable)
+        write_table(folder, found, of_pictures, max_unusable, "group_id_key" in keys)
 
     table = _cached(tables, names, state, convert)
     # Of two splits of the same files the training split warns of copies.
@@ -170,15 +155,8 @@ def _log(table: PairTable, names: str, copies: bool) -> None:
     if "groups" in meta:
         groups = f", {meta['groups']} groups of {meta['pairs_in_groups']} pairs"
     logging.info("%s: %d pairs, %d images%s", names, meta["pairs"], meta["images"], groups)
-    if meta["empty_dropped"]:
-        logging.warning("%s: dropped %d empty captions", names, meta["empty_dropped"])
-    if meta["unusable"]:
-        listed = "\n  ".join([f"{meta['unusable']} of {meta['records']} records:", *meta["listed"]])
-        logging.warning("%s: left out %s", names, listed)
-    if meta["passed_over"]:
-        logging.info("%s: %d files of no sample, such as %s", names, *meta["passed_over"])
-    if meta["id_conflicts"]:
-        logging.warning("%s: %s", names, describe_conflict(table))
+    for note in filter(None, [*meta["notes"], meta["id_conflict"]]):
+        logging.warning("%s: %s", names, note)
     if meta["copies"] and copies:
         logging.warning(
             "%s: %d pictures are copies of another one, first %s of %s: they count as different "
@@ -188,21 +166,6 @@ def _log(table: PairTable, names: str, copies: bool) -> None:
             meta["copies"],
             *map(repr, meta["first_copy"]),
         )
-
-
-def _rows_of(paths: list[Path], keys: Mapping[str, Any]) -> Iterator[_Rows]:
-    """Yield the rows of each file, in order; several processes list many shards."""
-    workers = min(usable_cores(), len(paths) // SHARDS_PER_WORKER)
-    if workers > 1 and all(path.suffix.lower() == TAR for path in paths):
-        with get_context("fork").Pool(workers) as pool:
-            yield from progress(pool.imap(partial(_samples_in, keys), paths), "shards")
-        return
-    for path in paths:
-        yield progress(read_rows(path, **keys), path.name, unit=" rows")
-
-
-def _samples_in(keys: Mapping[str, Any], path: Path) -> list[Row | Problem | PassedOver]:
-    return list(read_rows(path, **keys))
 
 
 def dense_ids(
@@ -224,52 +187,62 @@ def dense_ids(
 
 def write_table(
     folder: Path,
-    paths: list[Path],
-    rows_of: Iterable[_Rows],
+    found: PairFiles,
     identity: PictureIdentity,
-    keys: Mapping[str, Any],
     max_unusable: float,
+    groups: bool,
 ) -> None:
-    """Write the rows of all sources, and what is known of them, into a folder.
+    """Write the pairs of some files, and what is known of them, into a folder.
 
     Raises:
-        ValueError: for too many rows that cannot be used (the first 20 are listed), or no pair at
-            all.
+        ValueError: for too many rows that cannot be used, or no pair at all.
     """
-    sources = list(map(os.fspath, paths))
+    sources = list(map(os.fspath, found.paths))
+    empty = 0
+
+    def pairs() -> Iterator[tuple[Any, ...]]:
+        nonlocal empty
+        for number, row in found:
+            captions = [caption for caption in row.captions if caption.strip()]
+            empty += len(row.captions) - len(captions)
+            if captions:
+                image = pictures.of(row, number)
+                for caption in captions:
+                    yield (row.image, caption, row.image_id, row.group_id, *image)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        rows = pairs()
+        while batch := list(islice(rows, BATCH_ROWS)):
+            columns = zip(zip(*batch, strict=True), SCHEMA.types, strict=True)
+            arrays = [pa.array(values, kind) for values, kind in columns]
+            yield pa.record_batch(arrays, schema=SCHEMA)
+
     with open(folder / _COPIES, "wb") as copies:
-        found = _FoundPairs(sources, copies, identity)
-        pairs = found.read(rows_of)
-
-        def batches() -> Iterator[pa.RecordBatch]:
-            while batch := list(islice(pairs, BATCH_ROWS)):
-                columns = zip(zip(*batch, strict=True), SCHEMA.types, strict=True)
-                arrays = [pa.array(values, kind) for values, kind in columns]
-                yield pa.record_batch(arrays, schema=SCHEMA)
-
+        pictures = _Pictures(sources, copies, identity)
         table = _write_pairs(folder, batches())
     found.refused.end_with_share(found.records, max_unusable)
     if not len(table):
-        raise ValueError(
-            f"no image-text pair in {', '.join(sources)} ({found.empty} empty captions)"
-        )
-    if not found.files[0][1]:
+        raise ValueError(f"no image-text pair in {', '.join(sources)} ({empty} empty captions)")
+    if not pictures.files[0][1]:
         os.remove(folder / _COPIES)
-    passed_over, copies_of = found.passed_over, found.copies.pairs()
+    notes, passed_over, copies_of = [], found.passed_over, pictures.copies.pairs()
+    if empty:
+        notes.append(f"dropped {empty} empty captions")
+    if found.refused.count:
+        listed = [f"left out {found.refused.count} of {found.records} records:"]
+        notes.append("\n  ".join([*listed, *found.refused.lines()]))
+    if passed_over.members:
+        notes.append(f"{passed_over.members} files of no sample, such as {passed_over.first}")
     meta = {
-        "empty_dropped": found.empty,
-        "records": found.records,
-        "unusable": found.refused.count,
-        "listed": found.refused.first,
-        "passed_over": passed_over
-        and PassedOver(sum(one.members for one in passed_over), passed_over[0].first),
+        "notes": notes,
+        "passed_over": passed_over.members,
         "copies": len(copies_of),
         "first_copy": copies_of[:1] and copies_of[0],
         "sources": sources,
-        "shards": found.shards,
-        "files": found.files,
+        "shards": pictures.shards,
+        "files": pictures.files,
     }
-    _write_meta(folder, table, meta, keys.get("group_id_key") is not None)
+    _write_meta(folder, table, meta, groups)
 
 
 def _held(table: PairTable, share: float, held: bool) -> npt.NDArray[np.bool_]:
@@ -350,11 +323,17 @@ def _write_meta(folder: Path, table: pa.Table, meta: dict[str, Any], groups: boo
     own = {
         "pairs": len(table),
         "images": len(first),
-        "id_conflicts": len(conflicts),
-        "first_conflict": [int(row) for one in conflicts[:1] for row in (one, first[ids[one]])],
+        "id_conflict": "",
         "with_paths": len(with_paths),
         "first_path": table.column("image").take(with_paths[:1]).to_pylist(),
     }
+    if len(conflicts):
+        names = table.column("image")
+        other, known = (names[int(row)].as_py() for row in (conflicts[0], first[ids[conflicts[0]]]))
+        own["id_conflict"] = (
+            f"{len(conflicts)} pairs have an image_id that another file has too, and count as the "
+            f"same image, first {other!r} and {known!r}"
+        )
     if groups:
         ids, first = dense_ids(table.column("group_id"))
         np.save(folder / GROUP_IDS, ids)
@@ -362,20 +341,19 @@ def _write_meta(folder: Path, table: pa.Table, meta: dict[str, Any], groups: boo
     write_json(folder / "meta.json", meta | own)
 
 
-class _FoundPairs:
-    """Reads rows as rows of `SCHEMA`, and counts what is left out.
+class _Pictures:
+    """Finds what a table has of the pictures of rows.
 
     Attributes:
         files: path, size and time of modification of the file with copies and of every source.
         shards: whether all sources are tar shards.
+        copies: counts equal pictures that count as different images.
     """
 
     def __init__(self, sources: list[str], copies: BinaryIO, identity: PictureIdentity) -> None:
         self.sources, self.identity = sources, identity
         self.shards = all(source.lower().endswith(TAR) for source in sources)
-        self.refused, self.copies = Refusals(), Copies(identity.folder)
-        self.records = self.empty = 0
-        self.passed_over: list[PassedOver] = []
+        self.copies = Copies(identity.folder)
         self.files: list[list[Any]] = [[_COPIES, 0, None]]
         for source in sources:
             stat = os.stat(source)
@@ -384,25 +362,9 @@ class _FoundPairs:
         # Places of the images copied last: a row for each caption would copy an image repeatedly.
         self._known: dict[bytes, int] = {}
 
-    def read(self, rows_of: Iterable[_Rows]) -> Iterator[tuple[Any, ...]]:
-        for number, (source, rows) in enumerate(zip(self.sources, rows_of, strict=True)):
-            for row in rows:
-                if isinstance(row, PassedOver):
-                    self.passed_over.append(row._replace(first=f"{source}/{row.first}"))
-                    continue
-                self.records += 1
-                if isinstance(row, Problem):
-                    self.refused.add(f"{source}, {row.where}: {row.message}", row.fatal)
-                    continue
-                captions = [caption for caption in row.captions if caption.strip()]
-                self.empty += len(row.captions) - len(captions)
-                if captions:
-                    image = self._image(row, number, source)
-                    for caption in captions:
-                        yield (row.image, caption, row.image_id, row.group_id, *image)
-
-    def _image(self, row: Row, number: int, source: str) -> tuple[Any, ...]:
-        """Return what the table has of a row's image."""
+    def of(self, row: Row, number: int) -> tuple[Any, ...]:
+        """Return the columns of `SCHEMA` from ``key`` on for the image of a row of a source."""
+        source = self.sources[number]
         key, picture = self.identity.of(row, number, source)
         self.copies.add(key, picture, row, source)
         compared = not source.lower().endswith(TAR) or self.identity.by_content

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-FORMAT_VERSION = 9  # of the folder; a table of another version is converted again
+FORMAT_VERSION = 10  # of the folder; a table of another version is converted again
 SCHEMA = pa.schema(
     [
         ("image", pa.string()),  # the path, or a name of an image inside another file; it does not
@@ -168,15 +168,6 @@ class PairTable:
             *images, captions = (column.buffers()[1:] for column in batch.columns)
             yield from ((buffer, b"") for buffers in images for buffer in buffers)
             yield from ((b"", buffer) for buffer in captions)
-
-
-def describe_conflict(table: PairTable) -> str:
-    """Describe which two files share an image_id (there must be a conflict)."""
-    other, first = table.meta["first_conflict"]
-    return (
-        f"{table.meta['id_conflicts']} pairs have an image_id that another file has too, and count "
-        f"as the same image, first {table.image(other)!r} and {table.image(first)!r}"
-    )
 
 
 @lru_cache(OPEN_FILES)

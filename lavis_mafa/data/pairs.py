@@ -1,8 +1,9 @@
-"""Data sets over a converted table: one sample per pair for training, one per image otherwise."""
+"""Data sets of image-text pairs: one sample per pair for training, one per image otherwise."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -23,18 +24,25 @@ from lavis_mafa.data.image_reading import (
     require_below,
     suffix_of,
 )
-from lavis_mafa.data.pair_table import PairTable, describe_conflict
+from lavis_mafa.data.pair_conversion import converted
 from lavis_mafa.data.picture_identity import PictureFolder
+
+_LOOKED_FOR = 50  # images, spread over the data
 
 
 class Pairs(Dataset[dict[str, Any]]):
-    """The base of all splits: a converted table and the processors.
+    """Pairs from annotation files or shards, whose images are files in a folder, or inside them.
 
     Args:
-        table: the pairs.
         vis_processor: PIL image (RGB) -> tensor.
         text_processor: caption -> caption.
-        vis_root: folder that the image paths are relative to.
+        vis_root: folder that the image paths are relative to; None if there are no paths.
+        ann_paths: annotation files, shards, globs and folders, read as one.
+        table_options: of `converted`.
+
+    Raises:
+        FileNotFoundError: if an annotation file does not exist.
+        ValueError: if the annotation files have rows that cannot be used.
     """
 
     features: FeatureFolder | None = None
@@ -42,13 +50,15 @@ class Pairs(Dataset[dict[str, Any]]):
 
     def __init__(
         self,
-        table: PairTable,
         vis_processor: Callable[[Image.Image], Any],
         text_processor: Callable[[str], str],
-        vis_root: str | None = None,
+        vis_root: str | os.PathLike[str] | None,
+        ann_paths: Collection[str | os.PathLike[str]],
+        **table_options: Any,
     ) -> None:
-        self.table, self.vis_root = table, vis_root
-        self._folder = PictureFolder(vis_root)
+        root = None if vis_root is None else os.path.abspath(os.path.expanduser(vis_root))
+        self.table, self.vis_root = converted(ann_paths, root=root, **table_options), root
+        self._folder = PictureFolder(root)
         self.set_processors(vis_processor, text_processor)
 
     def picture(self, row: int) -> Image.Image:
@@ -66,11 +76,32 @@ class Pairs(Dataset[dict[str, Any]]):
         return read_rgb(path)
 
     def require_pictures(self) -> None:
-        """Refuse image paths without an image root, where pictures are read.
+        """Refuse image paths without an image root, and most images missing in it.
 
         Raises:
-            ValueError: if there are some.
+            FileNotFoundError, ValueError: if it is so.
         """
+        meta = self.table.meta
+        if not meta["with_paths"]:
+            return
+        what = (
+            f"{', '.join(meta['sources'])}: {meta['with_paths']} pairs give the path of their "
+            f"image, such as {meta['first_path'][0]!r}; "
+        )
+        cure = (
+            "set build_info.images.storage (train --images) to the folder that the paths are "
+            "relative to"
+        )
+        if self.vis_root is None:
+            raise ValueError(what + cure)
+        rows = range(0, len(self.table), -(-len(self.table) // _LOOKED_FOR))
+        paths = [path for row in rows if (path := self._path_of(row)) is not None]
+        missing = [path for path in paths if not os.path.isfile(path)]
+        if len(missing) > len(paths) / 2:
+            raise FileNotFoundError(
+                f"{what}{len(missing)} of {len(paths)} that were looked for are not in root "
+                f"{self.vis_root}, first {missing[0]!r}; {cure}"
+            )
 
     def use_features(self, folder: FeatureFolder, draw: bool) -> None:
         """Replace pictures by their features.
@@ -221,12 +252,12 @@ class EvalPairs(Pairs):
             against the first file.
     """
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        if self.table.meta["id_conflicts"]:
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if conflict := self.table.meta["id_conflict"]:
             raise ValueError(
-                f"{', '.join(self.table.meta['sources'])}: {describe_conflict(self.table)}; give "
-                "each file a different image_id, or remove image_id"
+                f"{', '.join(self.table.meta['sources'])}: {conflict}; give each file a different "
+                "image_id, or remove image_id"
             )
         self.text: list[str] = []
         self.image: list[str] = []

@@ -20,14 +20,7 @@ from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from lavis_mafa.data.annotation_rows import (
-    PairColumns,
-    PassedOver,
-    Problem,
-    Row,
-    StoredImage,
-    short,
-)
+from lavis_mafa.data.annotation_rows import PassedOver, Problem, StoredImage, short
 from lavis_mafa.data.data_folders import IMAGE_SUFFIXES
 
 _CAPTION_SUFFIXES = ("txt", "caption")
@@ -45,18 +38,12 @@ class _Member(NamedTuple):
 
 
 _Text = Callable[[_Member], bytes]  # reads a member
+_Record = tuple[str, dict[str, Any]]  # the name of an image's member, and an unchecked record
 
 
-def read_samples(
-    path: str | os.PathLike[str], columns: PairColumns
-) -> Iterator[Row | Problem | PassedOver]:
-    """Yield every sample of a shard, without reading images; a fatal Problem ends a damaged shard.
-
-    A row's place is the name of its image's member; its image is called after the shard, too.
-
-    Args:
-        columns: with the keys of ids in a sample's `.json`; counts the samples that have groups.
-    """
+def raw_samples(path: str | os.PathLike[str]) -> Iterator[_Record | Problem | PassedOver]:
+    """Yield every sample of a shard as a record with ``image``, ``caption`` and the values of its
+    `.json`, without reading images; a fatal Problem ends a damaged shard."""
     shard = os.path.basename(path)
     last = "its beginning"
     no_sample: list[str] = []  # members such as README
@@ -77,13 +64,13 @@ def read_samples(
         try:
             for key, run in groupby(of_samples(), lambda one: one[0]):
                 members = [member for _, member in run]
-                found = _samples(key, members, text, columns)
+                found = _samples(key, members, shard, text)
                 if not found:
                     no_sample += [member.name for member in members]
                 for sample in found:
                     last = f"sample {key}"
-                    if isinstance(sample, Row):
-                        yield sample._replace(image=f"{shard}/{sample.image}")
+                    if not isinstance(sample, Problem):
+                        yield sample
                     elif sample.where in incomplete:
                         yield Problem(
                             sample.where,
@@ -137,9 +124,7 @@ def _parts_of(name: str) -> tuple[str, str]:
     return (found[1], found[2]) if found else ("", "")
 
 
-def _samples(
-    key: str, members: list[_Member], text: _Text, columns: PairColumns
-) -> list[Row | Problem]:
+def _samples(key: str, members: list[_Member], shard: str, text: _Text) -> list[_Record | Problem]:
     """Return the samples of the members `key`.*; [] if none has a known suffix.
 
     Usually that is one. Members such as `photo 1.5m.jpg`, with more dots in their names, are a
@@ -153,65 +138,46 @@ def _samples(
         known = last in (*IMAGE_SUFFIXES, *_TEXT_SUFFIXES)
         name = f"{key}.{more}" if more and known else key
         parts.setdefault(name, []).append((last if known else suffix, member))
-    found = [one for name in parts for one in _sample(name, parts[name], text, columns)]
-    return [one for one in found if isinstance(one, Row)] or found
+    found = [one for name in parts for one in _sample(name, parts[name], shard, text)]
+    return [one for one in found if not isinstance(one, Problem)] or found
 
 
 def _sample(
-    key: str, parts: list[tuple[str, _Member]], text: _Text, columns: PairColumns
-) -> list[Row | Problem]:
+    key: str, parts: list[tuple[str, _Member]], shard: str, text: _Text
+) -> list[_Record | Problem]:
     """Return the sample of some members, or what is wrong with it; [] without a known suffix."""
     images = [member for suffix, member in parts if suffix in IMAGE_SUFFIXES]
     texts = [(suffix, member) for suffix, member in parts if suffix in _TEXT_SUFFIXES]
     if not images and not texts:
         return []
+    where, known = f"sample {key}", dict(texts)
+    if len(images) != 1 or len(known) < len(texts):
+        wanted = f"one image ({', '.join(IMAGE_SUFFIXES)}) and a caption"
+        names = ", ".join(member.name for _, member in parts)
+        expected = f"expected {wanted}, whose names are equal before the suffix"
+        return [Problem(where, expected, names)]
+    values: Any = {}
+    plain = next((known[suffix] for suffix in _CAPTION_SUFFIXES if suffix in known), None)
     try:
-        if len(images) != 1 or len(dict(texts)) < len(texts):
-            names = ", ".join(member.name for _, member in parts)
-            wanted = f"one image ({', '.join(IMAGE_SUFFIXES)}) and a caption"
-            raise ValueError(
-                f"expected {wanted}, whose names are equal before the suffix, found {names}"
-            )
-        captions, values = _texts(dict(texts), text)
-        image_id, group_id = columns.ids(values)
-    except ValueError as error:
-        return [Problem(f"sample {key}", str(error))]
+        if "json" in known:
+            values = json.loads(text(known["json"]))
+        caption = None if plain is None else text(plain).decode("utf-8-sig")
+    except (ValueError, RecursionError) as error:
+        return [Problem(where, f"its caption or JSON cannot be read: {error}")]
+    if not isinstance(values, dict):
+        return [Problem(where, "expected an object in its .json", short(values))]
+    if plain is None and "caption" not in values:
+        wanted = ", ".join(f".{suffix}" for suffix in _CAPTION_SUFFIXES)
+        expected = f"no caption; expected {wanted} of the image's name, or 'caption' in .json"
+        return [Problem(where, expected, ", ".join(map(short, values)))]
     member = images[0].name.encode("utf-8", "replace").decode()
     hashes = (f"{name} {values[name]}" for name in _HASHES if name in values)
     stored = StoredImage(
-        member,
+        f"{shard}/{member}",
         images[0].start,
         images[0].size,
         row=0,
         digest=next((one for one in hashes if _HASH.fullmatch(one.split()[-1])), None),
     )
-    return [Row(member, member, captions, image_id, stored, group_id)]
-
-
-def _texts(found: dict[str, _Member], text: Any) -> tuple[list[str], dict[str, Any]]:
-    """Return the captions of a sample, and the values of its `.json`."""
-    values: Any = {}
-    captions: list[Any] = []
-    plain = next((found[suffix] for suffix in _CAPTION_SUFFIXES if suffix in found), None)
-    try:
-        if "json" in found:
-            values = json.loads(text(found["json"]))
-        if plain is not None:
-            captions = [text(plain).decode("utf-8-sig")]
-        elif isinstance(values, dict) and "caption" in values:
-            given = values["caption"]
-            captions = given if isinstance(given, list) else [given]
-            captions = ["" if one is None else one for one in captions] or [""]
-            "".join(map(str, captions)).encode()  # fails for half of a surrogate pair
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"its caption or JSON cannot be read: {error}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"expected an object in {found['json'].name}")
-    if not captions or not all(isinstance(one, str) for one in captions):
-        wanted = ", ".join(f".{suffix}" for suffix in _CAPTION_SUFFIXES)
-        given = f"{short(values['caption'])}" if captions else ", ".join(map(short, values))
-        raise ValueError(
-            f"no caption; expected {wanted} of the image's name, or a string or strings as "
-            f"'caption' in .json, found {given or 'none of them'}"
-        )
-    return captions, values
+    record = {"caption": caption} if plain is not None else {}
+    return [(member, {**values, **record, "image": stored})]

@@ -11,8 +11,16 @@ from typing import Any
 
 from lavis.common.vqa_tools.vqa_eval import VQAEval
 
-from lavis_mafa.data.annotation_rows import Refusals
-from lavis_mafa.downstream.row_values import Id, Ids, answers_of, as_id, by_id, id_of, text_of
+from lavis_mafa.data.annotation_rows import Problem, Refusals
+from lavis_mafa.downstream.row_values import (
+    Id,
+    Ids,
+    answers_of,
+    as_id,
+    by_id,
+    id_of,
+    text_of,
+)
 from lavis_mafa.io.files import read_json
 
 logger = logging.getLogger(__name__)
@@ -61,7 +69,8 @@ def read_questions(questions_file: str, annotations_file: str) -> dict[Id, Annot
             except ValueError as error:
                 wrong = str(error)
             if wrong:
-                refused.add(f"annotation {number} (question {question!r}): {wrong}")
+                where = f"annotation {number} (question {question!r})"
+                refused.add("", Problem(where, wrong))
                 continue
             truth[as_id(question)] = Annotation(answers, kind)
     except (KeyError, TypeError, AttributeError) as error:

@@ -28,7 +28,7 @@ from pycocoevalcap.rouge.rouge import Rouge
 from pycocoevalcap.spice import spice
 from pycocoevalcap.tokenizer.ptbtokenizer import PUNCTUATIONS, PTBTokenizer
 
-from lavis_mafa.data.annotation_rows import Refusals
+from lavis_mafa.data.annotation_rows import Problem, Refusals
 from lavis_mafa.data.known_truth import single_spaced
 from lavis_mafa.downstream.row_values import Id, Ids, as_id, id_of, references_of
 from lavis_mafa.io.files import read_json
@@ -93,7 +93,7 @@ def read_references(path: str | os.PathLike[str]) -> References:
             except ValueError as error:
                 wrong, found = str(error), []
             if wrong:
-                refused.add(f"annotation {number}: {wrong}")
+                refused.add("", Problem(f"annotation {number}", wrong))
             elif found:
                 captions.setdefault(as_id(image), []).extend(found)
             left_out += not wrong and (len(given) if isinstance(given, list) else 1) - len(found)

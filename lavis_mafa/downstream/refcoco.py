@@ -48,7 +48,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from lavis_mafa.algorithm.options import option
-from lavis_mafa.data.annotation_rows import MAX_UNUSABLE, Refusals, short
+from lavis_mafa.data.annotation_rows import MAX_UNUSABLE, Problem, Refusals, short
 from lavis_mafa.data.image_reading import read_rgb, read_size
 from lavis_mafa.data.local_builder import LocalBuilder, named_splits
 from lavis_mafa.data.picture_identity import PictureFolder
@@ -220,9 +220,9 @@ def _read_rows(what: str, rows: Sequence[Any], read: Callable[[Any], Any]) -> li
         try:
             found.append(read(row))
         except KeyError as error:
-            refused.add(f"row {number}: lacks {error}, got {short(row)}")
+            refused.add("", Problem(f"row {number}", f"lacks {error}", short(row)))
         except (AttributeError, TypeError, ValueError) as error:
-            refused.add(f"row {number}: {error}, got {short(row)}")
+            refused.add("", Problem(f"row {number}", str(error), short(row)))
     refused.end(what)
     return found
 
@@ -341,12 +341,13 @@ def _require_boxes_inside(split: str, rows: Sequence[_Row], root: str) -> None:
         # COCO's boxes end up to a pixel outside.
         outside = min(x, y) < -1 or x + width > size[0] + 1 or y + height > size[1] + 1
         if outside or max(width, height) <= 1:
-            refused.add(
-                f"row {number}: box {row['bbox']} is not in {name} of {size[0]} x {size[1]} "
-                "pixels; expected [x, y, width, height] in pixels of the picture as viewers show it"
+            expected = (
+                "expected a box [x, y, width, height] in pixels of the picture as viewers show it"
             )
+            got = f"{row['bbox']} in {name} of {size[0]} x {size[1]} pixels"
+            refused.add("", Problem(f"row {number}", expected, got))
     what = f"{_NAME}: build_info.annotations.{split}: {refused.count} of {len(rows)} boxes"
     if refused.count > MAX_UNUSABLE * len(rows):
         refused.end(what)
     if refused.count:
-        logging.warning("%s are outside of their pictures, first %s", what, refused.first[0])
+        logging.warning("%s are outside of their pictures, first %s", what, refused.lines()[0])

@@ -13,7 +13,7 @@ from lavis.datasets.builders.base_dataset_builder import BaseDatasetBuilder
 
 from lavis_mafa.compat.traits import traits_of
 from lavis_mafa.data.feature_folder import FeatureFolder
-from lavis_mafa.data.local_builder import ConvertingBuilder
+from lavis_mafa.data.image_text_json import ImageTextShardsBuilder
 from lavis_mafa.io.problems import ConfigView, Problem
 from lavis_mafa.settings.check import Report, listed
 from lavis_mafa.settings.contradictions import used_splits
@@ -39,7 +39,7 @@ def check_files(config: MutableMapping[str, Any], report: Report) -> None:
 def _features(name: str, cfg: ConfigView) -> Problems:
     """Take the width of the features of a data set; yield why they cannot be read."""
     builder, key = registry.get_builder_class(name), f"datasets.{name}.build_info.features.storage"
-    if not (isinstance(builder, type) and issubclass(builder, ConvertingBuilder)):
+    if not (isinstance(builder, type) and issubclass(builder, ImageTextShardsBuilder)):
         return  # of other builders the samples are not known
     folder, reads = cfg[key], cfg["model.image_encoder"] == "features"
     if folder is not None and not reads:

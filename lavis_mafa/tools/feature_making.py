@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from lavis_mafa.checkpoints.checkpoints import read_checkpoint
 from lavis_mafa.data.feature_folder import NAMES
-from lavis_mafa.data.image_text_json import ImageTextTrain
 from lavis_mafa.data.pairs import TrainPairs
 from lavis_mafa.io.files import atomic_write, write_json
 from lavis_mafa.io.identity import (
@@ -134,13 +133,8 @@ def pictures_of(
     Args:
         keys: further arguments of the data set.
     """
-    pairs: TrainPairs = ImageTextTrain(
-        vis_processor=None,  # type: ignore[arg-type]  # pictures are read unprocessed
-        text_processor=str,
-        vis_root=image_root,
-        ann_paths=files,
-        **keys,
-    )
+    # Pictures are read unprocessed.
+    pairs = TrainPairs(None, str, image_root, files, **keys)  # type: ignore[arg-type]
     pairs.require_pictures()
     return pairs
 

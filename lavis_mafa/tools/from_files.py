@@ -18,7 +18,6 @@ from lavis_mafa.algorithm.grit import GritSettings
 from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.data.annotation_rows import MAX_UNUSABLE
 from lavis_mafa.data.data_identity import DataIdentity
-from lavis_mafa.data.pair_conversion import converted
 from lavis_mafa.data.pairs import TrainPairs
 from lavis_mafa.integrations.pair_encoders import PairEncoder, load_pair_encoder
 from lavis_mafa.io.identity import digest, fingerprint
@@ -50,11 +49,16 @@ class FilePairs(TrainPairs):
     """Pairs of annotation files or shards, with an image or a text as the anchor.
 
     Args:
+        files: that have the pairs.
+        root: folder of pictures.
         of_texts: whether the column of images has texts.
+        keys: names of the columns.
     """
 
-    def __init__(self, table: Any, root: str | None, of_texts: bool) -> None:
-        super().__init__(table, None, str, root)  # type: ignore[arg-type]  # not processed
+    def __init__(self, files: Sequence[str], root: str, of_texts: bool, **keys: Any) -> None:
+        folder = None if of_texts else root
+        super().__init__(None, str, folder, files, **keys)  # type: ignore[arg-type]  # unprocessed
+        self.vis_root = os.path.abspath(root)
         self.of_texts, self.parts = of_texts, [self]
 
     def anchor(self, number: int) -> Any:
@@ -272,14 +276,14 @@ def pairs_of(about: Mapping[str, Any]) -> FilePairs:
     """
     files, texts = about["data"], about["text_keys"]
     image, caption = texts or (about["image_key"], about["caption_key"])
-    table = converted(
+    return FilePairs(
         files,
-        root=None if texts else about["images"],
+        about["images"],
+        bool(texts),
         image_key=image,
         caption_key=caption,
         image_id_key=about["image_id_key"],
     )
-    return FilePairs(table, os.path.abspath(about["images"]), bool(texts))
 
 
 def _encoder_of(

@@ -122,8 +122,8 @@ def test_gpu_and_many_pairs_train_vit_b(tmp_path, monkeypatch):
     "content, message",
     [
         ("[]", "no image-text pair in"),
-        ('[{"image": "a.png", "conversations": []}]', "seems to hold conversations, as of LLaVA"),
-        ('{"data": [{"image": "a.png", "caption": "a"}]}', "lists of records under 'data'"),
+        ('[{"image": "a.png", "conversations": []}]', "found 'image', 'conversations'; write"),
+        ('{"data": [{"image": "a.png", "caption": "a"}]}', "no image column: expected image or"),
         ('[{"image": "a.png", "caption": "a"}]', "1 images: at least 20"),
         (None, "does not exist"),
     ],

@@ -12,7 +12,7 @@ from shard_files import png
 
 from lavis_mafa.data.annotation_files import require_files
 from lavis_mafa.data.data_folders import captioned_in, files_of
-from lavis_mafa.data.image_text_json import ImageTextTrain
+from lavis_mafa.data.pairs import TrainPairs
 
 
 def make(folder: Path, *names: str) -> Path:
@@ -174,10 +174,8 @@ def test_folders_written_by_the_package(tmp_path, hugging_face):
     ).cast_column("image", hugging_face.Image())
     named.save_to_disk(tmp_path / "named")
 
-    def read(folder: str) -> ImageTextTrain:
-        return ImageTextTrain(
-            np.asarray, str, None, [tmp_path / folder], cache_dir=tmp_path / "cache"
-        )
+    def read(folder: str) -> TrainPairs:
+        return TrainPairs(np.asarray, str, None, [tmp_path / folder], cache_dir=tmp_path / "cache")
 
     expected = {"one": range(11), "hub/data/train-*.parquet": range(11), "dict/train": range(8)}
     for folder, numbers in expected.items():

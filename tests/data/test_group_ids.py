@@ -19,12 +19,9 @@ from shard_files import png, write_shards
 from lavis_mafa.algorithm.context import NO_GROUP
 from lavis_mafa.data import TrainingSet
 from lavis_mafa.data.data_identity import DataIdentity
-from lavis_mafa.data.image_text_json import (
-    ImageTextJsonBuilder,
-    ImageTextShardsBuilder,
-    ImageTextTrain,
-)
+from lavis_mafa.data.image_text_json import ImageTextJsonBuilder, ImageTextShardsBuilder
 from lavis_mafa.data.pair_conversion import converted
+from lavis_mafa.data.pairs import TrainPairs
 
 # Of a group, of none by an empty value, of another, of the first again, of none by null.
 PRODUCTS = ["shoe", "", "7", "shoe", None]
@@ -94,7 +91,7 @@ def test_tar_shards_have_groups(folder):
 
 def test_wrong_group_in_a_shard_is_named(folder):
     storage = shards(folder, "wrong", [{"product": "a"}, {"product": ["a"]}])
-    with pytest.raises(ValueError, match=r"sample 1: 'product': expected a string or an integer"):
+    with pytest.raises(ValueError, match=r"1\.png: 'product': expected a string or an integer"):
         shard_set(storage, group_id_key="product")
     assert shard_set(storage).group_ids is None
 
@@ -143,7 +140,7 @@ def train_set(folder, name="rows.jsonl", key="product", rows=ROWS):
     write(folder / name, rows)
     processor = BlipImageTrainProcessor(image_size=16)
     options = {"group_id_key": key}
-    return ImageTextTrain(processor, str, folder, [folder / name], **options)
+    return TrainPairs(processor, str, folder, [folder / name], **options)
 
 
 def test_samples_have_their_group(folder):
@@ -176,7 +173,7 @@ def test_groups_of_different_data_sets_never_meet(folder):
 def test_wrong_group_ids_of_a_data_set_are_refused(folder, monkeypatch, wrong):
     part = train_set(folder)
     monkeypatch.setattr(type(part), "group_ids", wrong)
-    with pytest.raises(ValueError, match="group_ids of ImageTextTrain: expected 5 integers"):
+    with pytest.raises(ValueError, match="group_ids of TrainPairs: expected 5 integers"):
         TrainingSet(part)
     monkeypatch.setattr(type(part), "group_ids", [3, -1, 3, 0, 0])
     assert TrainingSet(part).group_ids.tolist() == [3, -1, 3, 0, 0]

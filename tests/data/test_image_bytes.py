@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, DataLoader, default_collate
 from lavis_mafa.algorithm.momentum import SECOND_VIEW
 from lavis_mafa.data import TrainingSet
 from lavis_mafa.data.augmentation import AlbefImageTrainProcessor, ImageBytes
-from lavis_mafa.data.image_text_json import ImageTextTrain
+from lavis_mafa.data.pairs import TrainPairs
 from lavis_mafa.training.loaders import to_device
 
 CPU = torch.device("cpu")
@@ -49,7 +49,7 @@ class Stacked(ImageTextPairDataset):
 
 
 def data(folder, cls, image_processor=BlipImageTrainProcessor, **options):
-    own = {"cache_dir": str(folder / "cache")} if cls is ImageTextTrain else {}
+    own = {"cache_dir": str(folder / "cache")} if cls is TrainPairs else {}
     processors = image_processor(image_size=32, **options), BlipCaptionProcessor()
     return cls(*processors, str(folder), [str(folder / "train.json")], **own)
 
@@ -64,7 +64,7 @@ def batch_of(train_set, as_bytes):
     return batch
 
 
-@pytest.mark.parametrize("cls", [ImageTextTrain, ImageTextPairDataset])
+@pytest.mark.parametrize("cls", [TrainPairs, ImageTextPairDataset])
 @pytest.mark.parametrize("processor", [BlipImageTrainProcessor, AlbefImageTrainProcessor])
 def test_images_sent_as_bytes_are_equal_on_the_device(pictures, cls, processor):
     own = {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.3, 0.25)}
@@ -88,7 +88,7 @@ def test_sets_that_use_the_images_get_them_normalised(pictures, cls):
 
 
 def test_sets_that_normalise_differently_are_not_sent_as_bytes(pictures):
-    parts = [data(pictures, ImageTextTrain), data(pictures, ImageTextTrain, mean=(0.1, 0.1, 0.1))]
+    parts = [data(pictures, TrainPairs), data(pictures, TrainPairs, mean=(0.1, 0.1, 0.1))]
 
     class Both(ConcatDataset):
         collater = staticmethod(default_collate)

@@ -20,11 +20,8 @@ from torchvision.transforms.functional import to_tensor
 from two_forks import answers_of_two
 
 from lavis_mafa.data import pair_conversion
-from lavis_mafa.data.image_text_json import (
-    ImageTextEval,
-    ImageTextJsonBuilder,
-    ImageTextTrain,
-)
+from lavis_mafa.data.image_text_json import ImageTextJsonBuilder
+from lavis_mafa.data.pairs import EvalPairs, TrainPairs
 
 needs_flickr = pytest.mark.skipif(
     not (PHOTOGRAPHS / "train.json").is_file(),
@@ -69,7 +66,7 @@ def build(**build_info) -> dict:
 
 
 def test_eval_merges_rows_of_the_same_image(work_folder: Path) -> None:
-    dataset = ImageTextEval(small, upper_case, "pictures", ["val.csv"])
+    dataset = EvalPairs(small, upper_case, "pictures", ["val.csv"])
     assert dataset.image == ["2.png", "0.png"]
     assert dataset.text == ["BLUE", "SEA", "SKY", "RED"]
     assert dataset.img2txt == {0: [0, 1, 2], 1: [3]}
@@ -80,9 +77,9 @@ def test_eval_merges_rows_of_the_same_image(work_folder: Path) -> None:
 
 def test_eval_rejects_an_image_id_used_by_two_files(work_folder: Path) -> None:
     (work_folder / "ids.csv").write_text("image,text,image_id\n0.png,a,1\n1.png,b,1\n")
-    assert len(ImageTextTrain(small, upper_case, "pictures", ["ids.csv"])) == 2
+    assert len(TrainPairs(small, upper_case, "pictures", ["ids.csv"])) == 2
     with pytest.raises(ValueError, match=r"ids\.csv.*first '1\.png' and '0\.png'.*remove image_id"):
-        ImageTextEval(small, upper_case, "pictures", ["ids.csv"])
+        EvalPairs(small, upper_case, "pictures", ["ids.csv"])
 
 
 def test_builder_through_lavis_config_and_its_overrides(work_folder: Path, monkeypatch) -> None:

@@ -21,11 +21,11 @@ from PIL import Image
 from shard_files import write_shards
 from torchvision.transforms.functional import to_tensor
 
-from lavis_mafa.data import TrainingSet, pair_conversion, pair_table
+from lavis_mafa.data import TrainingSet, annotation_files, pair_conversion, pair_table
 from lavis_mafa.data.data_folders import files_named
-from lavis_mafa.data.image_text_json import ImageTextTrain
 from lavis_mafa.data.pair_conversion import converted
 from lavis_mafa.data.pair_table import OPEN_FILES
+from lavis_mafa.data.pairs import TrainPairs
 from lavis_mafa.settings import load_config
 
 FIRST_DRAWS = torch.rand(3, generator=torch.Generator().manual_seed(0))
@@ -67,8 +67,8 @@ def work_folder(tmp_path: Path, monkeypatch) -> Path:
     return tmp_path
 
 
-def train(*storage) -> ImageTextTrain:
-    return ImageTextTrain(small, shout, None, list(storage))
+def train(*storage) -> TrainPairs:
+    return TrainPairs(small, shout, None, list(storage))
 
 
 def test_written_samples_are_read_back(work_folder: Path) -> None:
@@ -173,20 +173,23 @@ def test_supported_member_names(members, images, ids, work_folder: Path) -> None
 @pytest.mark.parametrize(
     "members, message",
     [
-        ({"a.txt": b"x"}, r"s\.tar, sample a: expected one image .*found a\.txt"),
+        ({"a.txt": b"x"}, r"s\.tar, sample a: expected one image .*got a\.txt"),
         ({"1.input.jpg": b"1", "1.outputs.txt": b"x"}, "no caption; .* of the image's name"),
         ({"a.json": b'{"caption": "x"}'}, "sample a: expected one image"),
-        ({"a.jpg": b"1", "a.png": b"1", "a.txt": b"x"}, r"found a\.jpg, a\.png, a\.txt"),
-        ([("a.jpg", b"1"), ("a.txt", b"x"), ("a.txt", b"y")], r"found a\.jpg, a\.txt, a\.txt"),
+        ({"a.jpg": b"1", "a.png": b"1", "a.txt": b"x"}, r"got a\.jpg, a\.png, a\.txt"),
+        ([("a.jpg", b"1"), ("a.txt", b"x"), ("a.txt", b"y")], r"got a\.jpg, a\.txt, a\.txt"),
         ({"a.jpg": b"1"}, r"sample a: no caption; expected \.txt"),
         ({"a.jpg": b"1", "a.json": b"{}"}, "sample a: no caption"),
-        ({"a.jpg": b"1", "a.json": b'{"caption": 7}'}, "sample a: no caption; .*found 7"),
-        ({"a.jpg": b"1", "a.json": b'{"text": "x"}'}, "sample a: no caption; .*found 'text'"),
+        (
+            {"a.jpg": b"1", "a.json": b'{"caption": 7}'},
+            r"a\.jpg: 'caption': expected a string or strings, got \[7\]",
+        ),
+        ({"a.jpg": b"1", "a.json": b'{"text": "x"}'}, "sample a: no caption; .*got 'text'"),
         ({"a.x.jpg": b"1", "a.y.txt": b"x"}, r"sample a\.x: no caption"),
         ({"a.jpg": b"1", "a.json": b"["}, "sample a: its caption or JSON cannot be read"),
         ({"a.jpg": b"1", "a.json": b"[" * 10**5}, "sample a: its caption or JSON cannot be read"),
-        ({"a.jpg": b"1", "a.json": b"[]"}, r"expected an object in a\.json"),
-        ({"a.jpg": b"1", "a.json": rb'{"caption": "\ud800"}'}, "its caption or JSON"),
+        ({"a.jpg": b"1", "a.json": b"[]"}, r"sample a: expected an object in its \.json, got \[\]"),
+        ({"a.jpg": b"1", "a.json": rb'{"caption": "\ud800"}'}, "expected text in UTF-8"),
         ({"a.jpg": b"1", "a.txt": b"\xff"}, "sample a: its caption or JSON cannot be read"),
         ({"a.jpg": b"1", "a.txt": b"x", "a.json": b'{"image_id": 1.5}'}, "'image_id'.*got 1.5"),
     ],
@@ -223,7 +226,7 @@ def test_one_incomplete_sample_is_left_out(work_folder: Path, caplog) -> None:
 def test_unsorted_members_are_refused_with_a_hint(work_folder: Path) -> None:
     members = [(f"{k}.jpg", b"1") for k in range(3)] + [(f"{k}.txt", b"x") for k in range(3)]
     tar(work_folder / "s.tar", members)
-    with pytest.raises(ValueError, match=r"^1 of 1 .*sample 0: .*tar --sort=name$"):
+    with pytest.raises(ValueError, match=r"(?s)^1 of 1 .*sample 0: .*tar --sort=name$"):
         converted(["s.tar"], max_unusable=1.0)
     os.mkfifo(work_folder / "pipe.tar")
     with pytest.raises(ValueError, match=r"pipe\.tar is a pipe, socket or device"):
@@ -358,17 +361,17 @@ def test_many_shards_are_listed_by_several_processes(work_folder: Path, monkeypa
     samples = [sample(i, image_id=i % 5, group=i % 3) for i in range(11)]
     index = write_shards("shards", samples, per_shard=2)
     processes = set()
-    real = pair_conversion.read_rows
+    real = annotation_files.read_rows
 
     def recorded(*args, **keys):
         (work_folder / f"by_{os.getpid()}").touch()
         return real(*args, **keys)
 
-    monkeypatch.setattr(pair_conversion, "read_rows", recorded)
+    monkeypatch.setattr(annotation_files, "read_rows", recorded)
     tables = []
     for cores in (1, 2):
         monkeypatch.setattr(pair_conversion, "usable_cores", lambda cores=cores: cores)
-        monkeypatch.setattr(pair_conversion, "SHARDS_PER_WORKER", 1)
+        monkeypatch.setattr(annotation_files, "SHARDS_PER_WORKER", 1)
         torch.manual_seed(0)
         tables.append(converted([index], group_id_key="group", cache_dir=f"cache_{cores}"))
         assert torch.initial_seed() == 0 and torch.equal(torch.rand(3), FIRST_DRAWS)

@@ -16,7 +16,7 @@ from shard_files import png, write_shards
 from lavis_mafa.cli import main
 from lavis_mafa.data import TrainingSet
 from lavis_mafa.data.data_check import check
-from lavis_mafa.data.image_text_json import ImageTextEval, ImageTextTrain
+from lavis_mafa.data.pairs import EvalPairs, TrainPairs
 
 COUNT = 40
 NAMES = ["café", "Übung", "한국어", "ダブル", "plain"]
@@ -108,7 +108,7 @@ def test_a_picture_is_one_image_and_on_one_side(tmp_path, kind, identity):
     root, files = data_of(tmp_path, kind)
     options = {"identity": identity, "cache_dir": tmp_path / "cache"}
 
-    def read(cls=ImageTextTrain, **more):
+    def read(cls=TrainPairs, **more):
         return cls(np.asarray, str, root, files, **options, **more)
 
     whole = read()
@@ -121,7 +121,7 @@ def test_a_picture_is_one_image_and_on_one_side(tmp_path, kind, identity):
     assert len(found[0]) > 3 and not found[0] & found[1] and len(found[0] | found[1]) == COUNT
     assert sum(map(len, sides)) == len(whole)
     if kind != "ids of copies":  # which evaluation refuses
-        assert len(read(ImageTextEval)) == COUNT
+        assert len(read(EvalPairs)) == COUNT
     if kind in BY_FILE:
         assert check(files, root, workers=1)["images"] == COUNT
 
@@ -133,12 +133,12 @@ def test_copies_are_counted_in_a_warning(tmp_path, kind, caplog):
     assert extra == {"copies": COUNT, "shard": 2 * COUNT}[kind]
     for _ in range(2):  # converted, and from the cache
         caplog.clear()
-        ImageTextTrain(None, str, root, files, cache_dir=tmp_path, holdout=(0.3, False))
+        TrainPairs(None, str, root, files, cache_dir=tmp_path, holdout=(0.3, False))
         (said,) = [one.getMessage() for one in caplog.records if "copies of" in one.getMessage()]
         assert f": {extra} pictures are copies of another one" in said
         assert "identity: content" in said
         caplog.clear()
-        ImageTextEval(None, str, root, files, cache_dir=tmp_path, holdout=(0.3, True))
+        EvalPairs(None, str, root, files, cache_dir=tmp_path, holdout=(0.3, True))
         assert "copies of" not in caplog.text  # said once, for both splits
 
 
@@ -146,7 +146,7 @@ def test_a_file_with_two_ids_is_named(tmp_path, caplog):
     images, rows = rows_of(tmp_path, "plain")
     rows = [{**row, "image_id": f"{k}-{part}"} for k, row in enumerate(rows) for part in "ab"]
     (tmp_path / "pairs.json").write_text(json.dumps(rows))
-    ImageTextTrain(None, str, images, [tmp_path / "pairs.json"], cache_dir=tmp_path)
+    TrainPairs(None, str, images, [tmp_path / "pairs.json"], cache_dir=tmp_path)
     assert f"{COUNT} pictures are copies of another one, first '0.png' of '0.png'" in caplog.text
 
 
@@ -157,7 +157,7 @@ def test_two_files_whose_names_differ_in_form_only_are_two(tmp_path):
         {"image": unicodedata.normalize(form, "é.png"), "caption": form} for form in ("NFC", "NFD")
     ]
     (tmp_path / "pairs.json").write_text(json.dumps(rows))
-    data = ImageTextTrain(np.asarray, str, tmp_path, [tmp_path / "pairs.json"], cache_dir=tmp_path)
+    data = TrainPairs(np.asarray, str, tmp_path, [tmp_path / "pairs.json"], cache_dir=tmp_path)
     assert data.image_ids.tolist() == [0, 1]
     assert [data.show(row)[0].getpixel((0, 0))[0] for row in range(2)] == [0, 1]
 
@@ -210,6 +210,6 @@ def test_training_reads_no_held_out_picture_and_no_copy_as_a_negative(tmp_path, 
             assert image.split()[0] != text.split()[0], "a negative shows the picture itself"
     assert negatives > 100
     options = {"identity": "content", "holdout": (0.3, True), "cache_dir": tmp_path / "cache"}
-    held = ImageTextEval(None, str, root, files, **options)
+    held = EvalPairs(None, str, root, files, **options)
     held_out = {caption.split()[0] for caption in held.text}
     assert len(held_out) > 3 and not held_out & trained and len(held_out | trained) == COUNT

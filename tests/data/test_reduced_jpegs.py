@@ -16,7 +16,7 @@ from PIL import Image, ImageFilter
 from lavis_mafa.data import TrainingSet
 from lavis_mafa.data.augmentation import quick
 from lavis_mafa.data.image_reading import read_rgb, reduced_jpegs
-from lavis_mafa.data.image_text_json import ImageTextTrain
+from lavis_mafa.data.pairs import TrainPairs
 
 
 def smooth_picture(width, height):
@@ -79,10 +79,10 @@ def test_no_crop_is_enlarged_that_was_not_before(width, height, size, least, see
         assert min(high, wide) >= size
 
 
-@pytest.mark.parametrize("cls", [ImageTextTrain, ImageTextPairDataset])
+@pytest.mark.parametrize("cls", [TrainPairs, ImageTextPairDataset])
 def test_training_sets_reduce_what_their_processors_allow(large, cls, tmp_path):
     def sample(reduce_jpegs, view=None):
-        own = {"cache_dir": str(tmp_path)} if cls is ImageTextTrain else {}
+        own = {"cache_dir": str(tmp_path)} if cls is TrainPairs else {}
         data = cls(
             BlipImageTrainProcessor(image_size=64),
             BlipCaptionProcessor(),

@@ -20,7 +20,7 @@ from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.algorithm.tokens import CON_D_TOKENS, CUT, TOKENS, Tokens
 from lavis_mafa.data import TrainingSet
-from lavis_mafa.data.image_text_json import ImageTextTrain
+from lavis_mafa.data.pairs import TrainPairs
 from lavis_mafa.families.family import tokenize
 from lavis_mafa.judges.discriminators import ModelDiscriminator
 from lavis_mafa.training.loaders import add_tokens, to_device
@@ -107,7 +107,7 @@ def test_replaced_samples_have_the_tokens_of_their_replacement(tmp_path):
     (tmp_path / "3.png").write_bytes(b"no picture")
     (tmp_path / "a.json").write_text(json.dumps(rows))
     model = load_model("albef_mafa", "tiny")
-    data = ImageTextTrain(lambda image: torch.zeros(3, 2, 2), str, tmp_path, [tmp_path / "a.json"])
+    data = TrainPairs(lambda image: torch.zeros(3, 2, 2), str, tmp_path, [tmp_path / "a.json"])
     train_set = TrainingSet(data)
     add_tokens(train_set, model, [])
     (batch,) = loader(train_set, 0)
@@ -126,7 +126,7 @@ def test_captions_that_the_processor_cuts_are_counted(tmp_path):
     counts = []
     for processor in (BlipCaptionProcessor(prompt="a "), str):
         files, cache = [tmp_path / "a.json"], {"cache_dir": tmp_path}
-        data = ImageTextTrain(lambda _: torch.zeros(3, 2, 2), processor, tmp_path, files, **cache)
+        data = TrainPairs(lambda _: torch.zeros(3, 2, 2), processor, tmp_path, files, **cache)
         train_set = TrainingSet(data)
         add_tokens(train_set, model, [])
         (batch,) = loader(train_set, 0)

@@ -41,13 +41,13 @@ from runs import (
 from lavis_mafa.data import TrainingSet
 from lavis_mafa.data.data_check import check
 from lavis_mafa.data.image_reading import read_rgb
-from lavis_mafa.data.image_text_json import ImageTextTrain
+from lavis_mafa.data.pairs import TrainPairs
 from lavis_mafa.training.guard import UnreadableError
 
 SETS = {
-    "image_text_json": ImageTextTrain,
-    "image_text_shards": partial(ImageTextTrain, vis_root=None),
-    "image_text_parquet": partial(ImageTextTrain, vis_root=None),
+    "image_text_json": TrainPairs,
+    "image_text_shards": partial(TrainPairs, vis_root=None),
+    "image_text_parquet": partial(TrainPairs, vis_root=None),
     "coco_caption": CaptionDataset,
     "flickr30k": RetrievalDataset,
     "sbu_caption": ImageTextPairDataset,

@@ -14,7 +14,7 @@ from shard_files import write_shards
 
 from lavis_mafa.data import TrainingSet
 from lavis_mafa.data.data_identity import SAMPLED, DataIdentity
-from lavis_mafa.data.image_text_json import ImageTextTrain
+from lavis_mafa.data.pairs import TrainPairs
 
 ROWS = 4 * SAMPLED + 1
 
@@ -28,7 +28,7 @@ def rows_of(count=ROWS):
 def train_set(folder, rows):
     path = folder / "rows.json"
     path.write_text(json.dumps(rows))
-    return TrainingSet(ImageTextTrain(None, None, folder, [path], cache_dir=folder / "cache"))
+    return TrainingSet(TrainPairs(None, None, folder, [path], cache_dir=folder / "cache"))
 
 
 class Listed:
@@ -83,7 +83,7 @@ def test_identity_of_shards_covers_every_image(tmp_path):
             (f"{k:03d}", bytes(size), "jpg", f"a circle {k}", {}) for k, size in enumerate(sizes)
         )
         index = write_shards(tmp_path / name, samples, per_shard=30)
-        part = ImageTextTrain(None, None, None, [index], cache_dir=tmp_path / "cache")
+        part = TrainPairs(None, None, None, [index], cache_dir=tmp_path / "cache")
         return DataIdentity.of(TrainingSet(part))
 
     sizes = [2000] * 100

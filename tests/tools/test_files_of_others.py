@@ -21,7 +21,7 @@ from small_world import call
 
 from lavis_mafa import load_model
 from lavis_mafa.data import TrainingSet
-from lavis_mafa.data.image_text_json import ImageTextTrain
+from lavis_mafa.data.pairs import TrainPairs
 from lavis_mafa.io.arrays import read_npz
 from lavis_mafa.io.project_files import CONFIGS
 from lavis_mafa.settings import load_config
@@ -124,7 +124,7 @@ def outside(tmp_path):
         rows = [{"image": name, "caption": f"caption of {k}"} for k, name in enumerate(names)]
         (tmp_path / "rows.json").write_text(json.dumps(rows))
         return TrainingSet(
-            ImageTextTrain(
+            TrainPairs(
                 np.asarray, str, tmp_path / "images", [tmp_path / "rows.json"], cache_dir=tmp_path
             )
         )

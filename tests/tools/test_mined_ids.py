@@ -12,7 +12,7 @@ from PIL import Image
 from torch.utils.data import ConcatDataset
 
 from lavis_mafa.data import TrainingSet
-from lavis_mafa.data.image_text_json import ImageTextTrain
+from lavis_mafa.data.pairs import TrainPairs
 from lavis_mafa.tools.corpus import Corpus
 from lavis_mafa.tools.pair_records import PairRecords, _ids_of_images
 
@@ -29,7 +29,7 @@ def rows_with(ids):
 
 def data_set(folder, *names, **options):
     files = [folder / name for name in names]
-    return ImageTextTrain(np.asarray, str, folder, files, cache_dir=folder / "cache", **options)
+    return TrainPairs(np.asarray, str, folder, files, cache_dir=folder / "cache", **options)
 
 
 IDS = [
