@@ -32,7 +32,7 @@ class MinedCorpus:
             are fewer.
         connections: ``(C, 2)`` anchors and positives of other pairs that match, each once.
         score: ``(C,)`` of these, by what judged.
-        judged: number of pairs.
+        judged: number of pairs, each counted once for all rows that hold the same.
     """
 
     negatives: Tensor
@@ -96,60 +96,72 @@ def mine_corpus(
     anchors, positives = _normalised(anchors, "anchors"), _normalised(positives, "positives")
     rows = torch.arange(size, device=device)
     chunk = chunk or max(1, min(1024, MAX_SIMILARITIES // size))
+    # Everything is compared and judged once for all rows that hold the same.
     anchor_of, of_anchor = (rows, rows) if anchor_ids is None else _first(anchor_ids.to(device))
     first, candidate = (rows, rows) if positive_ids is None else _first(positive_ids.to(device))
     candidates = positives[first].t()
+    # The rows of the anchors, one anchor after the other.
+    by_anchor, counts = of_anchor.argsort(stable=True), of_anchor.bincount()
+    ends = counts.cumsum(dim=0)
 
     def judge(anchor: Tensor, other: Tensor) -> Tensor:
         assert con_d is not None
         both = zip(torch.split(anchor, chunk), torch.split(other, chunk), strict=True)
         return torch.cat([con_d.judge({"loaded_index": rows}, *pairs) for pairs in both])
 
+    def rows_of(part: Tensor) -> Tensor:
+        return by_anchor[int(ends[part[0]] - counts[part[0]]) : int(ends[part[-1]])]
+
     def compared_with(part: Tensor) -> Callable[[int, int], Tensor]:
-        row, pair = (of_anchor[part, None] == of_anchor).nonzero(as_tuple=True)
-        known = candidate[pair]
+        own = rows_of(part)
+        row, known, compared = of_anchor[own] - part[0], candidate[own], anchors[anchor_of[part]]
 
         def compare(begin: int, end: int) -> Tensor:
-            similarity = anchors[part] @ candidates[:, begin:end]
+            similarity = compared @ candidates[:, begin:end]
             inside = (known >= begin) & (known < end)
             similarity[row[inside], known[inside] - begin] = -torch.inf
             return similarity
 
         return compare
 
-    hard, found, scores, judged = [], [], [], 0
-    for part in progress(torch.split(rows, chunk)):
+    hard = rows.new_full((size, negatives), NONE)
+    found, scores, judged = [], [], 0
+    for part in progress(torch.split(torch.arange(len(anchor_of), device=device), chunk)):
         column, score = nearest(compared_with(part), len(part), len(first), skip + search)
         column, score = column[:, skip:], score[:, skip:]
         there = column != NONE
         nominated = first[column.clamp(min=0)]
-        anchor, other = part[:, None].expand_as(nominated)[there], nominated[there]
-        own = (anchors[part] * positives[part]).sum(dim=1)
         if con_d is not None:
-            score[there] = judge(anchor, other).to(score)
-            own = judge(part, part).to(score) if entry.traits.needs_own else own
-        if own.isnan().any():  # no candidate could be compared with it
-            raise ValueError(
-                f"con_d: the own pairs of rows {_some(part[own.isnan()])} have no probability, "
-                f"with which connections.rule {rule.rule} compares: leave these rows out"
-            )
-        at = there.nonzero()[:, 0]
-        state = torch.full_like(nominated, -1)
-        state[there] = verdict(ScoredPairs("i2t", score[there], own[at], at), rule)
-        kept = state == KEPT
-        table = nominated.new_full((len(part), negatives), NONE)
-        place = kept.cumsum(dim=1) - 1
-        taken = kept & (place < negatives)
-        table[taken.nonzero()[:, 0], place[taken]] = nominated[taken]
-        match = state[there] == POSITIVE
-        hard.append(table)
-        found.append(torch.stack([anchor_of[of_anchor[anchor]], other], dim=1)[match])
-        scores.append(score[there][match])
-        judged += len(anchor)
+            anchor = anchor_of[part][:, None].expand_as(nominated)[there]
+            score[there] = judge(anchor, nominated[there]).to(score)
+        judged += int(there.sum())
+        for own_rows in torch.split(rows_of(part), chunk):
+            at = of_anchor[own_rows] - part[0]
+            own = (anchors[own_rows] * positives[own_rows]).sum(dim=1)
+            if con_d is not None and entry.traits.needs_own:
+                own = judge(own_rows, own_rows).to(score)
+            if own.isnan().any():  # no candidate could be compared with it
+                raise ValueError(
+                    f"con_d: the own pairs of rows {_some(own_rows[own.isnan()])} have no "
+                    f"probability, with which connections.rule {rule.rule} compares: leave these "
+                    "rows out"
+                )
+            row, place = there[at].nonzero(as_tuple=True)
+            pairs = ScoredPairs("i2t", score[at][row, place], own[row], row)
+            state = torch.full_like(nominated[at], -1)
+            state[row, place] = verdict(pairs, rule)
+            kept = state == KEPT
+            order = kept.cumsum(dim=1) - 1
+            kept &= order < negatives
+            row, place = kept.nonzero(as_tuple=True)
+            hard[own_rows[row], order[row, place]] = nominated[at][row, place]
+            row, place = (state == POSITIVE).nonzero(as_tuple=True)
+            found.append(torch.stack([anchor_of[part][at[row]], nominated[at][row, place]], dim=1))
+            scores.append(score[at][row, place])
     pairs, where = torch.unique(torch.cat(found), dim=0, return_inverse=True)
     best = torch.full((len(pairs),), -torch.inf, device=device)
     best = best.scatter_reduce(0, where, torch.cat(scores).float(), "amax")
-    return MinedCorpus(torch.cat(hard), pairs, best, judged)
+    return MinedCorpus(hard, pairs, best, judged)
 
 
 def _normalised(features: Tensor, name: str) -> Tensor:

@@ -24,18 +24,16 @@ from lavis_mafa.integrations.pair_encoders import PairEncoder, load_pair_encoder
 from lavis_mafa.io.identity import digest, fingerprint
 from lavis_mafa.io.launcher import usable_cores
 from lavis_mafa.judges import caption_judge  # noqa: F401  registers it
-from lavis_mafa.judges.discriminators import DISCRIMINATORS, SampleJudge
+from lavis_mafa.judges.discriminators import DISCRIMINATORS
 from lavis_mafa.judges.pretrained_judge import load_pretrained_judge
 from lavis_mafa.tools.analysed_pairs import AnalysedPairs, Encoded, Usual
 from lavis_mafa.tools.corpus import Corpus
-from lavis_mafa.tools.corpus_features import Features
 
 _BATCH = 64  # samples that are encoded at once: of a picture each, decoded
 _LARGEST_BATCH, _BATCHES = 256, 16  # B at most, and mini-batches in the data at least
 _SPACE = 32  # mini-batches in a search space
 _NEIGHBOURS = 10  # candidates of an anchor that `mine` judges
-_OWN, _CHUNK = 10_000, 4096  # own pairs that give a scale; pairs compared at once
-SIMILARITY = "similarity"
+_SIMILARITY = "similarity"
 _NOT_LOADED = (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError)
 _RECORDED = ("data", "text_keys", "image_key", "caption_key", "image_id_key")
 _BY_SIMILARITY = (
@@ -117,6 +115,7 @@ class FilesAndEncoder(AnalysedPairs):
     """
 
     most_unreadable = MAX_UNUSABLE
+    images_at_once = 32  # in their full size
 
     def __init__(self, pairs: FilePairs, encoder: Any, device: torch.device) -> None:
         self.pairs, self._encoder, self.device = pairs, encoder, device
@@ -148,22 +147,38 @@ class FilesAndEncoder(AnalysedPairs):
                 anchors, texts = (F.normalize(one, dim=1) for one in (anchors, texts))
                 yield Encoded(anchors, texts, None, captions, errors)
 
+    def pictures(self, drawn: Sequence[NDArray[Any]], judge: Any) -> Iterator[dict[str, Any]]:
+        """Yield mini-batches of samples with their images, or anchor texts, in a list."""
+        with ThreadPool(usable_cores()) as pool:
+            for numbers in drawn:
+                read = pool.map(self._anchor, numbers.tolist())
+                yield {
+                    "image": [anchor for anchor, _ in read],
+                    "image_id": self.data.image_ids[numbers],
+                    "text_input": [self.data.caption(int(one)) for one in numbers],
+                    "load_error": [error for _, error in read],
+                }
+
     def _anchors(
         self, pool: ThreadPool, numbers: NDArray[Any], like: Tensor
     ) -> tuple[Tensor, list[str]]:
         """Return the features of images or anchor texts, zero where one cannot be read, and why."""
         ids = self.data.image_ids[numbers]
         _, first, place = np.unique(ids, return_index=True, return_inverse=True)
-        read = pool.map(self._read, numbers[first].tolist())
+        read = pool.map(self._prepared, numbers[first].tolist())
         good = [row for row, (_, error) in enumerate(read) if not error]
         found = like.new_zeros(len(first), like.shape[1])
         if good:
             found[good] = self._encoder.encode_anchors([read[row][0] for row in good]).to(found)
         return found[torch.from_numpy(place)], [read[row][1] for row in place]
 
-    def _read(self, number: int) -> tuple[Any, str]:
+    def _prepared(self, number: int) -> tuple[Any, str]:
+        anchor, error = self._anchor(number)
+        return (anchor if error else self._encoder.prepare(anchor)), error
+
+    def _anchor(self, number: int) -> tuple[Any, str]:
         try:
-            return self._encoder.prepare(self.pairs.anchor(number)), ""
+            return self.pairs.anchor(number), ""
         except OSError as error:
             return None, str(error)
 
@@ -175,55 +190,6 @@ class FilesAndEncoder(AnalysedPairs):
             "model": encoder.identity() if is_stored else fingerprint(encoder.model),
             "data": f"{data.samples} samples, {data.image_rows} {data.caption_rows}",
         }
-
-
-class _OfNumbers:
-    """A judge that reads samples by their numbers."""
-
-    def __init__(self, con_d: SampleJudge, pairs: FilePairs) -> None:
-        self.con_d, self._pairs = con_d, pairs
-        con_d.know(pairs)
-
-    def probability(self, features: Features, image: Any, text: Any) -> NDArray[Any]:
-        """Return P(match) ``(P,)``."""
-        return self.con_d.probability(image, text)
-
-    def batches(self, drawn: Sequence[NDArray[Any]]) -> Iterator[dict[str, Any]]:
-        """Yield mini-batches that name samples, and hold no images."""
-        for numbers in drawn:
-            ids = torch.from_numpy(self._pairs.image_ids[numbers])
-            number = torch.from_numpy(numbers)
-            yield {"image": number, "image_id": ids, "loaded_index": number}
-
-
-class _BySimilarity:
-    """P is the share of own pairs that are less similar than a pair."""
-
-    con_d: Any = None  # there is nothing to check
-
-    def probability(
-        self, features: Features, image: NDArray[Any], text: NDArray[Any]
-    ) -> NDArray[Any]:
-        """Return P ``(P,)``."""
-        every = np.arange(len(features))
-        own = np.random.default_rng(0).permutation(every)[:_OWN]
-        scale = np.sort(_similarities(features, own, own))
-        found = _similarities(features, features.positions(image), features.positions(text))
-        return np.searchsorted(scale, found) / len(scale)
-
-    def batches(self, drawn: Sequence[NDArray[Any]]) -> Iterator[dict[str, Any]]:
-        """Yield nothing."""
-        return iter(())
-
-
-def _similarities(features: Features, image: NDArray[Any], text: NDArray[Any]) -> NDArray[Any]:
-    """Return the similarities ``(P,)`` of pairs of positions."""
-    found = np.empty(len(image), np.float32)
-    for begin in range(0, len(image), _CHUNK):
-        chunk = slice(begin, begin + _CHUNK)
-        rows = [torch.from_numpy(one[chunk]) for one in (image, text)]
-        found[chunk] = (features.images[rows[0]] * features.texts[rows[1]]).sum(1).numpy()
-    return found
 
 
 def load_files(args: argparse.Namespace) -> FilesAndEncoder:
@@ -242,20 +208,21 @@ def load_files(args: argparse.Namespace) -> FilesAndEncoder:
     except _NOT_LOADED as error:
         raise ValueError(f"--encoder {' '.join(args.encoder)}: {_short(error)}") from error
     loaded = FilesAndEncoder(pairs, encoder, device)
-    name, _, vectors = (args.judge or SIMILARITY).partition(":")
+    name, _, vectors = (args.judge or _SIMILARITY).partition(":")
     config: dict[str, Any] = {"arch": name}
     if args.judge is None:
-        loaded.judges, loaded.notes = {SIMILARITY: _BySimilarity()}, [_BY_SIMILARITY]
+        loaded.judges, loaded.notes = {_SIMILARITY: None}, [_BY_SIMILARITY]
     else:
         try:
             if name == "captions":
                 config["checkpoint"] = vectors or None
                 judge: Any = DISCRIMINATORS.entry(name).value
-                con_d: SampleJudge = judge(checkpoint=config["checkpoint"])
+                con_d: Any = judge(checkpoint=config["checkpoint"])
+                con_d.know(pairs)
             else:
                 name, config = "judge", {"arch": "judge", "checkpoint": args.judge}
                 con_d = load_pretrained_judge(args.judge, pairs.of_texts, device)
-            loaded.judges = {name: _OfNumbers(con_d, pairs)}
+            loaded.judges = {name: con_d}
         except _NOT_LOADED as error:
             raise ValueError(f"--judge {args.judge}: {_short(error)}") from error
     loaded.configs = {name: config}
