@@ -58,7 +58,8 @@ def mine_corpus(
     """Judge the most similar positives of every anchor, and keep those that do not match.
 
     Positives above the rule's ``high`` are connections (ECM before training, MAFA Table 20), those
-    between ``low`` and ``high`` are neither. Pairs of the corpus are never judged.
+    between ``low`` and ``high`` are neither. Pairs of the corpus are never judged. What a rule
+    compares with the own pair is compared with an anchor's most similar positive.
 
     Args:
         anchors, positives: ``(N, E)`` of N pairs, such as images and captions.
@@ -100,68 +101,61 @@ def mine_corpus(
     anchor_of, of_anchor = (rows, rows) if anchor_ids is None else _first(anchor_ids.to(device))
     first, candidate = (rows, rows) if positive_ids is None else _first(positive_ids.to(device))
     candidates = positives[first].t()
-    # The rows of the anchors, one anchor after the other.
-    by_anchor, counts = of_anchor.argsort(stable=True), of_anchor.bincount()
-    ends = counts.cumsum(dim=0)
+    # Rows in the order of their anchors, and where those of each anchor end.
+    by_anchor, ends = of_anchor.argsort(stable=True), of_anchor.bincount().cumsum(dim=0)
 
     def judge(anchor: Tensor, other: Tensor) -> Tensor:
         assert con_d is not None
         both = zip(torch.split(anchor, chunk), torch.split(other, chunk), strict=True)
         return torch.cat([con_d.judge({"loaded_index": rows}, *pairs) for pairs in both])
 
-    def rows_of(part: Tensor) -> Tensor:
-        return by_anchor[int(ends[part[0]] - counts[part[0]]) : int(ends[part[-1]])]
+    hard, found, scores, judged = [], [], [], 0
+    for part in progress(torch.split(torch.arange(len(anchor_of), device=device), chunk)):
+        own_rows = by_anchor[ends[part[0] - 1] if part[0] else 0 : ends[part[-1]]]
+        row, known = of_anchor[own_rows] - part[0], candidate[own_rows]
+        compared = anchors[anchor_of[part]]
 
-    def compared_with(part: Tensor) -> Callable[[int, int], Tensor]:
-        own = rows_of(part)
-        row, known, compared = of_anchor[own] - part[0], candidate[own], anchors[anchor_of[part]]
-
-        def compare(begin: int, end: int) -> Tensor:
-            similarity = compared @ candidates[:, begin:end]
+        def compare(
+            begin: int, end: int, row: Tensor = row, known: Tensor = known, of: Tensor = compared
+        ) -> Tensor:
+            similarity = of @ candidates[:, begin:end]
             inside = (known >= begin) & (known < end)
             similarity[row[inside], known[inside] - begin] = -torch.inf
             return similarity
 
-        return compare
-
-    hard = rows.new_full((size, negatives), NONE)
-    found, scores, judged = [], [], 0
-    for part in progress(torch.split(torch.arange(len(anchor_of), device=device), chunk)):
-        column, score = nearest(compared_with(part), len(part), len(first), skip + search)
+        column, score = nearest(compare, len(part), len(first), skip + search)
         column, score = column[:, skip:], score[:, skip:]
         there = column != NONE
         nominated = first[column.clamp(min=0)]
+        anchor = anchor_of[part][:, None].expand_as(nominated)
+        own = (anchors[own_rows] * positives[own_rows]).sum(dim=1)
         if con_d is not None:
-            anchor = anchor_of[part][:, None].expand_as(nominated)[there]
-            score[there] = judge(anchor, nominated[there]).to(score)
-        judged += int(there.sum())
-        for own_rows in torch.split(rows_of(part), chunk):
-            at = of_anchor[own_rows] - part[0]
-            own = (anchors[own_rows] * positives[own_rows]).sum(dim=1)
-            if con_d is not None and entry.traits.needs_own:
-                own = judge(own_rows, own_rows).to(score)
-            if own.isnan().any():  # no candidate could be compared with it
-                raise ValueError(
-                    f"con_d: the own pairs of rows {_some(own_rows[own.isnan()])} have no "
-                    f"probability, with which connections.rule {rule.rule} compares: leave these "
-                    "rows out"
-                )
-            row, place = there[at].nonzero(as_tuple=True)
-            pairs = ScoredPairs("i2t", score[at][row, place], own[row], row)
-            state = torch.full_like(nominated[at], -1)
-            state[row, place] = verdict(pairs, rule)
-            kept = state == KEPT
-            order = kept.cumsum(dim=1) - 1
-            kept &= order < negatives
-            row, place = kept.nonzero(as_tuple=True)
-            hard[own_rows[row], order[row, place]] = nominated[at][row, place]
-            row, place = (state == POSITIVE).nonzero(as_tuple=True)
-            found.append(torch.stack([anchor_of[part][at[row]], nominated[at][row, place]], dim=1))
-            scores.append(score[at][row, place])
-    pairs, where = torch.unique(torch.cat(found), dim=0, return_inverse=True)
-    best = torch.full((len(pairs),), -torch.inf, device=device)
-    best = best.scatter_reduce(0, where, torch.cat(scores).float(), "amax")
-    return MinedCorpus(hard, pairs, best, judged)
+            score[there] = judge(anchor[there], nominated[there]).to(score)
+            own = judge(own_rows, own_rows).to(score) if entry.traits.needs_own else own
+        if own.isnan().any():  # no candidate could be compared with it
+            raise ValueError(
+                f"con_d: the own pairs of rows {_some(own_rows[own.isnan()])} have no probability, "
+                f"with which connections.rule {rule.rule} compares: leave these rows out"
+            )
+        own = score.new_full((len(part),), -torch.inf).scatter_reduce(0, row, own, "amax")
+        at = there.nonzero()[:, 0]
+        state = torch.full_like(nominated, -1)
+        state[there] = verdict(ScoredPairs("i2t", score[there], own[at], at), rule)
+        kept = state == KEPT
+        table = nominated.new_full((len(part), negatives), NONE)
+        place = kept.cumsum(dim=1) - 1
+        taken = kept & (place < negatives)
+        table[taken.nonzero()[:, 0], place[taken]] = nominated[taken]
+        match = state == POSITIVE
+        hard.append(table)
+        found.append(torch.stack([anchor[match], nominated[match]], dim=1))
+        scores.append(score[match])
+        judged += len(at)
+    pairs = torch.cat(found)
+    order = torch.argsort(pairs[:, 0] * size + pairs[:, 1])
+    return MinedCorpus(
+        torch.cat(hard)[of_anchor], pairs[order], torch.cat(scores)[order].float(), judged
+    )
 
 
 def _normalised(features: Tensor, name: str) -> Tensor:

@@ -299,6 +299,8 @@ def _is_karpathy(record: Any) -> bool:
 def _no_column(kind: str, wanted: Collection[str], names: Collection[str]) -> str:
     found = ", ".join(map(short, list(names)[:10])) or "nothing"
     cure = f"set {kind}_key to its name"
+    if kind in ("image", "caption") and len(wanted) == 1:  # the user has named it
+        cure = "name one of them"
     if kind == "image" and "url" in map(str.lower, names):
         cure = (
             "this is metadata of pictures, which are not downloaded: get them by img2dataset, and "

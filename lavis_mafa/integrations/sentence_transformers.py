@@ -31,14 +31,11 @@ from lavis_mafa.integrations.cross_encoders import (
     Blip2CrossEncoder,
     DualEncoder,
     PairJudge,
-    match_probabilities,
     reads_texts,
-    require_one_verdict,
-    values_at,
 )
 from lavis_mafa.integrations.grit_callback import Grit, KeepLoss
 from lavis_mafa.integrations.pair_loss import PairLoss, numbers_of
-from lavis_mafa.integrations.rows import ROW, numbered
+from lavis_mafa.integrations.rows import ROW, Rows, numbered
 
 __all__ = [
     "Blip2CrossEncoder",
@@ -258,26 +255,15 @@ def _ids(rows: dict[str, Any]) -> list[list[int]]:
     return [one[kept].tolist() for one, kept in zip(ids.cpu(), mask, strict=True)]
 
 
-class _CorpusJudge:
-    """Con-D from a CrossEncoder that reads two columns of a data set by the places of rows."""
+class _Places(Rows):
+    """The rows of a data set that has no numbers: their places stand for them."""
 
-    def __init__(self, encoder: Any, columns: Sequence[Any], batch_size: int) -> None:
-        self.encoder, self.columns, self.batch_size = encoder, columns, batch_size
+    def __init__(self) -> None:
+        pass
 
-    def judge(
-        self,
-        samples: dict[str, Any],
-        image_of: Tensor,
-        text_of: Tensor,
-        ranks: Ranks | None = None,
-        seen: Tensor | None = None,
-    ) -> Tensor:
-        if not len(image_of):
-            return torch.zeros(0, device=image_of.device)
-        places = (image_of, text_of)
-        sides = [values_at(*one) for one in zip(self.columns, places, strict=True)]
-        pairs = list(zip(*sides, strict=True))
-        return match_probabilities(self.encoder, pairs, self.batch_size).to(image_of.device)
+    def require(self, numbers: Tensor, who: str) -> Tensor:
+        """Return the numbers, which are places."""
+        return numbers
 
 
 def mine_hard_negatives(
@@ -307,15 +293,19 @@ def mine_hard_negatives(
     """
     names = [name for name in dataset.column_names if name != ROW][:2]
     anchor, positive = (dataset.select_columns([name]) for name in names)
-    features, ids = _read(anchor, names[0], model.encode_query, batch_size)
-    other, other_ids = _read(positive, names[1], model.encode_document, batch_size)
+    if _encodes_alike(model):
+        features, (ids, other_ids) = _encoded([anchor, positive], model.encode_query, batch_size)
+        other = features
+    else:
+        features, (ids,) = _encoded([anchor], model.encode_query, batch_size)
+        other, (other_ids,) = _encoded([positive], model.encode_document, batch_size)
     encoder = getattr(judge, "encoder", judge)
     if hasattr(encoder, "predict"):
-        require_one_verdict(encoder)
-        judge = _CorpusJudge(encoder, (anchor, positive), batch_size)
+        judge = PairJudge(encoder, batch_size=batch_size)
+        judge.rows, judge.columns = _Places(), [anchor, positive]
     found = mine_corpus(
-        features,
-        other,
+        features[ids],
+        other[other_ids],
         settings,
         judge,
         negatives,
@@ -353,27 +343,45 @@ def _side_by_side(parts: Sequence[Any]) -> Any:
     return Dataset.from_dict({name: [] for name in kinds}, features=kinds)
 
 
-def _read(
-    column: Any, name: str, encode: Callable[..., Tensor], batch_size: int
-) -> tuple[Tensor, Tensor]:
-    """Return the embeddings ``(N, E)`` of a column, and equal numbers ``(N,)`` for equal values.
+def _encodes_alike(model: Any) -> bool:
+    """Return whether a model encodes anchors as positives, so that one pass serves both."""
+    from sentence_transformers.base.modules import Router
 
-    Each value is encoded once.
-    """
+    known = [name for name in ("document", "passage", "corpus") if name in model.prompts]
+    of_documents = model.prompts[known[0]] if known else ""
+    if (model.prompts.get("query") or "") != (of_documents or ""):
+        return False
+    return not any(isinstance(one, Router) for one in model.modules())
+
+
+def _encoded(
+    columns: Sequence[Any], encode: Callable[..., Tensor], batch_size: int
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the embeddings ``(U, E)`` of distinct values, each encoded once, and the number
+    ``(N,)`` of the value of every row of each column."""
     numbers: dict[Any, int] = {}
-    features, ids = [], []
-    for start in tqdm(range(0, len(column), _AT_ONCE), desc=f"encoding {name}"):
-        new = []
-        for value in column[start : start + _AT_ONCE][name]:
-            known = len(numbers)
-            ids.append(numbers.setdefault(_identity(value), known))
-            if len(numbers) > known:
-                new.append(value)
-        if new:
-            options = {"convert_to_tensor": True, "show_progress_bar": False}
-            features.append(encode(new, batch_size=batch_size, **options))
-    of = torch.tensor(ids)
-    return torch.cat(features)[of], of
+    features: list[Tensor] = []
+    ids: list[list[int]] = [[] for _ in columns]
+    new: list[Any] = []
+
+    def encode_new() -> None:
+        features.append(encode(new, batch_size=batch_size, convert_to_tensor=True))
+        new.clear()
+
+    for column, of in zip(columns, ids, strict=True):
+        (name,) = column.column_names
+        for start in range(0, len(column), _AT_ONCE):
+            for value in column[start : start + _AT_ONCE][name]:
+                known = len(numbers)
+                of.append(numbers.setdefault(_identity(value), known))
+                if len(numbers) > known:
+                    new.append(value)
+            # Texts wait: sorted by length all at once, they are padded least. Pictures may not fit.
+            if new and not isinstance(new[-1], str):
+                encode_new()
+    if new:
+        encode_new()
+    return torch.cat(features), [torch.tensor(of) for of in ids]
 
 
 def _identity(value: Any) -> Any:

@@ -79,6 +79,7 @@ class _StoredFeatures:
     """
 
     def __init__(self, files: Sequence[str], image_ids: NDArray[Any]) -> None:
+        self._files = files
         self._images, self._texts = (np.load(file, mmap_mode="r") for file in files)
         self._image_ids = image_ids
         size, images = len(image_ids), int(image_ids.max()) + 1
@@ -94,11 +95,29 @@ class _StoredFeatures:
         self._by_image = shapes[0][0] != size
 
     def rows(self, numbers: NDArray[Any]) -> tuple[Tensor, Tensor]:
-        """Return the features of images and captions of samples."""
+        """Return the features of images and captions of samples.
+
+        Raises:
+            ValueError: naming rows that are zero or not finite, which have no similarity.
+        """
         of = self._image_ids[numbers] if self._by_image else numbers
-        found = [self._images[of], self._texts[numbers]]
-        images, texts = (torch.from_numpy(np.asarray(one, np.float32)) for one in found)
+        images, texts = (
+            self._read(*one)
+            for one in zip(self._files, (self._images, self._texts), (of, numbers), strict=True)
+        )
         return images, texts
+
+    @staticmethod
+    def _read(file: str, stored: NDArray[Any], rows: NDArray[Any]) -> Tensor:
+        found = torch.from_numpy(np.asarray(stored[rows], np.float32))
+        good = found.any(dim=1) & found.isfinite().all(dim=1)
+        if not good.all():
+            wrong = np.unique(rows[~good.numpy()])[:5].tolist()
+            raise ValueError(
+                f"{file}: rows {wrong} are zero, NaN or infinite: make the features of their "
+                "pictures or captions again, or leave these pairs out"
+            )
+        return found
 
     def identity(self) -> str:
         """Return a hash of some of the rows."""
@@ -239,14 +258,21 @@ def pairs_of(about: Mapping[str, Any]) -> FilePairs:
     """
     files, texts = about["data"], about["text_keys"]
     image, caption = texts or (about["image_key"], about["caption_key"])
-    table = converted(
-        files,
-        root=None if texts else about["images"],
-        image_key=image,
-        caption_key=caption,
-        image_id_key=about["image_id_key"],
-    )
-    return FilePairs(table, os.path.abspath(about["images"]), bool(texts))
+    try:
+        table = converted(
+            files,
+            root=None if texts else about["images"],
+            image_key=image,
+            caption_key=caption,
+            image_id_key=about["image_id_key"],
+        )
+    except ValueError as error:
+        if not texts:
+            raise
+        raise ValueError(f"--text-keys {image} {caption}: {error}") from error
+    # What lies in shards or in parquet needs no folder of pictures.
+    has_files = not texts and bool((table.rows["file"].to_numpy() < 0).any())
+    return FilePairs(table, os.path.abspath(about["images"]) if has_files else None, bool(texts))
 
 
 def _encoder_of(

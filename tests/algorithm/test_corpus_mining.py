@@ -43,7 +43,11 @@ def slowly(features, others, judged, low, high, negatives, search, skip, anchor_
             for other in sorted(set(first), key=lambda one: -similarity[row, one])
             if (anchor_ids[row], other_ids[other]) not in known
         ][skip : skip + search]
-        own = similarity[row, row]
+        own = max(
+            similarity[row, other]
+            for other, anchor in enumerate(anchor_ids)
+            if anchor == anchor_ids[row]
+        )
         score = [similarity[row, o] if judged is None else judged[row, o] for o in wanted]
         ceiling = own - 0.05 * own.abs() if judged is None else low
         floor = ceiling if judged is None else high

@@ -118,20 +118,30 @@ def test_a_cross_encoder_reads_the_pairs_of_the_data_set(tmp_path):
     assert all(row["anchor"][0] == row["positive"][0] for row in missing)
 
 
-def test_every_text_is_encoded_once(tmp_path, monkeypatch):
+@pytest.mark.parametrize("prompts", [{}, {"query": "red "}])
+def test_every_text_is_encoded_once(tmp_path, monkeypatch, prompts):
+    """A text that is an anchor and a positive, only once in all if both are encoded alike."""
     model, encoded = encoder(tmp_path), []
-    real = model.encode_document
+    model.prompts.update(prompts)
+    real = model.encode
 
     def counted(values, **options):
-        encoded.extend(values)
+        encoded.extend((value, bool(options.get("prompt_name"))) for value in values)
         return real(values, **options)
 
-    monkeypatch.setattr(model, "encode_document", counted)
+    monkeypatch.setattr(model, "encode", counted)
     monkeypatch.setattr(integration, "_AT_ONCE", 7)
     rows = pairs(40).to_dict()
-    rows["positive"] = [rows["positive"][n % 10] for n in range(40)]
-    integration.mine_hard_negatives(Dataset.from_dict(rows), model, negatives=1, search=5)
-    assert sorted(encoded) == sorted(set(rows["positive"]))
+    rows["positive"] = [rows["anchor"][(n + 1) % 10] for n in range(40)]
+    given = {"negatives": 1, "search": 5}
+    mined, missing = integration.mine_hard_negatives(Dataset.from_dict(rows), model, **given)
+    if prompts:
+        assert len(encoded) == len({*encoded}) == len({*rows["anchor"]}) + 10
+    else:
+        assert sorted(text for text, _ in encoded) == sorted({*rows["anchor"]})
+    monkeypatch.setattr(integration, "_encodes_alike", lambda model: False)
+    apart = integration.mine_hard_negatives(Dataset.from_dict(rows), model, **given)
+    assert apart[0].to_list() == mined.to_list() and apart[1].to_list() == missing.to_list()
 
 
 def test_results_without_rows_keep_their_columns(tmp_path):
