@@ -59,7 +59,7 @@ def mine_corpus(
 
     Positives above the rule's ``high`` are connections (ECM before training, MAFA Table 20), those
     between ``low`` and ``high`` are neither. Pairs of the corpus are never judged. What a rule
-    compares with the own pair is compared with an anchor's most similar positive.
+    compares with the own pair is compared with the least similar positive of an anchor.
 
     Args:
         anchors, positives: ``(N, E)`` of N pairs, such as images and captions.
@@ -137,7 +137,7 @@ def mine_corpus(
                 f"con_d: the own pairs of rows {_some(own_rows[own.isnan()])} have no probability, "
                 f"with which connections.rule {rule.rule} compares: leave these rows out"
             )
-        own = score.new_full((len(part),), -torch.inf).scatter_reduce(0, row, own, "amax")
+        own = score.new_full((len(part),), torch.inf).scatter_reduce(0, row, own, "amin")
         at = there.nonzero()[:, 0]
         state = torch.full_like(nominated, -1)
         state[there] = verdict(ScoredPairs("i2t", score[there], own[at], at), rule)

@@ -144,7 +144,7 @@ def add_analysed_arguments(parser: argparse.ArgumentParser) -> None:
         f"{_PAIR_FILES}",
     )
     add_checkpoint_argument(parser)
-    add_con_d_argument(parser)
+    _add_con_d_argument(parser)
     files = parser.add_argument_group("with --data")
     files.add_argument(
         "--encoder",
@@ -212,7 +212,7 @@ def add_checkpoint_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_con_d_argument(parser: argparse.ArgumentParser) -> None:
+def _add_con_d_argument(parser: argparse.ArgumentParser) -> None:
     """Add ``--con-d`` and ``--self-check``."""
     parser.add_argument(
         "--con-d",

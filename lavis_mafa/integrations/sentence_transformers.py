@@ -325,11 +325,24 @@ def mine_hard_negatives(
             search,
         )
     kept, table = complete.nonzero()[:, 0].tolist(), found.negatives[complete].t().tolist()
-    mined = [anchor.select(kept), positive.select(kept)]
+    mined = [_rows_of(anchor, kept), _rows_of(positive, kept)]
     for number, column in enumerate(table, 1):
-        mined.append(positive.select(column).rename_column(names[1], f"negative_{number}"))
+        mined.append(_rows_of(positive, column, f"negative_{number}"))
     anchors, positives = found.connections.t().tolist()
-    return _side_by_side(mined), _side_by_side([anchor.select(anchors), positive.select(positives)])
+    missing = [_rows_of(anchor, anchors), _rows_of(positive, positives)]
+    return _side_by_side(mined), _side_by_side(missing)
+
+
+def _rows_of(column: Any, rows: list[int], name: str | None = None) -> Any:
+    """Return some rows of a data set with one column, under another name if one is given."""
+    from datasets import Dataset, Value
+
+    (own,) = column.column_names
+    if isinstance(column.features[own], Value):
+        # Texts are copied at once: joining columns would copy selected rows one by one.
+        return Dataset(column.with_format("arrow")[rows].rename_columns([name or own]))
+    selected = column.select(rows)
+    return selected if name is None else selected.rename_column(own, name)
 
 
 def _side_by_side(parts: Sequence[Any]) -> Any:

@@ -44,7 +44,7 @@ _BY_SIMILARITY = (
 )
 
 
-class FilePairs(TrainPairs):
+class _FilePairs(TrainPairs):
     """Pairs of annotation files or shards, with an image or a text as the anchor.
 
     Args:
@@ -125,7 +125,7 @@ class _StoredFeatures:
         return f"features {self._images.shape}, {digest(*some)}"
 
 
-class FilesAndEncoder(AnalysedPairs):
+class _FilesAndEncoder(AnalysedPairs):
     """Pairs in files and an encoder.
 
     Args:
@@ -136,7 +136,7 @@ class FilesAndEncoder(AnalysedPairs):
     most_unreadable = MAX_UNUSABLE
     images_at_once = 32  # in their full size
 
-    def __init__(self, pairs: FilePairs, encoder: Any, device: torch.device) -> None:
+    def __init__(self, pairs: _FilePairs, encoder: Any, device: torch.device) -> None:
         self.pairs, self._encoder, self.device = pairs, encoder, device
         self.data, self.batch_size = Corpus(pairs, None), _BATCH  # type: ignore[arg-type]
         self.judges, self.configs = {}, {}
@@ -211,7 +211,7 @@ class FilesAndEncoder(AnalysedPairs):
         }
 
 
-def load_files(args: argparse.Namespace) -> FilesAndEncoder:
+def load_files(args: argparse.Namespace) -> _FilesAndEncoder:
     """Open the pairs, the encoder and the judge that the arguments name.
 
     Raises:
@@ -226,7 +226,7 @@ def load_files(args: argparse.Namespace) -> FilesAndEncoder:
         encoder = _encoder_of(args, pairs, device)
     except _NOT_LOADED as error:
         raise ValueError(f"--encoder {' '.join(args.encoder)}: {_short(error)}") from error
-    loaded = FilesAndEncoder(pairs, encoder, device)
+    loaded = _FilesAndEncoder(pairs, encoder, device)
     name, _, vectors = (args.judge or _SIMILARITY).partition(":")
     config: dict[str, Any] = {"arch": name}
     if args.judge is None:
@@ -250,7 +250,7 @@ def load_files(args: argparse.Namespace) -> FilesAndEncoder:
     return loaded
 
 
-def pairs_of(about: Mapping[str, Any]) -> FilePairs:
+def pairs_of(about: Mapping[str, Any]) -> _FilePairs:
     """Open the pairs that arguments, or the record of an earlier analysis, name.
 
     Raises:
@@ -272,11 +272,11 @@ def pairs_of(about: Mapping[str, Any]) -> FilePairs:
         raise ValueError(f"--text-keys {image} {caption}: {error}") from error
     # What lies in shards or in parquet needs no folder of pictures.
     has_files = not texts and bool((table.rows["file"].to_numpy() < 0).any())
-    return FilePairs(table, os.path.abspath(about["images"]) if has_files else None, bool(texts))
+    return _FilePairs(table, os.path.abspath(about["images"]) if has_files else None, bool(texts))
 
 
 def _encoder_of(
-    args: argparse.Namespace, pairs: FilePairs, device: torch.device
+    args: argparse.Namespace, pairs: _FilePairs, device: torch.device
 ) -> PairEncoder | _StoredFeatures:
     names = args.encoder
     if all(name.endswith(".npy") for name in names):

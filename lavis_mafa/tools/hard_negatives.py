@@ -53,7 +53,7 @@ class Sampling:
         return "_".join([self.kind, *(f"{k}{v}" for k, v in sizes.items() if v is not None)])
 
 
-def order_of(
+def _order_of(
     sampling: Sampling,
     vectors: Tensor,
     texts: Tensor,
@@ -149,7 +149,7 @@ def find_hard_negatives(
         log_on_main("neighbours of %d anchors among %d samples", 2 * size, size)
     else:
         ids = loaded.data.image_ids[features.numbers]
-        order = order_of(
+        order = _order_of(
             sampling,
             features.vectors,
             features.texts,

@@ -81,7 +81,7 @@ class ModelAndData(AnalysedPairs):
         mafa = self.cfg.model_cfg.get("mafa") or {}
         return Usual(
             int(self.cfg.run_cfg.batch_size_train),
-            grouping_of(self.cfg.run_cfg),
+            _grouping_of(self.cfg.run_cfg),
             getattr(self.model, "settings", StepSettings()).connections,
             mafa.get("same_image", "positive") == "positive",
             mafa.get("same_group") != "negative",
@@ -121,7 +121,7 @@ class ModelAndData(AnalysedPairs):
         }
 
 
-def grouping_of(run: Any) -> GritSettings:
+def _grouping_of(run: Any) -> GritSettings:
     """Return how a run's last epoch is grouped: ``grit`` with the hardness q of this epoch.
 
     A schedule with state is not known without the run's training state: ``grit.hardness`` replaces
@@ -156,7 +156,7 @@ def _options_of(args: argparse.Namespace) -> list[str]:
     return [*options, *given]
 
 
-def load_model_and_data(args: argparse.Namespace) -> ModelAndData:
+def _load_model_and_data(args: argparse.Namespace) -> ModelAndData:
     """Build the model and the pairs of a config; joins the processes of a launcher.
 
     Raises:
@@ -193,7 +193,7 @@ def load_judged(args: argparse.Namespace) -> ModelAndData:
         ValueError: if there are no training pairs, or for a user's discriminator.
     """
     configs = _discriminators_of(args)
-    loaded = load_model_and_data(args)
+    loaded = _load_model_and_data(args)
     model_cfg = loaded.cfg.model_cfg
     loaded.configs = configs
     loaded.judges = {name: _build_judge(con_d, model_cfg) for name, con_d in configs.items()}
@@ -264,7 +264,7 @@ def data_of_judged(judged: Judged, path: Path) -> TrainingSet:
 
     Raises:
         ValueError: if the file records no config, or the data do not have all its samples.
-        ConfigError: as in `load_model_and_data`.
+        ConfigError: as in `_load_model_and_data`.
     """
     cfg_path = judged.about.get("cfg_path")
     if not cfg_path:

@@ -43,7 +43,7 @@ def slowly(features, others, judged, low, high, negatives, search, skip, anchor_
             for other in sorted(set(first), key=lambda one: -similarity[row, one])
             if (anchor_ids[row], other_ids[other]) not in known
         ][skip : skip + search]
-        own = max(
+        own = min(
             similarity[row, other]
             for other, anchor in enumerate(anchor_ids)
             if anchor == anchor_ids[row]

@@ -23,6 +23,8 @@ from transformers import (  # noqa: E402
 
 from lavis_mafa import MiningRule, StepSettings  # noqa: E402
 from lavis_mafa.integrations import sentence_transformers as integration  # noqa: E402
+from lavis_mafa.integrations.cross_encoders import PAIR_TEXTS, Guide  # noqa: E402
+from lavis_mafa.integrations.pair_loss import PairLoss  # noqa: E402
 from lavis_mafa.integrations.sentence_transformers import mine_hard_negatives  # noqa: E402
 
 COLOURS = ["red", "green", "blue", "grey"]
@@ -125,9 +127,9 @@ def test_every_text_is_encoded_once(tmp_path, monkeypatch, prompts):
     model.prompts.update(prompts)
     real = model.encode
 
-    def counted(values, **options):
-        encoded.extend((value, bool(options.get("prompt_name"))) for value in values)
-        return real(values, **options)
+    def counted(inputs, **options):
+        encoded.extend((text, options.get("prompt_name")) for text in inputs)
+        return real(inputs, **options)
 
     monkeypatch.setattr(model, "encode", counted)
     monkeypatch.setattr(integration, "_AT_ONCE", 7)
@@ -142,6 +144,15 @@ def test_every_text_is_encoded_once(tmp_path, monkeypatch, prompts):
     monkeypatch.setattr(integration, "_encodes_alike", lambda model: False)
     apart = integration.mine_hard_negatives(Dataset.from_dict(rows), model, **given)
     assert apart[0].to_list() == mined.to_list() and apart[1].to_list() == missing.to_list()
+
+
+def test_a_mini_batch_without_pairs_is_refused_and_a_guide_judges_none(tmp_path):
+    none, features = torch.zeros(0, dtype=torch.long), torch.zeros(0, 4)
+    guide = Guide(encoder(tmp_path))
+    assert guide.judge({PAIR_TEXTS: [[], []]}, none, none).shape == (0,)
+    for judge in (None, guide):
+        with pytest.raises(ValueError, match="the mini-batch has no pairs"):
+            PairLoss(judge=judge).loss(features, features, torch.tensor(0.1))
 
 
 def test_results_without_rows_keep_their_columns(tmp_path):

@@ -23,11 +23,11 @@ from lavis_mafa.tools.hard_negatives import (
     Sampling,
     find_hard_negatives,
     hardest_negatives,
-    order_of,
+    _order_of,
 )
 from lavis_mafa.tools.judged_pairs import Judged
 from lavis_mafa.tools.judging import judge_all
-from lavis_mafa.tools.model_and_data import load_model_and_data
+from lavis_mafa.tools.model_and_data import _load_model_and_data
 from lavis_mafa.toyworld.builder import _ToyScenesTrain
 
 LISTS = ("--batch-sizes", 8, 16, "--search-spaces", 16, 48)
@@ -60,9 +60,9 @@ def test_order_has_every_sample_once_in_full_mini_batches(
     given_ids, grit = ids if apart else None, GritSettings(queue_size=queue, regions=regions)
     if size < batch:
         with pytest.raises(ValueError, match="do not fill a mini-batch"):
-            order_of(sampling, features.vectors, features.texts, 0, given_ids, grit)
+            _order_of(sampling, features.vectors, features.texts, 0, given_ids, grit)
         return
-    order = order_of(sampling, features.vectors, features.texts, 0, given_ids, grit)
+    order = _order_of(sampling, features.vectors, features.texts, 0, given_ids, grit)
     assert len(order) == size - size % batch
     assert len(np.unique(order)) == len(order) and order.min() >= 0 and order.max() < size
 
@@ -80,7 +80,7 @@ def test_hard_negatives_equal_slow_loop(size, batch, top_k, apart, grouped):
     batch = min(size, batch)
     features, ids = features_and_ids(size, size)
     groups = np.where(np.arange(size) % 3 == 0, np.arange(size) % 10, -1 - np.arange(size))
-    order = order_of(Sampling("random", batch), features.vectors, features.texts, 0)
+    order = _order_of(Sampling("random", batch), features.vectors, features.texts, 0)
     labels = [label for label, given in ((ids, apart), (groups, grouped)) if given]
     found = hardest_negatives(features, dot, order.reshape(-1, batch), labels, top_k)
     negatives = sorted(zip(found.image, found.text, found.from_image, found.batch, strict=True))
@@ -122,7 +122,7 @@ def open_model(model):
         checkpoint=model,
         output=Path("unused"),
     )
-    return load_model_and_data(args)
+    return _load_model_and_data(args)
 
 
 def test_counts_equal_a_slow_loop_over_the_truth(counted, models, tmp_path):
@@ -134,7 +134,7 @@ def test_counts_equal_a_slow_loop_over_the_truth(counted, models, tmp_path):
     for count in counts:
         sampling = Sampling(count["sampling"], count["batch_size"], count["search_space"])
         ids = opened.data.image_ids
-        order = order_of(sampling, features.vectors, features.texts, 0, ids)
+        order = _order_of(sampling, features.vectors, features.texts, 0, ids)
         false_negatives = 0
         for mini_batch in order.reshape(-1, sampling.batch_size):
             for anchor in mini_batch:
@@ -159,7 +159,7 @@ def test_counts_equal_judging_in_the_mini_batches(counted, models, tmp_path):
     )
     sampling = Sampling("grit", 16, 48)
     ids = opened.data.image_ids
-    order = order_of(sampling, features.vectors, features.texts, 0, ids)
+    order = _order_of(sampling, features.vectors, features.texts, 0, ids)
     similarity = opened.model.backbone.similarity
     found = hardest_negatives(features, similarity, order.reshape(-1, 16), [ids])
     hits = {True: 0, False: 0}
@@ -205,7 +205,7 @@ def test_mini_batches_have_the_hardness_and_regions_of_the_config(models, tmp_pa
         grit.hardness, grit.regions = hardness, regions
         found = find_hard_negatives(opened, features, sampling, 0)
         own = GritSettings(queue_size=grit.queue_size, hardness=hardness, regions=regions)
-        orders[hardness, regions] = order_of(
+        orders[hardness, regions] = _order_of(
             sampling, features.vectors, features.texts, 0, ids, own
         )
         parts = orders[hardness, regions].reshape(-1, 16)
