@@ -272,7 +272,7 @@ def mine_hard_negatives(
     settings: StepSettings = BY_MARGIN,
     judge: Any = None,
     negatives: int = 4,
-    search: int = 50,
+    search: int | None = None,
     skip: int = 0,
     batch_size: int = 32,
 ) -> tuple[Any, Any]:
@@ -281,7 +281,8 @@ def mine_hard_negatives(
     Args:
         dataset: its first two columns beside ``label`` are anchor and positive.
         model: the SentenceTransformer whose similarities decide what is judged.
-        settings, negatives, search, skip: see `lavis_mafa.mine_corpus`.
+        settings, negatives, search, skip: see `lavis_mafa.mine_corpus`; search: None for 50, and
+            without a judge as many more as an anchor has positives at most.
         judge: a CrossEncoder or another encoder of `PairJudge`; or a `lavis_mafa.Discriminator`,
             which gets the places 0 to N - 1 of the rows as ``samples["loaded_index"]``.
         batch_size: rows in one forward pass of the model, and pairs in one of the CrossEncoder.
@@ -299,6 +300,9 @@ def mine_hard_negatives(
     else:
         features, (ids,) = _encoded([anchor], model.encode_query, batch_size)
         other, (other_ids,) = _encoded([positive], model.encode_document, batch_size)
+    if search is None:
+        pairs = torch.stack([ids, other_ids]).unique(dim=1)
+        search = 50 + (int(pairs[0].bincount().max()) if judge is None else 0)
     encoder = getattr(judge, "encoder", judge)
     if hasattr(encoder, "predict"):
         judge = PairJudge(encoder, batch_size=batch_size)
@@ -340,7 +344,8 @@ def _rows_of(column: Any, rows: list[int], name: str | None = None) -> Any:
     (own,) = column.column_names
     if isinstance(column.features[own], Value):
         # Texts are copied at once: joining columns would copy selected rows one by one.
-        return Dataset(column.with_format("arrow")[rows].rename_columns([name or own]))
+        texts = column.with_format("arrow")[:].take(rows)
+        return Dataset(texts.rename_columns([name or own]))
     selected = column.select(rows)
     return selected if name is None else selected.rename_column(own, name)
 

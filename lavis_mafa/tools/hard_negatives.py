@@ -234,7 +234,6 @@ def _search(
         among: ``(C,)`` positions of the candidates.
         from_image: whether the anchors are images and the candidates texts, or the reverse.
     """
-    own_position = np.arange(len(features))
     own_side, other_side = features.images, features.texts
     if not from_image:
         own_side, other_side = features.texts, features.images
@@ -252,9 +251,9 @@ def _search(
                 sim = similarity(anchors, others).float()
             else:
                 sim = similarity(others, anchors).float().t()
-            for label in (own_position, *labels):
-                known = on_device(label[rows])[:, None] == on_device(label[compared])
-                sim.masked_fill_(known, float("-inf"))
+            same = [(rows, compared), *((label[rows], label[compared]) for label in labels)]
+            for own, other in same:
+                sim.masked_fill_(on_device(own)[:, None] == on_device(other), float("-inf"))
         return sim
 
     places, best = nearest(compare, len(rows), len(among), k)
