@@ -100,7 +100,6 @@ RUN_HELP = (
     "folder of a run, instead of --cfg-path: its config, with its best checkpoint, else its last "
     "one; --checkpoint best or last chooses"
 )
-RUN_CONFIG_HELP = "folder of a run, instead of --cfg-path: its config"
 
 
 def take_run(args: argparse.Namespace) -> None:
@@ -290,7 +289,6 @@ def _add_columns(parser: Any) -> None:
     parser.add_argument("--image-id-key", help="column of image ids; default: image_id")
     parser.add_argument(
         "--images",
-        "--image-root",
         type=existing,
         metavar="DIR",
         help="folder that the paths of images are relative to (default: the folder that is given, "

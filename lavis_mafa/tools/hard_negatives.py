@@ -118,9 +118,6 @@ class HardNegatives:
     from_image: NDArray[Any]
     batch: NDArray[Any]
 
-    def __len__(self) -> int:
-        return len(self.image)
-
 
 def find_hard_negatives(
     loaded: AnalysedPairs,
