@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing.pool import ThreadPool
 from typing import Any
 
@@ -139,7 +140,6 @@ class _FilesAndEncoder(AnalysedPairs):
     def __init__(self, pairs: _FilePairs, encoder: Any, device: torch.device) -> None:
         self.pairs, self._encoder, self.device = pairs, encoder, device
         self.data, self.batch_size = Corpus(pairs, None), _BATCH  # type: ignore[arg-type]
-        self.judges, self.configs = {}, {}
 
     @property
     def usual(self) -> Usual:
@@ -222,28 +222,21 @@ def load_files(args: argparse.Namespace) -> _FilesAndEncoder:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     about = {name: getattr(args, name) for name in _RECORDED} | {"images": str(args.images)}
     pairs = pairs_of(about)
-    try:
-        encoder = _encoder_of(args, pairs, device)
-    except _NOT_LOADED as error:
-        raise ValueError(f"--encoder {' '.join(args.encoder)}: {_short(error)}") from error
-    loaded = _FilesAndEncoder(pairs, encoder, device)
+    with _explain_not_loaded(f"--encoder {' '.join(args.encoder)}"):
+        loaded = _FilesAndEncoder(pairs, _encoder_of(args, pairs, device), device)
     name, _, vectors = (args.judge or _SIMILARITY).partition(":")
     config: dict[str, Any] = {"arch": name}
     if args.judge is None:
         loaded.judges, loaded.notes = {_SIMILARITY: None}, [_BY_SIMILARITY]
-    else:
-        try:
-            if name == "captions":
-                config["checkpoint"] = vectors or None
-                judge: Any = DISCRIMINATORS.entry(name).value
-                con_d: Any = judge(checkpoint=config["checkpoint"])
-                con_d.know(pairs)
-            else:
-                name, config = "judge", {"arch": "judge", "checkpoint": args.judge}
-                con_d = load_pretrained_judge(args.judge, pairs.of_texts, device)
-            loaded.judges = {name: con_d}
-        except _NOT_LOADED as error:
-            raise ValueError(f"--judge {args.judge}: {_short(error)}") from error
+    with _explain_not_loaded(f"--judge {args.judge}"):
+        if name == "captions":
+            config["checkpoint"] = vectors or None
+            judge: Any = DISCRIMINATORS.entry(name).value
+            loaded.judges = {name: judge(checkpoint=config["checkpoint"])}
+            loaded.judges[name].know(pairs)
+        elif args.judge is not None:
+            name, config = "judge", {"arch": "judge", "checkpoint": args.judge}
+            loaded.judges = {name: load_pretrained_judge(args.judge, pairs.of_texts, device)}
     loaded.configs = {name: config}
     loaded.about = about
     loaded.encoder = {"encoder": list(args.encoder), "judge": args.judge}
@@ -294,7 +287,11 @@ def _encoder_of(
     return found
 
 
-def _short(error: Exception) -> str:
-    """Return the first line of an error's message."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+@contextmanager
+def _explain_not_loaded(given: str) -> Iterator[None]:
+    """Name the argument whose model libraries cannot load, with the first line of what they say."""
+    try:
+        yield
+    except _NOT_LOADED as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise ValueError(f"{given}: {lines[0]}") from error
