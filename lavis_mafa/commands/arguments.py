@@ -170,7 +170,7 @@ def add_analysed_arguments(parser: argparse.ArgumentParser) -> None:
     _add_columns(files)
 
 
-def check_analysed(args: argparse.Namespace) -> None:
+def _check_analysed(args: argparse.Namespace) -> None:
     """End with an error for arguments of files with a config, and the reverse."""
     of_files = ("encoder", "judge", "text_keys", "images", "image_key", "caption_key")
     wrong = ("options", "checkpoint", "con_d") if args.data else (*of_files, "image_id_key")
@@ -185,12 +185,14 @@ def check_analysed(args: argparse.Namespace) -> None:
 
 
 @contextmanager
-def explain_missing_package(args: argparse.Namespace) -> Iterator[None]:
-    """Say what to install where a package of an analysis of ``--data`` is missing.
+def analysing(args: argparse.Namespace) -> Iterator[None]:
+    """Check the arguments of `add_analysed_arguments`, and say what to install where a package of
+    an analysis of ``--data`` is missing.
 
     Raises:
         ValueError: in the place of the ImportError.
     """
+    _check_analysed(args)
     try:
         yield
     except ImportError as error:
