@@ -26,7 +26,7 @@ from lavis.common.registry import registry
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from lavis_mafa.commands.arguments import RUN_CONFIG_HELP, add_options
+from lavis_mafa.commands.arguments import add_options
 from lavis_mafa.data.augmentation import quick
 from lavis_mafa.data.image_reading import read_rgb
 from lavis_mafa.io.files import read_json
@@ -176,7 +176,7 @@ def _train_processor(cfg: Any) -> Any:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``python -m research image-start``."""
-    add_options(parser, run=RUN_CONFIG_HELP)
+    add_options(parser, run="folder of a run, instead of --cfg-path: its config")
     parser.add_argument("--labels", required=True, help="JSON file of image paths and labels")
     parser.add_argument("--images", required=True, help="folder that the paths are relative to")
     parser.add_argument("--output", type=Path, required=True, help="checkpoint to write")

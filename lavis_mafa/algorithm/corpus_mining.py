@@ -32,7 +32,7 @@ class MinedCorpus:
             are fewer.
         connections: ``(C, 2)`` anchors and positives of other pairs that match, each once.
         score: ``(C,)`` of these, by what judged.
-        judged: number of pairs.
+        judged: number of pairs, each counted once for all rows that hold the same.
     """
 
     negatives: Tensor
@@ -58,7 +58,8 @@ def mine_corpus(
     """Judge the most similar positives of every anchor, and keep those that do not match.
 
     Positives above the rule's ``high`` are connections (ECM before training, MAFA Table 20), those
-    between ``low`` and ``high`` are neither. Pairs of the corpus are never judged.
+    between ``low`` and ``high`` are neither. Pairs of the corpus are never judged. What a rule
+    compares with the own pair is compared with the least similar positive of an anchor.
 
     Args:
         anchors, positives: ``(N, E)`` of N pairs, such as images and captions.
@@ -96,43 +97,47 @@ def mine_corpus(
     anchors, positives = _normalised(anchors, "anchors"), _normalised(positives, "positives")
     rows = torch.arange(size, device=device)
     chunk = chunk or max(1, min(1024, MAX_SIMILARITIES // size))
+    # Everything is compared and judged once for all rows that hold the same.
     anchor_of, of_anchor = (rows, rows) if anchor_ids is None else _first(anchor_ids.to(device))
     first, candidate = (rows, rows) if positive_ids is None else _first(positive_ids.to(device))
     candidates = positives[first].t()
+    # Rows in the order of their anchors, and where those of each anchor end.
+    by_anchor, ends = of_anchor.argsort(stable=True), of_anchor.bincount().cumsum(dim=0)
 
     def judge(anchor: Tensor, other: Tensor) -> Tensor:
         assert con_d is not None
         both = zip(torch.split(anchor, chunk), torch.split(other, chunk), strict=True)
         return torch.cat([con_d.judge({"loaded_index": rows}, *pairs) for pairs in both])
 
-    def compared_with(part: Tensor) -> Callable[[int, int], Tensor]:
-        row, pair = (of_anchor[part, None] == of_anchor).nonzero(as_tuple=True)
-        known = candidate[pair]
+    hard, found, scores, judged = [], [], [], 0
+    for part in progress(torch.split(torch.arange(len(anchor_of), device=device), chunk)):
+        own_rows = by_anchor[ends[part[0] - 1] if part[0] else 0 : ends[part[-1]]]
+        row, known = of_anchor[own_rows] - part[0], candidate[own_rows]
+        compared = anchors[anchor_of[part]]
 
-        def compare(begin: int, end: int) -> Tensor:
-            similarity = anchors[part] @ candidates[:, begin:end]
+        def compare(
+            begin: int, end: int, row: Tensor = row, known: Tensor = known, of: Tensor = compared
+        ) -> Tensor:
+            similarity = of @ candidates[:, begin:end]
             inside = (known >= begin) & (known < end)
             similarity[row[inside], known[inside] - begin] = -torch.inf
             return similarity
 
-        return compare
-
-    hard, found, scores, judged = [], [], [], 0
-    for part in progress(torch.split(rows, chunk)):
-        column, score = nearest(compared_with(part), len(part), len(first), skip + search)
+        column, score = nearest(compare, len(part), len(first), skip + search)
         column, score = column[:, skip:], score[:, skip:]
         there = column != NONE
         nominated = first[column.clamp(min=0)]
-        anchor, other = part[:, None].expand_as(nominated)[there], nominated[there]
-        own = (anchors[part] * positives[part]).sum(dim=1)
+        anchor = anchor_of[part][:, None].expand_as(nominated)
+        own = (anchors[own_rows] * positives[own_rows]).sum(dim=1)
         if con_d is not None:
-            score[there] = judge(anchor, other).to(score)
-            own = judge(part, part).to(score) if entry.traits.needs_own else own
+            score[there] = judge(anchor[there], nominated[there]).to(score)
+            own = judge(own_rows, own_rows).to(score) if entry.traits.needs_own else own
         if own.isnan().any():  # no candidate could be compared with it
             raise ValueError(
-                f"con_d: the own pairs of rows {_some(part[own.isnan()])} have no probability, "
+                f"con_d: the own pairs of rows {_some(own_rows[own.isnan()])} have no probability, "
                 f"with which connections.rule {rule.rule} compares: leave these rows out"
             )
+        own = score.new_full((len(part),), torch.inf).scatter_reduce(0, row, own, "amin")
         at = there.nonzero()[:, 0]
         state = torch.full_like(nominated, -1)
         state[there] = verdict(ScoredPairs("i2t", score[there], own[at], at), rule)
@@ -141,15 +146,16 @@ def mine_corpus(
         place = kept.cumsum(dim=1) - 1
         taken = kept & (place < negatives)
         table[taken.nonzero()[:, 0], place[taken]] = nominated[taken]
-        match = state[there] == POSITIVE
+        match = state == POSITIVE
         hard.append(table)
-        found.append(torch.stack([anchor_of[of_anchor[anchor]], other], dim=1)[match])
-        scores.append(score[there][match])
-        judged += len(anchor)
-    pairs, where = torch.unique(torch.cat(found), dim=0, return_inverse=True)
-    best = torch.full((len(pairs),), -torch.inf, device=device)
-    best = best.scatter_reduce(0, where, torch.cat(scores).float(), "amax")
-    return MinedCorpus(torch.cat(hard), pairs, best, judged)
+        found.append(torch.stack([anchor[match], nominated[match]], dim=1))
+        scores.append(score[match])
+        judged += len(at)
+    pairs = torch.cat(found)
+    order = torch.argsort(pairs[:, 0] * size + pairs[:, 1])
+    return MinedCorpus(
+        torch.cat(hard)[of_anchor], pairs[order], torch.cat(scores)[order].float(), judged
+    )
 
 
 def _normalised(features: Tensor, name: str) -> Tensor:

@@ -151,8 +151,11 @@ class FeaturesLoss(nn.Module):
                 are compared, not judged.
 
         Raises:
-            ValueError: if the form or the labels of ITC cannot use ``hard_texts``.
+            ValueError: if the form or the labels of ITC cannot use ``hard_texts``, or there are no
+                pairs.
         """
+        if not len(images):
+            raise ValueError("the mini-batch has no pairs: leave it out, or set drop_last=True")
         rows = torch.arange(len(images), device=images.device)[:, None]
         own = {TOKENS: Tokens(rows, torch.ones_like(rows)), **(samples or {}), "image": images}
         if hard_texts is not None:

@@ -100,7 +100,6 @@ RUN_HELP = (
     "folder of a run, instead of --cfg-path: its config, with its best checkpoint, else its last "
     "one; --checkpoint best or last chooses"
 )
-RUN_CONFIG_HELP = "folder of a run, instead of --cfg-path: its config"
 
 
 def take_run(args: argparse.Namespace) -> None:
@@ -144,7 +143,7 @@ def add_analysed_arguments(parser: argparse.ArgumentParser) -> None:
         f"{_PAIR_FILES}",
     )
     add_checkpoint_argument(parser)
-    add_con_d_argument(parser)
+    _add_con_d_argument(parser)
     files = parser.add_argument_group("with --data")
     files.add_argument(
         "--encoder",
@@ -171,7 +170,7 @@ def add_analysed_arguments(parser: argparse.ArgumentParser) -> None:
     _add_columns(files)
 
 
-def check_analysed(args: argparse.Namespace) -> None:
+def _check_analysed(args: argparse.Namespace) -> None:
     """End with an error for arguments of files with a config, and the reverse."""
     of_files = ("encoder", "judge", "text_keys", "images", "image_key", "caption_key")
     wrong = ("options", "checkpoint", "con_d") if args.data else (*of_files, "image_id_key")
@@ -186,12 +185,14 @@ def check_analysed(args: argparse.Namespace) -> None:
 
 
 @contextmanager
-def explain_missing_package(args: argparse.Namespace) -> Iterator[None]:
-    """Say what to install where a package of an analysis of ``--data`` is missing.
+def analysing(args: argparse.Namespace) -> Iterator[None]:
+    """Check the arguments of `add_analysed_arguments`, and say what to install where a package of
+    an analysis of ``--data`` is missing.
 
     Raises:
         ValueError: in the place of the ImportError.
     """
+    _check_analysed(args)
     try:
         yield
     except ImportError as error:
@@ -212,7 +213,7 @@ def add_checkpoint_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_con_d_argument(parser: argparse.ArgumentParser) -> None:
+def _add_con_d_argument(parser: argparse.ArgumentParser) -> None:
     """Add ``--con-d`` and ``--self-check``."""
     parser.add_argument(
         "--con-d",
@@ -290,7 +291,6 @@ def _add_columns(parser: Any) -> None:
     parser.add_argument("--image-id-key", help="column of image ids; default: image_id")
     parser.add_argument(
         "--images",
-        "--image-root",
         type=existing,
         metavar="DIR",
         help="folder that the paths of images are relative to (default: the folder that is given, "

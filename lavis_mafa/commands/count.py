@@ -19,8 +19,7 @@ import argparse
 from lavis_mafa.commands.arguments import (
     add_analysed_arguments,
     add_output_argument,
-    check_analysed,
-    explain_missing_package,
+    analysing,
     number,
     search_space,
     share,
@@ -72,8 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Count and write ``counts.json``, ``report.html`` and ``judged.npz``."""
-    check_analysed(args)
-    with explain_missing_package(args):
+    with analysing(args):
         from lavis_mafa.tools.counting import count_false_negatives
 
         count_false_negatives(args)

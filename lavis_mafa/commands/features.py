@@ -13,6 +13,7 @@ Exit status: 0 no problems, 1 pictures that cannot be read, 2 unusable arguments
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 from lavis_mafa.commands.arguments import add_pair_arguments, folder_of_images
@@ -42,7 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="views to compute; training draws one of them at random (default: both)",
     )
     parser.add_argument(
-        "--part", default="0/1", metavar="K/N", help="make one of N parts, to use N processes"
+        "--part",
+        type=_part,
+        default=(0, 1),
+        metavar="K/N",
+        help="make one of N parts, to use N processes",
     )
     parser.add_argument("--batch-size", type=int, default=64, help="(default: 64)")
     parser.add_argument(
@@ -55,17 +60,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="such as cuda (default: cpu)")
 
 
+def _part(text: str) -> tuple[int, int]:
+    """Parse ``K/N``, the K-th of N parts from 0 on."""
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not found or int(found[1]) >= int(found[2]):
+        raise argparse.ArgumentTypeError(
+            f"{text}: expected K/N with K from 0 to N - 1, such as 0/4"
+        )
+    return int(found[1]), int(found[2])
+
+
 def run(args: argparse.Namespace) -> int:
     """Make the features."""
-    from lavis_mafa.tools.feature_making import (
-        load_encoder,
-        make_features,
-        part_of,
-        pictures_of,
-    )
+    from lavis_mafa.tools.feature_making import load_encoder, make_features, pictures_of
 
     try:
-        part = part_of(args.part)
         encoder = load_encoder(args.encoder, args.weights, args.image_size, args.device)
         pairs = pictures_of(
             args.files,
@@ -75,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
             image_id_key=args.image_id_key,
         )
         unreadable = make_features(
-            pairs, args.output, encoder, args.views, part, args.batch_size, args.workers
+            pairs, args.output, encoder, args.views, args.part, args.batch_size, args.workers
         )
     except (OSError, ValueError) as error:
         args.error(str(error))

@@ -250,11 +250,13 @@ class PairColumns:
 
 def _no_column(kind: str, wanted: Collection[str], names: Collection[str]) -> str:
     found = ", ".join(map(short, list(names)[:10])) or "nothing"
-    return (
-        f"no {kind} column: expected {' or '.join(wanted)}, found {found}; write records such as "
-        f'{{"image": "a.jpg", "caption": "a dog"}}, or set {kind}_key to the name of a column of '
-        "that content"
+    cure = (
+        f'write records such as {{"image": "a.jpg", "caption": "a dog"}}, or set {kind}_key to the '
+        "name of a column of that content"
     )
+    if kind in ("image", "caption") and len(wanted) == 1:  # the user has named it
+        cure = "name one of them"
+    return f"no {kind} column: expected {' or '.join(wanted)}, found {found}; {cure}"
 
 
 def short(value: Any) -> str:

@@ -141,6 +141,8 @@ class Guide:
         """
         if PAIR_TEXTS not in samples:
             raise ValueError(_NO_TEXTS)
+        if not len(image_of):
+            return torch.zeros(0, device=image_of.device)
         encoders = self.model.encode_query, self.model.encode_document
         anchors, positives = (
             encode(

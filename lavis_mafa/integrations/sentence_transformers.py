@@ -293,7 +293,7 @@ def mine_hard_negatives(
     settings: StepSettings = BY_MARGIN,
     judge: Any = None,
     negatives: int = 4,
-    search: int = 50,
+    search: int | None = None,
     skip: int = 0,
     batch_size: int = 32,
 ) -> tuple[Any, Any]:
@@ -302,7 +302,8 @@ def mine_hard_negatives(
     Args:
         dataset: its first two columns beside ``label`` are anchor and positive.
         model: the SentenceTransformer whose similarities decide what is judged.
-        settings, negatives, search, skip: see `lavis_mafa.mine_corpus`.
+        settings, negatives, search, skip: see `lavis_mafa.mine_corpus`; search: None for 50, and
+            without a judge as many more as an anchor has positives at most.
         judge: a CrossEncoder or another encoder of `PairJudge`; or a `lavis_mafa.Discriminator`,
             which gets the places 0 to N - 1 of the rows as ``samples["loaded_index"]``.
         batch_size: rows in one forward pass of the model, and pairs in one of the CrossEncoder.
@@ -314,15 +315,22 @@ def mine_hard_negatives(
     """
     names = [name for name in dataset.column_names if name != ROW][:2]
     anchor, positive = (dataset.select_columns([name]) for name in names)
-    features, ids = _read(anchor, names[0], model.encode_query, batch_size)
-    other, other_ids = _read(positive, names[1], model.encode_document, batch_size)
+    if _encodes_alike(model):
+        features, (ids, other_ids) = _encoded([anchor, positive], model.encode_query, batch_size)
+        other = features
+    else:
+        features, (ids,) = _encoded([anchor], model.encode_query, batch_size)
+        other, (other_ids,) = _encoded([positive], model.encode_document, batch_size)
+    if search is None:
+        pairs = torch.stack([ids, other_ids]).unique(dim=1)
+        search = 50 + (int(pairs[0].bincount().max()) if judge is None else 0)
     encoder = getattr(judge, "encoder", judge)
     if hasattr(encoder, "predict"):
         judge = _CorpusJudge(encoder, batch_size=batch_size)
         judge.columns = [anchor, positive]
     found = mine_corpus(
-        features,
-        other,
+        features[ids],
+        other[other_ids],
         settings,
         judge,
         negatives,
@@ -342,11 +350,25 @@ def mine_hard_negatives(
             search,
         )
     kept, table = complete.nonzero()[:, 0].tolist(), found.negatives[complete].t().tolist()
-    mined = [anchor.select(kept), positive.select(kept)]
+    mined = [_rows_of(anchor, kept), _rows_of(positive, kept)]
     for number, column in enumerate(table, 1):
-        mined.append(positive.select(column).rename_column(names[1], f"negative_{number}"))
+        mined.append(_rows_of(positive, column, f"negative_{number}"))
     anchors, positives = found.connections.t().tolist()
-    return _side_by_side(mined), _side_by_side([anchor.select(anchors), positive.select(positives)])
+    missing = [_rows_of(anchor, anchors), _rows_of(positive, positives)]
+    return _side_by_side(mined), _side_by_side(missing)
+
+
+def _rows_of(column: Any, rows: list[int], name: str | None = None) -> Any:
+    """Return some rows of a data set with one column, under another name if one is given."""
+    from datasets import Dataset, Value
+
+    (own,) = column.column_names
+    if isinstance(column.features[own], Value):
+        # Texts are copied at once: joining columns would copy selected rows one by one.
+        texts = column.with_format("arrow")[:].take(rows)
+        return Dataset(texts.rename_columns([name or own]))
+    selected = column.select(rows)
+    return selected if name is None else selected.rename_column(own, name)
 
 
 def _side_by_side(parts: Sequence[Any]) -> Any:
@@ -360,27 +382,45 @@ def _side_by_side(parts: Sequence[Any]) -> Any:
     return Dataset.from_dict({name: [] for name in kinds}, features=kinds)
 
 
-def _read(
-    column: Any, name: str, encode: Callable[..., Tensor], batch_size: int
-) -> tuple[Tensor, Tensor]:
-    """Return the embeddings ``(N, E)`` of a column, and equal numbers ``(N,)`` for equal values.
+def _encodes_alike(model: Any) -> bool:
+    """Return whether a model encodes anchors as positives, so that one pass serves both."""
+    from sentence_transformers.base.modules import Router
 
-    Each value is encoded once.
-    """
+    known = [name for name in ("document", "passage", "corpus") if name in model.prompts]
+    of_documents = model.prompts[known[0]] if known else ""
+    if (model.prompts.get("query") or "") != (of_documents or ""):
+        return False
+    return not any(isinstance(one, Router) for one in model.modules())
+
+
+def _encoded(
+    columns: Sequence[Any], encode: Callable[..., Tensor], batch_size: int
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the embeddings ``(U, E)`` of distinct values, each encoded once, and the number
+    ``(N,)`` of the value of every row of each column."""
     numbers: dict[Any, int] = {}
-    features, ids = [], []
-    for start in tqdm(range(0, len(column), _AT_ONCE), desc=f"encoding {name}"):
-        new = []
-        for value in column[start : start + _AT_ONCE][name]:
-            known = len(numbers)
-            ids.append(numbers.setdefault(_identity(value), known))
-            if len(numbers) > known:
-                new.append(value)
-        if new:
-            options = {"convert_to_tensor": True, "show_progress_bar": False}
-            features.append(encode(new, batch_size=batch_size, **options))
-    of = torch.tensor(ids)
-    return torch.cat(features)[of], of
+    features: list[Tensor] = []
+    ids: list[list[int]] = [[] for _ in columns]
+    new: list[Any] = []
+
+    def encode_new() -> None:
+        features.append(encode(new, batch_size=batch_size, convert_to_tensor=True))
+        new.clear()
+
+    for column, of in zip(columns, ids, strict=True):
+        (name,) = column.column_names
+        for start in range(0, len(column), _AT_ONCE):
+            for value in column[start : start + _AT_ONCE][name]:
+                known = len(numbers)
+                of.append(numbers.setdefault(_identity(value), known))
+                if len(numbers) > known:
+                    new.append(value)
+            # Texts wait: sorted by length all at once, they are padded least. Pictures may not fit.
+            if new and not isinstance(new[-1], str):
+                encode_new()
+    if new:
+        encode_new()
+    return torch.cat(features), [torch.tensor(of) for of in ids]
 
 
 def _identity(value: Any) -> Any:

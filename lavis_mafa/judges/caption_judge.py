@@ -24,9 +24,9 @@ from scipy.sparse import csr_matrix
 
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.data.caption_truth import normalised
-from lavis_mafa.judges.cross_encoder import NOT_LOADED, problem_of_package
+from lavis_mafa.judges.cross_encoder import problem_of_package
 from lavis_mafa.judges.discriminators import DISCRIMINATORS, SampleJudge
-from lavis_mafa.judges.pair_reader import PLACE, first_line
+from lavis_mafa.judges.pair_reader import PLACE, explain_not_loaded
 
 _NAME = "captions"
 _WORDS = 10_000  # the most frequent ones have vectors: their PPMI needs at most about 1 GB
@@ -262,13 +262,8 @@ def _sentence_vectors(captions: Sequence[str], path: str) -> NDArray[Any]:
     from sentence_transformers import SentenceTransformer
 
     device = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
-    try:
+    with explain_not_loaded(path, "is not a sentence encoder that sentence-transformers can load"):
         encoder = SentenceTransformer(path, device=device, trust_remote_code=False)
-    except NOT_LOADED as error:
-        raise ValueError(
-            f"{PLACE}.checkpoint: {path} is not a sentence encoder that sentence-transformers can "
-            f"load ({first_line(error)})"
-        ) from error
     found = encoder.encode(list(captions), batch_size=64, show_progress_bar=False)
     return np.asarray(found, np.float32)
 

@@ -17,9 +17,8 @@ from lavis_mafa.judges.pair_reader import (
     Pair,
     PairReader,
     checkpoint_of,
-    first_line,
+    explain_not_loaded,
 )
-from lavis_mafa.judges.yes_no import NOT_LOADED
 
 # Older versions read images from 5.4 on, but import a module that lies in the model's folder in
 # spite of ``trust_remote_code=False``.
@@ -81,13 +80,8 @@ class _CrossEncoderDiscriminator(PairReader):
         from sentence_transformers import CrossEncoder
 
         path = checkpoint_of(cfg)
-        try:
+        with explain_not_loaded(path, f"is not a cross-encoder that {_PACKAGE} can load"):
             encoder = CrossEncoder(path, device="cpu", trust_remote_code=False)
-        except NOT_LOADED as error:
-            raise ValueError(
-                f"{PLACE}.checkpoint: {path} is not a cross-encoder that {_PACKAGE} can load "
-                f"({first_line(error)})"
-            ) from error
         try:
             return cls(encoder, settings, cfg.get("precision", "fp32"), cfg.get("image_size"))
         except ValueError as error:

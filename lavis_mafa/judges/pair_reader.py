@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from lavis_mafa.io.processes import all_gather_objects
 from lavis_mafa.judges.frozen import ModelBeside, keep_in_bf16
 
 PLACE = "model.mafa.con_d"
+_NOT_LOADED = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError)
 _LONGEST = 512  # pixels of a picture's longer side, unless the config says otherwise
 Pair = tuple[Image.Image, str]
 
@@ -108,10 +110,19 @@ def checkpoint_of(cfg: Mapping[str, Any]) -> str:
     return str(cfg["checkpoint"])
 
 
-def first_line(error: BaseException) -> str:
-    """Return an error's type and the first line of its message, shortened."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
+@contextmanager
+def explain_not_loaded(path: str, problem: str, cure: str = "") -> Iterator[None]:
+    """Translate what libraries raise for a folder or name that they cannot load.
+
+    Raises:
+        ValueError: in its place, with the first line of its message.
+    """
+    try:
+        yield
+    except _NOT_LOADED as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        told = f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
+        raise ValueError(f"{PLACE}.checkpoint: {path} {problem} ({told}){cure}") from error
 
 
 class _WholePicture:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
+from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.integrations.cross_encoders import (
     Blip2CrossEncoder,
     DualEncoder,
@@ -15,16 +15,13 @@ from lavis_mafa.integrations.cross_encoders import (
     require_one_verdict,
 )
 from lavis_mafa.integrations.pair_encoders import kind_of, load_two_towers
-from lavis_mafa.io.processes import progress
-from lavis_mafa.judges.discriminators import SampleJudge
 
-_IMAGES = 32  # that are in memory at once
 _PAIRS = 32  # in one forward pass
 _FORMS = "BLIP-2 with a matching head, a SigLIP, a CrossEncoder, or captions"
 
 
-class PretrainedJudge(SampleJudge):
-    """Judges samples by a model that reads both sides of a pair together.
+class _PretrainedJudge:
+    """Judges pairs by a model that reads both of their sides together.
 
     Args:
         encoder: a CrossEncoder, or what works as one.
@@ -34,40 +31,27 @@ class PretrainedJudge(SampleJudge):
         require_one_verdict(encoder)
         self.encoder = encoder
 
-    def know(self, train_set: Any) -> None:
-        """Take the pairs, whose method ``anchor`` returns an image or a text by number."""
-        self.pairs = train_set
-        _, first, image = np.unique(train_set.image_ids, return_index=True, return_inverse=True)
-        self._first = first[image.reshape(-1)]
-
-    def probability(self, images: NDArray[Any], texts: NDArray[Any]) -> NDArray[Any]:
-        """Return P(match) ``(P,)``, NaN where the image cannot be read; each is read once."""
-        size = len(self._first)
-        keys, place = np.unique(self._first[images] * size + texts, return_inverse=True)
-        image, text = np.divmod(keys, size)
-        found = np.full(len(keys), np.nan, np.float32)
-        number = np.unique(image, return_inverse=True)[1].reshape(-1) // _IMAGES
-        with progress(total=len(keys), unit=" pairs", desc="judging") as bar:
-            for rows in np.split(np.arange(len(keys)), np.flatnonzero(np.diff(number)) + 1):
-                anchors = {int(one): self._anchor(int(one)) for one in np.unique(image[rows])}
-                read = [row for row in rows if anchors[int(image[row])] is not None]
-                pairs = [
-                    (anchors[int(image[row])], self.pairs.caption(int(text[row]))) for row in read
-                ]
-                if pairs:
-                    probability = match_probabilities(self.encoder, pairs, _PAIRS)
-                    found[read] = probability.float().cpu().numpy()
-                bar.update(len(rows))
-        return found[place.reshape(-1)]
-
-    def _anchor(self, number: int) -> Any:
-        try:
-            return self.pairs.anchor(number)
-        except OSError:
-            return None
+    def judge(
+        self,
+        samples: dict[str, Any],
+        image_of: Tensor,
+        text_of: Tensor,
+        ranks: Ranks | None = None,
+        seen: Tensor | None = None,
+    ) -> Tensor:
+        """Return P(match) ``(P,)`` of images, or texts, and captions; NaN where there is none."""
+        images, captions = samples["image"], samples["text_input"]
+        both = zip(image_of.tolist(), text_of.tolist(), strict=True)
+        pairs = [(images[image], captions[text]) for image, text in both]
+        read = torch.tensor([image is not None for image, _ in pairs], dtype=torch.bool)
+        found = torch.full((len(pairs),), torch.nan)
+        if read.any():
+            given = [pair for pair in pairs if pair[0] is not None]
+            found[read] = match_probabilities(self.encoder, given, _PAIRS).float().cpu()
+        return found
 
 
-def load_pretrained_judge(name: str, of_texts: bool, device: torch.device) -> PretrainedJudge:
+def load_pretrained_judge(name: str, of_texts: bool, device: torch.device) -> Any:
     """Load a judge by the form of its folder or name; no code of it is run.
 
     Args:
@@ -87,14 +71,14 @@ def load_pretrained_judge(name: str, of_texts: bool, device: torch.device) -> Pr
         encoder = CrossEncoder(name, device=str(device), trust_remote_code=False)
         if not of_texts and not encoder.supports("image"):
             raise ValueError(f"this CrossEncoder reads only texts; for images expected {_FORMS}")
-        return PretrainedJudge(encoder)
+        return _PretrainedJudge(encoder)
     if kind.startswith("clip"):
         raise ValueError(f"a CLIP has learned no bound for a match; expected {_FORMS}")
     if kind.startswith("siglip"):
-        return PretrainedJudge(DualEncoder(*load_two_towers(name, device)))
+        return _PretrainedJudge(DualEncoder(*load_two_towers(name, device)))
     from transformers import Blip2ForImageTextRetrieval, Blip2Processor
 
     model: Any = Blip2ForImageTextRetrieval.from_pretrained(name)
-    return PretrainedJudge(
+    return _PretrainedJudge(
         Blip2CrossEncoder(model.to(device), Blip2Processor.from_pretrained(name))
     )

@@ -250,7 +250,7 @@ def self_check(
         if not len(rows):
             continue
         image_of, text_of = np.concatenate([rows, rows]), np.concatenate([rows, partners])
-        device = samples["image"].device
+        device = getattr(samples["image"], "device", "cpu")
         with torch.no_grad():
             probability = judge_in_turn(
                 con_d,

@@ -18,13 +18,11 @@ from lavis_mafa.judges.pair_reader import (
     Pair,
     PairReader,
     checkpoint_of,
-    first_line,
+    explain_not_loaded,
 )
 
 _NAME = "yes_no"
 _CAPTION, _QUESTION = "{caption}", "{question}"
-# What loading raises for a folder or name that is not such a model.
-NOT_LOADED = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -135,18 +133,14 @@ def _load_processor(path: str) -> Any:
     """
     from transformers import AutoProcessor
 
-    try:
-        with without_old_timm():
-            processor = AutoProcessor.from_pretrained(path, trust_remote_code=False)
-    except NOT_LOADED as error:
-        raise ValueError(
-            f"{PLACE}.checkpoint: {path} has no processor of images and text that transformers "
-            f"can load ({first_line(error)}); name a vision-language model with its processor"
-        ) from error
+    problem = "has no processor of images and text that transformers can load"
+    cure = "; name a vision-language model with its processor"
+    with explain_not_loaded(path, problem, cure), without_old_timm():
+        processor = AutoProcessor.from_pretrained(path, trust_remote_code=False)
     if not (hasattr(processor, "image_processor") and hasattr(processor, "tokenizer")):
         raise ValueError(
             f"{PLACE}.checkpoint: {path} has a {type(processor).__name__}, which reads no images "
-            "with text; name a vision-language model with its processor"
+            f"with text{cure}"
         )
     return processor
 
@@ -188,14 +182,9 @@ def _load_model(path: str) -> Any:
             "packages (README, Install)"
         ) from None
     load: Any = AutoModelForImageTextToText.from_pretrained  # its types lack the second result
-    try:
-        with without_old_timm():
-            model, about = load(path, trust_remote_code=False, output_loading_info=True)
-    except NOT_LOADED as error:
-        raise ValueError(
-            f"{PLACE}.checkpoint: {path} is not a vision-language model that transformers can load "
-            f"({first_line(error)})"
-        ) from error
+    problem = "is not a vision-language model that transformers can load"
+    with explain_not_loaded(path, problem), without_old_timm():
+        model, about = load(path, trust_remote_code=False, output_loading_info=True)
     missing = sorted(about["missing_keys"])
     if missing:
         raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
@@ -57,20 +57,6 @@ class Encoded:
     errors: list[str]
 
 
-class Judge(Protocol):
-    """What judges pairs of samples."""
-
-    @property
-    def con_d(self) -> Any:
-        """The discriminator that its self-check checks; None: there is nothing to check."""
-
-    def probability(self, features: Any, image: NDArray[Any], text: NDArray[Any]) -> NDArray[Any]:
-        """Return P(match) ``(P,)`` of images and captions by sample number; NaN if unreadable."""
-
-    def batches(self, drawn: Sequence[NDArray[Any]]) -> Iterator[dict[str, Any]]:
-        """Yield mini-batches of samples as `con_d` reads them."""
-
-
 class AnalysedPairs:
     """The pairs that a command analyses.
 
@@ -78,25 +64,28 @@ class AnalysedPairs:
         data: the samples.
         device: where to compute.
         batch_size: samples that are encoded at once.
-        judges: by name; all ranks have the same.
+        judges: by name, on all ranks the same: a `SampleJudge`, what has ``judge`` as
+            `lavis_mafa.Discriminator`, or None for the share of own pairs that are less similar.
         configs: those of the judges, by name.
         about: what later commands need to load the same data.
         encoder: what encodes, for the record.
         notes: sentences about the judges, for the results.
         by_truth: without a judge, the ground truth of the data judges.
         most_unreadable: share of samples that may be unreadable.
+        images_at_once: that are in memory while their pairs are judged.
     """
 
     data: Corpus
     device: torch.device
     batch_size: int
-    judges: Mapping[str, Judge]
+    judges: Mapping[str, Any]
     configs: Mapping[str, Mapping[str, Any]]
     about: Mapping[str, Any]
     encoder: Mapping[str, Any]
     notes: Sequence[str] = ()
     by_truth = False
     most_unreadable = 1.0
+    images_at_once = 64
 
     @property
     def usual(self) -> Usual:
@@ -105,6 +94,11 @@ class AnalysedPairs:
 
     def encode(self, batches: Sequence[NDArray[Any]]) -> Iterator[Encoded]:
         """Yield the features of mini-batches of samples, given by number."""
+        raise NotImplementedError
+
+    def pictures(self, drawn: Sequence[NDArray[Any]], judge: Any) -> Iterator[dict[str, Any]]:
+        """Yield mini-batches of samples with ``image`` as a judge reads it, ``image_id``,
+        ``text_input`` and ``load_error``."""
         raise NotImplementedError
 
     def similarity(self, images: Tensor, texts: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ _ROWS = 64  # with pictures, that are in memory at once
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
-def write_clean_copy(records: PairRecords, mined: Judged, columns: PairColumns) -> tuple[Path, str]:
+def write_clean_copy(records: PairRecords, mined: Judged, columns: PairColumns) -> str:
     """Write the data with the mined pairs, in the format of the data if that is a single file.
 
     Args:
@@ -36,7 +36,7 @@ def write_clean_copy(records: PairRecords, mined: Judged, columns: PairColumns) 
         columns: as the user named them.
 
     Returns:
-        the file, and why it has another format than the data; "" if it has not.
+        the name of the file, why it has another format than the data, and where its pictures are.
     """
     pairs: Any = records.data.pairs
     new = list(zip(mined.image.tolist(), mined.text.tolist(), strict=True))
@@ -46,15 +46,17 @@ def write_clean_copy(records: PairRecords, mined: Judged, columns: PairColumns) 
         suffix = sources[0].suffix.lower()
         write, why = _writer_of(sources[0], columns), f"there is no writer of {suffix or 'folders'}"
     if write is None:
-        path = records.output / "clean.jsonl"
-        own = map(records.own, range(len(records.data)))
-        with atomic_write(path) as sink:
-            sink.writelines(map(_line, chain(own, (records.record(*pair) for pair in new))))
-        return path, f"JSON lines, as {why}"
-    path = records.output / f"clean{suffix}"
-    with atomic_write(path) as sink:
-        write(sink, sources[0], _NewRows(pairs, new, columns))
-    return path, ""
+        name, notes = "clean.jsonl", [f"JSON lines, as {why}"]
+        own = ((number, number) for number in range(len(records.data)))
+        with atomic_write(records.output / name) as sink:
+            sink.writelines(_line(records.beside(*pair)) for pair in chain(own, new))
+    else:
+        name, notes = f"clean{suffix}", []
+        with atomic_write(records.output / name) as sink:
+            write(sink, sources[0], _NewRows(pairs, new, columns))
+    if pairs.vis_root is not None:
+        notes.append(f"read it with --images {records.root}")
+    return f"{name} ({'; '.join(notes)})" if notes else name
 
 
 class _NewRows:

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lavis_mafa.data.data_identity import DataIdentity
 from lavis_mafa.data.pair_table import PairTable
+from lavis_mafa.training.termination import ignore_signals_to_job
 
 if TYPE_CHECKING:  # it needs LAVIS
     from lavis_mafa.data.training_set import TrainingSet
@@ -105,6 +106,7 @@ class Corpus:
             # Starting workers takes longer than reading a single mini-batch.
             num_workers=self.workers if len(batches) > 1 else 0,
             collate_fn=self.pairs.collater,
+            worker_init_fn=ignore_signals_to_job,
             generator=torch.Generator(),  # must not draw from the global random stream
         )
         yield from loader

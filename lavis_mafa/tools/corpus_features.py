@@ -26,7 +26,8 @@ from lavis_mafa.tools.analysed_pairs import AnalysedPairs, log_on_main
 from lavis_mafa.tools.tables import one_line
 
 _COMPARED = 1000  # samples of which own and other images are compared
-_BLOCK = 2048  # samples in a file: an interruption loses at most this many
+# Samples in a file, of which an interruption loses one at most, and files.
+_LEAST_BLOCK, _BLOCKS = 256, 1024
 _UTF_8 = ("utf-8", "surrogatepass")
 _COMPLETE = "samples.json"  # written last: all files are complete if it exists
 
@@ -118,7 +119,8 @@ def make_features(loaded: AnalysedPairs, numbers: NDArray[Any], folder: Path) ->
     sample = {"sample": f"{len(numbers)} of them, {digest(numbers)}"}
     claim_folder(folder, {**loaded.identity(), **sample})
     if not (folder / _COMPLETE).is_file():
-        blocks = [numbers[i : i + _BLOCK] for i in range(0, len(numbers), _BLOCK)]
+        step = max(_LEAST_BLOCK, -(-len(numbers) // _BLOCKS))
+        blocks = [numbers[i : i + step] for i in range(0, len(numbers), step)]
         paths = [folder / f"block_{k:06d}.npz" for k in range(len(blocks))]
         _encode_missing(loaded, blocks, paths)
         barrier()

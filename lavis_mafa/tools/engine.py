@@ -7,26 +7,20 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from lavis_mafa.data.known_truth import known_pairs
 from lavis_mafa.judges.self_check import SelfCheck
 from lavis_mafa.tools.analysed_pairs import AnalysedPairs
-from lavis_mafa.tools.corpus import Corpus
 from lavis_mafa.tools.corpus_features import Features, make_features
-from lavis_mafa.tools.hard_negatives import (
-    HardNegatives,
-    Sampling,
-    find_neighbours,
-    hard_negatives_of,
-)
-from lavis_mafa.tools.judge_check import check_judges
-from lavis_mafa.tools.judged_pairs import UNKNOWN, Judged, pair_keys
+from lavis_mafa.tools.hard_negatives import HardNegatives, Sampling, find_hard_negatives
+from lavis_mafa.tools.judged_pairs import Judged
+from lavis_mafa.tools.judging import check_judges, judge_all
+from lavis_mafa.training.termination import REQUEUE, Terminated, Termination
 
 
 @dataclass
@@ -53,7 +47,7 @@ def load(args: argparse.Namespace) -> AnalysedPairs:
         from lavis_mafa.tools.from_files import load_files
 
         return load_files(args)
-    from lavis_mafa.tools.judging import load_judged
+    from lavis_mafa.tools.model_and_data import load_judged
 
     return load_judged(args)
 
@@ -79,23 +73,37 @@ def mine(
 
     Raises:
         ValueError: if too many samples cannot be read.
+        Terminated: on a termination signal or Ctrl-C.
     """
-    checks = check_judges(loaded, thresholds, args)
-    features = make_features(loaded, np.arange(len(loaded.data)), args.output / "features")
-    _require_readable(loaded, features)
-    about: dict[str, Any] = {**loaded.about, "low": thresholds[0], "high": thresholds[-1]}
-    about["self_check"] = {name: check.content() for name, check in checks.items()}
-    negatives = []
+    folder = args.output / "features"
+    with _ending_resumable(folder):
+        checks = check_judges(loaded, thresholds, args)
+        features = make_features(loaded, np.arange(len(loaded.data)), folder)
+        _require_readable(loaded, features)
+        negatives = [
+            find_hard_negatives(loaded, features, one, args.seed, top_k, new_only) for one in wanted
+        ]
+        judged = judge_all(loaded, features, negatives)
+    judged.about = {**loaded.about, "low": thresholds[0], "high": thresholds[-1]}
+    judged.about["self_check"] = {name: check.content() for name, check in checks.items()}
     for sampling in wanted:
-        if sampling.neighbours is None:
-            found = hard_negatives_of(loaded, features, sampling, args.seed, top_k, new_only)
-        else:
-            about["neighbours"] = {"neighbours": sampling.neighbours, "index": "exact"}
-            found = find_neighbours(loaded, features, sampling.neighbours, new_only)
-        negatives.append(found)
-    judged = judge_all(loaded, features, negatives)
-    judged.about = about
+        if sampling.neighbours is not None:
+            judged.about["neighbours"] = {"neighbours": sampling.neighbours, "index": "exact"}
     return Mined(features, negatives, judged, checks)
+
+
+@contextmanager
+def _ending_resumable(folder: Path) -> Iterator[None]:
+    """Say after a termination signal what a rerun need not do again."""
+    termination = Termination()
+    try:
+        with termination, termination.raise_at_once():
+            yield
+    except Terminated:
+        raise Terminated(
+            f"terminated by {termination.signal_name}, exit status {REQUEUE}: rerun the same "
+            f"command to resume; {folder} keeps the samples that are encoded, and no verdicts"
+        ) from None
 
 
 def _require_readable(loaded: AnalysedPairs, features: Features) -> None:
@@ -107,31 +115,3 @@ def _require_readable(loaded: AnalysedPairs, features: Features) -> None:
             f"{loaded.most_unreadable:.0%} may be missing: repair the data, or correct --images, "
             f"and remove the folder features of --output; the first:\n  {listed}"
         )
-
-
-def judge_all(
-    loaded: AnalysedPairs, features: Features, negatives: Sequence[HardNegatives]
-) -> Judged:
-    """Judge all distinct pairs of hard negatives; all ranks must call this function."""
-    size = len(loaded.data)
-    # Sorted in place, a pair's occurrences from its text before those from its image.
-    keys = np.concatenate(
-        [2 * pair_keys(one.image, one.text, size) + one.from_image for one in negatives]
-    )
-    keys.sort()
-    begins = np.diff(keys // 2, prepend=-1) > 0
-    by_text, by_image = keys[begins] % 2 == 0, keys[np.roll(begins, -1)] % 2 == 1
-    image, text = np.divmod(keys[begins] // 2, size)
-    del keys, begins
-    probability = {}
-    for name, judge in loaded.judges.items():
-        probability[name] = np.asarray(judge.probability(features, image, text), np.float32)
-    return Judged(image, text, by_image, by_text, probability, _truth_of(loaded.data, image, text))
-
-
-def _truth_of(data: Corpus, image: NDArray[Any], text: NDArray[Any]) -> NDArray[Any]:
-    """Return the ground truth ``(P,)`` int8 of pairs; `UNKNOWN` where the data do not know it."""
-    if data.truth is None:
-        return np.full(len(image), UNKNOWN, np.int8)
-    truth = np.asarray(data.truth(image, text)).astype(np.int8)
-    return np.where(known_pairs(data.truth, image, text), truth, UNKNOWN).astype(np.int8)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -251,15 +250,3 @@ def _images_of(pairs: TrainPairs) -> tuple[list[str], Any]:
     if len(twice):
         raise ValueError(f"two images are named {names[places[twice[0]]]!r}: rename one of them")
     return names, rows
-
-
-def part_of(text: str) -> tuple[int, int]:
-    """Parse ``K/N``, the K-th of N parts from 0 on.
-
-    Raises:
-        ValueError: if the text has another form.
-    """
-    found = re.fullmatch(r"(\d+)/(\d+)", text)
-    if not found or int(found[1]) >= int(found[2]):
-        raise ValueError(f"--part {text}: expected K/N with K from 0 to N - 1, such as 0/4")
-    return int(found[1]), int(found[2])

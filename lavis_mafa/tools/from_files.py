@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing.pool import ThreadPool
 from typing import Any
 
@@ -23,18 +24,16 @@ from lavis_mafa.integrations.pair_encoders import PairEncoder, load_pair_encoder
 from lavis_mafa.io.identity import digest, fingerprint
 from lavis_mafa.io.launcher import usable_cores
 from lavis_mafa.judges import caption_judge  # noqa: F401  registers it
-from lavis_mafa.judges.discriminators import DISCRIMINATORS, SampleJudge
+from lavis_mafa.judges.discriminators import DISCRIMINATORS
 from lavis_mafa.judges.pretrained_judge import load_pretrained_judge
 from lavis_mafa.tools.analysed_pairs import AnalysedPairs, Encoded, Usual
 from lavis_mafa.tools.corpus import Corpus
-from lavis_mafa.tools.corpus_features import Features
 
 _BATCH = 64  # samples that are encoded at once: of a picture each, decoded
 _LARGEST_BATCH, _BATCHES = 256, 16  # B at most, and mini-batches in the data at least
 _SPACE = 32  # mini-batches in a search space
 _NEIGHBOURS = 10  # candidates of an anchor that `mine` judges
-_OWN, _CHUNK = 10_000, 4096  # own pairs that give a scale; pairs compared at once
-SIMILARITY = "similarity"
+_SIMILARITY = "similarity"
 _NOT_LOADED = (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError)
 _RECORDED = ("data", "text_keys", "image_key", "caption_key", "image_id_key")
 _BY_SIMILARITY = (
@@ -45,7 +44,7 @@ _BY_SIMILARITY = (
 )
 
 
-class FilePairs(TrainPairs):
+class _FilePairs(TrainPairs):
     """Pairs of annotation files or shards, with an image or a text as the anchor.
 
     Args:
@@ -58,7 +57,8 @@ class FilePairs(TrainPairs):
     def __init__(self, files: Sequence[str], root: str, of_texts: bool, **keys: Any) -> None:
         folder = None if of_texts else root
         super().__init__(None, str, folder, files, **keys)  # type: ignore[arg-type]  # unprocessed
-        self.vis_root = os.path.abspath(root)
+        if not self.table.meta["with_paths"]:  # shards and parquet hold their pictures
+            self.vis_root = None
         self.of_texts, self.parts = of_texts, [self]
 
     def anchor(self, number: int) -> Any:
@@ -85,6 +85,7 @@ class _StoredFeatures:
     """
 
     def __init__(self, files: Sequence[str], image_ids: NDArray[Any]) -> None:
+        self._files = files
         self._images, self._texts = (np.load(file, mmap_mode="r") for file in files)
         self._image_ids = image_ids
         size, images = len(image_ids), int(image_ids.max()) + 1
@@ -100,11 +101,29 @@ class _StoredFeatures:
         self._by_image = shapes[0][0] != size
 
     def rows(self, numbers: NDArray[Any]) -> tuple[Tensor, Tensor]:
-        """Return the features of images and captions of samples."""
+        """Return the features of images and captions of samples.
+
+        Raises:
+            ValueError: naming rows that are zero or not finite, which have no similarity.
+        """
         of = self._image_ids[numbers] if self._by_image else numbers
-        found = [self._images[of], self._texts[numbers]]
-        images, texts = (torch.from_numpy(np.asarray(one, np.float32)) for one in found)
+        images, texts = (
+            self._read(*one)
+            for one in zip(self._files, (self._images, self._texts), (of, numbers), strict=True)
+        )
         return images, texts
+
+    @staticmethod
+    def _read(file: str, stored: NDArray[Any], rows: NDArray[Any]) -> Tensor:
+        found = torch.from_numpy(np.asarray(stored[rows], np.float32))
+        good = found.any(dim=1) & found.isfinite().all(dim=1)
+        if not good.all():
+            wrong = np.unique(rows[~good.numpy()])[:5].tolist()
+            raise ValueError(
+                f"{file}: rows {wrong} are zero, NaN or infinite: make the features of their "
+                "pictures or captions again, or leave these pairs out"
+            )
+        return found
 
     def identity(self) -> str:
         """Return a hash of some of the rows."""
@@ -112,7 +131,7 @@ class _StoredFeatures:
         return f"features {self._images.shape}, {digest(*some)}"
 
 
-class FilesAndEncoder(AnalysedPairs):
+class _FilesAndEncoder(AnalysedPairs):
     """Pairs in files and an encoder.
 
     Args:
@@ -121,11 +140,11 @@ class FilesAndEncoder(AnalysedPairs):
     """
 
     most_unreadable = MAX_UNUSABLE
+    images_at_once = 32  # in their full size
 
-    def __init__(self, pairs: FilePairs, encoder: Any, device: torch.device) -> None:
+    def __init__(self, pairs: _FilePairs, encoder: Any, device: torch.device) -> None:
         self.pairs, self._encoder, self.device = pairs, encoder, device
         self.data, self.batch_size = Corpus(pairs, None), _BATCH  # type: ignore[arg-type]
-        self.judges, self.configs = {}, {}
 
     @property
     def usual(self) -> Usual:
@@ -152,22 +171,38 @@ class FilesAndEncoder(AnalysedPairs):
                 anchors, texts = (F.normalize(one, dim=1) for one in (anchors, texts))
                 yield Encoded(anchors, texts, None, captions, errors)
 
+    def pictures(self, drawn: Sequence[NDArray[Any]], judge: Any) -> Iterator[dict[str, Any]]:
+        """Yield mini-batches of samples with their images, or anchor texts, in a list."""
+        with ThreadPool(usable_cores()) as pool:
+            for numbers in drawn:
+                read = pool.map(self._anchor, numbers.tolist())
+                yield {
+                    "image": [anchor for anchor, _ in read],
+                    "image_id": self.data.image_ids[numbers],
+                    "text_input": [self.data.caption(int(one)) for one in numbers],
+                    "load_error": [error for _, error in read],
+                }
+
     def _anchors(
         self, pool: ThreadPool, numbers: NDArray[Any], like: Tensor
     ) -> tuple[Tensor, list[str]]:
         """Return the features of images or anchor texts, zero where one cannot be read, and why."""
         ids = self.data.image_ids[numbers]
         _, first, place = np.unique(ids, return_index=True, return_inverse=True)
-        read = pool.map(self._read, numbers[first].tolist())
+        read = pool.map(self._prepared, numbers[first].tolist())
         good = [row for row, (_, error) in enumerate(read) if not error]
         found = like.new_zeros(len(first), like.shape[1])
         if good:
             found[good] = self._encoder.encode_anchors([read[row][0] for row in good]).to(found)
         return found[torch.from_numpy(place)], [read[row][1] for row in place]
 
-    def _read(self, number: int) -> tuple[Any, str]:
+    def _prepared(self, number: int) -> tuple[Any, str]:
+        anchor, error = self._anchor(number)
+        return (anchor if error else self._encoder.prepare(anchor)), error
+
+    def _anchor(self, number: int) -> tuple[Any, str]:
         try:
-            return self._encoder.prepare(self.pairs.anchor(number)), ""
+            return self.pairs.anchor(number), ""
         except OSError as error:
             return None, str(error)
 
@@ -181,56 +216,7 @@ class FilesAndEncoder(AnalysedPairs):
         }
 
 
-class _OfNumbers:
-    """A judge that reads samples by their numbers."""
-
-    def __init__(self, con_d: SampleJudge, pairs: FilePairs) -> None:
-        self.con_d, self._pairs = con_d, pairs
-        con_d.know(pairs)
-
-    def probability(self, features: Features, image: Any, text: Any) -> NDArray[Any]:
-        """Return P(match) ``(P,)``."""
-        return self.con_d.probability(image, text)
-
-    def batches(self, drawn: Sequence[NDArray[Any]]) -> Iterator[dict[str, Any]]:
-        """Yield mini-batches that name samples, and hold no images."""
-        for numbers in drawn:
-            ids = torch.from_numpy(self._pairs.image_ids[numbers])
-            number = torch.from_numpy(numbers)
-            yield {"image": number, "image_id": ids, "loaded_index": number}
-
-
-class _BySimilarity:
-    """P is the share of own pairs that are less similar than a pair."""
-
-    con_d: Any = None  # there is nothing to check
-
-    def probability(
-        self, features: Features, image: NDArray[Any], text: NDArray[Any]
-    ) -> NDArray[Any]:
-        """Return P ``(P,)``."""
-        every = np.arange(len(features))
-        own = np.random.default_rng(0).permutation(every)[:_OWN]
-        scale = np.sort(_similarities(features, own, own))
-        found = _similarities(features, features.positions(image), features.positions(text))
-        return np.searchsorted(scale, found) / len(scale)
-
-    def batches(self, drawn: Sequence[NDArray[Any]]) -> Iterator[dict[str, Any]]:
-        """Yield nothing."""
-        return iter(())
-
-
-def _similarities(features: Features, image: NDArray[Any], text: NDArray[Any]) -> NDArray[Any]:
-    """Return the similarities ``(P,)`` of pairs of positions."""
-    found = np.empty(len(image), np.float32)
-    for begin in range(0, len(image), _CHUNK):
-        chunk = slice(begin, begin + _CHUNK)
-        rows = [torch.from_numpy(one[chunk]) for one in (image, text)]
-        found[chunk] = (features.images[rows[0]] * features.texts[rows[1]]).sum(1).numpy()
-    return found
-
-
-def load_files(args: argparse.Namespace) -> FilesAndEncoder:
+def load_files(args: argparse.Namespace) -> _FilesAndEncoder:
     """Open the pairs, the encoder and the judge that the arguments name.
 
     Raises:
@@ -241,34 +227,28 @@ def load_files(args: argparse.Namespace) -> FilesAndEncoder:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     about = {name: getattr(args, name) for name in _RECORDED} | {"images": str(args.images)}
     pairs = pairs_of(about)
-    try:
-        encoder = _encoder_of(args, pairs, device)
-    except _NOT_LOADED as error:
-        raise ValueError(f"--encoder {' '.join(args.encoder)}: {_short(error)}") from error
-    loaded = FilesAndEncoder(pairs, encoder, device)
-    name, _, vectors = (args.judge or SIMILARITY).partition(":")
+    with _explain_not_loaded(f"--encoder {' '.join(args.encoder)}"):
+        loaded = _FilesAndEncoder(pairs, _encoder_of(args, pairs, device), device)
+    name, _, vectors = (args.judge or _SIMILARITY).partition(":")
     config: dict[str, Any] = {"arch": name}
     if args.judge is None:
-        loaded.judges, loaded.notes = {SIMILARITY: _BySimilarity()}, [_BY_SIMILARITY]
-    else:
-        try:
-            if name == "captions":
-                config["checkpoint"] = vectors or None
-                judge: Any = DISCRIMINATORS.entry(name).value
-                con_d: SampleJudge = judge(checkpoint=config["checkpoint"])
-            else:
-                name, config = "judge", {"arch": "judge", "checkpoint": args.judge}
-                con_d = load_pretrained_judge(args.judge, pairs.of_texts, device)
-            loaded.judges = {name: _OfNumbers(con_d, pairs)}
-        except _NOT_LOADED as error:
-            raise ValueError(f"--judge {args.judge}: {_short(error)}") from error
+        loaded.judges, loaded.notes = {_SIMILARITY: None}, [_BY_SIMILARITY]
+    with _explain_not_loaded(f"--judge {args.judge}"):
+        if name == "captions":
+            config["checkpoint"] = vectors or None
+            judge: Any = DISCRIMINATORS.entry(name).value
+            loaded.judges = {name: judge(checkpoint=config["checkpoint"])}
+            loaded.judges[name].know(pairs)
+        elif args.judge is not None:
+            name, config = "judge", {"arch": "judge", "checkpoint": args.judge}
+            loaded.judges = {name: load_pretrained_judge(args.judge, pairs.of_texts, device)}
     loaded.configs = {name: config}
     loaded.about = about
     loaded.encoder = {"encoder": list(args.encoder), "judge": args.judge}
     return loaded
 
 
-def pairs_of(about: Mapping[str, Any]) -> FilePairs:
+def pairs_of(about: Mapping[str, Any]) -> _FilePairs:
     """Open the pairs that arguments, or the record of an earlier analysis, name.
 
     Raises:
@@ -276,18 +256,23 @@ def pairs_of(about: Mapping[str, Any]) -> FilePairs:
     """
     files, texts = about["data"], about["text_keys"]
     image, caption = texts or (about["image_key"], about["caption_key"])
-    return FilePairs(
-        files,
-        about["images"],
-        bool(texts),
-        image_key=image,
-        caption_key=caption,
-        image_id_key=about["image_id_key"],
-    )
+    try:
+        return _FilePairs(
+            files,
+            about["images"],
+            bool(texts),
+            image_key=image,
+            caption_key=caption,
+            image_id_key=about["image_id_key"],
+        )
+    except ValueError as error:
+        if not texts:
+            raise
+        raise ValueError(f"--text-keys {image} {caption}: {error}") from error
 
 
 def _encoder_of(
-    args: argparse.Namespace, pairs: FilePairs, device: torch.device
+    args: argparse.Namespace, pairs: _FilePairs, device: torch.device
 ) -> PairEncoder | _StoredFeatures:
     names = args.encoder
     if all(name.endswith(".npy") for name in names):
@@ -305,7 +290,11 @@ def _encoder_of(
     return found
 
 
-def _short(error: Exception) -> str:
-    """Return the first line of an error's message."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+@contextmanager
+def _explain_not_loaded(given: str) -> Iterator[None]:
+    """Name the argument whose model libraries cannot load, with the first line of what they say."""
+    try:
+        yield
+    except _NOT_LOADED as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise ValueError(f"{given}: {lines[0]}") from error

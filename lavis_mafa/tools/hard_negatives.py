@@ -12,12 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lavis_mafa.algorithm.context import known_positives
 from lavis_mafa.algorithm.corpus_mining import nearest
 from lavis_mafa.algorithm.grit import GritCollector, GritSettings
 from lavis_mafa.algorithm.grit.grouping import Indices
-from lavis_mafa.algorithm.mining import DIRECTIONS, pick
-from lavis_mafa.algorithm.pickers import NONE, hardest
+from lavis_mafa.algorithm.pickers import NONE
 from lavis_mafa.io.processes import all_gather_objects, get_rank, get_world_size, progress
 from lavis_mafa.tools.analysed_pairs import AnalysedPairs, log_on_main
 from lavis_mafa.tools.corpus_features import Features
@@ -55,7 +53,7 @@ class Sampling:
         return "_".join([self.kind, *(f"{k}{v}" for k, v in sizes.items() if v is not None)])
 
 
-def order_of(
+def _order_of(
     sampling: Sampling,
     vectors: Tensor,
     texts: Tensor,
@@ -120,56 +118,143 @@ class HardNegatives:
     from_image: NDArray[Any]
     batch: NDArray[Any]
 
-    def __len__(self) -> int:
-        return len(self.image)
+
+def find_hard_negatives(
+    loaded: AnalysedPairs,
+    features: Features,
+    sampling: Sampling,
+    seed: int,
+    top_k: int = 1,
+    new_only: bool = False,
+) -> HardNegatives:
+    """Return the hard negatives of one sampling, as sample numbers.
+
+    Of mini-batches, ``batch`` is their number; of the whole data set it is the position of the
+    anchor, so that intervals treat anchors as independent. All ranks must call this function; they
+    share the anchors.
+
+    Args:
+        top_k: of each anchor in a mini-batch.
+        new_only: never find another caption of the anchor's image, whatever the config says; in the
+            whole data set also no caption of the anchor's wording.
+    """
+    size, usual = len(features), loaded.usual
+    whole = sampling.neighbours is not None
+    if whole:
+        step = max(1, min(_ANCHORS, -(-size // _LEAST_CHUNKS)))
+        parts = [np.arange(begin, min(begin + step, size)) for begin in range(0, size, step)]
+        log_on_main("neighbours of %d anchors among %d samples", 2 * size, size)
+    else:
+        ids = loaded.data.image_ids[features.numbers]
+        order = _order_of(
+            sampling,
+            features.vectors,
+            features.texts,
+            seed,
+            ids if usual.grit.same_image == "apart" else None,
+            usual.grit,
+            _groups_of(loaded, features),
+        )
+        parts = list(order.reshape(-1, sampling.batch_size))
+        log_on_main("%s: %d mini-batches", sampling.name, len(parts))
+    labels = _labels(loaded, features, new_only, wordings=whole)
+    k = sampling.neighbours or top_k
+    found = hardest_negatives(
+        features, loaded.similarity, parts, labels, k, whole, loaded.device, sampling.name
+    )
+    found.image, found.text = features.numbers[found.image], features.numbers[found.text]
+    return found
 
 
 def hardest_negatives(
-    order: NDArray[Any],
-    batch_size: int,
     features: Features,
     similarity: Similarity,
-    image_ids: NDArray[Any] | None = None,
-    top_k: int = 1,
+    parts: Sequence[NDArray[Any]],
+    labels: Sequence[NDArray[Any]] = (),
+    k: int = 1,
+    whole: bool = False,
     device: torch.device | str = "cpu",
-    group_ids: NDArray[Any] | None = None,
+    name: str | None = None,
 ) -> HardNegatives:
-    """Return the hardest negatives of every anchor in its mini-batch, in both directions (MAFA
-    Algorithm 1).
+    """Return the ``k`` most similar candidates of every anchor, in both directions (MAFA
+    Algorithm 1), as positions; all ranks must call this function, and share the parts.
 
     Args:
-        order: ``(n * B,)`` positions from `order_of`.
         similarity: of image and text features, such as `Backbone.similarity`.
-        image_ids: ``(S,)``; pairs of the same image are positives of each other. None: only the
-            anchor's own pair is a positive.
-        top_k: number of hardest negatives of each anchor.
-        group_ids: ``(S,)``, -1 for none; pairs of one group are no negatives of each other.
+        parts: positions of the anchors that are compared at once, such as mini-batches.
+        labels: arrays ``(S,)``; a candidate that equals the anchor in one of them is a known
+            positive and never found. Empty: only the anchor's own pair is one.
+        whole: whether the candidates are all samples, instead of the anchor's part.
+        name: of the progress bar.
     """
-    # Filled in place: parts that are joined would need twice the memory.
-    most, end = 2 * top_k * len(order), 0
-    image, text = np.empty((2, most), np.int64)
-    sides, numbers = np.empty(most, bool), np.empty(most, np.int32)
-    batches = order.reshape(-1, batch_size)
-    for number, positions in enumerate(progress(batches, desc="hard negatives")):
-        rows = torch.from_numpy(positions)
-        images, texts = features.images[rows].to(device).float(), features.texts[rows].to(device)
-        sim = similarity(images, texts)
-        own = torch.arange(len(positions), device=sim.device)
-        ids = {}
-        if image_ids is not None:
-            ids["image_id"] = torch.from_numpy(image_ids[positions]).to(sim.device)
-        if group_ids is not None:
-            ids["group_id"] = torch.from_numpy(group_ids[positions]).to(sim.device)
-        positives = known_positives(ids, own, len(positions), "positive", "positive")
-        for from_image, one in ((True, sim), (False, sim.t())):
-            hardest_first, _ = pick(one, positives, hardest, second_choice=False, top_k=top_k)
-            picked = hardest_first.cpu().numpy()
-            found = picked != NONE
-            anchors, negatives = np.tile(positions, top_k)[found], positions[picked[found]]
-            place, end = slice(end, end + len(anchors)), end + len(anchors)
-            pair = (anchors, negatives) if from_image else (negatives, anchors)
-            (image[place], text[place]), sides[place], numbers[place] = pair, from_image, number
-    return HardNegatives(image[:end], text[:end], sides[:end], numbers[:end])
+    every, rank, world = np.arange(len(features)), get_rank(), get_world_size()
+    own: list[tuple[NDArray[Any], NDArray[Any]]] = []
+    for rows in progress(parts[rank::world], desc=name):
+        among = every if whole else rows
+        places = (
+            _search(features, similarity, labels, rows, among, from_image, k, device)[0].numpy()
+            for from_image in (True, False)
+        )
+        own.append(tuple(places))  # type: ignore[arg-type]
+    of_ranks = all_gather_objects(own)
+    images, texts, sides, numbers = [], [], [], []
+    for number, rows in enumerate(parts):
+        among = every if whole else rows
+        for from_image, places in zip(
+            (True, False), of_ranks[number % world][number // world], strict=True
+        ):
+            row, column = np.nonzero(places != NONE)
+            anchors, others = rows[row], among[places[row, column]]
+            images.append(anchors if from_image else others)
+            texts.append(others if from_image else anchors)
+            sides.append(np.full(len(anchors), from_image))
+            numbers.append(anchors if whole else np.full(len(anchors), number))
+    return HardNegatives(*map(np.concatenate, (images, texts, sides, numbers)))
+
+
+def _search(
+    features: Features,
+    similarity: Similarity,
+    labels: Sequence[NDArray[Any]],
+    rows: NDArray[Any],
+    among: NDArray[Any],
+    from_image: bool,
+    k: int,
+    device: torch.device | str = "cpu",
+) -> tuple[Tensor, Tensor]:
+    """Return numbers and similarities ``(A, K)`` of the most similar candidates of A anchors.
+
+    K is at most ``k`` and the number of candidates; numbers are `NONE` where none is left.
+
+    Args:
+        rows: ``(A,)`` positions of the anchors.
+        among: ``(C,)`` positions of the candidates.
+        from_image: whether the anchors are images and the candidates texts, or the reverse.
+    """
+    own_side, other_side = features.images, features.texts
+    if not from_image:
+        own_side, other_side = features.texts, features.images
+
+    def on_device(array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+    anchors = own_side[torch.from_numpy(rows)].to(device).float()
+
+    def compare(begin: int, end: int) -> Tensor:
+        compared = among[begin:end]
+        others = other_side[torch.from_numpy(compared)].to(device).float()
+        with torch.inference_mode():
+            if from_image:
+                sim = similarity(anchors, others).float()
+            else:
+                sim = similarity(others, anchors).float().t()
+            same = [(rows, compared), *((label[rows], label[compared]) for label in labels)]
+            for own, other in same:
+                sim.masked_fill_(on_device(own)[:, None] == on_device(other), float("-inf"))
+        return sim
+
+    places, best = nearest(compare, len(rows), len(among), k)
+    return places.cpu(), best.cpu()
 
 
 def _groups_of(loaded: AnalysedPairs, features: Features) -> NDArray[Any] | None:
@@ -181,139 +266,14 @@ def _groups_of(loaded: AnalysedPairs, features: Features) -> NDArray[Any] | None
     return np.asarray(groups[features.numbers])
 
 
-def hard_negatives_of(
-    loaded: AnalysedPairs,
-    features: Features,
-    sampling: Sampling,
-    seed: int,
-    top_k: int = 1,
-    images_apart: bool = False,
-) -> HardNegatives:
-    """Return the hard negatives of one sampling; ``image`` and ``text`` are sample numbers.
-
-    Args:
-        images_apart: never pick another caption of the same image, whatever the config says.
-    """
-    usual = loaded.usual
-    ids, groups = loaded.data.image_ids[features.numbers], _groups_of(loaded, features)
-    order = order_of(
-        sampling,
-        features.vectors,
-        features.texts,
-        seed,
-        ids if usual.grit.same_image == "apart" else None,
-        usual.grit,
-        groups,
-    )
-    assert sampling.batch_size is not None
-    log_on_main("%s: %d mini-batches", sampling.name, len(order) // sampling.batch_size)
-    found = hardest_negatives(
-        order,
-        sampling.batch_size,
-        features,
-        loaded.similarity,
-        ids if images_apart or usual.same_image else None,
-        top_k,
-        loaded.device,
-        group_ids=groups,
-    )
-    found.image, found.text = features.numbers[found.image], features.numbers[found.text]
-    return found
-
-
-def find_neighbours(
-    loaded: AnalysedPairs, features: Features, k: int, new_only: bool = False
-) -> HardNegatives:
-    """Return the ``k`` most similar candidates of all anchors, as sample numbers.
-
-    ``batch`` is the position of the anchor, so that intervals treat anchors as independent. All
-    ranks must call this function; they share the anchors.
-
-    Args:
-        new_only: never find what would not be a new pair of the anchor: another caption of its
-            image, whatever the config says, or a caption of its own wording.
-    """
-    size = len(features)
-    labels = _labels(loaded, features, new_only)
-    step = max(1, min(_ANCHORS, -(-size // _LEAST_CHUNKS)))
-    chunks = [
-        (direction == "i2t", np.arange(begin, min(begin + step, size)))
-        for direction in DIRECTIONS
-        for begin in range(0, size, step)
-    ]
-    rank, world = get_rank(), get_world_size()
-    log_on_main("neighbours of %d anchors among %d samples", 2 * size, size)
-    own = []
-    with progress(desc="neighbours", total=len(chunks[rank::world]), unit=" chunks") as bar:
-        for from_image, rows in chunks[rank::world]:
-            similarity, device = loaded.similarity, loaded.device
-            places, _ = _search(features, similarity, labels, rows, from_image, k, device)
-            own.append(places.numpy())
-            bar.update()
-    of_ranks = all_gather_objects(own)
-    images, texts, sides, batches = [], [], [], []
-    for number, (from_image, rows) in enumerate(chunks):
-        places = of_ranks[number % world][number // world]
-        row, column = np.nonzero(places != NONE)
-        anchors, found = rows[row], places[row, column]
-        images.append(anchors if from_image else found)
-        texts.append(found if from_image else anchors)
-        sides.append(np.full(len(anchors), from_image))
-        batches.append(anchors)
-    image, text = (features.numbers[np.concatenate(one)] for one in (images, texts))
-    return HardNegatives(image, text, np.concatenate(sides), np.concatenate(batches))
-
-
-def _search(
-    features: Features,
-    similarity: Similarity,
-    labels: Sequence[NDArray[Any]],
-    rows: NDArray[Any],
-    from_image: bool,
-    k: int,
-    device: torch.device | str = "cpu",
-) -> tuple[Tensor, Tensor]:
-    """Return positions and similarities ``(A, K)`` of the most similar candidates of A anchors.
-
-    K is at most ``k`` and the number of samples; positions are `NONE` where no candidate is left.
-
-    Args:
-        similarity: of image and text features, such as `Backbone.similarity`.
-        labels: arrays ``(S,)``; a candidate that equals the anchor in one of them is a known
-            positive and never found. Empty: only the anchor's own pair is one.
-        rows: ``(A,)`` positions of the anchors.
-        from_image: whether the anchors are images and the candidates texts, or the reverse.
-    """
-    labels = labels or [np.arange(len(features))]
-
-    own_side, other_side = features.images, features.texts
-    if not from_image:
-        own_side, other_side = features.texts, features.images
-    anchors = own_side[torch.from_numpy(rows)].to(device).float()
-
-    def compare(begin: int, end: int) -> Tensor:
-        others = other_side[begin:end].to(device).float()
-        with torch.inference_mode():
-            if from_image:
-                sim = similarity(anchors, others).float()
-            else:
-                sim = similarity(others, anchors).float().t()
-            for label in labels:
-                own = torch.from_numpy(np.asarray(label[rows])).to(device)
-                other = torch.from_numpy(np.asarray(label[begin:end])).to(device)
-                sim.masked_fill_(own[:, None] == other, float("-inf"))
-        return sim
-
-    places, best = nearest(compare, len(rows), len(features), k)
-    return places.cpu(), best.cpu()
-
-
-def _labels(loaded: AnalysedPairs, features: Features, new_only: bool) -> list[NDArray[Any]]:
+def _labels(
+    loaded: AnalysedPairs, features: Features, new_only: bool, wordings: bool
+) -> list[NDArray[Any]]:
     """Return arrays ``(S,)`` of numbers that known positives share."""
     labels: list[NDArray[Any]] = []
     if new_only or loaded.usual.same_image:
         labels.append(np.asarray(loaded.data.image_ids[features.numbers]))
-    if new_only:
+    if new_only and wordings:
         captions = (normalized(loaded.data.caption(int(n))) for n in features.numbers)
         labels.append(np.fromiter(map(_hash, captions), np.int64))
     groups = _groups_of(loaded, features)

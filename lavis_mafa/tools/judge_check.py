@@ -1,25 +1,13 @@
-"""Con-D's self-check before an analysis, and its table in reports."""
+"""The table of Con-D's self-checks in reports."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from lavis_mafa.judges.self_check import (
-    LEAST_AUC,
-    LEAST_FOUND,
-    SKIP,
-    SelfCheck,
-    drawn_samples,
-    mode_of,
-    on_all_ranks,
-    self_check,
-)
-from lavis_mafa.tools.analysed_pairs import AnalysedPairs, Judge
+from lavis_mafa.judges.self_check import LEAST_AUC, LEAST_FOUND
 from lavis_mafa.tools.charts import Cell, Table
 
-_OPTION = "--self-check"
 TITLE = "Con-D self-check"
 NOTE = (
     "Own pairs are images with their own captions, random pairs images with the captions of other "
@@ -29,39 +17,6 @@ NOTE = (
     "that the discriminator finds hardly any false negative. Passing is no proof of the opposite: "
     "hard negatives are harder."
 ).replace("%", " %")
-
-
-def check_judges(
-    loaded: AnalysedPairs, thresholds: Sequence[float], args: argparse.Namespace
-) -> dict[str, SelfCheck]:
-    """Check every judge of a command; all ranks must call this function.
-
-    Images are processed as the command will process them.
-
-    Args:
-        thresholds: in use.
-        args: with ``self_check`` (None: each config's own) and ``seed``.
-
-    Returns:
-        The checks by name, without those that are skipped.
-
-    Raises:
-        PoorDiscriminatorError: on all ranks, if one fails that is to be refused.
-    """
-    found = {}
-    for name, judge in loaded.judges.items():
-        cfg = loaded.configs[name]
-        mode = args.self_check or mode_of(cfg)
-        if mode == SKIP or judge.con_d is None:
-            continue
-
-        def check(name: str = name, judge: Judge = judge, cfg: Any = cfg) -> SelfCheck:
-            drawn = drawn_samples(len(loaded.data), cfg, args.seed)
-            return self_check(judge.con_d, judge.batches(drawn), thresholds, name, args.seed)
-
-        found[name] = on_all_ranks(check)
-        found[name].settle(mode, _OPTION)
-    return found
 
 
 def self_check_tables(checks: Mapping[str, Mapping[str, Any]]) -> list[Table]:

@@ -1,151 +1,147 @@
-"""Judge pairs of a data set with discriminators."""
+"""Judge pairs of samples, whatever judges: by pictures and captions, by numbers or by similarity.
+
+All functions must be called by all ranks.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from omegaconf import OmegaConf
 
 from lavis_mafa.algorithm.discriminator import LEFT
-from lavis_mafa.families.many_pairs import ManyPairs
+from lavis_mafa.data.known_truth import known_pairs
 from lavis_mafa.io.processes import all_gather_objects, get_rank, get_world_size, progress
-from lavis_mafa.judges.build import ORACLE, build_discriminator
-from lavis_mafa.judges.discriminators import ModelDiscriminator, SampleJudge
-from lavis_mafa.judges.pair_reader import PairReader
-from lavis_mafa.settings import ConfigError, load_config
-from lavis_mafa.settings.con_d import check_con_d
-from lavis_mafa.settings.load import plain_options
-from lavis_mafa.settings.registered import mafa_key
-from lavis_mafa.tools.analysed_pairs import log_on_main
+from lavis_mafa.judges.discriminators import SampleJudge
+from lavis_mafa.judges.self_check import (
+    SKIP,
+    SelfCheck,
+    drawn_samples,
+    mode_of,
+    on_all_ranks,
+    self_check,
+)
+from lavis_mafa.tools.analysed_pairs import AnalysedPairs, log_on_main
+from lavis_mafa.tools.corpus import Corpus
 from lavis_mafa.tools.corpus_features import Features
-from lavis_mafa.tools.count_advice import TRUTH
-from lavis_mafa.tools.judged_pairs import pair_keys
-from lavis_mafa.tools.model_and_data import ModelAndData, load_model_and_data, options_of
+from lavis_mafa.tools.hard_negatives import HardNegatives
+from lavis_mafa.tools.judged_pairs import UNKNOWN, Judged, pair_keys
 
-_ModelJudge = ModelDiscriminator | PairReader
-AnyJudge = _ModelJudge | SampleJudge
-CHUNK_IMAGES, CHUNK_PAIRS = 64, 4096  # that are judged at once
+_CHUNK_PAIRS = 4096  # that are judged at once, or compared
+_OWN = 10_000  # own pairs that give a scale
 
 
-def discriminators_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Return the configs of the discriminators by name; {} if only the ground truth judges.
+def check_judges(
+    loaded: AnalysedPairs, thresholds: Sequence[float], args: argparse.Namespace
+) -> dict[str, SelfCheck]:
+    """Check every judge of a command on images as the command will process them.
+
+    Args:
+        thresholds: in use.
+        args: with ``self_check`` (None: each config's own) and ``seed``.
+
+    Returns:
+        The checks by name, without those that are skipped.
 
     Raises:
-        ConfigError: with all problems of the configs.
+        PoorDiscriminatorError: on all ranks, if one fails that is to be refused.
     """
-    cfg = load_config(args.cfg_path, options_of(args), machine=False)
-    model: Any = OmegaConf.to_container(cfg.model_cfg, resolve=True)
-    if not args.con_d:
-        own = (model.get("mafa") or {}).get("con_d")
-        return {} if not own or own["arch"] == ORACLE else {"con_d": own}
-    names = {option.partition(".")[0] for option in args.con_d}
-    con_d = (mafa_key().keys or {})["con_d"]
-    given = plain_options(args.con_d, dict.fromkeys(names, con_d), "--con-d")
-    found, problems = {}, []
-    for name, one in given.items():
-        if name == TRUTH or not str(name).isidentifier() or not isinstance(one, dict):
-            problems.append(f"--con-d {name}: expected NAME.key=value, NAME other than {TRUTH}")
+    found = {}
+    for name, judge in loaded.judges.items():
+        cfg = loaded.configs[name]
+        mode = args.self_check or mode_of(cfg)
+        if mode == SKIP or judge is None:
             continue
-        found[name], wrong = check_con_d(one)
-        problems += [f"--con-d {name}: {problem}" for problem in wrong]
-        if one.get("arch") == ORACLE:
-            problems.append(
-                f"--con-d {name}.arch: {ORACLE} is given by --options model.mafa.con_d.arch"
-            )
-    if problems:
-        raise ConfigError(str(args.cfg_path), problems)
+
+        def check(name: str = name, judge: Any = judge, cfg: Any = cfg) -> SelfCheck:
+            drawn = drawn_samples(len(loaded.data), cfg, args.seed)
+            of_numbers = isinstance(judge, SampleJudge)
+            batches = _numbers(loaded.data, drawn) if of_numbers else loaded.pictures(drawn, judge)
+            return self_check(judge, batches, thresholds, name, args.seed)
+
+        found[name] = on_all_ranks(check)
+        found[name].settle(mode, "--self-check")
     return found
 
 
-def _build_judge(con_d: Mapping[str, Any], known: Mapping[str, Any]) -> AnyJudge:
-    """Build a discriminator from a config like ``model.mafa.con_d``, other than the oracle.
-
-    Args:
-        known: the ``model`` config of the command, as for `build_discriminator`.
-
-    Raises:
-        ValueError: for a user's discriminator, whose weights nobody knows.
-    """
-    judge: Any = build_discriminator(con_d, known)
-    if isinstance(judge, PairReader | SampleJudge):
-        return judge
-    if not isinstance(judge, ModelDiscriminator):
-        raise ValueError(
-            f"{con_d['arch']} judges only in training, because its verdicts cannot be identified; "
-            "name a model"
-        )
-    matching: Any = ManyPairs(judge.backbone)  # more pairs at once than a mini-batch has
-    judge.backbone = matching
-    return judge
+def _numbers(data: Corpus, drawn: Sequence[NDArray[Any]]) -> Iterator[dict[str, Any]]:
+    """Yield mini-batches that name samples, and hold no images."""
+    for numbers in drawn:
+        batch = {"image": numbers, "image_id": data.image_ids[numbers], "loaded_index": numbers}
+        if data.group_ids is not None:
+            batch["group_id"] = data.group_ids[numbers]
+        yield {name: torch.from_numpy(np.asarray(values)) for name, values in batch.items()}
 
 
-def build_judges(
-    loaded: ModelAndData, con_ds: Mapping[str, Mapping[str, Any]]
-) -> dict[str, AnyJudge]:
-    """Build the discriminators of a command by name, see `_build_judge`."""
-    judges = {name: _build_judge(con_d, loaded.cfg.model_cfg) for name, con_d in con_ds.items()}
-    for one in judges.values():
-        if hasattr(one, "know"):  # a model has it of the discriminator before it
-            one.know(loaded.data.pairs)
-    return judges
+def judge_all(
+    loaded: AnalysedPairs, features: Features, negatives: Sequence[HardNegatives]
+) -> Judged:
+    """Judge all distinct pairs of hard negatives."""
+    size = len(loaded.data)
+    # Sorted in place, a pair's occurrences from its text before those from its image.
+    keys = np.concatenate(
+        [2 * pair_keys(one.image, one.text, size) + one.from_image for one in negatives]
+    )
+    keys.sort()
+    begins = np.diff(keys // 2, prepend=-1) > 0
+    by_text, by_image = keys[begins] % 2 == 0, keys[np.roll(begins, -1)] % 2 == 1
+    image, text = np.divmod(keys[begins] // 2, size)
+    del keys, begins
+    probability = {
+        name: np.asarray(_probability(loaded, features, judge, image, text), np.float32)
+        for name, judge in loaded.judges.items()
+    }
+    return Judged(image, text, by_image, by_text, probability, _truth_of(loaded.data, image, text))
 
 
-class _ConfigJudge:
-    """A discriminator of a config as a judge of samples by number."""
-
-    def __init__(self, loaded: ModelAndData, con_d: AnyJudge) -> None:
-        self.loaded, self.con_d = loaded, con_d
-
-    def probability(
-        self, features: Features, image: NDArray[Any], text: NDArray[Any]
-    ) -> NDArray[Any]:
-        """Return P(match) ``(P,)``; all ranks must call this method."""
-        con_d = self.con_d
-        if isinstance(con_d, SampleJudge):
-            return con_d.probability(image, text)
-        first = getattr(con_d, "first", None)
-        found = np.ones(len(image)) if first is None else first.probability(image, text)
-        left, found = found >= LEFT, np.asarray(found, np.float32)
-        found[left] = _judge(self.loaded, features, image[left], text[left], con_d)
-        return found
-
-    def batches(self, drawn: Sequence[NDArray[Any]]) -> Iterator[dict[str, Any]]:
-        """Yield mini-batches of samples with images in the discriminator's view."""
-        for batch in self.loaded.data.batches(drawn, self.con_d.processor):
-            yield {**batch, "image": batch["image"].to(self.loaded.device)}
+def _truth_of(data: Corpus, image: NDArray[Any], text: NDArray[Any]) -> NDArray[Any]:
+    """Return the ground truth ``(P,)`` int8 of pairs; `UNKNOWN` where the data do not know it."""
+    if data.truth is None:
+        return np.full(len(image), UNKNOWN, np.int8)
+    truth = np.asarray(data.truth(image, text)).astype(np.int8)
+    return np.where(known_pairs(data.truth, image, text), truth, UNKNOWN).astype(np.int8)
 
 
-def load_judged(args: argparse.Namespace) -> ModelAndData:
-    """Build the model, the pairs and the discriminators of a config.
-
-    Raises:
-        ConfigError: with all problems of the config.
-        ValueError: if there are no training pairs.
-    """
-    configs = discriminators_of(args)
-    loaded = load_model_and_data(args)
-    judges = build_judges(loaded, configs)
-    loaded.configs = configs
-    loaded.judges = {name: _ConfigJudge(loaded, one) for name, one in judges.items()}
-    options = [str(option) for option in args.options]
-    loaded.about = {"cfg_path": str(args.cfg_path), "options": options}
-    loaded.encoder = {"checkpoint": args.checkpoint}
-    own = (loaded.cfg.model_cfg.get("mafa") or {}).get("con_d") or {}
-    loaded.by_truth = not judges and own.get("arch") == ORACLE
-    return loaded
+def _probability(
+    loaded: AnalysedPairs, features: Features, judge: Any, image: NDArray[Any], text: NDArray[Any]
+) -> NDArray[Any]:
+    """Return P(match) ``(P,)`` by a judge, see `AnalysedPairs.judges`; NaN where an image cannot be
+    read."""
+    if judge is None:
+        return _rank_among_own(features, image, text)
+    if isinstance(judge, SampleJudge):
+        return judge.probability(image, text)
+    first = getattr(judge, "first", None)
+    found = np.ones(len(image)) if first is None else first.probability(image, text)
+    left, found = found >= LEFT, np.asarray(found, np.float32)
+    found[left] = judge_by_image(loaded, features, image[left], text[left], judge)
+    return found
 
 
-def _judge(
-    loaded: ModelAndData,
-    features: Features,
-    image: NDArray[Any],
-    text: NDArray[Any],
-    discriminator: _ModelJudge,
+def _rank_among_own(features: Features, image: NDArray[Any], text: NDArray[Any]) -> NDArray[Any]:
+    """Return the shares ``(P,)`` of own pairs that are less similar than a pair."""
+    own = np.random.default_rng(0).permutation(np.arange(len(features)))[:_OWN]
+    scale = np.sort(_similarities(features, own, own))
+    found = _similarities(features, features.positions(image), features.positions(text))
+    return np.searchsorted(scale, found) / len(scale)
+
+
+def _similarities(features: Features, image: NDArray[Any], text: NDArray[Any]) -> NDArray[Any]:
+    """Return the similarities ``(P,)`` of pairs of positions."""
+    found = np.empty(len(image), np.float32)
+    for begin in range(0, len(image), _CHUNK_PAIRS):
+        chunk = slice(begin, begin + _CHUNK_PAIRS)
+        rows = [torch.from_numpy(one[chunk]) for one in (image, text)]
+        found[chunk] = (features.images[rows[0]] * features.texts[rows[1]]).sum(1).numpy()
+    return found
+
+
+def judge_by_image(
+    loaded: AnalysedPairs, features: Features, image: NDArray[Any], text: NDArray[Any], judge: Any
 ) -> NDArray[Any]:
     """Return the probabilities ``(P,)`` float32 that pairs match; NaN if an image is unreadable.
 
@@ -156,26 +152,25 @@ def _judge(
     Args:
         features: captions, and which samples can be read.
         image, text: ``(P,)`` sample numbers in the training set.
+        judge: has ``judge``, see `lavis_mafa.Discriminator`.
     """
     size = len(loaded.data)
     shown_by = _first_readable(loaded.data.image_ids, features.numbers)
     pairs, place = np.unique(pair_keys(shown_by[image], text, size), return_inverse=True)
     images, texts = np.divmod(np.array_split(pairs, get_world_size())[get_rank()], size)
     log_on_main("%d pairs to judge", len(pairs))
-    discriminator.model.to(loaded.device)
     own = np.empty(len(images), np.float32)
-    chunks = _chunks_of(images, texts)
+    chunks = _chunks_of(images, texts, loaded.images_at_once)
     shown = [np.unique(images[rows]) for rows in chunks]
-    pictures = loaded.data.batches(shown, discriminator.processor)
     with progress(total=len(images), unit=" pairs", desc="judging") as bar:
-        for rows, numbers, batch in zip(chunks, shown, pictures, strict=True):
+        for rows, numbers, batch in zip(chunks, shown, loaded.pictures(shown, judge), strict=True):
             captions, text_of = np.unique(texts[rows], return_inverse=True)
             image_of = np.searchsorted(numbers, images[rows])
             samples = {
-                "image": batch["image"].to(loaded.device),
+                "image": batch["image"],
                 "text_input": [features.captions[k] for k in features.positions(captions)],
             }
-            verdicts = discriminator.judge(
+            verdicts = judge.judge(
                 samples, torch.from_numpy(image_of), torch.from_numpy(text_of.reshape(-1))
             )
             own[rows] = verdicts.float().cpu().numpy()
@@ -200,11 +195,11 @@ def _first_readable(image_ids: NDArray[Any], readable: NDArray[Any]) -> NDArray[
     return first[image]
 
 
-def _chunks_of(image: NDArray[Any], text: NDArray[Any]) -> list[NDArray[Any]]:
+def _chunks_of(image: NDArray[Any], text: NDArray[Any], most_images: int) -> list[NDArray[Any]]:
     """Return the rows of pairs that are judged together.
 
     All pairs of an image are in one chunk, so that it is encoded once; a chunk has up to
-    `CHUNK_IMAGES` images and about `CHUNK_PAIRS` pairs.
+    ``most_images`` images and about `_CHUNK_PAIRS` pairs.
 
     Args:
         image, text: ``(P,)``, all pairs of this rank.
@@ -213,7 +208,7 @@ def _chunks_of(image: NDArray[Any], text: NDArray[Any]) -> list[NDArray[Any]]:
     begins = np.flatnonzero(np.diff(image[order], prepend=-1)).tolist()
     first, cuts = 0, []
     for number, begin in enumerate(begins):
-        if number - first >= CHUNK_IMAGES or begin - begins[first] >= CHUNK_PAIRS:
+        if number - first >= most_images or begin - begins[first] >= _CHUNK_PAIRS:
             cuts.append(begin)
             first = number
     return np.split(order, cuts) if len(order) else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,21 @@ from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.data.local_files import reads_as_lavis
 from lavis_mafa.data.training_set import TrainingSet
 from lavis_mafa.families.mafa_model import checkpoint_of
+from lavis_mafa.families.many_pairs import ManyPairs
 from lavis_mafa.io.identity import fingerprint
-from lavis_mafa.judges.build import view_of
+from lavis_mafa.judges.build import ORACLE, build_discriminator, view_of
+from lavis_mafa.judges.discriminators import ModelDiscriminator, SampleJudge
 from lavis_mafa.judges.frozen import FROZEN_MODELS
-from lavis_mafa.settings import load_config
+from lavis_mafa.judges.pair_reader import PairReader
+from lavis_mafa.settings import ConfigError, load_config
 from lavis_mafa.settings.check import listed
+from lavis_mafa.settings.con_d import check_con_d
 from lavis_mafa.settings.config_of_run import LOG, is_trusted
-from lavis_mafa.settings.load import Named
+from lavis_mafa.settings.load import Named, plain_options
+from lavis_mafa.settings.registered import mafa_key
 from lavis_mafa.tools.analysed_pairs import AnalysedPairs, Encoded, Usual, log_on_main
 from lavis_mafa.tools.corpus import Corpus
+from lavis_mafa.tools.count_advice import TRUTH
 from lavis_mafa.tools.judged_pairs import Judged
 from lavis_mafa.training.launch import amp_dtype_of
 from lavis_mafa.training.loaders import to_device, training_set
@@ -59,7 +65,7 @@ class ModelAndData(AnalysedPairs):
     data: Corpus
     device: torch.device
 
-    def autocast(self) -> torch.autocast:
+    def _autocast(self) -> torch.autocast:
         """Return the mixed precision of ``run.amp`` and ``run.amp_dtype``."""
         dtype = amp_dtype_of(self.cfg.run_cfg)
         return torch.autocast(self.device.type, dtype, enabled=dtype is not None)
@@ -75,7 +81,7 @@ class ModelAndData(AnalysedPairs):
         mafa = self.cfg.model_cfg.get("mafa") or {}
         return Usual(
             int(self.cfg.run_cfg.batch_size_train),
-            grouping_of(self.cfg.run_cfg),
+            _grouping_of(self.cfg.run_cfg),
             getattr(self.model, "settings", StepSettings()).connections,
             mafa.get("same_image", "positive") == "positive",
             mafa.get("same_group") != "negative",
@@ -86,7 +92,7 @@ class ModelAndData(AnalysedPairs):
         backbone = backbone_of(self.model)
         for batch in self.data.batches(batches):
             samples = to_device(batch, self.device)
-            with torch.inference_mode(), self.autocast():
+            with torch.inference_mode(), self._autocast():
                 images = backbone.encode_images(samples["image"])
                 texts = backbone.encode_texts(samples["text_input"])
                 vectors, text_vectors = backbone.grit_vectors(images, texts)
@@ -94,6 +100,11 @@ class ModelAndData(AnalysedPairs):
             queries = images.features if images.features.ndim == 3 else None
             captions, errors = list(batch["text_input"]), list(batch["load_error"])
             yield Encoded(vectors, text_vectors, queries, captions, errors)
+
+    def pictures(self, drawn: Sequence[NDArray[Any]], judge: Any) -> Iterator[dict[str, Any]]:
+        """Yield mini-batches of samples with images in the discriminator's view."""
+        for batch in self.data.batches(drawn, judge.processor):
+            yield {**batch, "image": batch["image"].to(self.device)}
 
     def similarity(self, images: Tensor, texts: Tensor) -> Tensor:
         """Return the similarities ``(I, T)`` of features, as the model compares them."""
@@ -110,7 +121,7 @@ class ModelAndData(AnalysedPairs):
         }
 
 
-def grouping_of(run: Any) -> GritSettings:
+def _grouping_of(run: Any) -> GritSettings:
     """Return how a run's last epoch is grouped: ``grit`` with the hardness q of this epoch.
 
     A schedule with state is not known without the run's training state: ``grit.hardness`` replaces
@@ -133,7 +144,7 @@ def grouping_of(run: Any) -> GritSettings:
     return replace(settings, hardness=schedule.at(settings.grouped_before(last)))
 
 
-def options_of(args: argparse.Namespace) -> list[str]:
+def _options_of(args: argparse.Namespace) -> list[str]:
     """Return ``--options``, the config keys that ``--checkpoint`` stands for, and the folder of the
     results in the place of the run's, to which nothing is written."""
     options = [f"run.output_dir={args.output.parent}", *args.options, *_ONLY_DATA]
@@ -145,14 +156,14 @@ def options_of(args: argparse.Namespace) -> list[str]:
     return [*options, *given]
 
 
-def load_model_and_data(args: argparse.Namespace) -> ModelAndData:
+def _load_model_and_data(args: argparse.Namespace) -> ModelAndData:
     """Build the model and the pairs of a config; joins the processes of a launcher.
 
     Raises:
         ConfigError: with all problems of the config.
         ValueError: if there are no training pairs.
     """
-    cfg = begin(args.cfg_path, options_of(args))
+    cfg = begin(args.cfg_path, _options_of(args))
     task, train = _build_pairs(cfg)
     mafa = cfg.model_cfg.get("mafa")
     # The commands that need frozen models build them: here they would take memory for nothing.
@@ -174,12 +185,86 @@ def load_model_and_data(args: argparse.Namespace) -> ModelAndData:
     return ModelAndData(cfg, model.to(device).eval(), data, device)
 
 
+def load_judged(args: argparse.Namespace) -> ModelAndData:
+    """Build the model, the pairs and the discriminators of a config.
+
+    Raises:
+        ConfigError: with all problems of the config.
+        ValueError: if there are no training pairs, or for a user's discriminator.
+    """
+    configs = _discriminators_of(args)
+    loaded = _load_model_and_data(args)
+    model_cfg = loaded.cfg.model_cfg
+    loaded.configs = configs
+    loaded.judges = {name: _build_judge(con_d, model_cfg) for name, con_d in configs.items()}
+    for judge in loaded.judges.values():
+        if hasattr(judge, "know"):  # a model has it of the discriminator before it
+            judge.know(loaded.data.pairs)
+    options = [str(option) for option in args.options]
+    loaded.about = {"cfg_path": str(args.cfg_path), "options": options}
+    loaded.encoder = {"checkpoint": args.checkpoint}
+    own = (model_cfg.get("mafa") or {}).get("con_d") or {}
+    loaded.by_truth = not configs and own.get("arch") == ORACLE
+    return loaded
+
+
+def _discriminators_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Return the configs of the discriminators by name; {} if only the ground truth judges.
+
+    Raises:
+        ConfigError: with all problems of the configs.
+    """
+    cfg = load_config(args.cfg_path, _options_of(args), machine=False)
+    model: Any = OmegaConf.to_container(cfg.model_cfg, resolve=True)
+    if not args.con_d:
+        own = (model.get("mafa") or {}).get("con_d")
+        return {} if not own or own["arch"] == ORACLE else {"con_d": own}
+    names = {option.partition(".")[0] for option in args.con_d}
+    con_d = (mafa_key().keys or {})["con_d"]
+    given = plain_options(args.con_d, dict.fromkeys(names, con_d), "--con-d")
+    found, problems = {}, []
+    for name, one in given.items():
+        if name == TRUTH or not str(name).isidentifier() or not isinstance(one, dict):
+            problems.append(f"--con-d {name}: expected NAME.key=value, NAME other than {TRUTH}")
+            continue
+        found[name], wrong = check_con_d(one)
+        problems += [f"--con-d {name}: {problem}" for problem in wrong]
+        if one.get("arch") == ORACLE:
+            problems.append(
+                f"--con-d {name}.arch: {ORACLE} is given by --options model.mafa.con_d.arch"
+            )
+    if problems:
+        raise ConfigError(str(args.cfg_path), problems)
+    return found
+
+
+def _build_judge(con_d: Mapping[str, Any], known: Mapping[str, Any]) -> Any:
+    """Build a discriminator from a config like ``model.mafa.con_d``, other than the oracle.
+
+    Args:
+        known: the ``model`` config of the command, as for `build_discriminator`.
+
+    Raises:
+        ValueError: for a user's discriminator, whose weights nobody knows.
+    """
+    judge: Any = build_discriminator(con_d, known)
+    if isinstance(judge, ModelDiscriminator):
+        matching: Any = ManyPairs(judge.backbone)  # more pairs at once than a mini-batch has
+        judge.backbone = matching
+    elif not isinstance(judge, PairReader | SampleJudge):
+        raise ValueError(
+            f"{con_d['arch']} judges only in training, because its verdicts cannot be identified; "
+            "name a model"
+        )
+    return judge
+
+
 def data_of_judged(judged: Judged, path: Path) -> TrainingSet:
     """Build the data that a file of judged pairs is about, by the config that it records.
 
     Raises:
         ValueError: if the file records no config, or the data do not have all its samples.
-        ConfigError: as in `load_model_and_data`.
+        ConfigError: as in `_load_model_and_data`.
     """
     cfg_path = judged.about.get("cfg_path")
     if not cfg_path:

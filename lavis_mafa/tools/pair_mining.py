@@ -69,8 +69,7 @@ def mine_connections(args: argparse.Namespace) -> None:
     if args.data:
         image, caption = args.text_keys or (args.image_key, args.caption_key)
         columns = PairColumns(image, caption, args.image_id_key)
-        clean, why = write_clean_copy(records, mined, columns)
-        written = [f"{clean.name}{why and f' ({why})'}", TRIPLETS, FLAG_EMBEDDING]
+        written = [write_clean_copy(records, mined, columns), TRIPLETS, FLAG_EMBEDDING]
         made = write_triplets(records, found.negatives[0], judged, mined, thresholds[0])
         counts = {**counts, "triplets": made[0], "pairs with too few negatives": made[1]}
     else:

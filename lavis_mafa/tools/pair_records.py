@@ -63,6 +63,14 @@ class PairRecords:
             record[_GROUP_ID] = self.group_id(image)
         return record
 
+    def beside(self, image: int, text: int) -> dict[str, Any]:
+        """Return a record for a file in the output, from which pictures written there are found
+        without further arguments."""
+        record = self.record(image, text)
+        if "image" in record and self.root == os.path.abspath(self.written):
+            record["image"] = f"{self.written.name}/{record['image']}"
+        return record
+
     def write(self, name: str, records: Iterable[dict[str, Any]]) -> None:
         """Write ``NAME.json`` atomically, one record a line."""
         with atomic_write(self.output / f"{name}.json") as file:

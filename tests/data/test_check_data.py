@@ -51,7 +51,7 @@ def test_paths_without_a_folder_are_refused(clean: Path) -> None:
 
 def test_clean_data_pass(clean: Path, capsys) -> None:
     out = clean / "report.json"
-    arguments = [f"{clean}/clean.json", "--image-root", str(clean), "--json", str(out)]
+    arguments = [f"{clean}/clean.json", "--images", str(clean), "--json", str(out)]
     assert main(["check-data", *arguments, "--workers", "2"]) == 0
     report = json.loads(out.read_text())
     assert report == {
@@ -103,12 +103,11 @@ def test_pictures_and_rows_that_training_cannot_use_are_found(clean: Path) -> No
 def test_problems_give_status_1_and_a_limited_summary(clean: Path, capsys) -> None:
     (clean / "bad.csv").write_text("pic,alt\n" + "".join(f"gone{i}.png,{i}\n" for i in range(15)))
     keys = ["--image-key", "pic", "--caption-key", "alt"]
-    assert main(["check-data", f"{clean}/bad.csv", "--image-root", str(clean), *keys]) == 1
+    assert main(["check-data", f"{clean}/bad.csv", "--images", str(clean), *keys]) == 1
     printed = capsys.readouterr().out
     assert "15 missing image files" in printed and "and 5 more" in printed
     assert (
-        main(["check-data", f"{clean}/bad.csv", "--image-root", str(clean), *keys, "--limit", "3"])
-        == 1
+        main(["check-data", f"{clean}/bad.csv", "--images", str(clean), *keys, "--limit", "3"]) == 1
     )
     assert "3 missing image files" in capsys.readouterr().out
     (clean / "none.csv").write_text("image,caption\n")
@@ -118,11 +117,11 @@ def test_problems_give_status_1_and_a_limited_summary(clean: Path, capsys) -> No
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["gone.json", "--image-root", "."], "gone.json does not exist"),
-        (["a.png", "--image-root", "."], "unknown suffix"),
-        (["clean.json", "--image-root", "gone"], "gone does not exist"),
-        (["clean.json", "--image-root", ".", "--workers", "0"], "at least 1"),
-        (["clean.json", "--image-root", ".", "--json", "gone/out.json"], "folder that exists"),
+        (["gone.json", "--images", "."], "gone.json does not exist"),
+        (["a.png", "--images", "."], "unknown suffix"),
+        (["clean.json", "--images", "gone"], "gone does not exist"),
+        (["clean.json", "--images", ".", "--workers", "0"], "at least 1"),
+        (["clean.json", "--images", ".", "--json", "gone/out.json"], "folder that exists"),
     ],
 )
 def test_unusable_arguments_give_status_2(arguments, message, clean, monkeypatch, capsys) -> None:
@@ -255,7 +254,7 @@ def test_number_and_sizes_of_groups(tmp_path):
 
 def test_command_checks_the_column(tmp_path, capsys):
     path = write_groups(tmp_path, ["a", "a", "b", "c"])
-    arguments = ["check-data", str(path), "--image-root", str(tmp_path)]
+    arguments = ["check-data", str(path), "--images", str(tmp_path)]
     assert main(arguments) == 0
     assert "groups" not in capsys.readouterr().out
     assert main([*arguments, "--group-id-key", "product"]) == 0

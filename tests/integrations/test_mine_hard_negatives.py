@@ -23,6 +23,8 @@ from transformers import (  # noqa: E402
 
 from lavis_mafa import MiningRule, StepSettings  # noqa: E402
 from lavis_mafa.integrations import sentence_transformers as integration  # noqa: E402
+from lavis_mafa.integrations.cross_encoders import PAIR_TEXTS, Guide  # noqa: E402
+from lavis_mafa.integrations.pair_loss import PairLoss  # noqa: E402
 from lavis_mafa.integrations.sentence_transformers import mine_hard_negatives  # noqa: E402
 
 COLOURS = ["red", "green", "blue", "grey"]
@@ -118,20 +120,39 @@ def test_a_cross_encoder_reads_the_pairs_of_the_data_set(tmp_path):
     assert all(row["anchor"][0] == row["positive"][0] for row in missing)
 
 
-def test_every_text_is_encoded_once(tmp_path, monkeypatch):
+@pytest.mark.parametrize("prompts", [{}, {"query": "red "}])
+def test_every_text_is_encoded_once(tmp_path, monkeypatch, prompts):
+    """A text that is an anchor and a positive, only once in all if both are encoded alike."""
     model, encoded = encoder(tmp_path), []
-    real = model.encode_document
+    model.prompts.update(prompts)
+    real = model.encode
 
-    def counted(values, **options):
-        encoded.extend(values)
-        return real(values, **options)
+    def counted(inputs, **options):
+        encoded.extend((text, options.get("prompt_name")) for text in inputs)
+        return real(inputs, **options)
 
-    monkeypatch.setattr(model, "encode_document", counted)
+    monkeypatch.setattr(model, "encode", counted)
     monkeypatch.setattr(integration, "_AT_ONCE", 7)
     rows = pairs(40).to_dict()
-    rows["positive"] = [rows["positive"][n % 10] for n in range(40)]
-    integration.mine_hard_negatives(Dataset.from_dict(rows), model, negatives=1, search=5)
-    assert sorted(encoded) == sorted(set(rows["positive"]))
+    rows["positive"] = [rows["anchor"][(n + 1) % 10] for n in range(40)]
+    given = {"negatives": 1, "search": 5}
+    mined, missing = integration.mine_hard_negatives(Dataset.from_dict(rows), model, **given)
+    if prompts:
+        assert len(encoded) == len({*encoded}) == len({*rows["anchor"]}) + 10
+    else:
+        assert sorted(text for text, _ in encoded) == sorted({*rows["anchor"]})
+    monkeypatch.setattr(integration, "_encodes_alike", lambda model: False)
+    apart = integration.mine_hard_negatives(Dataset.from_dict(rows), model, **given)
+    assert apart[0].to_list() == mined.to_list() and apart[1].to_list() == missing.to_list()
+
+
+def test_a_mini_batch_without_pairs_is_refused_and_a_guide_judges_none(tmp_path):
+    none, features = torch.zeros(0, dtype=torch.long), torch.zeros(0, 4)
+    guide = Guide(encoder(tmp_path))
+    assert guide.judge({PAIR_TEXTS: [[], []]}, none, none).shape == (0,)
+    for judge in (None, guide):
+        with pytest.raises(ValueError, match="the mini-batch has no pairs"):
+            PairLoss(judge=judge).loss(features, features, torch.tensor(0.1))
 
 
 def test_results_without_rows_keep_their_columns(tmp_path):

@@ -54,7 +54,7 @@ def files(tmp_path):
 @pytest.mark.parametrize(
     "command",
     [
-        ["check-data", "ROWS", "--image-root", "FOLDER"],
+        ["check-data", "ROWS", "--images", "FOLDER"],
         ["train", "--cfg-path", "CONFIG"],
         ["train", "--cfg-path", "albef_toy", "--options", f"run.{EVIL}={EVIL}", "a"],
         ["report", EVIL],

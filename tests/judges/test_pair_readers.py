@@ -23,11 +23,10 @@ from lavis_mafa.judges.build import build_discriminator
 from lavis_mafa.judges.pair_reader import _picture_of, _WholePicture
 from lavis_mafa.judges.yes_no import _YesNo
 from lavis_mafa.settings.con_d import check_con_d
-from lavis_mafa.tools import judging
 from lavis_mafa.tools.corpus import Corpus
 from lavis_mafa.tools.corpus_features import Features
-from lavis_mafa.tools.judging import _build_judge
-from lavis_mafa.tools.model_and_data import ModelAndData
+from lavis_mafa.tools.judging import judge_by_image
+from lavis_mafa.tools.model_and_data import ModelAndData, _build_judge
 from lavis_mafa.toyworld import ToyScenesBuilder
 
 sys.path.append(str(ROOT / "tests" / "training"))
@@ -190,7 +189,7 @@ def test_analyses_judge_as_one_by_one(vlm):
     opened = ModelAndData(None, None, Corpus(data, None), torch.device("cpu"))
     image, text = np.divmod(np.random.default_rng(0).permutation(144)[:30], 12)
     judge = _build_judge(config(vlm), {})
-    found = judging._judge(opened, features, image, text, judge)
+    found = judge_by_image(opened, features, image, text, judge)
     pictures = [data.show(number)[0] for number in range(12)]
     pairs = pairs_of(pictures, captions, image, text)
     assert found.tolist() == pytest.approx(one_by_one(vlm, pairs), abs=1e-5)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
+from shard_files import write_shards
 
 from lavis_mafa.cli import main
 from lavis_mafa.data.annotation_files import read_rows
@@ -177,6 +180,100 @@ def outputs_of(model, processor, texts, pictures):
         return model(**processor(text=texts, images=pictures, **options))
 
 
+SLOWLY = """
+import sys, time
+import transformers
+real = transformers.CLIPModel.get_text_features
+def slow(self, *args, **options):
+    time.sleep(0.5)
+    return real(self, *args, **options)
+transformers.CLIPModel.get_text_features = slow
+from lavis_mafa.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_terminated_audit_is_resumed(world, models, tmp_path, caplog):
+    rows = [{"image": f"{k % IMAGES}.png", "caption": caption(k)} for k in range(600)]
+    data, out = as_json(tmp_path, rows), tmp_path / "out"
+    more = ["--images", world, "--sampling", "random", "--judge", "captions"]
+    given = ["count", "--data", data, "--encoder", models / "CLIP", "--output", out, *more]
+    command = [sys.executable, "-c", SLOWLY, *map(str, given)]
+    begun = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while begun.poll() is None and not (out / "features" / "block_000000.npz").is_file():
+        time.sleep(0.05)
+    begun.send_signal(signal.SIGTERM)
+    told = begun.communicate()[1]
+    assert begun.returncode == 75, told
+    assert f"rerun the same command to resume; {out / 'features'} keeps" in told
+    assert "Traceback" not in told
+    caplog.set_level("INFO")
+    assert run("count", data, [models / "CLIP"], out, *more) == 0
+    assert "encoding 344 of 600 samples" in caplog.text
+    assert run("count", data, [models / "CLIP"], tmp_path / "whole", *more) == 0
+    assert read(out / "counts.json") == read(tmp_path / "whole" / "counts.json")
+
+
+@pytest.mark.parametrize("side", ["images", "texts"])
+@pytest.mark.parametrize("value", [0, np.nan])
+def test_rows_of_features_without_a_direction_are_named(world, tmp_path, caplog, side, value):
+    wrong = {name: np.load(world / f"{name}.npy") for name in ("images", "texts")}
+    wrong[side][[3, 7]] = value
+    files = [tmp_path / f"{name}.npy" for name in wrong]
+    for file, content in zip(files, wrong.values(), strict=True):
+        np.save(file, content)
+    assert run("count", world / "pairs.json", files, tmp_path / "out") == 1
+    assert f"{tmp_path / side}.npy: rows [3, 7] are zero, NaN or infinite" in caplog.text
+
+
+def test_a_copy_of_shards_is_found_with_its_pictures(world, tmp_path, capsys):
+    samples = [
+        (f"{k:03d}", (world / f"{k}.png").read_bytes(), "png", ROWS[2 * k]["caption"], {})
+        for k in range(IMAGES)
+    ]
+    shards = write_shards(tmp_path / "shards", samples)
+    texts = np.load(world / "texts.npy")[::CAPTIONS]
+    texts[1] += 2 * texts[0]
+    np.save(tmp_path / "texts.npy", texts)
+    files = [world / "images.npy", tmp_path / "texts.npy"]
+    out = tmp_path / "out"
+    assert run("mine", shards, files, out, "--threshold", 0.5) == 0
+    assert "clean.jsonl (JSON lines, as there is no writer of .tar)," in capsys.readouterr().out
+    found = list(read_rows(out / "clean.jsonl"))
+    assert len(found) > IMAGES == len({row.image for row in found})
+    assert all((out / row.image).is_file() for row in found)
+    more = [
+        "--encoder",
+        world / "images.npy",
+        tmp_path / "more.npy",
+        "--output",
+        tmp_path / "again",
+    ]
+    np.save(tmp_path / "more.npy", np.ones((len(found), IMAGES), np.float32))
+    assert main(list(map(str, ["count", "--data", out / "clean.jsonl", *more]))) == 0
+    page = (tmp_path / "again" / "report.html").read_text()
+    assert "could not be read" not in page and page.count("data:image/") > 5
+
+
+@pytest.mark.parametrize("form", ["json", "jsonl", "csv", "parquet"])
+def test_columns_that_texts_have_not_are_told_with_those_that_they_have(tmp_path, caplog, form):
+    rows = [{"question": caption(k), "answer": caption(100 + k)} for k in range(8)]
+    path = tmp_path / f"pairs.{form}"
+    if form == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif form == "csv":
+        path.write_text("\n".join(",".join(row) for row in [rows[0], *(r.values() for r in rows)]))
+    else:
+        path.write_text("\n".join(map(json.dumps, rows)) if form == "jsonl" else json.dumps(rows))
+    np.save(tmp_path / "one.npy", np.eye(8, dtype=np.float32))
+    for keys, missing in ((("quest", "answer"), "quest"), (("question", "answr"), "answr")):
+        files = [tmp_path / "one.npy", tmp_path / "one.npy"]
+        assert run("count", path, files, tmp_path / "out", "--text-keys", *keys) == 1
+        assert f"--text-keys {' '.join(keys)}: " in caplog.text
+        assert f"expected {missing}, found 'question', 'answer'; name one of them" in caplog.text
+        caplog.clear()
+
+
 @pytest.mark.parametrize("kind", ["CLIP", "Siglip"])
 def test_features_are_those_of_the_library(world, models, tmp_path, kind):
     transformers = pytest.importorskip("transformers")
@@ -293,7 +390,9 @@ def test_a_copy_has_the_own_rows_and_the_missing_pairs(world, tmp_path, write, c
     assert run("mine", data, features(world), out, "--threshold", 0.9) == 0
     suffix = ".jsonl" if write is as_coco else data.suffix
     copy = out / f"clean{suffix}"
-    assert ("JSON lines, as there is no writer" in capsys.readouterr().out) == (write is as_coco)
+    told = capsys.readouterr().out
+    assert ("JSON lines, as there is no writer" in told) == (write is as_coco)
+    assert (f"read it with --images {tmp_path})" in told) == (write is not as_parquet)
     own, found = list(read_rows(data)), list(read_rows(copy))
     (new,) = read(out / "mined.json")
     assert [row.captions for row in found] == [*(row.captions for row in own), [new["caption"]]]

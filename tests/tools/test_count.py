@@ -17,17 +17,17 @@ from lavis_mafa.algorithm.grit import GritSettings
 from lavis_mafa.cli import main
 from lavis_mafa.judges.build import build_discriminator
 from lavis_mafa.tools import counting as counting
-from lavis_mafa.tools import engine
 from lavis_mafa.tools.corpus_features import make_features
 from lavis_mafa.tools.hard_negatives import (
     HardNegatives,
     Sampling,
-    hard_negatives_of,
+    _order_of,
+    find_hard_negatives,
     hardest_negatives,
-    order_of,
 )
 from lavis_mafa.tools.judged_pairs import Judged
-from lavis_mafa.tools.model_and_data import load_model_and_data
+from lavis_mafa.tools.judging import judge_all
+from lavis_mafa.tools.model_and_data import _load_model_and_data
 from lavis_mafa.toyworld.builder import _ToyScenesTrain
 
 LISTS = ("--batch-sizes", 8, 16, "--search-spaces", 16, 48)
@@ -60,9 +60,9 @@ def test_order_has_every_sample_once_in_full_mini_batches(
     given_ids, grit = ids if apart else None, GritSettings(queue_size=queue, regions=regions)
     if size < batch:
         with pytest.raises(ValueError, match="do not fill a mini-batch"):
-            order_of(sampling, features.vectors, features.texts, 0, given_ids, grit)
+            _order_of(sampling, features.vectors, features.texts, 0, given_ids, grit)
         return
-    order = order_of(sampling, features.vectors, features.texts, 0, given_ids, grit)
+    order = _order_of(sampling, features.vectors, features.texts, 0, given_ids, grit)
     assert len(order) == size - size % batch
     assert len(np.unique(order)) == len(order) and order.min() >= 0 and order.max() < size
 
@@ -79,10 +79,10 @@ def test_hard_negatives_equal_slow_loop(size, batch, top_k, apart, grouped):
     """Of other images, and of other groups; -1 is no group."""
     batch = min(size, batch)
     features, ids = features_and_ids(size, size)
-    groups = np.where(np.arange(size) % 3 == 0, np.arange(size) % 10, -1) if grouped else None
-    order = order_of(Sampling("random", batch), features.vectors, features.texts, 0)
-    given_ids = ids if apart else None
-    found = hardest_negatives(order, batch, features, dot, given_ids, top_k, group_ids=groups)
+    groups = np.where(np.arange(size) % 3 == 0, np.arange(size) % 10, -1 - np.arange(size))
+    order = _order_of(Sampling("random", batch), features.vectors, features.texts, 0)
+    labels = [label for label, given in ((ids, apart), (groups, grouped)) if given]
+    found = hardest_negatives(features, dot, order.reshape(-1, batch), labels, top_k)
     negatives = sorted(zip(found.image, found.text, found.from_image, found.batch, strict=True))
     sim = dot(features.images, features.texts).numpy()
 
@@ -122,7 +122,7 @@ def open_model(model):
         checkpoint=model,
         output=Path("unused"),
     )
-    return load_model_and_data(args)
+    return _load_model_and_data(args)
 
 
 def test_counts_equal_a_slow_loop_over_the_truth(counted, models, tmp_path):
@@ -134,7 +134,7 @@ def test_counts_equal_a_slow_loop_over_the_truth(counted, models, tmp_path):
     for count in counts:
         sampling = Sampling(count["sampling"], count["batch_size"], count["search_space"])
         ids = opened.data.image_ids
-        order = order_of(sampling, features.vectors, features.texts, 0, ids)
+        order = _order_of(sampling, features.vectors, features.texts, 0, ids)
         false_negatives = 0
         for mini_batch in order.reshape(-1, sampling.batch_size):
             for anchor in mini_batch:
@@ -159,8 +159,9 @@ def test_counts_equal_judging_in_the_mini_batches(counted, models, tmp_path):
     )
     sampling = Sampling("grit", 16, 48)
     ids = opened.data.image_ids
-    order = order_of(sampling, features.vectors, features.texts, 0, ids)
-    found = hardest_negatives(order, 16, features, opened.model.backbone.similarity, ids)
+    order = _order_of(sampling, features.vectors, features.texts, 0, ids)
+    similarity = opened.model.backbone.similarity
+    found = hardest_negatives(features, similarity, order.reshape(-1, 16), [ids])
     hits = {True: 0, False: 0}
     for number, batch in enumerate(opened.data.batches(order.reshape(-1, 16))):
         row = {int(p): k for k, p in enumerate(batch["index"])}
@@ -202,13 +203,13 @@ def test_mini_batches_have_the_hardness_and_regions_of_the_config(models, tmp_pa
     orders = {}
     for hardness, regions in ((1.0, False), (0.6, False), (1.0, True)):
         grit.hardness, grit.regions = hardness, regions
-        found = hard_negatives_of(opened, features, sampling, 0)
+        found = find_hard_negatives(opened, features, sampling, 0)
         own = GritSettings(queue_size=grit.queue_size, hardness=hardness, regions=regions)
-        orders[hardness, regions] = order_of(
+        orders[hardness, regions] = _order_of(
             sampling, features.vectors, features.texts, 0, ids, own
         )
-        similarity = opened.model.backbone.similarity
-        expected = hardest_negatives(orders[hardness, regions], 16, features, similarity, ids)
+        parts = orders[hardness, regions].reshape(-1, 16)
+        expected = hardest_negatives(features, opened.model.backbone.similarity, parts, [ids])
         assert found.image.tolist() == expected.image.tolist()
         assert found.text.tolist() == expected.text.tolist()
     assert len({tuple(order) for order in orders.values()}) == 3
@@ -229,7 +230,7 @@ def test_distinct_pairs_know_from_which_side_they_were_picked(picks):
     for one in picks:
         image, text, side = np.array(one, int).reshape(-1, 3).T
         negatives.append(HardNegatives(image, text, side == 1, np.zeros(len(side), np.int32)))
-    judged = engine.judge_all(loaded, None, negatives)
+    judged = judge_all(loaded, None, negatives)
     found = zip(judged.image, judged.text, judged.from_image, judged.from_text, strict=True)
     every = {pair for part in picks for pair in part}
     expected = [(*p, (*p, True) in every, (*p, False) in every) for p in {e[:2] for e in every}]

@@ -63,7 +63,7 @@ def test_readable_samples_come_back_in_order(captions, block, queries, data, tmp
         KnownFeatures(captions, unreadable, queries),
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoding, "_BLOCK", block)
+        patch.setattr(encoding, "_LEAST_BLOCK", block)
         loaded = model.load()
         for _ in range(2):  # the second time from the files alone
             found = encoding.make_features(loaded, wanted, folder)
@@ -82,7 +82,7 @@ def test_readable_samples_come_back_in_order(captions, block, queries, data, tmp
 
 def test_a_stopped_encoding_is_resumed(tmp_path, monkeypatch):
     model = KnownFeatures([f"caption {n}" for n in range(10)])
-    monkeypatch.setattr(encoding, "_BLOCK", 4)
+    monkeypatch.setattr(encoding, "_LEAST_BLOCK", 4)
     loaded, real = model.load(), model.encode
 
     def stop(batches):

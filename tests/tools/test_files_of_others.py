@@ -8,8 +8,6 @@ import json
 import os
 import shutil
 import zipfile
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,8 +26,7 @@ from lavis_mafa.settings import load_config
 from lavis_mafa.tools.charts import Table
 from lavis_mafa.tools.corpus import Corpus
 from lavis_mafa.tools.judged_pairs import UNKNOWN, Judged
-from lavis_mafa.tools.judging import build_judges, discriminators_of
-from lavis_mafa.tools.model_and_data import options_of
+from lavis_mafa.tools.model_and_data import _build_judge, _discriminators_of, _options_of
 from lavis_mafa.tools.tables import markdown_table, one_line
 
 CONFIG = str(ROOT / "projects/mafa/train/albef_own_data.yaml")
@@ -194,14 +191,14 @@ def test_tokenizer_of_the_own_config_is_accepted_for_con_d(tmp_path):
     info = "datasets.image_text_json.build_info"
     data = [f"{info}.annotations.train.storage=rows.json", f"{info}.images.storage=images"]
     args.options = ["model.model_type=tiny", f"model.tokenizer={words}", *data]
-    found = discriminators_of(args)
+    found = _discriminators_of(args)
     assert found["own"]["checkpoint"] == str(tmp_path / "own.pth")
-    command: Any = SimpleNamespace(cfg=load_config(CONFIG, options_of(args), machine=False))
-    assert build_judges(command, found)["own"].model.training is False
+    known = load_config(CONFIG, _options_of(args), machine=False).model_cfg
+    assert _build_judge(found["own"], known).model.training is False
     args.options[1] = "model.tokenizer=tiny_vocab.txt"
-    command.cfg = load_config(CONFIG, options_of(args), machine=False)
+    known = load_config(CONFIG, _options_of(args), machine=False).model_cfg
     with pytest.raises(ValueError, match="If you trust it, set tokenizer yourself"):
-        build_judges(command, discriminators_of(args))
+        _build_judge(_discriminators_of(args)["own"], known)
 
 
 # Messages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,8 +19,8 @@ from lavis_mafa.judges.build import build_discriminator
 from lavis_mafa.tools import judging
 from lavis_mafa.tools.corpus import Corpus
 from lavis_mafa.tools.corpus_features import Features
-from lavis_mafa.tools.judging import _build_judge, _chunks_of, _first_readable, _judge
-from lavis_mafa.tools.model_and_data import ModelAndData
+from lavis_mafa.tools.judging import _chunks_of, _first_readable, judge_by_image
+from lavis_mafa.tools.model_and_data import ModelAndData, _build_judge
 from lavis_mafa.toyworld import ToyScenesBuilder
 
 IMAGES, CAPTIONS = 20, 3
@@ -63,8 +64,8 @@ def test_probabilities_equal_those_of_single_pairs(world, pairs, monkeypatch):
     samples of an image.
     """
     opened, features, cfg = world
-    monkeypatch.setattr(judging, "CHUNK_IMAGES", 6)
-    monkeypatch.setattr(judging, "CHUNK_PAIRS", 200)
+    monkeypatch.setattr(opened, "images_at_once", 6)
+    monkeypatch.setattr(judging, "_CHUNK_PAIRS", 200)
     con_d, reads, encoded, texts = _build_judge(cfg, {}), Counter(), [], []
     real_judge, judged = con_d.judge, []
     real_batches, backbone = opened.data.batches, con_d.backbone.backbone
@@ -85,7 +86,7 @@ def test_probabilities_equal_those_of_single_pairs(world, pairs, monkeypatch):
         lambda *a, **k: texts.append(len(a[0].input_ids)) or real_texts(*a, **k),
     )
     monkeypatch.setattr(con_d, "judge", lambda *a: judged.append(len(a[1])) or real_judge(*a))
-    probabilities = _judge(opened, features, *pairs, con_d)
+    probabilities = judge_by_image(opened, features, *pairs, con_d)
     assert set(reads.values()) == {1} and len(reads) == sum(encoded) == IMAGES
     assert len(set(opened.data.image_ids[list(reads)])) == IMAGES
     assert sum(texts) <= 4 * SIZE  # in at least four chunks, each caption once per chunk
@@ -114,12 +115,8 @@ def test_first_readable_sample_represents_an_image(ids, data):
 )
 def test_chunks_contain_every_pair_once_and_keep_images_together(pairs, images, count):
     given_pairs = np.array(sorted(pairs), np.int64).reshape(-1, 2)
-    before = judging.CHUNK_IMAGES, judging.CHUNK_PAIRS
-    judging.CHUNK_IMAGES, judging.CHUNK_PAIRS = images, count
-    try:
-        chunks = [given_pairs[rows].T for rows in _chunks_of(*given_pairs.T)]
-    finally:
-        judging.CHUNK_IMAGES, judging.CHUNK_PAIRS = before
+    with mock.patch.object(judging, "_CHUNK_PAIRS", count):
+        chunks = [given_pairs[rows].T for rows in _chunks_of(*given_pairs.T, images)]
     chunked_pairs = [pair for image, text in chunks for pair in zip(image, text, strict=True)]
     assert len(chunked_pairs) == len(pairs) and set(chunked_pairs) == pairs
     images_of_chunks = [set(image.tolist()) for image, _ in chunks]

@@ -60,9 +60,10 @@ def test_exact_search_equals_slow_loop(size, k, at_once, images, wordings, own_o
     if wordings and not own_only:
         labels.append(rng.integers(0, wordings, size))
     rows = np.sort(rng.choice(size, rng.integers(1, size + 1), replace=False))
+    every = np.arange(size)
     for from_image in (True, False):
         with mock.patch.object(corpus_mining, "MAX_SIMILARITIES", at_once * len(rows)):
-            places, similarity = _search(features, dot, labels, rows, from_image, k)
+            places, similarity = _search(features, dot, labels, rows, every, from_image, k)
         assert places.shape == similarity.shape == (len(rows), min(k, size))
         for n, row in enumerate(rows):
             expected, values = slow_neighbours(features, labels, row, from_image, k)

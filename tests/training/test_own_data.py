@@ -25,7 +25,7 @@ def data_folder(tmp_path_factory, photographs):
         images = json.loads((photographs / f"{split}.json").read_text())
         (folder / f"{split}.json").write_text(json.dumps(images[:20]))
     vocabulary = ["--vocab", str(folder / "vocab.txt"), "--vocab-size", "800"]
-    given = ["--image-root", str(photographs), *vocabulary]
+    given = ["--images", str(photographs), *vocabulary]
     assert main(["check-data", str(photographs / "train.json"), *given]) == 0
     return folder
 

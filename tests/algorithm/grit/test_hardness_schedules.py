@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from lavis_mafa.algorithm.grit import HARDNESS, GritSchedule, GritSettings, HardnessSchedule
 from lavis_mafa.algorithm.grit.hardness import GRIT, _Ramp
-from lavis_mafa.tools.model_and_data import grouping_of
+from lavis_mafa.tools.model_and_data import _grouping_of
 
 SIZE, BATCH = 96, 8
 
@@ -132,7 +132,7 @@ def test_analyses_use_the_hardness_of_the_last_epoch():
     grit = {"hardness": 0.9, "schedule": "linear", "linear": {"start": 0.5, "epochs": 4}, "skip": 3}
     for epochs, expected in ((None, 0.5), (2, 0.5), (4, 0.7), (6, 0.9), (9, 0.9)):
         run = OmegaConf.create({"grit": grit, "max_epoch": epochs})
-        found = grouping_of(run)
+        found = _grouping_of(run)
         assert (found.hardness, found.skip) == (pytest.approx(expected), 3)
 
 
@@ -143,7 +143,7 @@ def test_analyses_replace_a_hardness_with_state_and_say_so(caplog, registered):
 
     run = OmegaConf.create({"grit": {"schedule": "stateful", "hardness": 0.8}, "max_epoch": 9})
     with caplog.at_level("INFO"):
-        assert grouping_of(run).hardness == 0.8
+        assert _grouping_of(run).hardness == 0.8
     assert "schedule stateful has state of its run: mini-batches are formed with" in caplog.text
 
 
