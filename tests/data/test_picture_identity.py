@@ -162,6 +162,23 @@ def test_two_files_whose_names_differ_in_form_only_are_two(tmp_path):
     assert [data.show(row)[0].getpixel((0, 0))[0] for row in range(2)] == [0, 1]
 
 
+def test_the_folder_of_the_pictures_decides(tmp_path):
+    """The same annotations are not taken from the cache for another folder."""
+    rows = [{"image": name, "caption": name} for name in ("a.png", "b.png")]
+    (tmp_path / "pairs.json").write_text(json.dumps(rows))
+    found = []
+    for root in (tmp_path / "two", tmp_path / "one"):
+        root.mkdir()
+        (root / "a.png").write_bytes(png(0))
+        if root.name == "two":
+            (root / "b.png").write_bytes(png(1))
+        else:
+            (root / "b.png").symlink_to("a.png")
+        data = ImageTextTrain(None, str, root, [tmp_path / "pairs.json"], cache_dir=tmp_path)
+        found.append(data.image_ids.tolist())
+    assert found == [[0, 1], [0, 0]]
+
+
 def test_data_sets_of_lavis_follow_the_rule(tmp_path):
     images, rows = rows_of(tmp_path, "spellings")
     rows = [{**row, "image_id": k, "instance_id": k} for k, row in enumerate(rows)]

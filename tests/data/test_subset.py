@@ -80,7 +80,7 @@ def test_subset_of_shards(tmp_path):
     assert len(train) == 5 and train[4]["text_input"].startswith("a circle")
 
 
-@pytest.mark.parametrize("size", [1.5, 2.5, PAIRS + 1, 0.01])
+@pytest.mark.parametrize("size", [1.5, 2.5, PAIRS + 1, 0.01, 0.03])
 def test_impossible_size_is_refused(pairs, size):
     with pytest.raises(ValueError, match=rf"subset: {size:g} of 40 pairs of .*pairs.json"):
         built(pairs, subset=size)

@@ -35,6 +35,7 @@ def of_one_group(folder):
     """Return how many judged pairs are of one group, and how many there are."""
     judged, groups = Judged.load(folder), groups_of(SIZE)
     image, text = groups[judged.image], groups[judged.text]
+    assert ((image < 0) & (text < 0)).any(), "samples in no group are not one group"
     return int(((image == text) & (image >= 0)).sum()), len(judged)
 
 

@@ -14,6 +14,8 @@ from torch.utils.data import ConcatDataset
 from lavis_mafa.data import TrainingSet
 from lavis_mafa.data.pairs import TrainPairs
 from lavis_mafa.tools.corpus import Corpus
+from lavis_mafa.tools.judged_pairs import Judged
+from lavis_mafa.tools.pair_mining import _new_records
 from lavis_mafa.tools.pair_records import PairRecords, _ids_of_images
 
 
@@ -165,3 +167,19 @@ def test_ids_of_lavis_annotations_are_kept():
             return 1
 
     assert TrainingSet(Lavis()).own_image_id(0) == "coco_9"
+
+
+def test_direction_is_that_of_the_anchor(tmp_path):
+    """`i2t`: the text was found among the hard negatives of the image."""
+    save_rows(tmp_path / "train.json", rows_with(IDS[0]))
+    records = PairRecords(Corpus(TrainingSet(data_set(tmp_path, "train.json")), None), tmp_path)
+    from_image, from_text = np.array([[True, False, True], [False, True, True]])
+    mined = Judged(
+        image=np.array([0, 2, 4]),
+        text=np.array([2, 4, 0]),
+        from_image=from_image,
+        from_text=from_text,
+        probability={"con_d": np.full(3, 0.9, np.float32)},
+        truth=np.zeros(3, np.int8),
+    )
+    assert [one["direction"] for one in _new_records(records, mined)] == ["i2t", "t2i", "both"]
