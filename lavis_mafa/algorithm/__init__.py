@@ -1,9 +1,12 @@
 """The method on tensors: imports torch and NumPy only, so that any trainer can use it.
 
-The names of `EXPORTS` can be imported from `lavis_mafa`; their modules are loaded on first use.
+All names of `EXPORTS` can be imported from here; their modules are loaded on first use.
 """
 
 from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
 
 _MODULES = {
     "features_step": ("FeaturesLoss",),
@@ -51,3 +54,9 @@ _MODULES = {
 }
 # Short name: its module.
 EXPORTS = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(EXPORTS[name]), name)
