@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` below imports 
     from lavis_mafa.algorithm.backbone import Backbone, Images, Texts
     from lavis_mafa.algorithm.context import MiniBatch, known_positives
     from lavis_mafa.algorithm.corpus_mining import MinedCorpus, mine_corpus
-    from lavis_mafa.algorithm.discriminator import Discriminator
+    from lavis_mafa.algorithm.discriminator import Discriminator, NegativesEncoder
     from lavis_mafa.algorithm.features_step import FeaturesLoss
     from lavis_mafa.algorithm.grit import (
         HARDNESS,
@@ -54,7 +54,6 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` below imports 
     from lavis_mafa.algorithm.losses.language import mask_tokens
     from lavis_mafa.algorithm.mining import Connections, find_connections
     from lavis_mafa.algorithm.momentum import Momentum
-    from lavis_mafa.algorithm.negatives_encoder import NegativesEncoder
     from lavis_mafa.algorithm.options import option
     from lavis_mafa.algorithm.output import StepOutput
     from lavis_mafa.algorithm.pair_memory import MovingCopies, PairMemory

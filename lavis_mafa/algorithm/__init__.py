@@ -1,9 +1,12 @@
 """The method on tensors: imports torch and NumPy only, so that any trainer can use it.
 
-The names of `EXPORTS` can be imported from `lavis_mafa`; their modules are loaded on first use.
+All names of `EXPORTS` can be imported from here; their modules are loaded on first use.
 """
 
 from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
 
 _MODULES = {
     "features_step": ("FeaturesLoss",),
@@ -13,8 +16,7 @@ _MODULES = {
     "output": ("StepOutput",),
     "backbone": ("Backbone", "Images", "Texts"),
     "tokens": ("Tokens",),
-    "discriminator": ("Discriminator",),
-    "negatives_encoder": ("NegativesEncoder",),
+    "discriminator": ("Discriminator", "NegativesEncoder"),
     "context": ("MiniBatch", "known_positives"),
     "step_context": ("StepContext",),
     "mining": ("Connections", "find_connections"),
@@ -51,3 +53,9 @@ _MODULES = {
 }
 # Short name: its module.
 EXPORTS = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(EXPORTS[name]), name)

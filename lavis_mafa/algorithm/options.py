@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 METADATA = "option"  # key of an `Option` in a field's metadata
@@ -77,7 +78,8 @@ class Option:
             return value in self.choices
         if self.low is None and self.high is None:
             return True
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        if not is_number:
             return False
         if self.low is not None and not (value > self.low if self.above else value >= self.low):
             return False

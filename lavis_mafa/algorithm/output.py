@@ -115,12 +115,14 @@ _pytree.register_pytree_node(
 
 
 def counts_of(found: Connections, judged: bool) -> Tensor:
-    """Return the figures ``(7,)`` named in `COUNTS`.
+    """Return the figures ``(7,)`` named in `COUNTS`, on the host.
 
     Args:
         found: of one direction.
         judged: whether Con-D or a score judges.
     """
+    if not found.by_number:  # nominations are few, and their copy is there already
+        found = found.host
     present = found.state != ABSENT
     positive = found.state == POSITIVE
     ambiguous = found.state == AMBIGUOUS
@@ -128,15 +130,19 @@ def counts_of(found: Connections, judged: bool) -> Tensor:
         without = ~present.view_as(found.positives).any(dim=1)
     else:  # the first nominations, one for each anchor
         without = ~present[: len(found.second)]
-    return torch.stack(
-        [
-            present.count_nonzero(),
-            found.judged.count_nonzero(),
-            positive.count_nonzero(),
-            ambiguous.count_nonzero(),
-            (present & ~positive & ~ambiguous).count_nonzero(),
-            # A probability that is not finite must show here: the runner checks the sum.
-            torch.where(present & judged, found.probability, 0.0).sum(),
-            without.count_nonzero(),
-        ]
-    ).float()
+    return (
+        torch.stack(
+            [
+                present.count_nonzero(),
+                found.judged.count_nonzero(),
+                positive.count_nonzero(),
+                ambiguous.count_nonzero(),
+                (present & ~positive & ~ambiguous).count_nonzero(),
+                # A probability that is not finite must show here: the runner checks the sum.
+                torch.where(present & judged, found.probability, 0.0).sum(),
+                without.count_nonzero(),
+            ]
+        )
+        .float()
+        .cpu()
+    )

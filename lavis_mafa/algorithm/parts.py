@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lavis_mafa.algorithm.discriminator import Discriminator
+from lavis_mafa.algorithm.discriminator import Discriminator, NegativesEncoder
 from lavis_mafa.algorithm.itc_forms import ITC_LOSSES
 from lavis_mafa.algorithm.labels import SOFT_LABELS
 from lavis_mafa.algorithm.losses import LOSSES
 from lavis_mafa.algorithm.momentum import Momentum
-from lavis_mafa.algorithm.negatives_encoder import NegativesEncoder
 from lavis_mafa.algorithm.pickers import PICKERS, Picker, WithPreparation
 from lavis_mafa.algorithm.registry import Entry
 from lavis_mafa.algorithm.rules import RULES, Rule

@@ -88,12 +88,11 @@ class _RunningNormal(nn.Module):
             self.register_buffer(name, torch.zeros((), dtype=torch.float64))
 
     @torch.no_grad()
-    def observe(self, values: Tensor, together: bool = True) -> None:
-        """Add values of any shape; there may be none.
+    def observe(self, values: Tensor) -> None:
+        """Add the values of all ranks, which must all call it.
 
         Args:
-            together: add the values of all ranks, which must all call it, with any number of values
-                each. Afterwards every rank has the same state.
+            values: of this rank, of any shape; there may be none.
         """
         values = values.detach().flatten().to(self.mean)
         own = torch.zeros(1, 3, dtype=torch.float64, device=self.mean.device)
@@ -102,7 +101,7 @@ class _RunningNormal(nn.Module):
             own[0, 0], own[0, 1] = len(values), mean
             own[0, 2] = ((values - mean) ** 2).sum()
         before = torch.stack([self.count, self.mean, self.squares])[None]
-        count, mean, squares = torch.cat([before, Ranks(together).gather(own)]).unbind(1)
+        count, mean, squares = torch.cat([before, Ranks(together=True).gather(own)]).unbind(1)
         total = count.sum()
         if total == 0:
             return
@@ -250,7 +249,6 @@ class PosteriorPicker(nn.Module):
         positives: Tensor,
         own: Tensor | None = None,
         epoch: int | None = None,
-        together: bool = True,
     ) -> None:
         """Add a mini-batch's similarities, of the pairs that rank first in both directions (FNE).
 
@@ -264,7 +262,6 @@ class PosteriorPicker(nn.Module):
             positives: ``(B, N)`` bool, known positives.
             own: ``(B,)`` numbers of the anchors' own pairs among the N; None: 0 to B - 1.
             epoch: with ``rule.each_epoch`` the distributions restart when it changes.
-            together: add the observations of all ranks, which must all call it.
         """
         if epoch is not None:
             if self.rule.each_epoch and int(self.epoch) != epoch:
@@ -279,8 +276,8 @@ class PosteriorPicker(nn.Module):
             sim.detach().gather(1, own[:, None]).squeeze(1) for sim in (sim_i2t, sim_t2i)
         )
         first = (own_i2t > hard_i2t) & (own_t2i > hard_t2i) & ~positives.all(dim=1)
-        self.positive.observe(own_i2t[first], together)
-        self.negative.observe(torch.stack([hard_i2t[first], hard_t2i[first]]), together)
+        self.positive.observe(own_i2t[first])
+        self.negative.observe(torch.stack([hard_i2t[first], hard_t2i[first]]))
 
     def forget(self) -> None:
         """Restart both distributions."""

@@ -83,14 +83,9 @@ def run_step(
         candidates=batch.numbers.get("loaded_index"),
         i2t=i2t,
         t2i=t2i,
-        counts=torch.stack([_counts(found, judges) for found in (i2t, t2i)]),
+        counts=torch.stack([counts_of(found, judges) for found in (i2t, t2i)]),
         judged_pairs=judged,
     )
-
-
-def _counts(found: Connections, judged: bool) -> Tensor:
-    """Return `counts_of` on the host, copying nominations only if there are few."""
-    return counts_of(found, judged).cpu() if found.by_number else counts_of(found.host, judged)
 
 
 def _parts(

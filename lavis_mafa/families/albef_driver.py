@@ -38,7 +38,7 @@ class AlbefBackbone(FromFirstTokens):
     def _bert(self) -> Any:
         return getattr(self.model.text_encoder, "bert", self.model.text_encoder)
 
-    def text_tokens(self, tokens: Tokens) -> Tensor:
+    def _text_tokens(self, tokens: Tokens) -> Tensor:
         states: Tensor = self._bert(
             tokens.input_ids, attention_mask=tokens.attention_mask, return_dict=True, mode="text"
         ).last_hidden_state

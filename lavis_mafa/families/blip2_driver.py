@@ -70,7 +70,7 @@ class Blip2Backbone(ModelDriver):
         features = F.normalize(self.model.vision_proj(output.last_hidden_state).float(), dim=-1)
         return replace(images_seen, features=features, cache=output.past_key_values)
 
-    def text_tokens(self, tokens: Tokens) -> Tensor:
+    def _text_tokens(self, tokens: Tokens) -> Tensor:
         states: Tensor = self.model.Qformer.bert(
             tokens.input_ids, attention_mask=tokens.attention_mask, return_dict=True
         ).last_hidden_state

@@ -8,8 +8,7 @@ from typing import Any
 from lavis.common.registry import registry
 from lavis.models.blip2_models.blip2_qformer import Blip2Qformer
 
-from lavis_mafa.algorithm.discriminator import Discriminator
-from lavis_mafa.algorithm.negatives_encoder import NegativesEncoder
+from lavis_mafa.algorithm.discriminator import Discriminator, NegativesEncoder
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.checkpoints.checkpoints import read_checkpoint
 from lavis_mafa.families.blip2_driver import Blip2Backbone, precision_of

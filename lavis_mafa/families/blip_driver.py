@@ -32,7 +32,7 @@ class BlipBackbone(FromFirstTokens):
         has_encoder = hasattr(getattr(model, "text_encoder", None), "config")
         return hasattr(model, "itm_head") and has_enc and has_encoder
 
-    def text_tokens(self, tokens: Tokens) -> Tensor:
+    def _text_tokens(self, tokens: Tokens) -> Tensor:
         states: Tensor = self.model.text_encoder.forward_text(tokens).last_hidden_state
         return states
 

@@ -32,11 +32,11 @@ class ModelDriver:
         temperature: Tensor = self.model.temp
         return temperature
 
-    def text_features(self, embeds: Tensor) -> Tensor:
+    def _text_features(self, embeds: Tensor) -> Tensor:
         """Return features ``(N, E)`` of captions encoded as ``(N, L, D)``."""
         return F.normalize(self.model.text_proj(embeds[:, 0]).float(), dim=-1)
 
-    def text_tokens(self, tokens: Tokens) -> Tensor:
+    def _text_tokens(self, tokens: Tokens) -> Tensor:
         """Return the encoder's states ``(N, L, D)`` of tokenised captions."""
         raise NotImplementedError
 
@@ -46,8 +46,8 @@ class ModelDriver:
         ids, mask = tokens = tokenize(self.model, captions, max_length)
         if for_matching and not self.matches_states:
             return Texts(ids, mask)
-        states = self.text_tokens(tokens)
-        features = None if for_matching else self.text_features(states)
+        states = self._text_tokens(tokens)
+        features = None if for_matching else self._text_features(states)
         return Texts(ids, mask, states if self.matches_states else None, features)
 
 

@@ -12,9 +12,8 @@ from omegaconf import OmegaConf
 
 from lavis_mafa.algorithm.backbone import Backbone, backbone_of
 from lavis_mafa.algorithm.cached_batch import in_chunks
-from lavis_mafa.algorithm.discriminator import Discriminator
+from lavis_mafa.algorithm.discriminator import Discriminator, NegativesEncoder
 from lavis_mafa.algorithm.momentum import RAMP_EPOCHS, Momentum
-from lavis_mafa.algorithm.negatives_encoder import NegativesEncoder
 from lavis_mafa.algorithm.output import StepOutput
 from lavis_mafa.algorithm.parts import StepParts, build_parts
 from lavis_mafa.algorithm.settings import StepSettings

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lavis_mafa.algorithm.negatives_encoder import ENCODER_TOKENS, ENCODER_VIEW, EncodedByFrozen
+from lavis_mafa.algorithm.discriminator import ENCODER_TOKENS, ENCODER_VIEW, EncodedByFrozen
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.tokens import captions_of
 from lavis_mafa.judges.frozen import MATCHING_PARTS, PROJECTION_PARTS, FrozenModel

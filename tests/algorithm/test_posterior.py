@@ -113,16 +113,14 @@ def observe_on_rank(rank):
     running = _RunningNormal()
     for step in range(2):
         running.observe(torch.from_numpy(PARTS[2 * step + rank]))
-    alone = _RunningNormal()
-    alone.observe(torch.from_numpy(PARTS[rank]), together=False)
-    return [running.state_dict(), alone.state_dict()]
+    return [running.state_dict()]
 
 
 def test_two_processes_have_the_statistics_of_one(tmp_path):
-    (one, alone), (other, _) = on_two_ranks(observe_on_rank, tmp_path)
+    (one,), (other,) = on_two_ranks(observe_on_rank, tmp_path)
     assert all(torch.equal(one[name], other[name]) for name in one)
     everything = np.concatenate(PARTS)
-    assert int(one["count"]) == len(everything) and int(alone["count"]) == len(PARTS[0])
+    assert int(one["count"]) == len(everything)
     assert float(one["mean"]) == pytest.approx(everything.mean(), rel=1e-12)
     assert float(one["squares"]) == pytest.approx(everything.var() * len(everything), rel=1e-12)
 
@@ -171,7 +169,7 @@ def test_cut_down_can_be_switched_off_alone():
     weights = {}
     for cut_down in (True, False):
         picker = PosteriorPicker(PosteriorRule(cut_down=cut_down, minimum=1000))
-        picker.positive.observe(torch.tensor([0.8, 0.9]), together=False)
+        picker.positive.observe(torch.tensor([0.8, 0.9]))
         weights[cut_down] = picker.weights(sim, positives, sim[:, 0])[0]
     expected = torch.exp(-0.5 * (sim[0].double() - sim[0, 0].double()) ** 2)
     assert torch.allclose(weights[False], torch.tensor([0.0, *expected[1:]]).double())

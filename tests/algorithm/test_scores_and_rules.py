@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lavis_mafa import load_model
+from lavis_mafa.algorithm.discriminator import EncodedByFrozen
 from lavis_mafa.algorithm.mining import ALL, MiningRule, find_connections, pick
-from lavis_mafa.algorithm.negatives_encoder import EncodedByFrozen
 from lavis_mafa.algorithm.parts import build_parts
 from lavis_mafa.algorithm.pickers import NONE, hardest
 from lavis_mafa.algorithm.ranks import Ranks

@@ -59,3 +59,13 @@ def test_open_clip(tmp_path):
     assert len(script_of("with_open_clip.md").splitlines()) <= 40
     printed = finish(spawn(tmp_path, [sys.executable, "-c", code]))
     assert re.search(r"false negatives in the last mini-batch: \[\d+", printed), printed
+
+
+@pytest.mark.parametrize("page", ["with_open_clip.md", "with_sentence_transformers.md"])
+def test_features_name_tests_that_exist(page):
+    tests = "".join(file.read_text() for file in (ROOT / "tests/integrations").glob("test_*.py"))
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    named = re.findall(r"\| `(\w+)` \|$", text, re.M)
+    assert len(named) > 9
+    for name in named:
+        assert f"\ndef test_{name.removeprefix('test_')}(" in tests, name

@@ -115,6 +115,8 @@ def test_several_data_sets_are_judged_by_their_own_texts(tmp_path):
     data = DatasetDict(one=pairs(16, seed=1), two=pairs(16, seed=2))
     trainer = train(tmp_path, data.remove_columns("label"), max_steps=-1, num_train_epochs=1)
     assert trainer.state.global_step == 8
+    streamed = pairs().remove_columns("label").to_iterable_dataset()
+    assert train(tmp_path, streamed).state.global_step == 2
 
 
 def test_a_column_label_of_ones_own_is_left_alone(tmp_path):

@@ -10,7 +10,7 @@ import torch
 from conftest import mini_batch
 from test_con_d_families import FAMILIES, build, config_of, save_checkpoint
 
-from lavis_mafa.algorithm.negatives_encoder import ENCODER_TOKENS, ENCODER_VIEW
+from lavis_mafa.algorithm.discriminator import ENCODER_TOKENS, ENCODER_VIEW
 from lavis_mafa.algorithm.parts import build_parts
 from lavis_mafa.algorithm.pickers import hardest
 from lavis_mafa.algorithm.settings import StepSettings
