@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import cv2
@@ -47,7 +46,7 @@ def _auto_contrast(image: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 randaugment.func_dict["AutoContrast"] = _auto_contrast
 
 
-class RandomTurn:
+class _RandomTurn:
     """Turn a picture by 0, 90, 180 or 270 degrees, each with probability 1/4.
 
     It takes an image of Pillow, or an array ``(H, W, 3)``.
@@ -61,14 +60,14 @@ class RandomTurn:
 
 @registry.register_processor("turned_image_train")
 class TurnedImageTrainProcessor(Blip2ImageTrainProcessor):  # type: ignore[misc]
-    """``blip2_image_train`` (crop and flip) and a `RandomTurn`, for pictures without an up side,
+    """``blip2_image_train`` (crop and flip) and a `_RandomTurn`, for pictures without an up side,
     such as aerial photographs. It has the same parameters."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         plain: Any = self.transform
         crop, flip, *rest = plain.transforms
-        self.transform: Any = transforms.Compose([crop, flip, RandomTurn(), *rest])
+        self.transform: Any = transforms.Compose([crop, flip, _RandomTurn(), *rest])
 
 
 @registry.register_processor("albef_image_train")
@@ -132,7 +131,7 @@ _QUICK = (
     AlbefImageTrainProcessor,
     TurnedImageTrainProcessor,
 )
-_OPTIONAL = (randaugment.RandomAugment, RandomTurn)  # steps between the flip and the tensor
+_OPTIONAL = (randaugment.RandomAugment, _RandomTurn)  # steps between the flip and the tensor
 
 
 class ImageBytes(NamedTuple):
@@ -192,15 +191,6 @@ class QuickAugmentation:
         for channel, table, values in zip(cv2.split(image), self.normalised, made, strict=True):
             cv2.LUT(channel, table, dst=values)
         return torch.from_numpy(made)
-
-    def reduction(self, width: int, height: int) -> int:
-        """Return the largest factor by which a picture may be reduced before it is cropped.
-
-        The smallest crop that can be drawn still has the size of the finished image.
-        """
-        narrowest = min(self.crop.ratio[0], 1.0 / self.crop.ratio[1])
-        shortest = math.sqrt(width * height * self.crop.scale[0] * narrowest)
-        return max(1, int(min(shortest, width, height) // max(self.crop.size)))
 
     def scales_as(self, other: QuickAugmentation) -> bool:
         """Return whether another one normalises in the same way."""

@@ -119,7 +119,7 @@ class CaptionTruth:
         return np.array(keys, np.int64)
 
 
-def truth_reader(given: str | None) -> Callable[[PairTable], PairTruth] | None:
+def truth_reader(given: str | None) -> Callable[[PairTable], CaptionTruth] | None:
     """Return what makes the truth of a table from `build_info.truth`; None for null.
 
     Args:

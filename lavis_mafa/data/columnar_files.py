@@ -34,6 +34,16 @@ _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 _DAMAGE = (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError)
 
 
+def choose_columns(schema: pa.Schema, columns: PairColumns) -> str | None:
+    """Choose the columns of a schema, image files rather than the names that they had; return what
+    is wrong with it, None if nothing is."""
+    if columns.image_key is None:
+        kinds = dict(zip(schema.names, schema.types, strict=True))
+        stored = (name for name in IMAGE_KEYS if name in kinds and _stores(kinds[name]))
+        columns.image_key = next(stored, None)
+    return columns.choose(schema.names)
+
+
 def raw_rows(path: Path, columns: PairColumns, images: bool = True) -> Iterator[Any]:
     """Yield the place and the unchecked content of every row, or a `Problem`.
 
@@ -46,18 +56,14 @@ def raw_rows(path: Path, columns: PairColumns, images: bool = True) -> Iterator[
     number = 0
     try:
         with _opened(path) as (schema, total, base, batches):
-            kinds = dict(zip(schema.names, schema.types, strict=True))
-            if columns.image_key is None:  # bytes rather than the name that they had as a file
-                stored = (name for name in IMAGE_KEYS if name in kinds and _stores(kinds[name]))
-                columns.image_key = next(stored, None)
-            missing = columns.choose(schema.names)
+            missing = choose_columns(schema, columns)
             if missing:
                 yield Problem("columns", missing, fatal=True)
                 return
             image = str(columns.image_key)
-            stores = _stores(kinds[image])
+            stores = _stores(schema.field(image).type)
             read = (image, columns.caption_key, columns.image_id_key, columns.group_id_key)
-            names = [str(name) for name in dict.fromkeys(read) if name in kinds]
+            names = [str(name) for name in dict.fromkeys(read) if name in schema.names]
             if stores and not images:
                 names.remove(image)
             rows = _BATCH_IMAGES if stores and images else _BATCH_ROWS

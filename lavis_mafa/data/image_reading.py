@@ -18,9 +18,8 @@ import io
 import os
 import stat
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 
 from PIL import EpsImagePlugin, ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
@@ -35,7 +34,6 @@ _SUFFIXES = {
     "TIFF": "tif",
 }
 _LYING = (5, 6, 7, 8)  # values of EXIF's orientation that exchange width and height
-_JPEG_FACTORS = (1, 2, 4, 8)  # by which a JPEG's decoder can reduce it
 _LARGEST_FILE = 2**30  # bytes; uncompressed pixels of the most that Pillow reads take 0.7 GB
 
 # Pillow warns of conditions that this module handles: broken metadata are ignored, decompression
@@ -45,10 +43,6 @@ warnings.filterwarnings("ignore", module=r"PIL\.")
 # LAVIS's other data sets open pictures by Pillow itself: without this switch, PostScript among them
 # would be run by Ghostscript.
 EpsImagePlugin.gs_binary = False
-
-# Return by how much a JPEG of a width and a height may be reduced.
-_Reduction = Callable[[int, int], int]
-_reduction: ContextVar[_Reduction | None] = ContextVar("reduction", default=None)
 
 
 def read_rgb(path: str | os.PathLike[str], data: bytes | None = None) -> Image.Image:
@@ -65,7 +59,6 @@ def read_rgb(path: str | os.PathLike[str], data: bytes | None = None) -> Image.I
         OSError: naming the path, for everything that the module's docstring lists as refused.
     """
     with _named(path), _opened(path, data) as image:
-        _reduce(image)
         image.load()
         return to_rgb(_upright(image))
 
@@ -82,30 +75,6 @@ def read_size(path: str | os.PathLike[str]) -> tuple[int, int]:
         except Exception:  # broken EXIF data are ignored, as in `_upright`
             lying = False
         return (image.height, image.width) if lying else image.size
-
-
-@contextmanager
-def reduced_jpegs(reduction: _Reduction) -> Iterator[None]:
-    """Let `read_rgb` decode JPEGs at 1/2, 1/4 or 1/8 of their size inside, which is several times
-    as fast as in full.
-
-    Args:
-        reduction: returns the largest allowed factor for a stored ``(width, height)``; 1: none.
-    """
-    token = _reduction.set(reduction)
-    try:
-        yield
-    finally:
-        _reduction.reset(token)
-
-
-def _reduce(image: Image.Image) -> None:
-    reduction = _reduction.get()
-    if reduction is None or image.format != "JPEG":
-        return
-    factor = max(one for one in _JPEG_FACTORS if one <= max(1, reduction(*image.size)))
-    if factor > 1:
-        image.draft(None, (image.width // factor, image.height // factor))
 
 
 def _require_file(path: str | os.PathLike[str]) -> None:

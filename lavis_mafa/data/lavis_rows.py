@@ -112,12 +112,24 @@ def build_checked(
             continue
         share = allowed if split == "train" and issubclass(cls, _PAIRS) else 0.0
         _require_usable(cls, dataset.annotation, files, share)
+        _use_names_on_disk(dataset)
         answers = getattr(dataset, "answer_list", None)
         if answers is not None and not _are_answers(answers):
             raise ValueError(
                 f"{files[1]}: expected a list of candidate answers, got {short(answers)}"
             )
     return datasets
+
+
+def _use_names_on_disk(dataset: Any) -> None:
+    """Give pictures the Unicode form that their names have on disk: macOS decomposes them."""
+    folder = PictureFolder(dataset.vis_root)
+    for row in dataset.annotation:
+        name = row.get("image") if isinstance(row, dict) else None
+        if isinstance(name, str) and not name.isascii() and "\0" not in name:
+            path = folder.path(name)
+            if path != os.path.join(folder.root or "", name):
+                row["image"] = os.path.relpath(path, folder.root)
 
 
 def _splits_of_lavis(

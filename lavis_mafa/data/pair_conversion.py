@@ -101,7 +101,7 @@ def converted(
     def convert(folder: Path) -> None:
         logging.info("Converting %s into a memory-mapped table", names)
         of_pictures = PictureIdentity(root, by_content=identity == CONTENT)
-        write_table(folder, found, of_pictures, max_unusable, "group_id_key" in keys)
+        _write_table(folder, found, of_pictures, max_unusable, "group_id_key" in keys)
 
     table = _cached(tables, names, state, convert)
     # Of two splits of the same files the training split warns of copies.
@@ -185,7 +185,7 @@ def dense_ids(
     return ids, np.flatnonzero(is_first)
 
 
-def write_table(
+def _write_table(
     folder: Path,
     found: PairFiles,
     identity: PictureIdentity,

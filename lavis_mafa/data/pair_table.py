@@ -94,13 +94,14 @@ class PairTable:
                 "converted again from the annotation files"
             ) from error
 
-    def _value(self, name: str, index: int) -> Any:
+    def value(self, name: str, index: int) -> Any:
+        """Return what a column of `SCHEMA` has for pair `index`."""
         return self.rows.column(name)[int(index)].as_py()
 
     def image(self, index: int) -> str:
         """Return the image path of pair `index`, as in the annotation file; of a shard its file
         name and the member's."""
-        return str(self._value("image", index))
+        return str(self.value("image", index))
 
     def image_names(self) -> pa.Array:
         """Return the names of the images of all pairs, as `image`."""
@@ -108,36 +109,25 @@ class PairTable:
 
     def caption(self, index: int) -> str:
         """Return the caption of pair `index`, as in the annotation file."""
-        return str(self._value("caption", index))
+        return str(self.value("caption", index))
 
     def captions(self) -> Iterator[str]:
         """Yield the captions of all pairs, in order."""
         for chunk in self.rows.column("caption").chunks:
             yield from chunk.to_pylist()
 
-    def own_image_id(self, index: int) -> str | None:
-        """Return the `image_id` that the annotation file gives pair `index`; None without one."""
-        found: str | None = self._value("image_id", index)
-        return found
-
-    def own_group_id(self, index: int) -> str | None:
-        """Return the id that the annotation file gives the group of pair `index`; None without
-        one."""
-        found: str | None = self._value("group_id", index)
-        return found
-
     def has_path(self, index: int) -> bool:
         """Return whether the image of pair `index` is a file of its own."""
-        return int(self._value("file", index)) < 0
+        return int(self.value("file", index)) < 0
 
     def place(self, index: int) -> str:
         """Return where the image of pair `index` comes from: a path, or file and row."""
         if self.has_path(index):
             return self.image(index)
-        source = self.meta["sources"][self._value("source", index)]
+        source = self.meta["sources"][self.value("source", index)]
         if self.meta["shards"]:
             return os.path.join(os.path.dirname(source), self.image(index))
-        return f"{source}, row {self._value('row', index)} ({self.image(index)})"
+        return f"{source}, row {self.value('row', index)} ({self.image(index)})"
 
     def image_bytes(self, index: int) -> bytes | None:
         """Return the image file of pair `index`; None if it has a path.
@@ -148,11 +138,11 @@ class PairTable:
         """
         if self.has_path(index):
             return None
-        path, size, mtime_ns = self.meta["files"][self._value("file", index)]
-        path, count = os.path.join(self.folder, path), self._value("size", index)
+        path, size, mtime_ns = self.meta["files"][self.value("file", index)]
+        path, count = os.path.join(self.folder, path), self.value("size", index)
         file = _opened(path, size, mtime_ns).fileno()
         # Not by the file's position, which forked workers share.
-        data = os.pread(file, count, self._value("start", index))
+        data = os.pread(file, count, self.value("start", index))
         # After the read: a write in place before it ended has changed the modification time, and
         # the bytes may belong to another picture than the caption.
         _require_unchanged(path, file, size, mtime_ns)

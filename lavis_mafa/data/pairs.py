@@ -59,7 +59,7 @@ class Pairs(Dataset[dict[str, Any]]):
         root = None if vis_root is None else os.path.abspath(os.path.expanduser(vis_root))
         self.table, self.vis_root = converted(ann_paths, root=root, **table_options), root
         self._folder = PictureFolder(root)
-        self.set_processors(vis_processor, text_processor)
+        self.vis_processor, self.text_processor = vis_processor, text_processor
 
     def picture(self, row: int) -> Image.Image:
         """Return the image (RGB) of pair `row` of the table.
@@ -144,17 +144,6 @@ class Pairs(Dataset[dict[str, Any]]):
             return None
         return self._folder.path(self.table.image(row))
 
-    def set_processors(
-        self,
-        vis_processor: Callable[[Image.Image], Any],
-        text_processor: Callable[[str], str],
-    ) -> None:
-        self.vis_processor = vis_processor
-        self.text_processor = text_processor
-
-    def know(self, truth: PairTruth) -> None:
-        """Take over which pairs of the table are valid."""
-
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         return default_collate(samples)
 
@@ -184,7 +173,8 @@ class TrainPairs(Pairs):
             "image_id": int(self.image_ids[index]),
         }
 
-    def know(self, truth: PairTruth) -> None:
+    def know(self, truth: CaptionTruth) -> None:
+        """Take over which pairs of the table are valid."""
         self.truth = truth
 
     @property
@@ -215,11 +205,13 @@ class TrainPairs(Pairs):
 
     def own_image_id(self, index: int) -> str | None:
         """Return the `image_id` that pair `index` has in its file; None without one."""
-        return self.table.own_image_id(index)
+        found: str | None = self.table.value("image_id", index)
+        return found
 
     def own_group_id(self, index: int) -> str | None:
         """Return the id that the group of pair `index` has in its file; None if it is unknown."""
-        return self.table.own_group_id(index)
+        found: str | None = self.table.value("group_id", index)
+        return found
 
     def annotated(self, index: int) -> tuple[str, str]:
         """Return the name of the image of pair `index` in the table, and its caption."""
@@ -282,9 +274,9 @@ class EvalPairs(Pairs):
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"image": self._image(self._rows[index]), "index": index}
 
-    def know(self, truth: PairTruth) -> None:
-        if isinstance(truth, CaptionTruth):
-            self.truth_matrix = partial(truth.matrix, self._row_of_text)
+    def know(self, truth: CaptionTruth) -> None:
+        """Take over which pairs of the table are valid."""
+        self.truth_matrix = partial(truth.matrix, self._row_of_text)
 
     def annotated(self, number: int) -> tuple[str, str]:
         """Return the image's name and the caption that the table has for caption `number`."""

@@ -14,7 +14,7 @@ import random
 import struct
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,6 @@ from lavis_mafa.data.image_reading import (
     image_suffix,
     read_file,
     read_rgb,
-    reduced_jpegs,
     require_below,
 )
 from lavis_mafa.data.lavis_rows import read_here, read_sample
@@ -70,11 +69,9 @@ class TrainingSet(Dataset[dict[str, Any]]):
         dataset: a map-style data set whose items have ``image`` and ``text_input``, such as LAVIS's
             concatenation of several.
         seed: of augmentation and replacement.
-        reduce_jpegs: decode large JPEGs at 1/2, 1/4 or 1/8 of their size, as far as a
-            `QuickAugmentation` has no use for more.
     """
 
-    def __init__(self, dataset: Any, seed: int = 0, reduce_jpegs: bool = False) -> None:
+    def __init__(self, dataset: Any, seed: int = 0) -> None:
         if isinstance(dataset, (tuple, list)) or isinstance(dataset, IterableDataset):
             raise TypeError(
                 "training needs map-style data sets; webdataset pipelines (laion2B_multi) have no "
@@ -83,7 +80,6 @@ class TrainingSet(Dataset[dict[str, Any]]):
             )
         self.dataset = dataset
         self.seed = seed
-        self.reduce_jpegs = reduce_jpegs
         parts: list[Any] = (
             dataset.datasets if isinstance(dataset, TorchConcatDataset) else [dataset]
         )
@@ -130,7 +126,7 @@ class TrainingSet(Dataset[dict[str, Any]]):
         else:
             # For data sets that read images themselves; see `image_reading`.
             ImageFile.LOAD_TRUNCATED_IMAGES = False
-            with _seeded([self.seed, epoch, index]), self._reduced(part):
+            with _seeded([self.seed, epoch, index]):
                 sample = read_sample(part, local)
         if sample is None:
             raise OSError(f"sample {index} is empty")
@@ -142,16 +138,6 @@ class TrainingSet(Dataset[dict[str, Any]]):
         if isinstance(sample.get("image"), dict):  # of `_Views`
             return {**sample, **sample["image"]}
         return sample
-
-    def _reduced(self, part: Any) -> AbstractContextManager[None]:
-        """Return the context in which a sample of a part is read."""
-        if not self.reduce_jpegs:
-            return nullcontext()
-        made = _processors_of(getattr(part, "vis_processor", None)).values()
-        known = [one for one in made if isinstance(one, QuickAugmentation)]
-        if len(known) < len(made):
-            return nullcontext()
-        return reduced_jpegs(lambda *size: min(one.reduction(*size) for one in known))
 
     def add_view(self, name: str, processor: Processor | None = None) -> bool:
         """Add another image ``name`` to every sample: its decoded picture after ``processor``.
@@ -386,33 +372,24 @@ def _group_ids_of(parts: list[Any]) -> npt.NDArray[np.int64] | None:
     Raises:
         ValueError: if a part's ``group_ids`` are not ``(N,)`` integers from `NO_GROUP` on.
     """
-    given = [_group_ids_of_part(part) for part in parts]
-    if all(one is None or int(one.max(initial=NO_GROUP)) == NO_GROUP for one in given):
-        return None
-    if len(parts) == 1:
-        return given[0]  # not copied, because it may be a memory map
     ids, first_free = [], 0
-    for part, numbers in zip(parts, given, strict=True):
-        if numbers is None:
-            ids.append(np.full(len(part), NO_GROUP, np.int64))
-            continue
-        ids.append(np.where(numbers == NO_GROUP, NO_GROUP, numbers + first_free))
-        first_free += int(numbers.max(initial=NO_GROUP)) + 1
-    return np.concatenate(ids)
-
-
-def _group_ids_of_part(part: Any) -> npt.NDArray[np.int64] | None:
-    given = getattr(part, "group_ids", None)
-    if given is None:
+    for part in parts:
+        own = np.asarray(getattr(part, "group_ids", None))
+        if own.ndim == 0:  # None
+            own = np.full(len(part), NO_GROUP, np.int64)
+        wanted = own.shape == (len(part),) and np.issubdtype(own.dtype, np.integer)
+        if not wanted or own.min(initial=NO_GROUP) < NO_GROUP:
+            raise ValueError(
+                f"group_ids of {type(part).__name__}: expected {len(part)} integers, {NO_GROUP} "
+                f"for no group and others from 0 on, got {own.dtype} of shape {own.shape}"
+            )
+        if first_free:
+            own = np.where(own == NO_GROUP, NO_GROUP, own + first_free)
+        ids.append(own.astype(np.int64, copy=False))
+        first_free = max(first_free, int(own.max(initial=NO_GROUP)) + 1)
+    if not first_free:
         return None
-    ids = np.asarray(given)
-    wanted = ids.shape == (len(part),) and np.issubdtype(ids.dtype, np.integer)
-    if not wanted or ids.min(initial=NO_GROUP) < NO_GROUP:
-        raise ValueError(
-            f"group_ids of {type(part).__name__}: expected {len(part)} integers, {NO_GROUP} for no "
-            f"group and others from 0 on, got {ids.dtype} of shape {ids.shape}"
-        )
-    return ids.astype(np.int64, copy=False)
+    return ids[0] if len(ids) == 1 else np.concatenate(ids)  # one may be a memory map
 
 
 @contextmanager

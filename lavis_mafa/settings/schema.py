@@ -89,8 +89,6 @@ class RunOptions(RetrievalOptions):
         choices=MetricNames("caption"))
     gradcam_tokens: str = ours("mafa_grounding: tokens over which a heat map is averaged",
         source="ALBEF 6.4", choices=("all", "words"))
-    reduce_jpegs: bool = ours(
-        "decode JPEGs of training at a fraction of their size where crops stay large enough", False)
     amp_dtype: str = ours("number format of amp", "fp16", choices=("fp16", "bf16"))
     max_grad_norm: float | None = ours("clip gradients to this norm; null: no clipping", None,
         low=0, above=True, also=("clip_grad",))

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from lavis_mafa.data.annotation_rows import IMAGE_KEYS, PairColumns
+from lavis_mafa.data.annotation_rows import PairColumns
+from lavis_mafa.data.columnar_files import choose_columns
 from lavis_mafa.io.files import atomic_write
 from lavis_mafa.tools.corpus import Corpus
 from lavis_mafa.tools.hard_negatives import HardNegatives, normalized
@@ -80,7 +81,7 @@ class _NewRows:
                 shown = {"bytes": self.pairs.image_bytes(image)[0], "path": shown}
             record: dict[str, Any] = {str(columns.image_key): shown}
             record[str(columns.caption_key)] = [caption] if listed else caption
-            own = table.own_image_id(image)
+            own = table.value("image_id", image)
             if own is not None:
                 record[columns.image_id_key] = typed(own)
             yield record
@@ -155,12 +156,7 @@ def _write_parquet(sink: BinaryIO, path: Path, rows: _NewRows) -> None:
     with pq.ParquetFile(path) as file:
         schema = file.schema_arrow
         columns, names = rows.columns, schema.names
-        if columns.image_key is None:
-            # The bytes of images rather than the names that they had as files.
-            kinds = {name: str(schema.field(name).type) for name in IMAGE_KEYS if name in names}
-            stores = [name for name, kind in kinds.items() if "binary" in kind]
-            columns.image_key = next(iter(stores), None)
-        columns.choose(names)
+        choose_columns(schema, columns)
         is_list = pa.types.is_nested(schema.field(str(columns.caption_key)).type)
         like = {**dict.fromkeys(names), str(columns.caption_key): [] if is_list else ""}
         # New rows lack what says nothing of pairs, also where the data require it.

@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import json
 import logging
-import os
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from lavis_mafa.algorithm.options import option
+from lavis_mafa.io.cache import cache_root
 from lavis_mafa.io.files import atomic_write
 from lavis_mafa.io.processes import on_main_process
 from lavis_mafa.io.project_files import CONFIGS
@@ -218,7 +218,7 @@ class ToyScenesBuilder(BaseDatasetBuilder):  # type: ignore[misc]
                 kind,
                 info["preset"],
             )
-        directory = _cache_directory(info.get("cache_dir"))
+        directory = cache_root(info.get("cache_dir")) / "toy_scenes"
 
         splits = on_main_process(lambda: _load_or_make(world, data, directory))
         splits = splits or _load_or_make(world, data, directory)
@@ -319,12 +319,6 @@ def _make_world(world: WorldConfig, data: Mapping[str, int]) -> dict[str, Arrays
         captions, texts = make_captions(world.detailed(), scenes, rng)
         splits[DETAILED] = {**test, "captions": captions, "texts": np.array(texts)}
     return splits
-
-
-def _cache_directory(given: str | None) -> Path:
-    """Return the cache folder: the given one, $LAVIS_MAFA_CACHE, or ~/.cache/lavis_mafa."""
-    root = given or os.environ.get("LAVIS_MAFA_CACHE") or "~/.cache/lavis_mafa"
-    return Path(root).expanduser() / "toy_scenes"
 
 
 def _cache_path(world: WorldConfig, data: Mapping[str, int], directory: Path) -> Path:

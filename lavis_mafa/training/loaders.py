@@ -37,15 +37,13 @@ def evaluation_sets(datasets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]
     return found
 
 
-def training_set(
-    datasets: Mapping[str, Mapping[str, Any]], seed: int, reduce_jpegs: bool = False
-) -> TrainingSet | None:
+def training_set(datasets: Mapping[str, Mapping[str, Any]], seed: int) -> TrainingSet | None:
     """Return all training sets joined into one, None if there is none; see `TrainingSet`."""
     train = {name: {"train": own["train"]} for name, own in datasets.items() if "train" in own}
     if not train:
         return None
     joined = concat_datasets(reorg_datasets_by_split(train))["train"]
-    return TrainingSet(joined, int(seed), reduce_jpegs)
+    return TrainingSet(joined, int(seed))
 
 
 def add_views(train_set: TrainingSet, model: Any, beside: Iterable[ModelBeside]) -> None:

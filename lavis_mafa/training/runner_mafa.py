@@ -81,8 +81,7 @@ class RunnerMafa(StepRunner):
         self.log = RunLog(self.output_dir, is_main_process(), loggers)
         self.train_set = None
         if not self.evaluate_only:
-            reduce_jpegs = bool(run.get("reduce_jpegs", False))
-            self.train_set = loaders.training_set(datasets, run.seed, reduce_jpegs)
+            self.train_set = loaders.training_set(datasets, run.seed)
         if self.train_set is not None:
             loaders.add_views(self.train_set, model, models_beside(model))
             loaders.add_tokens(self.train_set, model, frozen_models(model))

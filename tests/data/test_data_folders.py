@@ -107,7 +107,11 @@ def saved(folder: Path, **state: object) -> Path:
     [
         ({"_data_files": []}, ValueError, "lists no file: the data set is empty"),
         ({"_data_files": [7]}, ValueError, r"state\.json: expected '_data_files', a list"),
-        ({"_data_files": [{"filename": "../x.arrow"}]}, ValueError, "expected '_data_files'"),
+        (
+            {"_data_files": [{"filename": "../x.arrow"}]},
+            FileNotFoundError,
+            r"saved/x\.arrow, which",
+        ),
         ({"_data_files": [{"filename": "b.arrow"}]}, FileNotFoundError, r"b\.arrow, which .*lists"),
         ({"_indices_files": [{"filename": "i"}]}, ValueError, r"call flatten_indices\(\)"),
     ],

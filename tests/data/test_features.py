@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import ROOT
-from lavis.datasets.builders.base_dataset_builder import load_dataset_config
 from PIL import Image
 from shard_files import write_shards
 
@@ -68,9 +67,7 @@ def halves(path):
 
 
 def built(builder, **info):
-    cfg = load_dataset_config(builder.default_config_path())
-    cfg.build_info.update(info)
-    return builder(cfg).build_datasets()
+    return builder({"build_info": info}).build_datasets()
 
 
 def of_json(files, **info):

@@ -6,7 +6,6 @@ import json
 
 import numpy as np
 import pytest
-from lavis.datasets.builders.base_dataset_builder import load_dataset_config
 from PIL import Image
 
 from lavis_mafa.cli import main
@@ -34,36 +33,31 @@ def test_builder_gives_val_what_train_lacks(tmp_path):
         Image.new("RGB", (8, 8), (n, 0, 0)).save(tmp_path / f"{n}.png")
     rows = [{"image": f"{n}.png", "caption": f"caption {n}"} for n in range(40)]
     (tmp_path / "pairs.json").write_text(json.dumps(rows))
-    cfg = config_of(tmp_path, 0.25)
-    cfg.build_info.annotations.val = {"storage": [str(tmp_path / "pairs.json")]}
-    built = ImageTextJsonBuilder(cfg).build_datasets()
-    train = {built["train"].caption(n) for n in range(len(built["train"]))}
-    val, test = set(built["val"].text), set(built["test"].text)
+    found = built(tmp_path, 0.25, val=[str(tmp_path / "pairs.json")])
+    train = {found["train"].caption(n) for n in range(len(found["train"]))}
+    val, test = set(found["val"].text), set(found["test"].text)
     assert not train & val and train | val == test and len(test) == 40
-    assert 2 < len(val) < 20 and np.all(np.bincount(built["train"].image_ids) == 1)
+    assert 2 < len(val) < 20 and np.all(np.bincount(found["train"].image_ids) == 1)
 
 
 def test_splits_of_different_files_are_refused(tmp_path):
     """Both would lose images without a word."""
     for name in ("pairs", "others"):
         (tmp_path / f"{name}.json").write_text('[{"image": "a.png", "caption": "a"}]')
-    cfg = config_of(tmp_path, 0.25)
-    cfg.build_info.annotations.val = {"storage": str(tmp_path / "others.json")}
     with pytest.raises(ValueError, match="different files .*others.json.*set holdout: 0"):
-        ImageTextJsonBuilder(cfg).build_datasets()
+        built(tmp_path, 0.25, val=str(tmp_path / "others.json"))
 
 
 def test_missing_images_are_reported_before_training(tmp_path):
     rows = [{"image": f"{n}.png", "caption": f"caption {n}"} for n in range(40)]
     (tmp_path / "pairs.json").write_text(json.dumps(rows))
-    cfg = config_of(tmp_path, 0.0)
     for there in (0, 1):  # few are as bad as none: training would find no sample that it can read
         with pytest.raises(FileNotFoundError, match=rf"{40 - there} of 40 .* root .*--images"):
-            ImageTextJsonBuilder(cfg).build_datasets()
+            built(tmp_path, 0.0)
         Image.new("RGB", (8, 8)).save(tmp_path / f"{there}.png")
     for n in range(25):
         Image.new("RGB", (8, 8)).save(tmp_path / f"{n}.png")
-    assert len(ImageTextJsonBuilder(cfg).build_datasets()["train"]) == 40
+    assert len(built(tmp_path, 0.0)["train"]) == 40
 
 
 def test_pictures_that_are_all_but_unreadable_end_in_one_line(
@@ -79,12 +73,10 @@ def test_pictures_that_are_all_but_unreadable_end_in_one_line(
     assert status and "too few samples can be read: sample" in said and "Traceback" not in said
 
 
-def config_of(folder, share):
-    """Return a config of the builder whose three splits have one file."""
-    cfg = load_dataset_config(ImageTextJsonBuilder.default_config_path())
-    file = {"storage": str(folder / "pairs.json")}
-    cfg.build_info.annotations = {"train": file, "val": file, "test": file}
-    cfg.build_info.update(
-        {"holdout": share, "cache_dir": str(folder), "images": {"storage": str(folder)}}
-    )
-    return cfg
+def built(folder, share, **files):
+    """Build three splits, of one file unless others are given."""
+    usual = dict.fromkeys(("train", "val", "test"), str(folder / "pairs.json"))
+    annotations = {split: {"storage": file} for split, file in {**usual, **files}.items()}
+    info = {"annotations": annotations, "holdout": share, "cache_dir": str(folder)}
+    info["images"] = {"storage": str(folder)}
+    return ImageTextJsonBuilder({"build_info": info}).build_datasets()

@@ -122,13 +122,13 @@ def test_builder_errors(changes: dict, error: type, message: str, work_folder: P
 def build_on_rank(rank: int, storage: str, results) -> None:
     store = f"file://{os.getcwd()}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
-    conversions, write = [], pair_conversion.write_table
+    conversions, write = [], pair_conversion._write_table
 
     def counted(*args, **options) -> None:
         conversions.append(args)
         write(*args, **options)
 
-    pair_conversion.write_table = counted
+    pair_conversion._write_table = counted
     try:
         datasets = build(annotations={"train": {"storage": storage}})
         results.put((rank, len(conversions), len(datasets["train"])))
@@ -157,7 +157,7 @@ def test_real_photographs_equal_lavis(tmp_path: Path) -> None:
     )
     train, val = datasets["train"], datasets["val"]
     lavis = RetrievalDataset(small, train.text_processor, PHOTOGRAPHS, [PHOTOGRAPHS / "train.json"])
-    train.set_processors(small, train.text_processor)
+    train.vis_processor = small
     assert len(train) == len(lavis) == 2775
     for index in range(0, 2775, 111):
         expected, sample = lavis[index], train[index]

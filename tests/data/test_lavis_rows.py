@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import unicodedata
 
 import pytest
 import yaml
@@ -142,6 +143,17 @@ def test_rows_that_share_an_id_are_refused(tmp_path, name, rows, message):
     files = [rows, ["red"]] if name == "coco_vqa" else [rows]
     with pytest.raises(ValueError, match=message):
         build(tmp_path, name, files)
+
+
+@pytest.mark.parametrize("split, row", [("train", PAIR), ("val", LISTED)])
+def test_pictures_are_found_by_any_unicode_form_of_their_names(tmp_path, split, row):
+    names = [unicodedata.normalize(form, "café.png") for form in ("NFC", "NFD")]
+    Image.new("RGB", (8, 8), "red").save(tmp_path / names[1])
+    data = build(tmp_path, "coco_retrieval", [[{**row, "image": names[0]}]], split)
+    assert data[0]["image"].shape == (3, 8, 8) and data.annotation[0]["image"] == names[1]
+    Image.new("RGB", (8, 8), "red").save(tmp_path / names[0])
+    data = build(tmp_path, "coco_retrieval", [[{**row, "image": names[0]}]], split)
+    assert data.annotation[0]["image"] == names[0]
 
 
 @pytest.mark.parametrize("number", [1, 3])

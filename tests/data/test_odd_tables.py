@@ -163,6 +163,15 @@ def test_other_formats_are_refused_in_one_line(content, message, indent, tmp_pat
     assert f"\n  {len(problems)} malformed rows\n    {line}" in render(report)
 
 
+def test_many_kinds_of_problems_are_listed_in_part(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([{f"column {k}": 1} for k in range(25)]))
+    with pytest.raises(ValueError, match="^25 of 25 records cannot be used: ") as error:
+        converted([path], cache_dir=tmp_path)
+    lines = str(error.value).splitlines()
+    assert len(lines) == 21 and lines[-1] == "  and 5 others"
+
+
 def test_json_is_recognised_by_its_content(tmp_path):
     records = [{"image": f"{k}.jpg", "caption": c} for k, c in enumerate(CAPTIONS)]
     lines = "\n".join(map(json.dumps, records))

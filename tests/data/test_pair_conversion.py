@@ -154,7 +154,7 @@ def test_changed_source_is_converted_again_and_unchanged_is_not(
     first = converted([path])
     assert first.folder.parents[1] == tmp_path / "cache"
     with monkeypatch.context() as patch:
-        patch.setattr(pair_conversion, "write_table", lambda *_, **__: pytest.fail("again"))
+        patch.setattr(pair_conversion, "_write_table", lambda *_, **__: pytest.fail("again"))
         assert converted([path]).folder == first.folder
     write_csv(path, [("a", "yy")])  # same size
     os.utime(path, ns=(0, 1))
@@ -168,25 +168,25 @@ def test_changed_source_is_converted_again_and_unchanged_is_not(
 def test_source_that_changes_while_being_read_is_rejected(tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "a.csv"
     write_csv(path, PAIRS)
-    write = pair_conversion.write_table
+    write = pair_conversion._write_table
 
     def write_and_touch(*args, **options) -> None:
         write(*args, **options)
         os.utime(path, ns=(0, 1))
 
-    monkeypatch.setattr(pair_conversion, "write_table", write_and_touch)
+    monkeypatch.setattr(pair_conversion, "_write_table", write_and_touch)
     with pytest.raises(RuntimeError, match="changed while being read"):
         converted([path], cache_dir=tmp_path)
 
 
 def convert_at_the_same_time(path: Path, cache: Path, barrier, results) -> None:
-    write = pair_conversion.write_table
+    write = pair_conversion._write_table
 
     def write_and_wait(*args, **options) -> None:
         write(*args, **options)
         barrier.wait(20)  # all have converted, none has published the result
 
-    pair_conversion.write_table = write_and_wait
+    pair_conversion._write_table = write_and_wait
     results.put(pairs_of(converted([path], cache_dir=cache)))
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lavis.datasets.builders.base_dataset_builder import load_dataset_config
 from PIL import Image
 from shard_files import write_shards
 
@@ -31,11 +30,10 @@ def pairs(tmp_path):
 
 def built(folder, **info):
     """Build train and test of one file."""
-    cfg = load_dataset_config(ImageTextJsonBuilder.default_config_path())
     file = {"storage": str(folder / "pairs.json")}
-    cfg.build_info.annotations = {"train": file, "val": file, "test": file}
-    cfg.build_info.update({"cache_dir": str(folder), "images": {"storage": str(folder)}, **info})
-    return ImageTextJsonBuilder(cfg).build_datasets()
+    splits = {"annotations": {"train": file, "val": file, "test": file}}
+    info = {**splits, "cache_dir": str(folder), "images": {"storage": str(folder)}, **info}
+    return ImageTextJsonBuilder({"build_info": info}).build_datasets()
 
 
 def captions(folder, **info):
@@ -73,9 +71,8 @@ def test_subset_of_shards(tmp_path):
     Image.new("RGB", (8, 8)).save(picture)
     samples = [(f"{n:03d}", picture.read_bytes(), "png", f"a circle {n}", {}) for n in range(20)]
     files = write_shards(tmp_path, samples, per_shard=7)
-    cfg = load_dataset_config(ImageTextShardsBuilder.default_config_path())
-    cfg.build_info.annotations = {"train": {"storage": str(files)}}
-    cfg.build_info.update({"cache_dir": str(tmp_path), "subset": 5})
+    info = {"annotations": {"train": {"storage": str(files)}}, "cache_dir": str(tmp_path)}
+    cfg = {"build_info": {**info, "subset": 5}}
     train = ImageTextShardsBuilder(cfg).build_datasets()["train"]
     assert len(train) == 5 and train[4]["text_input"].startswith("a circle")
 
