@@ -339,12 +339,13 @@ def mine_hard_negatives(
 
 def _rows_of(column: Any, rows: list[int], name: str | None = None) -> Any:
     """Return some rows of a data set with one column, under another name if one is given."""
+    import pyarrow as pa
     from datasets import Dataset, Value
 
     (own,) = column.column_names
     if isinstance(column.features[own], Value):
         # Texts are copied at once: joining columns would copy selected rows one by one.
-        texts = column.with_format("arrow")[:].take(rows)
+        texts = column.with_format("arrow")[:].take(pa.array(rows, pa.int64()))
         return Dataset(texts.rename_columns([name or own]))
     selected = column.select(rows)
     return selected if name is None else selected.rename_column(own, name)
