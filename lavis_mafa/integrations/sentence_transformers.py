@@ -49,6 +49,7 @@ __all__ = [
 ]
 
 _AT_ONCE = 1024  # rows of a column in memory
+_SEARCH, _MOST_SEARCHED = 50, 500  # candidates of an anchor
 
 
 # Arguments of the library's losses that this one has not, and what to do instead.
@@ -282,7 +283,7 @@ def mine_hard_negatives(
         dataset: its first two columns beside ``label`` are anchor and positive.
         model: the SentenceTransformer whose similarities decide what is judged.
         settings, negatives, search, skip: see `lavis_mafa.mine_corpus`; search: None for 50, and
-            without a judge as many more as an anchor has positives at most.
+            without a judge as many more as rows share an anchor, at most 500.
         judge: a CrossEncoder or another encoder of `PairJudge`; or a `lavis_mafa.Discriminator`,
             which gets the places 0 to N - 1 of the rows as ``samples["loaded_index"]``.
         batch_size: rows in one forward pass of the model, and pairs in one of the CrossEncoder.
@@ -301,8 +302,9 @@ def mine_hard_negatives(
         features, (ids,) = _encoded([anchor], model.encode_query, batch_size)
         other, (other_ids,) = _encoded([positive], model.encode_document, batch_size)
     if search is None:
-        pairs = torch.stack([ids, other_ids]).unique(dim=1)
-        search = 50 + (int(pairs[0].bincount().max()) if judge is None else 0)
+        # As the library's range_max, where each candidate does not cost a judgement.
+        more = 0 if judge is not None else int(ids.bincount().max())
+        search = min(_SEARCH + more, _MOST_SEARCHED)
     encoder = getattr(judge, "encoder", judge)
     if hasattr(encoder, "predict"):
         judge = PairJudge(encoder, batch_size=batch_size)
