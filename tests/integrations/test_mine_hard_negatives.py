@@ -147,7 +147,7 @@ def test_every_text_is_encoded_once(tmp_path, monkeypatch, prompts):
 
 
 def test_without_a_judge_the_negatives_are_those_of_the_library(tmp_path):
-    """Also of anchors with several positives, of which the least similar gives the ceiling."""
+    """Also for anchors with several positives, of which the least similar gives the ceiling."""
     model, rows = encoder(tmp_path), pairs(60).to_dict()
     anchors = [rows["anchor"][n % 25] for n in range(60)]
     data = Dataset.from_dict({"anchor": anchors, "positive": rows["positive"]})
@@ -161,8 +161,9 @@ def test_without_a_judge_the_negatives_are_those_of_the_library(tmp_path):
         verbose=False,
     )
     mined, _ = mine_hard_negatives(data, model, negatives=2)
-    found, expected = (sorted(tuple(row.values()) for row in one) for one in (mined, library))
-    assert found == expected and 10 < len(found) < 60
+    found, expected = ({tuple(row.values()) for row in one} for one in (mined, library))
+    # The library counts known positives among its candidates, and finds fewer.
+    assert expected <= found and 10 < len(expected) and len(found) < 60
 
 
 def test_a_mini_batch_without_pairs_is_refused_and_a_guide_judges_none(tmp_path):
