@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -290,8 +291,9 @@ def mine_hard_negatives(
 
     Returns:
         Two data sets. The first has the rows with columns ``negative_1`` and so on; rows that have
-        too few negatives are left out, and a warning counts them. The second has the missing pairs
-        in the two columns; training on both converts the false negatives.
+        too few negatives are left out, and a warning counts them; a pair that is listed several
+        times is mined once. The second has the missing pairs in the two columns; training on both
+        converts the false negatives.
     """
     names = [name for name in dataset.column_names if name != ROW][:2]
     anchor, positive = (dataset.select_columns([name]) for name in names)
@@ -321,7 +323,9 @@ def mine_hard_negatives(
         other_ids,
         progress=lambda parts: tqdm(parts, desc="mining"),
     )
-    complete = (found.negatives >= 0).all(dim=1)
+    # Of a pair that is listed several times, only the first row is kept.
+    first = torch.from_numpy(np.unique((ids * len(dataset) * 2 + other_ids).numpy(), True)[1])
+    complete = (found.negatives >= 0).all(dim=1).cpu()
     if not bool(complete.all()):
         logging.warning(
             "%d of %d rows have fewer than %d negatives among the %d most similar: left out",
@@ -330,7 +334,8 @@ def mine_hard_negatives(
             negatives,
             search,
         )
-    kept, table = complete.nonzero()[:, 0].tolist(), found.negatives[complete].t().tolist()
+    rows = first[complete[first]].sort().values
+    kept, table = rows.tolist(), found.negatives[rows].t().tolist()
     mined = [_rows_of(anchor, kept), _rows_of(positive, kept)]
     for number, column in enumerate(table, 1):
         mined.append(_rows_of(positive, column, f"negative_{number}"))
