@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from inspect import signature
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -50,6 +51,7 @@ __all__ = [
 ]
 
 _AT_ONCE = 1024  # rows of a column in memory
+_SEARCH, _MOST_SEARCHED = 50, 500  # candidates of an anchor
 
 
 # Arguments of the library's losses that this one has not, and what to do instead.
@@ -303,15 +305,16 @@ def mine_hard_negatives(
         dataset: its first two columns beside ``label`` are anchor and positive.
         model: the SentenceTransformer whose similarities decide what is judged.
         settings, negatives, search, skip: see `lavis_mafa.mine_corpus`; search: None for 50, and
-            without a judge as many more as an anchor has positives at most.
+            without a judge as many more as rows share an anchor, at most 500.
         judge: a CrossEncoder or another encoder of `PairJudge`; or a `lavis_mafa.Discriminator`,
             which gets the places 0 to N - 1 of the rows as ``samples["loaded_index"]``.
         batch_size: rows in one forward pass of the model, and pairs in one of the CrossEncoder.
 
     Returns:
         Two data sets. The first has the rows with columns ``negative_1`` and so on; rows that have
-        too few negatives are left out, and a warning counts them. The second has the missing pairs
-        in the two columns; training on both converts the false negatives.
+        too few negatives are left out, and a warning counts them; a pair that is listed several
+        times is mined once. The second has the missing pairs in the two columns; training on both
+        converts the false negatives.
     """
     names = [name for name in dataset.column_names if name != ROW][:2]
     anchor, positive = (dataset.select_columns([name]) for name in names)
@@ -322,8 +325,9 @@ def mine_hard_negatives(
         features, (ids,) = _encoded([anchor], model.encode_query, batch_size)
         other, (other_ids,) = _encoded([positive], model.encode_document, batch_size)
     if search is None:
-        pairs = torch.stack([ids, other_ids]).unique(dim=1)
-        search = 50 + (int(pairs[0].bincount().max()) if judge is None else 0)
+        # As the library's range_max, where each candidate does not cost a judgement.
+        more = 0 if judge is not None else int(ids.bincount().max())
+        search = min(_SEARCH + more, _MOST_SEARCHED)
     encoder = getattr(judge, "encoder", judge)
     if hasattr(encoder, "predict"):
         judge = _CorpusJudge(encoder, batch_size=batch_size)
@@ -340,7 +344,9 @@ def mine_hard_negatives(
         other_ids,
         progress=lambda parts: tqdm(parts, desc="mining"),
     )
-    complete = (found.negatives >= 0).all(dim=1)
+    # Of a pair that is listed several times, only the first row is kept.
+    first = torch.from_numpy(np.unique((ids * len(dataset) * 2 + other_ids).numpy(), True)[1])
+    complete = (found.negatives >= 0).all(dim=1).cpu()
     if not bool(complete.all()):
         logging.warning(
             "%d of %d rows have fewer than %d negatives among the %d most similar: left out",
@@ -349,7 +355,8 @@ def mine_hard_negatives(
             negatives,
             search,
         )
-    kept, table = complete.nonzero()[:, 0].tolist(), found.negatives[complete].t().tolist()
+    rows = first[complete[first]].sort().values
+    kept, table = rows.tolist(), found.negatives[rows].t().tolist()
     mined = [_rows_of(anchor, kept), _rows_of(positive, kept)]
     for number, column in enumerate(table, 1):
         mined.append(_rows_of(positive, column, f"negative_{number}"))
@@ -360,12 +367,13 @@ def mine_hard_negatives(
 
 def _rows_of(column: Any, rows: list[int], name: str | None = None) -> Any:
     """Return some rows of a data set with one column, under another name if one is given."""
+    import pyarrow as pa
     from datasets import Dataset, Value
 
     (own,) = column.column_names
     if isinstance(column.features[own], Value):
         # Texts are copied at once: joining columns would copy selected rows one by one.
-        texts = column.with_format("arrow")[:].take(rows)
+        texts = column.with_format("arrow")[:].take(pa.array(rows, pa.int64()))
         return Dataset(texts.rename_columns([name or own]))
     selected = column.select(rows)
     return selected if name is None else selected.rename_column(own, name)

@@ -145,6 +145,7 @@ def find_hard_negatives(
         parts = [np.arange(begin, min(begin + step, size)) for begin in range(0, size, step)]
         log_on_main("neighbours of %d anchors among %d samples", 2 * size, size)
     else:
+        assert sampling.batch_size is not None
         ids = loaded.data.image_ids[features.numbers]
         order = _order_of(
             sampling,

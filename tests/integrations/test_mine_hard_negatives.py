@@ -146,6 +146,33 @@ def test_every_text_is_encoded_once(tmp_path, monkeypatch, prompts):
     assert apart[0].to_list() == mined.to_list() and apart[1].to_list() == missing.to_list()
 
 
+def test_without_a_judge_the_negatives_are_those_of_the_library(tmp_path):
+    """Also for anchors with several positives, of which the least similar gives the ceiling."""
+    model, rows = encoder(tmp_path), pairs(60).to_dict()
+    anchors = [rows["anchor"][n % 25] for n in range(60)]
+    # The last five pairs are listed twice.
+    data = Dataset.from_dict(
+        {
+            "anchor": anchors + anchors[-5:],
+            "positive": rows["positive"] + rows["positive"][-5:],
+        }
+    )
+    library = sentence_transformers.util.mine_hard_negatives(
+        data,
+        model,
+        range_max=50,
+        relative_margin=0.05,
+        num_negatives=2,
+        output_format="n-tuple",
+        verbose=False,
+    )
+    mined, _ = mine_hard_negatives(data, model, negatives=2)
+    found, expected = ({tuple(row.values()) for row in one} for one in (mined, library))
+    assert len(mined) == len(found)
+    # The library counts known positives among its candidates, and finds fewer.
+    assert expected <= found and 10 < len(expected) and len(found) < 60
+
+
 def test_a_mini_batch_without_pairs_is_refused_and_a_guide_judges_none(tmp_path):
     none, features = torch.zeros(0, dtype=torch.long), torch.zeros(0, 4)
     guide = Guide(encoder(tmp_path))
