@@ -60,7 +60,8 @@ def _claims(results: Results) -> Table:
     """
     columns = ["claim", "source", "figure", "gain", "95 % interval", "p", "from, to", "seeds"]
     table = Table(CLAIMS, [*columns, "verdict"])
-    catalogue, lines, p_values = results.study.catalogue, [], dict[str, float]()
+    catalogue, p_values = results.study.catalogue, dict[str, float]()
+    lines: list[tuple[str, Spread, list[Cell], list[Cell]]] = []
     for claim in results.study.file.claims:
         for name in claim.columns:
             column, lower = catalogue[name], claim.better == "lower"
@@ -74,9 +75,9 @@ def _claims(results: Results) -> Table:
                 results.figures.xs(row, level="row").loc[gains.index, name].mean()
                 for row in (claim.than, claim.row)
             ]
-            shown = [claim.claim, claim.source or None, column.title]
+            shown: list[Cell] = [claim.claim, claim.source or None, column.title]
             shown += [f"{spread.mean:+.{column.digits}f}", spread.interval_text(column.digits)]
-            more = [", ".join(f"{level:.{column.digits}f}" for level in levels)]
+            more: list[Cell] = [", ".join(f"{level:.{column.digits}f}" for level in levels)]
             more.append(f"{int((gains > 0).sum())} of {len(gains)}")
             lines.append((claim.claim, spread, shown, more))
             # NaN, which a single seed gives, stays NaN.
