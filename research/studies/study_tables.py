@@ -94,9 +94,9 @@ def _claims(results: Results) -> Table:
 def _note_on_claims(results: Results, count: int) -> str:
     text = (
         "Gain: difference with the same seed, positive if the claim is right. From, to: the means "
-        f"of both rows. p: two-sided, corrected for the {count} claims (Holm). At most {LEVEL:g} a "
-        "claim holds if the gain is positive and does not hold if it is negative; otherwise it is "
-        "open. "
+        f"of both rows. p: two-sided, corrected for the {count} claims (Holm). With p at most "
+        f"{LEVEL:g} a claim holds if the gain is positive and does not hold if it is negative; "
+        "otherwise it is open. "
     )
     if any(results.by_image.values()):
         text += "Intervals and p are for other seeds and other test images."
