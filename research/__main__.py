@@ -15,6 +15,10 @@ COMMANDS = {
         "train a start for a small model's image encoder from labels of images",
     ),
     "bench": ("research.benchmarks.run", "ratios of speed and memory to LAVIS and others"),
+    "coverage": (
+        "research.coverage",
+        "how often the intervals of studies hold the true difference",
+    ),
     "figures": ("research.figures", "draw the figures of the docs from recorded results"),
 }
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from research.studies.spread import Spread
+
 _WIDTH, _HEIGHT = 4.8, 3.0  # of a chart, inches
 COLOURS = ("#2b7cc4", "#d2691e", "#2a9246", "#9a55d6", "#c23f7e", "#8f7a12")
 _INK = "#808890"  # of axes and text: readable on light and on dark pages
@@ -24,28 +26,18 @@ _SETTINGS: Any = {
 
 
 @dataclass
-class Series:
-    """One line of a curve; ``spread``: half the height of each point's error bar, if any."""
-
-    name: str
-    x: list[float]
-    y: list[float]
-    spread: list[float | None]
-
-
-@dataclass
 class Curve:
     """A line chart.
 
     Attributes:
+        series: name of each line, x, and y with its spread, the error bar.
         log_x: logarithmic axis, with its ticks where the data are.
         places: names of x = 1, 2, ... where x is no number; points are then not joined by lines.
     """
 
-    title: str
     x_label: str = ""
     y_label: str = ""
-    series: list[Series] = field(default_factory=list)
+    series: list[tuple[str, list[float], list[Spread]]] = field(default_factory=list)
     log_x: bool = False
     places: list[str] = field(default_factory=list)
 
@@ -70,20 +62,20 @@ def curves_svg(curves: Sequence[Curve]) -> str:
 
 
 def _draw(axes: Any, curve: Curve) -> None:
-    for place, one in enumerate(curve.series):
+    for place, (name, x, spreads) in enumerate(curve.series):
         axes.errorbar(
-            one.x,
-            one.y,
-            yerr=[value or 0.0 for value in one.spread],
+            x,
+            [one.mean for one in spreads],
+            yerr=[one.sd or 0.0 for one in spreads],
             color=COLOURS[place % len(COLOURS)],
             linestyle="none" if curve.places else "-",
             marker="o",
             markersize=3,
-            label=one.name,
+            label=name,
         )
     axes.set_xlabel(curve.x_label)
     axes.set_ylabel(curve.y_label)
-    xs = sorted({x for one in curve.series for x in one.x})
+    xs = sorted({x for _, places, _ in curve.series for x in places})
     if all(x == round(x) for x in xs):
         axes.xaxis.get_major_locator().set_params(integer=True)
     if curve.log_x:
@@ -95,5 +87,5 @@ def _draw(axes: Any, curve: Curve) -> None:
         axes.set_xticks(names, curve.places, rotation=35, ha="right")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.3)
-    if any(one.name for one in curve.series):
+    if len(curve.series) > 1:
         axes.legend(frameon=False, fontsize=8)

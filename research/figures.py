@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 
 from lavis_mafa.io.files import ROOT, write_text
-from research.curves import Curve, Series, curves_svg
-from research.studies.spread import Spread, differences_to, frame_of, spreads_of
+from research.curves import Curve, curves_svg
+from research.studies.spread import differences_to, frame_of, spreads_of
 
 # Of search_space.svg: the divisor of the data's size, and the end of the row's name.
 _PARTS = {8: ", M = train / 8", 2: ", M = train / 2", 1: ""}
@@ -45,10 +45,6 @@ def _figures_of(name: str) -> pd.DataFrame:
     return frame_of({row: own["seeds"] for row, own in _content_of(name)["rows"].items()})
 
 
-def _series(name: str, x: list[float], spreads: list[Spread]) -> Series:
-    return Series(name, x, [one.mean for one in spreads], [one.sd for one in spreads])
-
-
 def search_space() -> list[Curve]:
     """Return three systems by the search space M in one world: false negatives and retrieval."""
     pairs = _content_of("compare_fresh")["parameters"]["train_size"]
@@ -56,10 +52,10 @@ def search_space() -> list[Curve]:
     x: list[float] = [pairs // part for part in _PARTS]
     curves = []
     for column, label in _LABELS.items():
-        curve = Curve("", x_label="search space M (pairs)", y_label=label, log_x=True)
+        curve = Curve(x_label="search space M (pairs)", y_label=label, log_x=True)
         for system in ("GRIT-VLP", "ECM", "MAFA"):
             own = [spreads[system + end][column] for end in _PARTS.values()]
-            curve.series.append(_series(system, x, own))
+            curve.series.append((system, x, own))
         curves.append(curve)
     return curves
 
@@ -77,8 +73,8 @@ def three_data_sets() -> list[Curve]:
         "toy world: dense": dict.fromkeys(_SYSTEMS, dense),
         "aerial photographs: UCM-Captions": dict.fromkeys(_SYSTEMS, ucm),
     }
-    left = Curve("", y_label="false negatives in ITM (percent)", places=_SYSTEMS)
-    right = Curve("", y_label="R@1, any valid pair, minus ALBEF-base's", places=_SYSTEMS)
+    left = Curve(y_label="false negatives in ITM (percent)", places=_SYSTEMS)
+    right = Curve(y_label="R@1, any valid pair, minus ALBEF-base's", places=_SYSTEMS)
     for number, (name, of_system) in enumerate(data_sets.items()):
         shift = _APART * (number - (len(data_sets) - 1) / 2)
         x = [place + shift for place in range(1, len(_SYSTEMS) + 1)]
@@ -86,9 +82,9 @@ def three_data_sets() -> list[Curve]:
         for system in _SYSTEMS:
             figures = of_system[system]
             false.append(spreads_of(figures)[system]["false_negative_rate_in_itm"])
-            gains.append(differences_to(figures, _BASE, keep=True)[system]["r1"])
-        left.series.append(_series(name, x, false))
-        right.series.append(_series(name, x, gains))
+            gains.append(differences_to(figures, _BASE)[system]["r1"])
+        left.series.append((name, x, false))
+        right.series.append((name, x, gains))
     return [left, right]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from omegaconf import OmegaConf
+from scipy.stats import rankdata
 from torch.utils.data import DataLoader
 
 from lavis_mafa.algorithm.binary import area_under_roc
@@ -18,10 +19,11 @@ from lavis_mafa.data.image_text_json import ImageTextJsonBuilder
 from lavis_mafa.data.known_truth import original_pairs
 from lavis_mafa.data.pairs import EvalPairs
 from lavis_mafa.settings import load_config
-from lavis_mafa.tasks.recall import retrieval_with_truth
+from lavis_mafa.tasks.recall import ranked_truth, retrieval_with_truth
 from research.judgements import judged_pairs
 from research.picture_data import class_of, classes_of
 from research.studies.plan import Job
+from research.studies.results import BY_IMAGE
 from research.toy_measures import Examined, negatives_of, r1
 
 _JUDGEMENTS = "judgements.json"
@@ -99,7 +101,7 @@ def measure(runs: Sequence[Job], judges: Sequence[Job]) -> Iterator[tuple[Job, d
         Each run with its figures: percentages of retrieval against original pairs and those valid
         by their text, as ``itc_*`` those of ITC alone;
         ``ceiling_txt_r1`` and ``ceiling_img_r1`` (`ceilings`); `itm_figures`;
-        `_figures_of_judgements`; `negatives_of`.
+        `_figures_of_judgements`; `negatives_of`; and those of every image.
     """
     # Several threads wait for each other longer than they help models of this size.
     torch.set_num_threads(1)
@@ -114,7 +116,45 @@ def measure(runs: Sequence[Job], judges: Sequence[Job]) -> Iterator[tuple[Job, d
         figures.update({f"itc_{name}": value for name, value in by_itc.items()})
         figures.update({**ceilings(test.own, test.truth), **itm_figures(one, test)})
         figures.update(_figures_of_judgements(one, test))
-        yield run, {**figures, **negatives_of(run.folder)}
+        by_image = _of_images(one, test)
+        figures["itc_r1"] = float(np.mean(by_image["itc_r1"]))
+        yield run, {**figures, **negatives_of(run.folder), BY_IMAGE: by_image}
+
+
+def _of_images(one: Examined, test: KnownSplit) -> dict[str, list[float]]:
+    """Return the figures of each image whose means are ``itc_r1``, R@1 of ITC against original
+    pairs in both directions, and ``judged_auc_itm``."""
+    found = ranked_truth(one.similarity, test.own)[:, 0]
+    image_of = test.own.argmax(axis=0)
+    of_texts = ranked_truth(one.similarity.T, test.own.T)[:, 0]
+    shares = np.bincount(image_of, of_texts) / np.bincount(image_of)
+    values = {"itc_r1": (50.0 * (found + shares)).tolist()}
+    if test.judged is not None:
+        (images, texts), valid = test.judged
+        match = one.probability_of_match(images, texts)
+        values["judged_auc_itm"] = auc_by_image(match, valid, images).tolist()
+    return values
+
+
+def auc_by_image(
+    scores: npt.NDArray[Any], valid: npt.NDArray[np.bool_], images: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    """Return a figure for each image that has pairs; their mean is the AUC of all pairs.
+
+    An image's figure is the AUC plus what its pairs add to the AUC's error (DeLong's placements),
+    so that the means of other draws of images vary as the AUC does.
+
+    Args:
+        scores, valid, images: ``(P,)`` of pairs, some valid and some not.
+    """
+    ranks, below = rankdata(scores), np.empty(len(scores))
+    for kind in (valid, ~valid):  # share of the other kind's pairs with a lower score
+        below[kind] = (ranks[kind] - rankdata(scores[kind])) / np.count_nonzero(~kind)
+    placed = np.where(valid, below, 1.0 - below)
+    auc = placed[valid].mean()
+    weights = (placed - auc) / np.where(valid, valid.sum(), (~valid).sum())
+    sums = np.bincount(np.unique(images, return_inverse=True)[1], weights)
+    return np.asarray(auc + len(sums) * sums)
 
 
 def ceilings(own: npt.NDArray[np.bool_], truth: npt.NDArray[np.bool_]) -> dict[str, float]:

@@ -29,7 +29,8 @@ from research.studies.results import (
     results_of,
 )
 from research.studies.run_jobs import exclusive, run_all, run_here
-from research.studies.study_file import Study, StudyError, read_study
+from research.studies.study_file import read_study
+from research.studies.study_parts import Study, StudyError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,11 +66,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--at-once", type=partial(_number, least=1), help="number of runs at the same time"
-    )
-    parser.add_argument(
-        "--processes",
-        type=partial(_number, least=1),
-        help="processes of each training: one for each GPU",
     )
     parser.add_argument(
         "--dry-run",
@@ -125,7 +121,6 @@ def study_of(args: argparse.Namespace) -> Study:
     """
     parameters = {name: yaml.safe_load(value) for name, value in args.set}
     study = read_study(args.file, args.at, parameters)
-    study.file.processes = args.processes or study.file.processes
     study.file.at_once = args.at_once or study.file.at_once
     given = {
         name: path if "://" in path else str(Path(path).resolve()) for name, path in args.given

@@ -26,9 +26,7 @@ from research.benchmarks.harness import REPEATS, Row, Sizes, progress
 PARTS = {
     "steps": "training steps: MAFA against GRIT-VLP, the authors' order of work, and LAVIS",
     "memory": "peak memory of a step",
-    "grouping": "grouping of mini-batches by similarity",
     "retrieval": "retrieval with re-ranking, against LAVIS",
-    "threads": "threads of training on a CPU, next to busy processes",
 }
 HEAD = ["what", "ours", "reference", "ratio", "range", "note"]
 

@@ -20,22 +20,20 @@ key, lists are replaced. Keys:
   table (true: a check mark); ``run`` names a shared run that the row shows instead of stages of its
   own, or of which it shows a variant, if it has ``uses`` or ``options``. ``vary``: values by key;
   every row is run with their full product. ``titles``: names of keys in tables.
-- ``columns``: by name, ``{title, key, stage, kind, split, scale, digits}``: figures of a
+- ``columns``: by name, ``{title, key, stage, kind, split, scale, digits, range}``: figures of a
   stage's ``log.jsonl`` (the mean, if there are several keys). Kind ``measured``: figures that the
-  measuring function returned. ``shows``: names of the columns of the table; ``tables``: the same
-  by the title of their table. Stages that no shown column needs are not run.
+  measuring function returned, and as ``by_image`` lists of those of every test image. ``range``:
+  chance and ceiling. ``shows``: names of the columns of the table; ``tables``: the same by the
+  title of their table. Stages that no shown column needs are not run.
 - ``measure``: ``{function: module:name, judges}``: called with the completed runs of a seed and the
   shared runs that ``judges`` names (default: the same runs), it yields each run with its figures.
-- ``figure``: ``{x, y}``: a key of ``vary`` or ``row``, and names of columns.
 - ``headline``: ``module:function`` that words the result; it is called with the mean of what was
   measured over seeds, by the name of the shared run, ``name`` being that of its row.
 - ``gallery``: the shared run whose mined connections the page shows.
-- ``reference``: ``{row, columns, after}``: a table of the mean differences to this row with the
-  same seed, their 95 % intervals, and which of them are significant. It follows the table whose
-  title is ``after``; default: all tables of ``tables``.
 - ``claims``: a list of ``{claim, source, row, than, column, better}``: that one row is better than
-  another in a figure (``better``: higher, the default, or lower). A table has the mean difference
-  with the same seed, its 95 % interval, in how many seeds it is right, and a verdict.
+  another in a figure, or in all of several (``better``: higher, the default, or lower). A table has
+  the mean difference with the same seed, its 95 % interval, in how many seeds it is right, and a
+  verdict, corrected for the number of claims.
 - ``paper``: ``{about, columns, rows}``: the paper's numbers for the rows of the file, in their
   order, shown in a table of their own.
 - ``seeds``, ``at_once`` (runs at the same time), ``processes`` (of each training); ``in_process``:

@@ -1,4 +1,4 @@
-"""Write the results of a study: Markdown, JSON, a figure and a page."""
+"""Write the results of a study: Markdown, JSON and a page."""
 
 from __future__ import annotations
 
@@ -15,36 +15,26 @@ from lavis_mafa.tools.model_and_data import recorded_data
 from lavis_mafa.tools.report_page import ShownPair, write_report
 from lavis_mafa.tools.tables import markdown_section
 from lavis_mafa.training.run_log import CONNECTIONS, LOG, read_json_lines, read_log
-from research.curves import Curve, Series, curves_svg
-from research.studies.results import Results, headline_of
-from research.studies.spread import Spread, Spreads, note_on_spread, spreads_of
-from research.studies.study_file import ROW, Column, Row
-from research.studies.study_tables import OURS, outcome, rows_table, tables_of
+from research.studies.results import BY_IMAGE, Results, headline_of
+from research.studies.spread import note_on_spread, spreads_of
+from research.studies.study_tables import outcome, rows_table, tables_of
 
-RESULTS, FIGURE, PAGE = "results.md", "figure.svg", "report.html"
+RESULTS, PAGE = "results.md", "report.html"
 _GALLERY = 60  # the last connections of a run
-_WIDE = 10.0  # values of which one is that many times another get a logarithmic axis
 
 
 def write_all(results: Results, path: Path, page: Path) -> None:
-    """Write Markdown, JSON and the figure next to each other, and the page.
+    """Write Markdown and JSON next to each other, and the page.
 
     Args:
         path: of the Markdown file.
         page: of the HTML page.
     """
     study = results.study
-    picture = path.with_name(FIGURE if path.name == RESULTS else f"{path.stem}.svg")
-    curves = _figure_of(results)
-    svg = curves_svg(curves) if curves else None
     # Everything is made before anything is written: an error leaves the old files, which agree.
-    text, figures = markdown(results, picture.name if svg is not None else ""), content(results)
+    text, figures = markdown(results), content(results)
     write_json(path.with_suffix(".json"), figures)
     write_text(path, text)
-    if svg is None:
-        picture.unlink(missing_ok=True)
-    else:
-        write_text(picture, svg)
     headline, bars = _headline(results)
     write_report(
         page,
@@ -52,7 +42,6 @@ def write_all(results: Results, path: Path, page: Path) -> None:
         headline=headline,
         bars=bars,
         tables=[*tables_of(results), rows_table(results)],
-        figure=svg,
         pairs=_gallery(results),
         notes=[study.file.about, *_notes(results), f"{__version__}: {results.origin['command']}"],
     )
@@ -69,8 +58,8 @@ def _notes(results: Results) -> list[str]:
     return [*spread, *results.notes, *results.study.file.notes]
 
 
-def markdown(results: Results, picture: str = "") -> str:
-    """Return the results in Markdown; ``picture`` is the name of the figure's file, if any."""
+def markdown(results: Results) -> str:
+    """Return the results in Markdown."""
     file, origin = results.study.file, results.origin
     source = f"{file.source}. " if file.source else ""
     parts = [
@@ -80,10 +69,7 @@ def markdown(results: Results, picture: str = "") -> str:
         f"```bash\n{origin['command']}\n```",
         *(text for text in (_headline(results)[0], file.about) if text),
     ]
-    for table in tables_of(results):
-        parts.append(markdown_section(table))
-        if table.title == OURS and picture:
-            parts.append(f"![{file.title}]({picture})")
+    parts += [markdown_section(table) for table in tables_of(results)]
     notes = _notes(results)
     parts += ["## Notes", "\n".join(f"- {note}" for note in notes)] if notes else []
     return "\n\n".join([*parts, markdown_section(rows_table(results))]) + "\n"
@@ -105,10 +91,14 @@ def content(results: Results) -> dict[str, Any]:
             "folders": results.folders.get(row.name, {}),
             "seeds": by_row[row.name],
             "spread": {k: dataclasses.asdict(v) for k, v in spreads.get(row.name, {}).items()},
-            "self_check": results.checks.get(row.name, {}),
         }
         for row in study.rows
     }
+    for row_name, by_seed in results.by_image.items():
+        rows[row_name][BY_IMAGE] = {
+            seed: {k: " ".join(f"{one:.5g}" for one in values) for k, values in own.items()}
+            for seed, own in by_seed.items()
+        }
     columns = {
         one.name: {**one.model_dump(exclude={"key"}), "keys": one.keys} for one in study.columns
     }
@@ -129,53 +119,6 @@ def content(results: Results) -> dict[str, Any]:
         "rows": rows,
         "paper": paper,
     }
-
-
-# Curves
-
-
-def _figure_of(results: Results) -> list[Curve]:
-    """Return the curves of the study's figure that have anything to draw."""
-    columns = {column.name: column for column in results.study.columns}
-    shown = [columns[name] for name in results.study.file.figure.y if name in columns]
-    spreads = spreads_of(results.figures)
-    curves = [_curve_of(results, spreads, column) for column in shown]
-    return [curve for curve in curves if curve.series]
-
-
-def _curve_of(results: Results, spreads: Spreads, column: Column) -> Curve:
-    """Return the curve of a column over the figure's x.
-
-    With ``row`` as x every row has a place; with a key that varies, rows that differ only in this
-    key share a line.
-    """
-    study, key = results.study, results.study.file.figure.x
-    values = [row.values.get(key, row.name) for row in study.rows]
-    names = list(dict.fromkeys(str(value) for value in values))
-    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
-    points: dict[str, list[tuple[float, Spread]]] = {}
-    for row, value in zip(study.rows, values, strict=True):
-        spread = spreads.get(row.name, {}).get(column.name)
-        if spread:
-            x = value if numbers else 1 + names.index(str(value))
-            points.setdefault(_line_of(row, key, study.file.titles), []).append((x, spread))
-    series = []
-    for name, own in points.items():
-        own.sort(key=lambda point: point[0])
-        x, means = [x for x, _ in own], [one.mean for _, one in own]
-        series.append(Series(name or "mean", x, means, [one.sd for _, one in own]))
-    xs = [x for one in series for x in one.x]
-    log_x = bool(xs) and numbers and min(xs) > 0 and max(xs) >= _WIDE * min(xs)
-    places, x_label = [] if numbers else names, study.file.titles.get(key, key)
-    return Curve(column.title, x_label, column.title, series, log_x=log_x, places=places)
-
-
-def _line_of(row: Row, x: str, titles: dict[str, str]) -> str:
-    """Return the name of the line that a row's point is on."""
-    if x == ROW:
-        return ""
-    others = [f"{titles.get(key, key)}={value}" for key, value in row.values.items() if key != x]
-    return ", ".join([*([row.base] if row.base else []), *others])
 
 
 def _gallery(results: Results) -> Iterator[ShownPair]:

@@ -24,7 +24,8 @@ from lavis_mafa.io.project_files import project_file
 from lavis_mafa.settings import ConfigError, load_config
 from lavis_mafa.settings.check import suggest
 from research.studies.run_key import digest_of, source_of, text_if_any, with_contents, yaml_of
-from research.studies.study_file import OWN, PLACEHOLDER, Row, Step, Study, StudyError
+from research.studies.study_file import OWN
+from research.studies.study_parts import PLACEHOLDER, Row, Step, Study, StudyError
 
 RESUME = "run.resume_ckpt_path=auto"
 DONE, COMMAND, FIGURES = "done", "command.txt", "figures.json"

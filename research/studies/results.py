@@ -19,13 +19,13 @@ import torch
 from lavis_mafa._version import __version__
 from lavis_mafa.io.files import write_json
 from lavis_mafa.tools.charts import Bars
-from lavis_mafa.training.con_d_check import RECORD
 from lavis_mafa.training.run_log import mean_of, read_log
 from research.studies.plan import FIGURES, Job, Plan, shows_shared
 from research.studies.spread import frame_of, spreads_of
-from research.studies.study_file import MEASURED, Column, Study, StudyError
+from research.studies.study_file import MEASURED
+from research.studies.study_parts import Column, Study, StudyError
 
-CHECK = ("name", "pairs", "auc", "above", "problems")  # of a self-check: `SelfCheck.content`
+BY_IMAGE = "by_image"  # of measured figures: lists of the figure of every image, by name
 
 ByRowAndSeed = Mapping[str, Mapping[int, Mapping[str, Any]]]
 
@@ -36,8 +36,8 @@ class Results:
 
     Attributes:
         figures: as `research.studies.spread` describes them.
-        checks: Con-D's self-check by row and seed.
         origin: version, torch, date and the command.
+        by_image: figures of every test image by row, seed and column, where they were measured.
         folders: of runs below the output folder, by row, seed and stage.
         notes: on where the figures are from.
         plan: None if nothing was run.
@@ -45,8 +45,8 @@ class Results:
 
     study: Study
     figures: pd.DataFrame
-    checks: ByRowAndSeed
     origin: Mapping[str, str]
+    by_image: ByRowAndSeed = field(default_factory=dict)
     folders: ByRowAndSeed = field(default_factory=dict)
     notes: Sequence[str] = ()
     plan: Plan | None = None
@@ -68,8 +68,8 @@ def _origin(command: str) -> dict[str, str]:
 def results_of(plan: Plan) -> tuple[Results, list[str]]:
     """Return the results of all completed runs, and what their logs lack."""
     found: dict[str, dict[int, dict[str, float | None]]] = {}
-    checks: dict[str, dict[int, dict[str, Any]]] = {}
     folders: dict[str, dict[int, dict[str, str]]] = {}
+    images: dict[str, dict[int, dict[str, list[float]]]] = {}
     known: dict[str, list[bool]] = {}
     for row, by_seed in plan.of.items():
         folders[row] = {
@@ -86,11 +86,11 @@ def results_of(plan: Plan) -> tuple[Results, list[str]]:
                 known.setdefault(name, []).append(value is not None)
             if any(value is not None for value in own.values()):
                 found.setdefault(row, {})[seed] = own
-            for job in jobs.values():
-                records = read_log(job.folder, RECORD) if job.done else []
-                if records:  # of several, the last counts: the run may have been restarted
-                    check = {key: records[-1].get(key) for key in CHECK}
-                    checks.setdefault(row, {})[seed] = check
+            for column in plan.study.columns:
+                values = measured(plan, jobs[column.stage]).get(BY_IMAGE, {}).get(column.name)
+                if column.kind == MEASURED and values is not None:
+                    scaled = [column.scale * value for value in values]
+                    images.setdefault(row, {}).setdefault(seed, {})[column.name] = scaled
     # The measuring function returns None for what a system does not have, such as a Con-D.
     problems = [
         f"column {one.name}: no log of stage {one.stage} has {', '.join(one.keys)} in its records "
@@ -99,7 +99,8 @@ def results_of(plan: Plan) -> tuple[Results, list[str]]:
         if one.kind != MEASURED and one.name in known and not any(known[one.name])
     ]
     frame = frame_of(found)
-    return Results(plan.study, frame, checks, _origin(plan.command), folders, plan=plan), problems
+    origin = _origin(plan.command)
+    return Results(plan.study, frame, origin, images, folders, plan=plan), problems
 
 
 def _read_figure(plan: Plan, job: Job, column: Column) -> float | None:
@@ -148,7 +149,7 @@ def _seeds_of(content: Mapping[str, Any]) -> list[int]:
 def recorded_results(study: Study, recorded: Mapping[Path, Any], command: str) -> Results:
     """Return the results of recorded files: those of one file again, those of several pooled.
 
-    Only columns that all files have are kept, and self-checks of rows that have one for every seed.
+    Only columns that all files have are kept.
 
     Raises:
         StudyError: if a file has other parameters, lacks a row of the study or has other options
@@ -158,7 +159,7 @@ def recorded_results(study: Study, recorded: Mapping[Path, Any], command: str) -
     columns = [one for one in study.columns if all(one.name in c["columns"] for c in contents)]
     problems: list[str] = []
     pooled: dict[str, dict[str, Any]] = {row.name: {} for row in study.rows}
-    checks: dict[str, dict[int, Any]] = {}
+    images: dict[str, dict[int, dict[str, list[float]]]] = {}
     for path, content in recorded.items():
         if content["parameters"] != _as_json(study.file.parameters):
             problems.append(f"{path}: was run with other parameters: {content['parameters']}")
@@ -172,24 +173,27 @@ def recorded_results(study: Study, recorded: Mapping[Path, Any], command: str) -
             for seed in found["seeds"].keys() & pooled[row.name].keys():
                 problems.append(f"{path}: row {row.name!r}: another file has seed {seed} too")
             pooled[row.name] |= found["seeds"]
-            own = {int(seed): check for seed, check in found.get("self_check", {}).items()}
-            checks.setdefault(row.name, {}).update(own)
+            for seed, texts in found.get(BY_IMAGE, {}).items():
+                values = {
+                    name: [float(one) for one in text.split()] for name, text in texts.items()
+                }
+                images.setdefault(row.name, {})[int(seed)] = values
     if problems:
         raise StudyError(study.path, problems)
     frame = frame_of(pooled).reindex(columns=[column.name for column in columns])
-    complete = {row: one for row, one in checks.items() if one and len(one) == len(pooled[row])}
     if len(contents) == 1:
         origin = {key: contents[0][key] for key in ("version", "torch", "date", "command")}
         folders = {name: row.get("folders", {}) for name, row in contents[0]["rows"].items()}
         notes = contents[0].get("notes", [])
-        return Results(replace(study, columns=columns), frame, complete, origin, folders, notes)
+        study = replace(study, columns=columns)
+        return Results(study, frame, origin, images, folders, notes)
     notes = [
         f"Seeds {', '.join(map(str, _seeds_of(content)))}: {path.name}, lavis_mafa "
         f"{content['version']}, torch {content['torch']}, {content['date']}."
         for path, content in recorded.items()
     ]
     study = replace(study, columns=columns)
-    return Results(study, frame, complete, _origin(command), notes=notes)
+    return Results(study, frame, _origin(command), images, notes=notes)
 
 
 def _as_json(values: Mapping[str, Any]) -> Any:

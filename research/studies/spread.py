@@ -1,4 +1,8 @@
-"""Mean and spread of figures over seeds, paired differences, and their text in tables.
+"""The statistics of studies: spread over seeds, paired differences, their intervals and p-values.
+
+Where a study recorded the figure of every test image, intervals are for other seeds *and* other
+images (`Crossed`); otherwise for other seeds alone (`Spread`). `holm` corrects for the number of
+claims. `research.coverage` checks the intervals on simulated data.
 
 Figures are a data frame with an index of ``row`` and ``seed`` and a column for each figure; a run
 that has no such figure has NaN.
@@ -8,12 +12,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from scipy import stats
 
 LEVEL = 0.05  # of significance, and 1 - LEVEL of intervals
@@ -51,9 +56,19 @@ class Spread:
         """
         if not self._varies:
             return None
-        assert self.sd is not None
-        half = _half_interval(self.n) * self.sd
+        half = float(stats.t.ppf(1.0 - LEVEL / 2.0, self._freedom)) * self._error
         return self.mean - half, self.mean + half
+
+    @property
+    def _error(self) -> float:
+        """Return the standard error of the mean; there is a spread."""
+        assert self.sd is not None
+        return self.sd / math.sqrt(self.n)
+
+    @property
+    def _freedom(self) -> float:
+        """Return the degrees of freedom of its error."""
+        return self.n - 1.0
 
     @property
     def p_value(self) -> float:
@@ -66,8 +81,7 @@ class Spread:
             return math.nan
         if not self._varies:
             return 1.0
-        distance = abs(self.mean) / self.sd * math.sqrt(self.n)
-        return float(2.0 * stats.t.sf(distance, self.n - 1))
+        return float(2.0 * stats.t.sf(abs(self.mean) / self._error, self._freedom))
 
     def text(self, digits: int) -> str:
         """Return ``mean ± sd`` with ``digits`` decimals."""
@@ -81,18 +95,55 @@ class Spread:
         low, high = self.interval
         return f"{low:+.{digits}f} to {high:+.{digits}f}"
 
-    def difference_text(self, digits: int) -> str:
-        """Return the mean with its sign, and `interval_text` in parentheses."""
-        text, interval = f"{self.mean:+.{digits}f}", self.interval_text(digits)
-        return text if interval is None else f"{text} ({interval})"
+
+@dataclass(frozen=True)
+class Crossed(Spread):
+    """A spread over seeds whose interval is for other seeds and other images.
+
+    The figure of seed s and image i is the mean plus random effects of s, of i and of both (a
+    two-way analysis of variance without replication); degrees of freedom by Satterthwaite. Unlike
+    a bootstrap of seeds and images, it does not take five seeds for all there are.
+
+    Attributes:
+        squares: mean squares of seeds, of images and of both.
+        images: their number.
+    """
+
+    squares: tuple[float, float, float]
+    images: int
+
+    @classmethod
+    def over(cls, values: NDArray[Any]) -> Crossed:
+        """Return the spread of figures ``(seeds, images)``, at least two of each."""
+        seeds, images = values.shape
+        by_seed, by_image, mean = values.mean(axis=1), values.mean(axis=0), float(values.mean())
+        both = values - by_seed[:, None] - by_image + mean
+        squares = (
+            images * float(by_seed.var(ddof=1)),
+            seeds * float(by_image.var(ddof=1)),
+            float((both**2).sum()) / ((seeds - 1) * (images - 1)),
+        )
+        return cls(mean, float(by_seed.std(ddof=1)), seeds, squares, images)
+
+    @property
+    def _varies(self) -> bool:
+        return max(self.squares) > _ROUNDING**2 * max(1.0, abs(self.mean)) ** 2
+
+    @property
+    def _error(self) -> float:
+        of_seeds, of_images, of_both = self.squares
+        sum_of_effects = max(of_seeds, of_images, of_seeds + of_images - of_both)
+        return math.sqrt(sum_of_effects / (self.n * self.images))
+
+    @property
+    def _freedom(self) -> float:
+        counts = (self.n - 1, self.images - 1, (self.n - 1) * (self.images - 1))
+        parts = zip(self.squares, counts, strict=True)
+        variance = self._error**2 * self.n * self.images
+        return variance**2 / sum(square**2 / count for square, count in parts)
 
 
 Spreads = dict[str, dict[str, Spread]]  # by row and figure
-
-
-def _half_interval(n: int) -> float:
-    """Return half a 95 % interval of the mean of n figures, in standard deviations."""
-    return float(stats.t.ppf(1.0 - LEVEL / 2.0, n - 1) / math.sqrt(n))
 
 
 def frame_of(by_row: Mapping[str, Mapping[Any, Mapping[str, float | None]]]) -> pd.DataFrame:
@@ -114,30 +165,23 @@ def spreads_of(figures: pd.DataFrame) -> Spreads:
     return found
 
 
-def differences_to(figures: pd.DataFrame, reference: str, keep: bool = False) -> Spreads:
-    """Return the spread of each row's difference to ``reference`` with the same seed.
-
-    Args:
-        keep: whether the reference, whose differences are 0, is among the rows.
-    """
+def differences_to(figures: pd.DataFrame, reference: str) -> Spreads:
+    """Return the spread of each row's difference to ``reference`` with the same seed."""
     if reference not in figures.index.get_level_values("row"):
         return {}
     differences = figures.sub(figures.xs(reference, level="row"), level="seed")
-    if not keep:
-        differences = differences.drop(index=reference, level="row")
     return spreads_of(differences.dropna(how="all"))
 
 
-def corrected_p_values(differences: Spreads, column: str) -> dict[str, float]:
-    """Return each row's p-value of a difference, corrected for the number of rows (Holm 1979).
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Return p-values by name, corrected for their number (Holm 1979); unknown ones are left out.
 
     Those at most `LEVEL` are significant together: the probability of a single false one is at most
     `LEVEL`.
     """
-    known = {row: own[column].p_value for row, own in differences.items() if column in own}
-    ordered = pd.Series(known, dtype=float).dropna().sort_values()
+    ordered = pd.Series(p_values, dtype=float).dropna().sort_values()
     corrected = (ordered * np.arange(len(ordered), 0, -1)).clip(upper=1.0).cummax()
-    return {str(row): float(value) for row, value in corrected.items()}
+    return {str(name): float(value) for name, value in corrected.items()}
 
 
 def gains_of(
@@ -155,13 +199,32 @@ def gains_of(
     return (theirs - mine if lower else mine - theirs).dropna()
 
 
+def gain_by_image(
+    mine: Mapping[int, Mapping[str, Sequence[float]]],
+    theirs: Mapping[int, Mapping[str, Sequence[float]]],
+    column: str,
+    seeds: Sequence[int],
+) -> NDArray[Any] | None:
+    """Return the differences ``(seeds, images)`` of two rows; None if images are not recorded.
+
+    Args:
+        mine, theirs: figures of images by seed and column.
+    """
+    known = [column in own.get(seed, {}) for own in (mine, theirs) for seed in seeds]
+    if len(seeds) < 2 or not all(known):
+        return None
+    own, other = ([one[seed][column] for seed in seeds] for one in (mine, theirs))
+    return np.array(own) - np.array(other)
+
+
 def note_on_spread(figures: pd.DataFrame) -> str:
     """Return a note on what ± means, and how accurate a mean is."""
     counts = set(figures.groupby(level="row").size())
     text = "±: standard deviation over n seeds."
     if len(counts) == 1 and (n := counts.pop()) > 1:
         text += (
-            f" With n = {n} a mean's 95 % interval reaches {_half_interval(n):.1f} standard "
+            f" With n = {n} a mean's 95 % interval reaches "
+            f"{stats.t.ppf(1.0 - LEVEL / 2.0, n - 1) / math.sqrt(n):.1f} standard "
             "deviations to either side, if seeds are normally distributed."
         )
     return text

@@ -1,7 +1,7 @@
-"""The parts of a study, and reading them from a study file and its bases.
+"""Reading a study from its file and its bases.
 
-The keys are described in `research.studies`. What a part can hold is checked by its class;
-`_Resolver` then checks what the parts say of each other. All problems are reported together.
+What a part can hold is checked by its class in `research.studies.study_parts`; `_Resolver` then
+checks what the parts say of each other. All problems are reported together.
 """
 
 from __future__ import annotations
@@ -9,257 +9,34 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic import NonNegativeInt as WholeNumber
-from pydantic import PositiveInt as Count
+from pydantic import ValidationError
 
 from lavis_mafa.io.project_files import PROJECTS, project_file
 from lavis_mafa.io.yaml_files import check_yaml_file
 from lavis_mafa.settings.check import suggest
 from lavis_mafa.training.checkpoint import LAST
+from research.studies.study_parts import (
+    ROW,
+    Column,
+    GivenRow,
+    Row,
+    Step,
+    Study,
+    StudyError,
+    StudyFile,
+)
 
 STUDIES = PROJECTS / "mafa" / "studies"
 _PARAMETER = re.compile(r"(?<!\$)\{(\w+)(?:([*/-])(\d+))?\}")
-PLACEHOLDER = re.compile(r"(?<!\$)\{(\w+)\}")
 OWN = {"seed", "folder"}  # placeholders that stand for no checkpoint
-ROW = "row"  # the figure's x unless it is a key that varies
 MEASURED = "measured"  # kind of a column whose figure the study's measuring function returns
-
-
-class StudyError(ValueError):
-    """A study that cannot run.
-
-    Attributes:
-        problems: one line each: where, what is wrong and how to fix it.
-    """
-
-    def __init__(self, path: str | Path, problems: Iterable[str]) -> None:
-        self.problems = list(dict.fromkeys(problems))
-        count = f"{len(self.problems)} problem{'s' if len(self.problems) > 1 else ''}"
-        super().__init__("\n".join([f"{count} in the study {path}:", *self.problems]))
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_empty_values(cls, given: Any) -> Any:
-        if isinstance(given, dict):
-            return {key: value for key, value in given.items() if value is not None}
-        return given
-
-
-def _flat(options: dict[str, Any]) -> dict[str, Any]:
-    nested = [key for key, value in options.items() if isinstance(value, dict)]
-    if nested:
-        raise ValueError(f"{nested[0]} is a mapping; write {nested[0]}.name: ...")
-    return options
-
-
-Options = Annotated[dict[str, Any], AfterValidator(_flat)]
-
-
-class Step(_Part):
-    """The work of one process, or a given checkpoint.
-
-    Attributes:
-        script, config, options: of train.py or evaluate.py; options may hold placeholders.
-        module, arguments: of ``python -m`` instead.
-        writes: the checkpoint that it writes to its folder; "": none.
-        checkpoint: an existing one; nothing is run.
-    """
-
-    script: Literal["train.py", "evaluate.py"] = "train.py"
-    config: str = ""
-    options: Options = {}
-    uses: list[str] = []
-    module: str = ""
-    arguments: list[str | int | float] = []
-    writes: str = ""
-    checkpoint: str = ""
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> Step:
-        if sum(map(bool, (self.config, self.module, self.checkpoint))) != 1:
-            raise ValueError("expected one of config, module and checkpoint")
-        return self
-
-    @property
-    def names(self) -> set[str]:
-        """The placeholders in its options and arguments."""
-        return placeholders([*self.arguments, *self.options.values()])
-
-
-class GivenRow(_Part):
-    """A row as the file has it, before it is combined with the values that vary."""
-
-    name: str = ""
-    marks: dict[str, Any] = {}
-    uses: list[str] = []
-    options: Options = {}
-    run: str = ""
-    source: str = ""
-
-
-class Column(_Part):
-    """A figure of a stage: the mean of ``key`` in its log's last record of a kind and split.
-
-    With kind ``measured`` the record is what the study's measuring function returned.
-    """
-
-    name: str = ""
-    title: str = ""
-    key: str | list[str] = []
-    stage: str = ""
-    kind: str = "eval"
-    split: str = "test"
-    scale: float = 1.0
-    digits: int = 1
-
-    @property
-    def keys(self) -> list[str]:
-        keys = [self.key] if isinstance(self.key, str) else self.key
-        return keys or [self.name]
-
-
-class Claim(_Part):
-    """A statement that one row is better than another in a figure, with the same seed."""
-
-    claim: str
-    source: str = ""
-    row: str
-    than: str
-    column: str
-    better: Literal["higher", "lower"] = "higher"
-
-
-class Reference(_Part):
-    """A row to which a table shows the differences of the others, with the same seed.
-
-    Attributes:
-        columns: names of the columns whose differences are shown.
-        after: title of the table that the differences follow; "": they follow all tables.
-    """
-
-    row: str
-    columns: list[str]
-    after: str = ""
-
-
-class Measure(_Part):
-    """A measuring function, ``module:name``, and the shared runs that it judges by."""
-
-    function: str
-    judges: list[str] = []
-
-
-class Figure(_Part):
-    """A key that varies or ``row``, and the names of the columns drawn over it."""
-
-    x: str = ROW
-    y: list[str] = []
-
-
-class Paper(_Part):
-    """A paper's numbers: for each row of the file as many as ``columns``."""
-
-    about: str = ""
-    columns: list[str]
-    rows: list[list[Any]]
-
-
-class StudyFile(_Part):
-    """A study file merged with its bases."""
-
-    title: str = ""
-    source: str = ""
-    about: str = ""
-    notes: list[str] = []
-    base: str = ""
-    folders: str = "shared/seed_{seed}/{name}"
-    gallery: str = ""
-    headline: str = ""
-    parameters: dict[str, Any] = {}
-    options: Options = {}
-    settings: dict[str, Options | None] = {}
-    shared: dict[str, Step] = {}
-    stages: dict[str, Step] = {}
-    rows: list[GivenRow] = []
-    vary: dict[str, list[Any]] = {}
-    titles: dict[str, str] = {}
-    columns: dict[str, Column]
-    shows: list[str] = []
-    tables: dict[str, list[str]] = {}
-    measure: Measure | None = None
-    figure: Figure = Figure()
-    reference: Reference | None = None
-    claims: list[Claim] = []
-    paper: Paper | None = None
-    seeds: list[WholeNumber] = [42]
-    at_once: Count = 1
-    in_process: bool = False
-    processes: Count = 1
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row of the table.
-
-    Attributes:
-        name: unique in the table.
-        cells: the cells before its figures, by the title of the column.
-        base: its name without the values that vary.
-        values: of the keys that vary.
-        options: what it sets beyond the first stage's options; of a row with ``run``, what it sets
-            beyond what all rows have.
-        run: the shared run that it shows, or whose options its own override; "": it has runs of its
-            own, one for each stage.
-        source: where a paper has the system.
-    """
-
-    name: str
-    cells: Mapping[str, str]
-    base: str
-    values: Mapping[str, Any]
-    options: Mapping[str, Any]
-    run: str = ""
-    source: str = ""
-
-
-@dataclass(frozen=True)
-class Study:
-    """A checked study.
-
-    Attributes:
-        at: the name of its base or section.
-        file: its texts and lists, as the files have them.
-        columns: those shown; ``catalogue`` has all by name.
-        paper: cells and numbers of the paper's rows.
-    """
-
-    path: Path
-    at: str
-    file: StudyFile
-    shared: Mapping[str, Step]
-    stages: Mapping[str, Step]
-    rows: Sequence[Row]
-    columns: Sequence[Column]
-    catalogue: Mapping[str, Column]
-    paper: Sequence[tuple[Mapping[str, str], Sequence[Any]]] = ()
-
-
-def placeholders(values: Iterable[Any]) -> set[str]:
-    """Return the names in braces in those of the values that are texts."""
-    texts = [value for value in values if isinstance(value, str)]
-    return {name for text in texts for name in PLACEHOLDER.findall(text)}
 
 
 def read_study(
@@ -447,14 +224,9 @@ class _Resolver:
         self._known("shows", "column", shown, columns)
         for name, column in columns.items():
             self._known(f"columns.{name}.stage", "stage", [column.stage], list(stages) or [""])
-        if file.reference:
-            self._known("reference.row", "row", [file.reference.row], names)
-            self._known("reference.columns", "column", file.reference.columns, columns)
-            after = [file.reference.after] if file.reference.after else []
-            self._known("reference.after", "table", after, file.tables)
         for place, claim in enumerate(file.claims):
             self._known(f"claims.{place}", "row", [claim.row, claim.than], names)
-            self._known(f"claims.{place}", "column", [claim.column], columns)
+            self._known(f"claims.{place}", "column", claim.columns, columns)
         if file.measure:
             self._known("measure.judges", "shared run", file.measure.judges, file.shared)
         elif any(column.kind == MEASURED for column in columns.values()):

@@ -60,7 +60,6 @@ OWN = {
     ],
     "vary": {SPACE: [128, 256]},
     "titles": {SPACE: "M"},
-    "figure": {"x": SPACE, "y": ["tr1"]},
     "paper": {
         "about": "Large",
         "columns": ["TR", "IR"],

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from research.curves import Curve, Series, curves_svg
+from research.curves import Curve, curves_svg
+from research.studies.spread import Spread
 
 
 def texts_of(chart: ElementTree.Element) -> list[str]:
@@ -14,9 +15,9 @@ def texts_of(chart: ElementTree.Element) -> list[str]:
 def test_names_in_a_chart_are_text():
     """Neither formulas of matplotlib nor markup."""
     names = ["costs $a and $b", "<b>bold</b>", "a\\frac"]
-    series = [Series(name, [0, 1], [1.0, 2.0], [None, 0.1]) for name in names]
-    svg = curves_svg([Curve("c", "<i>", "$x", series)])
+    series = [(name, [0, 1], [Spread(1.0, None, 1), Spread(2.0, 0.1, 2)]) for name in names]
+    svg = curves_svg([Curve("<i>", "$x", series)])
     assert "<b>" not in svg and "<i>" not in svg
     texts = texts_of(ElementTree.fromstring(svg))
     assert {"costs $a and $b", "<b>bold</b>", "a\\frac", "<i>", "$x"} <= set(texts)
-    assert curves_svg([Curve("c", "<i>", "$x", series)]) == svg, "equal charts are equal bytes"
+    assert curves_svg([Curve("<i>", "$x", series)]) == svg, "equal charts are equal bytes"

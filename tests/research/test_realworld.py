@@ -14,8 +14,15 @@ from conftest import ROOT
 from PIL import Image
 from small_study import plan_for
 
+from lavis_mafa.algorithm.binary import area_under_roc
 from research.picture_data import labels_of, verified_rows
-from research.picture_measures import KnownSplit, ceilings, itm_figures, measure
+from research.picture_measures import (
+    KnownSplit,
+    auc_by_image,
+    ceilings,
+    itm_figures,
+    measure,
+)
 from research.studies.plan import check
 
 STUDIES = ROOT / "projects/mafa/studies"
@@ -128,9 +135,24 @@ def test_a_model_is_measured_on_the_test_images(folder, tmp_path):
     assert figures["false_negative_rate"] is None  # no log of training
 
 
-@pytest.mark.parametrize("name", ["ucm", "photographs", "ucm_features"])
+def test_figures_of_images_vary_as_their_auc_does():
+    """Their mean is the AUC, and the AUC without an image is near the mean without it."""
+    rng = np.random.default_rng(0)
+    images, valid = np.repeat(np.arange(60), 5), rng.random(300) < 0.3
+    scores = np.round(rng.normal(size=300) + valid, 1)  # with ties
+    values = auc_by_image(scores, valid, images)
+    auc = area_under_roc(scores, valid)
+    assert values.mean() == pytest.approx(auc)
+    for image in range(60):
+        kept = images != image
+        without = area_under_roc(scores[kept], valid[kept])
+        assert np.delete(values, image).mean() == pytest.approx(without, abs=5e-4)
+
+
+@pytest.mark.parametrize("name", ["ucm", "photographs", "photographs --at set", "ucm_features"])
 def test_all_runs_of_the_studies_have_valid_configs(name, folder, tmp_path):
-    plan = plan_for(name, "--set", f"data={folder}", "--output", tmp_path)
+    name, *section = name.split(" ")
+    plan = plan_for(name, *section, "--set", f"data={folder}", "--output", tmp_path)
     check(plan)
     uses = {job.name.split("/")[0]: " ".join(job.command) for job in plan.jobs.values()}
     assert f"{folder}/train.json" in uses["base"] and "negatives=uniform" in uses["warm_up"]

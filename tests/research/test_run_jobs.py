@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,8 +10,10 @@ import sys
 import time
 
 import pytest
+import yaml
 from conftest import ROOT
 
+from research import study as command
 from research.studies import run_jobs
 from research.studies.plan import Job
 from research.studies.run_jobs import exclusive, run_all
@@ -118,3 +121,42 @@ def test_folder_is_locked_by_one_command(tmp_path):
     with exclusive(tmp_path):
         assert orphan.poll() is not None or time.time() - start > 0.5
     orphan.wait()
+
+
+def test_modules_run_in_this_process_once_with_the_options_of_their_row(tmp_path, monkeypatch):
+    """A run that fails is run again by the next command; the images' figures are recorded."""
+    (tmp_path / "own_runs.py").write_text(OWN_RUNS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    rows = [
+        {"run": "one", "name": "a", "options": {"gain": 1.0}},
+        {"run": "one", "name": "b", "options": {"gain": 2.0, "fails": True}},
+    ]
+    step = {"module": "own_runs", "arguments": ["{folder}/m.json", "{seed}"], "writes": "m.json"}
+    study = {"in_process": True, "shared": {"one": step}, "rows": rows, "seeds": [0, 1]}
+    study |= {"columns": {"x": {"kind": "measured"}}, "measure": {"function": "own_runs:measure"}}
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(study))
+    words = command.parsed(tmp_path / "s.yaml", "--output", tmp_path / "out")
+    assert [command.run(words), command.run(words)] == [1, 0]
+    calls = (tmp_path / "calls").read_text().split()
+    assert sorted(calls) == ["0:1.0", "0:2.0", "0:2.0", "1:1.0", "1:2.0", "1:2.0"]
+    found = json.loads((tmp_path / "out/results.json").read_text())["rows"]
+    assert found["b"]["seeds"]["1"] == {"x": 3.0} and found["b"]["by_image"]["1"] == {"x": "2 4"}
+
+
+OWN_RUNS = """
+import json, pathlib
+
+def main(words):
+    path, seed, *options = words
+    options = dict(one.split("=") for one in options)
+    with open(pathlib.Path(__file__).with_name("calls"), "a") as file:
+        file.write(f"{seed}:{options['gain']} ")
+    first = not pathlib.Path(path).exists()
+    values = [float(options["gain"]) + int(seed) + k for k in (-1, 1)]
+    pathlib.Path(path).write_text(json.dumps({"x": sum(values) / 2, "by_image": {"x": values}}))
+    return int(first and options.get("fails") == "true")
+
+def measure(runs, judges):
+    for run in runs:
+        yield run, json.loads(run.checkpoint.read_text())
+"""

@@ -10,12 +10,14 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
+from research.coverage import SIZES, coverage
 from research.studies.spread import (
+    Crossed,
     Spread,
-    corrected_p_values,
     differences_to,
     frame_of,
     gains_of,
+    holm,
 )
 from research.studies.study_tables import verdict
 
@@ -24,8 +26,8 @@ def test_texts_of_a_spread():
     assert Spread.of([2.0]) == Spread(2.0, None, 1) and Spread.of([None]) is None
     assert Spread(2.04, None, 1).text(1) == "2.0"
     assert Spread(50.0, 3.12, 3).text(1) == "50.0 ± 3.1"
-    assert Spread(1.0, None, 1).difference_text(2) == "+1.00"
-    assert Spread(-0.5, 0.1, 4).difference_text(2) == "-0.50 (-0.66 to -0.34)"
+    assert Spread(1.0, None, 1).interval_text(2) is None
+    assert Spread(-0.5, 0.1, 4).interval_text(2) == "-0.66 to -0.34"
 
 
 # Figures as a page shows them: squares of numbers such as 1e-184 are zero.
@@ -44,9 +46,10 @@ def test_spread_is_that_of_scipys_t_test(hundredths):
 def test_equal_differences_are_no_evidence(values):
     """Equal differences, also but for rounding, say nothing of how differences vary."""
     spread = Spread.of(values)
-    assert (spread.p_value, spread.interval, verdict(spread.interval)) == (1.0, None, "open")
-    rows = {"a": {"x": spread}, "b": {"x": Spread(1.0, 0.01, 3)}}
-    assert corrected_p_values(rows, "x")["b"] == pytest.approx(2 * rows["b"]["x"].p_value)
+    assert (spread.p_value, spread.interval) == (1.0, None)
+    assert verdict(spread.mean, spread.p_value) == "open"
+    other = Spread(1.0, 0.01, 3).p_value
+    assert holm({"a": spread.p_value, "b": other})["b"] == pytest.approx(2 * other)
     assert math.isnan(Spread.of([1.0]).p_value)
 
 
@@ -67,15 +70,37 @@ def test_gains_are_paired_by_seed(mine, theirs, lower):
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
 def test_holm_rejects_as_its_steps_do(p_values):
-    class Known(Spread):
-        p_value = property(lambda self: self.mean)
-
     rejected = set()
     for rank, place in enumerate(sorted(range(len(p_values)), key=lambda k: p_values[k])):
         if p_values[place] * (len(p_values) - rank) > 0.05:
             break  # this and all larger ones are kept
         rejected.add(str(place))
-    rows = {str(place): {"x": Known(p, 1.0, 2)} for place, p in enumerate(p_values)}
-    corrected = corrected_p_values({**rows, "without": {}}, "x")
-    assert corrected.keys() == rows.keys()
+    known = {str(place): p for place, p in enumerate(p_values)}
+    corrected = holm({**known, "without": math.nan})
+    assert corrected.keys() == known.keys()
     assert {place for place, value in corrected.items() if value <= 0.05} == rejected
+
+
+@pytest.mark.parametrize("effects", ["images differ most", "seeds differ most"])
+@pytest.mark.parametrize("seeds", [5, 10])
+def test_95_percent_intervals_hold_the_truth_in_93_to_97_percent_of_studies(seeds, effects):
+    """For other seeds and other images, of which an interval over seeds alone knows nothing."""
+    both, alone = coverage(seeds, 170, SIZES[effects], studies=1000)
+    assert 0.93 <= both <= 0.97
+    assert alone < 0.8 or effects == "seeds differ most"
+
+
+@given(st.integers(0, 1000))
+def test_crossed_spread_is_a_two_way_analysis_of_variance(seed):
+    """Mean squares as sums over cells; the mean and its spread over seeds as without images."""
+    values = np.random.default_rng(seed).normal(size=(4, 6)) * 3
+    found, alone = Crossed.over(values), Spread.of(values.mean(axis=1))
+    of_seeds = sum((row.mean() - values.mean()) ** 2 for row in values for _ in row) / 3
+    of_images = sum((c.mean() - values.mean()) ** 2 for c in values.T for _ in c) / 5
+    rest = ((values - values.mean()) ** 2).sum() - 3 * of_seeds - 5 * of_images
+    assert found.squares == pytest.approx((of_seeds, of_images, rest / 15))
+    assert (found.mean, found.sd, found.n) == pytest.approx((alone.mean, alone.sd, alone.n))
+    same = Crossed.over(np.repeat(values[:, :1], 6, axis=1))  # images that are all alike
+    one = Spread.of(values[:, 0])
+    assert same.interval == pytest.approx(one.interval)
+    assert same.p_value == pytest.approx(one.p_value)

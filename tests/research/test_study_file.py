@@ -113,13 +113,12 @@ def test_names_that_do_not_exist_are_reported_together(tmp_path):
             {"marks": {}},
         ],
         shows=["tr", "loss"],
-        reference={"row": "a", "columns": ["tr1"], "after": "Recall"},
         claims=[{"claim": "c", "row": "a", "than": "b", "column": "loss"}],
         vary={},
         paper=None,
     )
     expected = [
         *("no setting randon; did you mean random?", "there are two called 'a'"),
-        *("rows.2.name: missing", "shows: no column tr;", "no table Recall", "claims.0: no row b"),
+        *("rows.2.name: missing", "shows: no column tr;", "claims.0: no row b"),
     ]
     expect(problems, expected)

@@ -9,7 +9,7 @@ import pytest
 from small_study import BASE, MASKED, SPACE, config_of, plan_for, read_small_study
 
 from research.studies.plan import RESUME, check, make_plan, narrowed
-from research.studies.study_file import StudyError
+from research.studies.study_parts import StudyError
 
 
 def test_placeholders_become_paths(tmp_path):
@@ -106,6 +106,6 @@ def test_all_problems_of_configs_are_reported_together_and_once(tmp_path):
     assert len(problems) == 2 and all(" and 3 more: " in problem for problem in problems)
     assert "model.mafa.alhpa: unknown" in problems[0] and "not_there.yaml" in problems[1]
     del base["stages"]["test"], base["columns"]["tr1"]
-    study = read_small_study(tmp_path, base=base, paper=None, figure={})
+    study = read_small_study(tmp_path, base=base, paper=None)
     with pytest.raises(StudyError, match=r"plain, M=128 and 3 more: column other reads split test"):
         check(make_plan(study, tmp_path / "out", [3]))

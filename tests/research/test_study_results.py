@@ -1,4 +1,4 @@
-"""Results of runs: tables, self-checks, figures, measuring, and the command."""
+"""Results of runs: tables, claims, measuring, and the command."""
 
 from __future__ import annotations
 
@@ -6,18 +6,29 @@ import copy
 import json
 import logging
 import re
-from xml.etree import ElementTree
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from conftest import ROOT
+from scipy.stats import ttest_1samp
 from small_study import BASE, TOY, plan_for, read_small_study, write_log, write_study
 
+from lavis_mafa.io.files import write_json
 from research import study as command
 from research.studies import plan as plan_module
-from research.studies.outputs import write_all
+from research.studies.outputs import content, write_all
 from research.studies.plan import make_plan
-from research.studies.results import Results, measure_all, measured, results_of
-from research.studies.spread import frame_of
+from research.studies.results import (
+    Results,
+    measure_all,
+    measured,
+    read_recorded,
+    recorded_results,
+    results_of,
+)
+from research.studies.spread import Crossed, frame_of
+from research.studies.study_parts import Claim
 from research.studies.study_tables import outcome, tables_of, verdict
 
 
@@ -86,19 +97,7 @@ def test_written_results_equal_the_logs(tmp_path):
     assert content["rows"]["mined, M=128"]["seeds"] == {"3": {"tr1": None, "loss": 10.0}}
     assert (tmp_path / "out" / row["folders"]["5"]["test"] / "log.jsonl").is_file()
     assert content["paper"]["rows"][0] == [76.6, 59.6]
-    assert "11.5 ± 2.1" in page and "76.60" in page and "image/svg+xml" in page
-
-
-def test_figure_has_a_line_per_row(tmp_path):
-    """A line for each row, a point for each value; no numbers of the paper; reproducible."""
-    plan = study_with_results(tmp_path)
-    text, _, _ = written(plan)
-    picture = (plan.page / "figure.svg").read_text()
-    texts = {node.text.strip() for node in ElementTree.fromstring(picture).iter() if node.text}
-    assert {"plain", "mined", "M", "TR@1"} <= texts and not {"76.6", "76.60"} & texts
-    assert "![A title](figure.svg)" in text and "self-check" not in text
-    written(plan)
-    assert (plan.page / "figure.svg").read_text() == picture
+    assert "11.5 ± 2.1" in page and "76.60" in page
 
 
 # Tables of figures
@@ -106,7 +105,7 @@ def test_figure_has_a_line_per_row(tmp_path):
 
 def results_with(by_row, *rows):
     study = plan_for("compare", "--seeds", 0, 1, 2, "--rows", *rows).study
-    return Results(study, frame_of(by_row), {}, {})
+    return Results(study, frame_of(by_row), {})
 
 
 def test_claims_hold_do_not_hold_or_are_open():
@@ -121,18 +120,53 @@ def test_claims_hold_do_not_hold_or_are_open():
     results = results_with(figures, "grit", "ecm", "base")
     (table,) = [one for one in tables_of(results) if one.title == "Claims"]
     found = {row[0]: row[3:] for row in table.rows}
-    assert found["ECM improves retrieval"] == ["+5.0", "+4.8 to +5.2", "3 of 3", "holds"]
+    gain, interval, p, levels, seeds, says = found["ECM improves retrieval"]
+    assert (gain, interval, levels) == ("+5.0", "+4.8 to +5.2", "20.0, 25.0")
+    assert (seeds, says) == ("3 of 3", "holds")
+    alone = ttest_1samp([5.1, 5.0, 4.9], 0).pvalue
+    assert float(p) == pytest.approx(alone * len(found), rel=0.05), "the smallest of all claims"
     in_itm = found["ECM takes false negatives out of ITM"]
-    assert in_itm[0] == "-5.0" and in_itm[2:] == ["0 of 3", "does not hold"]
-    assert found["Grouping improves retrieval"][2:] == ["2 of 3", "open"]
+    assert in_itm[0] == "-5.0" and in_itm[-1] == "does not hold"
+    assert found["Grouping improves retrieval"][4] == "2 of 3"
+    assert found["Grouping improves retrieval"][-1] == "open"
     assert "MAFA improves retrieval over GRIT" not in found, "its rows are not shown"
     verdicts = [row[-1] for row in found.values()]
     assert outcome(results) == (
         f"Of {len(found)} claims, {verdicts.count('holds')} hold, "
         f"{verdicts.count('does not hold')} do not hold, and {verdicts.count('open')} are open."
     )
-    assert verdict(None) == "open"
+    assert verdict(1.0, None) == "open"
     assert outcome(results_with({}, "grit")) == "No run is complete yet."
+
+
+def test_claims_about_images_and_about_two_figures(tmp_path):
+    """Images that are recorded widen the interval; a claim holds if it does in all its figures."""
+    study = plan_for("compare", "--seeds", 0, 1, 2, "--rows", "grit", "base").study
+    claim = {"claim": "c", "row": "GRIT-VLP", "than": "ALBEF-base"}
+    claims = [Claim(**claim, column=["any_r1", "itm_auc"])]
+    study = replace(study, file=study.file.model_copy(update={"claims": claims}))
+    rng = np.random.default_rng(0)
+    values = 4 + rng.normal(size=(3, 1)) / 10 + 10 * rng.normal(size=(1, 40))
+    gains = [[4.0, 4.1, 3.9], [0.1, 0.2, -0.3]]
+    figures = {
+        "GRIT-VLP": {
+            s: {"any_r1": a, "itm_auc": b} for s, (a, b) in enumerate(zip(*gains, strict=True))
+        },
+        "ALBEF-base": {s: {"any_r1": 0.0, "itm_auc": 0.0} for s in range(3)},
+    }
+    images = {
+        "GRIT-VLP": {seed: {"any_r1": list(one)} for seed, one in enumerate(values)},
+        "ALBEF-base": {seed: {"any_r1": [0.0] * 40} for seed in range(3)},
+    }
+    origin = dict.fromkeys(("version", "torch", "date", "command"), "")
+    results = Results(study, frame_of(figures), origin, images)
+    lines = [row for table in tables_of(results) for row in table.rows if table.title == "Claims"]
+    assert [row[-1] for row in lines] == ["open", "open"] and lines[0][5] == lines[1][5]
+    assert lines[0][4] == Crossed.over(values).interval_text(1) != lines[1][4]
+    write_json(tmp_path / "a.json", content(results))
+    recorded = read_recorded([tmp_path / "a.json"])
+    again = recorded_results(study, recorded, "")
+    assert again.by_image["GRIT-VLP"][2]["any_r1"] == pytest.approx(values[2], rel=1e-4)
 
 
 # Measuring
@@ -244,7 +278,7 @@ def test_edited_files_are_another_run(tmp_path, fake_runs, edited, monkeypatch, 
     base["stages"]["train"]["config"] = str(tmp_path / "own_config.yaml")
     base["stages"]["train"]["options"] = {"model.pretrained": "{given}"}
     rows = [{"name": "mined", "uses": ["con_d"]}]
-    changes = {"base": base, "rows": rows, "vary": {}, "shows": ["tr1"], "figure": {}}
+    changes = {"base": base, "rows": rows, "vary": {}, "shows": ["tr1"]}
     changes["paper"] = None
     monkeypatch.setattr(command, "check", lambda plan: None)
     given = ["--given", f"given={tmp_path / 'given.pth'}"]
@@ -277,7 +311,7 @@ def test_dry_run_starts_nothing(tmp_path, fake_runs, capsys):
 
 
 def test_invalid_studies_are_rejected_before_any_run(tmp_path, fake_runs, capsys):
-    changes = {"vary": {"run.grit.serach_space": [1]}, "figure": {}, "paper": None}
+    changes = {"vary": {"run.grit.serach_space": [1]}, "paper": None}
     assert run_small_study(tmp_path, **changes) == 2
     assert "did you mean run.grit.search_space?" in capsys.readouterr().out
     assert run_small_study(tmp_path, "--given", "con_d=not/there.pth") == 2

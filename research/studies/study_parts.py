@@ -1,0 +1,229 @@
+"""The parts of a study, each checked by its class. The keys are described in `research.studies`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+from pydantic import NonNegativeInt as WholeNumber
+from pydantic import PositiveInt as Count
+
+PLACEHOLDER = re.compile(r"(?<!\$)\{(\w+)\}")
+ROW = "row"  # title of the cells with names of rows
+
+
+class StudyError(ValueError):
+    """A study that cannot run.
+
+    Attributes:
+        problems: one line each: where, what is wrong and how to fix it.
+    """
+
+    def __init__(self, path: str | Path, problems: Iterable[str]) -> None:
+        self.problems = list(dict.fromkeys(problems))
+        count = f"{len(self.problems)} problem{'s' if len(self.problems) > 1 else ''}"
+        super().__init__("\n".join([f"{count} in the study {path}:", *self.problems]))
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty_values(cls, given: Any) -> Any:
+        if isinstance(given, dict):
+            return {key: value for key, value in given.items() if value is not None}
+        return given
+
+
+def _flat(options: dict[str, Any]) -> dict[str, Any]:
+    nested = [key for key, value in options.items() if isinstance(value, dict)]
+    if nested:
+        raise ValueError(f"{nested[0]} is a mapping; write {nested[0]}.name: ...")
+    return options
+
+
+Options = Annotated[dict[str, Any], AfterValidator(_flat)]
+
+
+class Step(_Part):
+    """The work of one process, or a given checkpoint.
+
+    Attributes:
+        script, config, options: of train.py or evaluate.py; options may hold placeholders.
+        module, arguments: of ``python -m`` instead.
+        writes: the checkpoint that it writes to its folder; "": none.
+        checkpoint: an existing one; nothing is run.
+    """
+
+    script: Literal["train.py", "evaluate.py"] = "train.py"
+    config: str = ""
+    options: Options = {}
+    uses: list[str] = []
+    module: str = ""
+    arguments: list[str | int | float] = []
+    writes: str = ""
+    checkpoint: str = ""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Step:
+        if sum(map(bool, (self.config, self.module, self.checkpoint))) != 1:
+            raise ValueError("expected one of config, module and checkpoint")
+        return self
+
+    @property
+    def names(self) -> set[str]:
+        """The placeholders in its options and arguments."""
+        return placeholders([*self.arguments, *self.options.values()])
+
+
+class GivenRow(_Part):
+    """A row as the file has it, before it is combined with the values that vary."""
+
+    name: str = ""
+    marks: dict[str, Any] = {}
+    uses: list[str] = []
+    options: Options = {}
+    run: str = ""
+    source: str = ""
+
+
+class Column(_Part):
+    """A figure of a stage: the mean of ``key`` in its log's last record of a kind and split.
+
+    With kind ``measured`` the record is what the study's measuring function returned. ``range`` is
+    chance and ceiling of the figure as it is shown.
+    """
+
+    name: str = ""
+    title: str = ""
+    key: str | list[str] = []
+    stage: str = ""
+    kind: str = "eval"
+    split: str = "test"
+    scale: float = 1.0
+    digits: int = 1
+    range: list[float] = []
+
+    @property
+    def keys(self) -> list[str]:
+        keys = [self.key] if isinstance(self.key, str) else self.key
+        return keys or [self.name]
+
+
+class Claim(_Part):
+    """A statement that one row is better than another, with the same seed: in all its figures."""
+
+    claim: str
+    source: str = ""
+    row: str
+    than: str
+    column: str | list[str]
+    better: Literal["higher", "lower"] = "higher"
+
+    @property
+    def columns(self) -> list[str]:
+        return [self.column] if isinstance(self.column, str) else self.column
+
+
+class Measure(_Part):
+    """A measuring function, ``module:name``, and the shared runs that it judges by."""
+
+    function: str
+    judges: list[str] = []
+
+
+class Paper(_Part):
+    """A paper's numbers: for each row of the file as many as ``columns``."""
+
+    about: str = ""
+    columns: list[str]
+    rows: list[list[Any]]
+
+
+class StudyFile(_Part):
+    """A study file merged with its bases."""
+
+    title: str = ""
+    source: str = ""
+    about: str = ""
+    notes: list[str] = []
+    base: str = ""
+    folders: str = "shared/seed_{seed}/{name}"
+    gallery: str = ""
+    headline: str = ""
+    parameters: dict[str, Any] = {}
+    options: Options = {}
+    settings: dict[str, Options | None] = {}
+    shared: dict[str, Step] = {}
+    stages: dict[str, Step] = {}
+    rows: list[GivenRow] = []
+    vary: dict[str, list[Any]] = {}
+    titles: dict[str, str] = {}
+    columns: dict[str, Column]
+    shows: list[str] = []
+    tables: dict[str, list[str]] = {}
+    measure: Measure | None = None
+    claims: list[Claim] = []
+    paper: Paper | None = None
+    seeds: list[WholeNumber] = [42]
+    at_once: Count = 1
+    in_process: bool = False
+    processes: Count = 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table.
+
+    Attributes:
+        name: unique in the table.
+        cells: the cells before its figures, by the title of the column.
+        base: its name without the values that vary.
+        values: of the keys that vary.
+        options: what it sets beyond the first stage's options; of a row with ``run``, what it sets
+            beyond what all rows have.
+        run: the shared run that it shows, or whose options its own override; "": it has runs of its
+            own, one for each stage.
+        source: where a paper has the system.
+    """
+
+    name: str
+    cells: Mapping[str, str]
+    base: str
+    values: Mapping[str, Any]
+    options: Mapping[str, Any]
+    run: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Study:
+    """A checked study.
+
+    Attributes:
+        at: the name of its base or section.
+        file: its texts and lists, as the files have them.
+        columns: those shown; ``catalogue`` has all by name.
+        paper: cells and numbers of the paper's rows.
+    """
+
+    path: Path
+    at: str
+    file: StudyFile
+    shared: Mapping[str, Step]
+    stages: Mapping[str, Step]
+    rows: Sequence[Row]
+    columns: Sequence[Column]
+    catalogue: Mapping[str, Column]
+    paper: Sequence[tuple[Mapping[str, str], Sequence[Any]]] = ()
+
+
+def placeholders(values: Iterable[Any]) -> set[str]:
+    """Return the names in braces in those of the values that are texts."""
+    texts = [value for value in values if isinstance(value, str)]
+    return {name for text in texts for name in PLACEHOLDER.findall(text)}
