@@ -16,10 +16,12 @@ from lavis_mafa.algorithm.context import HARD_TEXTS
 from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.algorithm.itc_forms import ITC_LOSSES
 from lavis_mafa.algorithm.labels import SoftLabels
+from lavis_mafa.algorithm.mining import ALL
 from lavis_mafa.algorithm.output import COUNTS, StepOutput
 from lavis_mafa.algorithm.parts import StepParts, build_parts
 from lavis_mafa.algorithm.ranks import Ranks
-from lavis_mafa.algorithm.rules import RULES
+from lavis_mafa.algorithm.rules import POSITIVE, RULES, ScoredPairs
+from lavis_mafa.algorithm.scores import SIMILARITY
 from lavis_mafa.algorithm.settings import LossWeights, StepSettings
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.algorithm.tokens import TOKENS, Captions, Tokens
@@ -51,13 +53,14 @@ class _Features:
 
 
 def _own_pairs_loss(parts: StepParts, samples: Mapping[str, Any]) -> Callable[..., Tensor] | None:
-    """Return the form's loss for steps in which nothing is mined and only own pairs are positives;
-    None if the step is another one, or the form has none."""
-    settings = parts.settings
+    """Return the form's loss for steps with one-hot labels in which nothing is mined, or false
+    negatives by a margin of cosines; None if the step is another one, or the form has none."""
+    settings, rule = parts.settings, parts.settings.connections
     soft = settings.soft_labels
+    by_margin = (rule.rule, rule.score, rule.top_k) == ("margin", SIMILARITY, ALL)
     plain = (
         parts.con_d is None
-        and settings.connections.by_con_d
+        and (rule.by_con_d or (by_margin and rule.uses("itc")))
         and settings.detach_other is False
         and soft.type == PLAIN.soft_labels.type
         and not soft.label_smoothing
@@ -65,6 +68,36 @@ def _own_pairs_loss(parts: StepParts, samples: Mapping[str, Any]) -> Callable[..
     )
     found = ITC_LOSSES.entry(settings.itc_loss).traits.own_pairs
     return getattr(parts.form, "own_pairs", found) if plain else None
+
+
+def _one_hot_itc(
+    loss: Callable[..., Tensor], parts: StepParts, images: Tensor, texts: Tensor, divisor: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return ITC by `_own_pairs_loss`, and the counts of `StepOutput`.
+
+    Args:
+        divisor: the temperature.
+    """
+    ranks, rule = Ranks(parts.settings.all_ranks), parts.settings.connections
+    own = ranks.own(len(images), images.device)
+    sides = [("i2t", images, texts), ("t2i", texts, images)]
+    counts = torch.zeros(2, len(COUNTS), device="cpu" if rule.by_con_d else images.device)
+    if rule.by_con_d and ITC_LOSSES.entry(parts.settings.itc_loss).traits.symmetric:
+        sides = sides[:1]
+    terms = []
+    for (direction, one, other), count in zip(sides, counts, strict=False):
+        cosine, found = one @ ranks.gather(other, with_grad=True).t(), None
+        if not rule.by_con_d:
+            score = cosine.detach()
+            own_score = score.gather(1, own[:, None])
+            pairs = ScoredPairs(direction, score, own_score, own[:, None])
+            found = (parts.rule(pairs, rule) == POSITIVE).scatter(1, own[:, None], False)
+            picked = score.numel() - len(own)
+            count[:2], count[2] = picked, found.count_nonzero()
+            count[4], count[5] = picked - count[2], score.sum() - own_score.sum()
+            count[6] = 0 if picked else len(own)
+        terms.append(loss(cosine, own, divisor, found, rule.action == "drop"))
+    return torch.stack(terms).mean(), counts.cpu()
 
 
 def _mean_of_ranks(gradient: Tensor) -> Tensor:
@@ -171,13 +204,13 @@ class FeaturesLoss(nn.Module):
         parts = self.parts if mines else replace(self.parts, con_d=None)
         own_pairs = _own_pairs_loss(parts, own)
         if own_pairs is not None:
-            plain = own_pairs(images, texts, temperature, Ranks(parts.settings.all_ranks))
+            plain, counts = _one_hot_itc(own_pairs, parts, images, texts, temperature)
             self.output = StepOutput(
                 plain.detach(),
                 {"itc": plain.detach()},
                 image_features=images.detach(),
                 text_features=texts.detach(),
-                counts=torch.zeros(2, len(COUNTS)),  # nothing was picked
+                counts=counts,
             )
             return plain
         output = run_step(backbone, own, parts)

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from lavis_mafa.algorithm.labels import ItcSide, without
 from lavis_mafa.algorithm.options import Checked, option
-from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.registry import MAFA, Registry
 
 _SMALLEST = 1e-30  # sums below it have no normal float32 reciprocal
@@ -33,14 +32,16 @@ class _ItcTraits:
         soft_labels: it can use labels for candidates that are not positives.
         queue: it can use the candidates of the momentum queue.
         fixed_temperature: minimising it over the temperature gives no useful temperature.
-        own_pairs: of a function, the same loss where only own pairs match, see `info_nce`; objects
-            of a class have it as a method.
+        own_pairs: of a function, the same loss with one-hot labels, see `info_nce`; objects of a
+            class have it as a method.
+        symmetric: both directions are the same loss where only own pairs match.
     """
 
     soft_labels: bool = True
     queue: bool = True
     fixed_temperature: bool = False
     own_pairs: Callable[..., Tensor] | None = None
+    symmetric: bool = False
 
 
 ITC_LOSSES: Registry[Callable[..., Any]] = Registry("form of ITC", MAFA, _ItcTraits)
@@ -74,18 +75,27 @@ def degrees(labels: Tensor) -> Tensor:
     return labels / labels.amax(dim=1, keepdim=True)
 
 
-def info_nce(images: Tensor, texts: Tensor, temperature: Tensor, ranks: Ranks) -> Tensor:
-    """Return InfoNCE of both directions where only own pairs match: ITC in fewer passes.
+def info_nce(
+    cosine: Tensor,
+    own: Tensor,
+    temperature: Tensor,
+    found: Tensor | None = None,
+    drop: bool = False,
+) -> Tensor:
+    """Return InfoNCE of one direction with one-hot labels: ITC without a matrix of labels.
 
     Args:
-        images, texts: ``(B, E)`` of this rank; gradients flow to both sides of all pairs.
-        ranks: whose pairs are the candidates.
+        cosine: ``(B, C)``.
+        own: ``(B,)``, the anchors' numbers among the candidates.
+        found: ``(B, C)`` bool, false negatives, never an own pair; None: none.
+        drop: they are left out; otherwise they are positives.
     """
-    own = ranks.own(len(images), images.device)
-    sides = ((images, texts), (texts, images))
-    both = (one @ ranks.gather(other, with_grad=True).t() / temperature for one, other in sides)
-    i2t, t2i = (F.cross_entropy(sim, own) for sim in both)
-    return (i2t + t2i) / 2
+    sim = cosine / temperature
+    if found is None or drop:
+        return F.cross_entropy(without(sim, found), own)
+    positives = found.scatter(1, own[:, None], True)
+    of_positives = (sim * positives).sum(dim=1) / positives.count_nonzero(dim=1)
+    return (sim.logsumexp(dim=1) - of_positives).mean()
 
 
 @ITC_LOSSES.register("softmax", source="MAFA eq. 1", own_pairs=info_nce)
@@ -123,7 +133,9 @@ def _sigmoid_loss(logits: Tensor, targets: Tensor, dropped: Tensor | None = None
 
 
 # A queue's negatives, thousands for every anchor, would outweigh its positives in the sum.
-@ITC_LOSSES.register("sigmoid", settings=_SigmoidRule, source="SigLIP eq. 1, FFF", queue=False)
+@ITC_LOSSES.register(
+    "sigmoid", settings=_SigmoidRule, source="SigLIP eq. 1, FFF", queue=False, symmetric=True
+)
 class _SigmoidForm(nn.Module):
     """Decide for every pair by itself whether it matches, by a sigmoid with a learned bias.
 
@@ -150,13 +162,21 @@ class _SigmoidForm(nn.Module):
         logits = side.sim - self.relative_bias / side.temperature
         return _sigmoid_loss(logits, degrees(labels), side.dropped)
 
-    def own_pairs(self, images: Tensor, texts: Tensor, temperature: Tensor, ranks: Ranks) -> Tensor:
-        """Return the loss where only own pairs match, see `info_nce`; each pair counts once."""
-        own = ranks.own(len(images), images.device)
-        sim = images @ ranks.gather(texts, with_grad=True).t()
-        logits = ((sim - self.relative_bias) / temperature).float()
-        # -log s(l) of an own pair is -log s(-l) less l.
-        return (F.softplus(logits).sum() - logits.gather(1, own[:, None]).sum()) / len(own)
+    def own_pairs(
+        self,
+        cosine: Tensor,
+        own: Tensor,
+        temperature: Tensor,
+        found: Tensor | None = None,
+        drop: bool = False,
+    ) -> Tensor:
+        """Return the loss of one direction with one-hot labels, see `info_nce`."""
+        logits = ((cosine - self.relative_bias) / temperature).float()
+        losses = F.softplus(without(logits, found if drop else None)).sum()
+        # -log s(l) of a positive is -log s(-l) less l.
+        if found is None or drop:
+            return (losses - logits.gather(1, own[:, None]).sum()) / len(own)
+        return (losses - (logits * found.scatter(1, own[:, None], True)).sum()) / len(own)
 
 
 @dataclass(frozen=True)
