@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo; return the exit status."""
-    print("importing torch, transformers and LAVIS", flush=True)
+    print(
+        "Training on a CPU: a start for the image encoder, a warm-up that all share, Con-D, and "
+        "four systems.",
+        flush=True,
+    )
     from research.study import conduct
 
-    began = time.time()
     default = Path("output", "demo" if args.family == "albef" else f"demo_{args.family}")
     args.output = (args.output or default).absolute()
     os.chdir(ROOT)  # where the relative paths of configs start, in this process and in the runs
@@ -60,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     _, status = conduct(plan)
     if not status:
-        print(f"\ndone in {time.time() - began:.0f} s; open {plan.page / 'report.html'}")
+        print("next: lavis-mafa train --data pairs.json --images FOLDER, on pairs of your own")
     return status
 
 

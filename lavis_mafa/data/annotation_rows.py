@@ -298,7 +298,7 @@ def _is_karpathy(record: Any) -> bool:
 
 def _no_column(kind: str, wanted: Collection[str], names: Collection[str]) -> str:
     found = ", ".join(map(short, list(names)[:10])) or "nothing"
-    cure = f"set {kind}_key to its name"
+    cure = f"rename the column, or name it by --{kind}-key or build_info.{kind}_key"
     if kind == "image" and "url" in map(str.lower, names):
         cure = (
             "this is metadata of pictures, which are not downloaded: get them by img2dataset, and "

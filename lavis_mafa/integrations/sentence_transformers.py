@@ -192,7 +192,10 @@ class MinedLoss(PairLoss):
                 "numbered(dataset)), which reads the rows of the data set"
             )
         tokenizer = _unwrapped(self.model).tokenizer
-        own = [tokenizer.batch_decode(_ids(one), skip_special_tokens=True) for one in columns]
+        decode = getattr(tokenizer, "batch_decode", None)
+        if decode is None:
+            decode = tokenizer.decode_batch  # of the package tokenizers, in static models
+        own = [decode(_ids(one), skip_special_tokens=True) for one in columns]
         world = Ranks(self.parts.settings.all_ranks).world
         if world == 1:
             return own
@@ -251,6 +254,10 @@ def _ids(rows: dict[str, Any]) -> list[list[int]]:
     if "cu_seq_lens_q" in rows:
         ends = rows["cu_seq_lens_q"].tolist()
         flat = ids[0].tolist()
+        return [flat[begin:end] for begin, end in zip(ends[:-1], ends[1:], strict=True)]
+    if "offsets" in rows:  # a static model: the tokens of all rows, one after the other
+        ends = [*rows["offsets"].tolist(), len(ids)]
+        flat = ids.tolist()
         return [flat[begin:end] for begin, end in zip(ends[:-1], ends[1:], strict=True)]
     if "attention_mask" not in rows:
         return list(ids.tolist())

@@ -191,7 +191,6 @@ def _write_results(
     table = _count_table(counts)
     checks = [f"{check.line}. {check.warning}".strip() for check in found.checks.values()]
     shown = [
-        *advice,
         *notes,
         f"{len(loaded.data):,} samples. One epoch of hardest negatives: one text for every image "
         "and one image for every text. Intervals treat mini-batches as independent. A pair with a "
@@ -210,6 +209,7 @@ def _write_results(
         SampleViewer(loaded.data.pairs),
         args.output / "report.html",
         table.title,
+        headline="\n".join(advice),
         tables=[table],
         bars=_bars_of(counts),
         notes=shown,

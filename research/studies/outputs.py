@@ -9,7 +9,7 @@ from typing import Any
 
 from lavis_mafa._version import __version__
 from lavis_mafa.io.files import write_json, write_text
-from lavis_mafa.tools.charts import Bars
+from lavis_mafa.tools.charts import Bars, format_number
 from lavis_mafa.tools.gallery import connections_of, view_data
 from lavis_mafa.tools.model_and_data import recorded_data
 from lavis_mafa.tools.report_page import ShownPair, write_report
@@ -56,6 +56,16 @@ def write_all(results: Results, path: Path, page: Path) -> None:
         pairs=_gallery(results),
         notes=[study.file.about, *_notes(results), f"{__version__}: {results.origin['command']}"],
     )
+
+
+def outcome_lines(results: Results) -> list[str]:
+    """Return what was found in a few lines for the terminal."""
+    text, bars = _headline(results)
+    shown = [
+        f"{one.title}: {', '.join(f'{name} {format_number(v)}' for name, v in one.values.items())}"
+        for one in bars
+    ]
+    return [line for line in (text, *shown) if line]
 
 
 def _headline(results: Results) -> tuple[str, list[Bars]]:

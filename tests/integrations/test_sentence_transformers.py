@@ -20,9 +20,14 @@ from sentence_transformers.sentence_transformer.losses import (  # noqa: E402
     GISTEmbedLoss,
     MultipleNegativesRankingLoss,
 )
-from tiny_sentences import GROUPED, cross_encoder, encoder, pairs, train  # noqa: E402
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding  # noqa: E402
+from tiny_sentences import GROUPED, WORDS, cross_encoder, encoder, pairs, train  # noqa: E402
+from tokenizers import Tokenizer  # noqa: E402
+from tokenizers.models import WordLevel  # noqa: E402
+from tokenizers.pre_tokenizers import Whitespace  # noqa: E402
 
 from lavis_mafa import GritSchedule, MiningRule, SoftLabels, StepSettings  # noqa: E402
+from lavis_mafa.integrations.cross_encoders import PAIR_TEXTS  # noqa: E402
 from lavis_mafa.integrations.rows import Rows  # noqa: E402
 from lavis_mafa.integrations.sentence_transformers import (  # noqa: E402
     Grit,
@@ -60,6 +65,27 @@ def test_without_mining_it_is_the_librarys_loss(tmp_path, parts, negatives):
     assert found[0] == pytest.approx(expected[0], rel=1e-5) and len(found[1]) == len(expected[1])
     for one, other in zip(found[1], expected[1], strict=True):
         assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_a_static_model_has_the_tokens_of_all_rows_one_after_the_other():
+    words = {name: place for place, name in enumerate(["[UNK]", *WORDS])}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    static = StaticEmbedding(tokenizer, embedding_dim=8)
+    model = sentence_transformers.SentenceTransformer(modules=[static], device="cpu")
+    texts = [["red circle", "blue", "green"], ["dot", "large line", "dot"]]
+
+    class Judge:
+        reads_texts = True
+
+        def judge(self, samples, image_of, text_of, ranks=None, seen=None):
+            assert samples[PAIR_TEXTS] == texts
+            assert samples["group_id"][0] == samples["group_id"][2] != samples["group_id"][1]
+            return torch.zeros(len(image_of))
+
+    loss = MinedLoss(model, judge=Judge())
+    loss([model.preprocess(column) for column in texts])
+    assert loss.output.counts[:, 1].sum() > 0, "judged"
 
 
 @pytest.mark.parametrize("reads", ["rows", "texts", "shuffled rows"])
