@@ -151,7 +151,7 @@ def _holdout_of(info: Mapping[str, Any], split: str) -> Holdout:
     """Return which images of its files a split has; None for all.
 
     Raises:
-        ValueError: if train and val have different files, of which each would lose images.
+        ValueError: if train and val have different files, each of which would lose images.
     """
     share = float(info["holdout"])
     if not share or split not in ("train", "val"):

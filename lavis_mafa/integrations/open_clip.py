@@ -159,7 +159,7 @@ class CoCaLoss(ClipLoss):
 
     Args:
         caption_loss_weight, clip_loss_weight: of the terms.
-        pad_id: of the tokenizer; it is no target.
+        pad_id: of the tokenizer; it is not a target.
         named: arguments of `ClipLoss`.
     """
 

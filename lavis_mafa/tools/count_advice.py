@@ -67,7 +67,7 @@ def advice_of(
     known = judged.truth != UNKNOWN
     if is_lower_bound and con_d:
         known[:] = False
-    # Pairs that people or equal captions decide are no random sample of the hard negatives.
+    # Pairs that people or equal captions decide are not a random sample of the hard negatives.
     tested = bool(known.all()) and not is_lower_bound
     judge = TRUTH if con_d is None or tested else con_d
     rows: dict[tuple[int, int | None], list[tuple[float, float, float]]] = {}

@@ -202,7 +202,7 @@ def _write_results(
         shown.append(
             f"The truth of {known:,} of the {len(judged):,} pairs is known, "
             f"{int((judged.truth > INVALID).sum()):,} of them valid. Its shares refer to these "
-            "pairs, which are no random sample of the hard negatives."
+            "pairs, which are not a random sample of the hard negatives."
         )
     page = report_of_judged(
         judged,

@@ -143,7 +143,7 @@ def hardest_negatives(
         image_ids: ``(S,)``; pairs of the same image are positives of each other. None: only the
             anchor's own pair is a positive.
         top_k: number of hardest negatives of each anchor.
-        group_ids: ``(S,)``, -1 for none; pairs of one group are no negatives of each other.
+        group_ids: ``(S,)``, -1 for none; pairs of one group are never negatives of each other.
     """
     # Filled in place: parts that are joined would need twice the memory.
     most, end = 2 * top_k * len(order), 0
