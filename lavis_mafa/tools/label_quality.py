@@ -114,7 +114,7 @@ def _labelled(judged: Judged, path: Path) -> _Truth:
     count = np.bincount(tenth, minlength=TENTHS)
     covered = int(size[count > 0].sum())
     note = (
-        f"Truth: by people, for {len(rows):,} of {covered:,} pairs; each label counts for the pairs "
+        f"Truth: by people, for {len(rows):,} of {covered:,} pairs; a label counts for the pairs "
         f"in its tenth of the probability by {name}."
     )
     if (without := (size > 0) & (count == 0)).any():
