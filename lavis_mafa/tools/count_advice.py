@@ -88,8 +88,8 @@ def advice_of(
         why = (
             "the model that picks the hard negatives has learned too little: only "
             f"{100 * own_auc:.0f} % of captions are more similar to their own image than to "
-            f"another (bound: {100 * LEAST_AUC:.0f} %); give the --checkpoint of a training with "
-            "random mini-batches"
+            f"another (bound: {100 * LEAST_AUC:.0f} %); give the --checkpoint of a longer training "
+            "with random mini-batches"
         )
         return [*lines, f"Group: unknown, as {why}.", "Mine: unknown, for the same reason."]
     check = checks.get(con_d or "")
