@@ -63,7 +63,7 @@ def outcome_lines(results: Results) -> list[str]:
     text, bars = _headline(results)
     shown = [
         f"{one.title}: {', '.join(f'{name} {format_number(v)}' for name, v in one.values.items())}"
-        for one in bars
+        for one in bars[1:]  # the text says the first
     ]
     return [line for line in (text, *shown) if line]
 
@@ -196,4 +196,5 @@ def _gallery(results: Results) -> Iterator[ShownPair]:
         records = list(read_json_lines(job.folder / CONNECTIONS))
         show = view_data(lambda: recorded_data(job.folder))
         config = read_log(job.folder, "config")[-1]["config"]
-        yield from connections_of(records[-_GALLERY:], show, config)
+        last = sorted(records[-_GALLERY:], key=lambda one: -one["probability"])
+        yield from connections_of(last, show, config)
