@@ -135,6 +135,7 @@ def _prepare(
     output = logging.StreamHandler()
     output.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[output])
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # "generated new fontManager"
     # LAVIS's dependencies warn about each other at every start.
     warnings.filterwarnings("ignore", category=FutureWarning)
     from lavis_mafa.commands.arguments import take_run

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +13,29 @@ from lavis_mafa.io.launcher import usable_cores
 FAMILIES = ("albef", "blip", "blip2")
 # Options that set a parameter of the study: by name the default and the help.
 PARAMETERS = {
-    "epochs": (5, "of every compared system"),
-    "warm_up_epochs": (6, "of the shared warm-up"),
-    "con_d_epochs": (8, "of Con-D's fine-tuning"),
+    "epochs": (5, "epochs of every compared system"),
+    "warm_up_epochs": (6, "epochs of the shared warm-up"),
+    "con_d_epochs": (8, "epochs of Con-D's fine-tuning"),
     "train_size": (4096, "training pairs"),
     "annotated_size": (2048, "Con-D's training pairs"),
     "test_size": (600, "test images"),
-    "start_steps": (400, "of the image encoder's start"),
+    "start_steps": (400, "steps of the image encoder's start"),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``lavis-mafa demo``."""
     parser.add_argument(
-        "family", nargs="?", default="albef", choices=FAMILIES, help="what to compare"
+        "family",
+        nargs="?",
+        default="albef",
+        choices=FAMILIES,
+        help="family of the models to compare",
     )
     parser.add_argument(
         "--output", type=Path, help="default: output/demo for albef, else output/demo_FAMILY"
     )
-    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--seed", type=int, default=42, help="seed of all runs (42)")
     for name, (default, text) in PARAMETERS.items():
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, type=int, default=default, help=f"{text} ({default})")
@@ -46,10 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo; return the exit status."""
-    print("importing torch, transformers and LAVIS", flush=True)
+    print(
+        "Training on a CPU: a start for the image encoder, a warm-up that all share, Con-D, and "
+        "four systems.",
+        flush=True,
+    )
     from research.study import conduct
 
-    began = time.time()
     default = Path("output", "demo" if args.family == "albef" else f"demo_{args.family}")
     args.output = (args.output or default).absolute()
     os.chdir(ROOT)  # where the relative paths of configs start, in this process and in the runs
@@ -60,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     _, status = conduct(plan)
     if not status:
-        print(f"\ndone in {time.time() - began:.0f} s; open {plan.page / 'report.html'}")
+        print("next: lavis-mafa train --data pairs.json --images FOLDER, on pairs of your own")
     return status
 
 

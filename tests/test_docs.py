@@ -158,17 +158,17 @@ def test_commands_are_accepted(command):
     checked_config(project_file(config), [w for w in rest[:stop] if w != "..."], evaluates)
 
 
-def coming_from():
-    """Yield each YAML block of docs/coming_from.md with the config that it changes."""
-    text = TEXTS[ROOT / "docs/coming_from.md"]
+def lavis_configs():
+    """Yield each YAML block of docs/quick_start.md with the config that it changes."""
+    text = TEXTS[ROOT / "docs/quick_start.md"]
     named = re.findall(r"For `lavis/projects/([^`]+)`.*?```yaml\n(.*?)```", text, re.DOTALL)
     for path, block in named:
         yield pytest.param(Path(lavis.__file__).parent / "projects" / path, block, id=path)
     assert len(named) == len(blocks(text, "yaml")) == 3
 
 
-@pytest.mark.parametrize("base, block", coming_from())
-def test_blocks_of_coming_from_are_accepted(base, block, tmp_path):
+@pytest.mark.parametrize("base, block", lavis_configs())
+def test_converted_lavis_configs_are_accepted(base, block, tmp_path):
     file = tmp_path / base.name
     OmegaConf.save(OmegaConf.merge(OmegaConf.load(base), OmegaConf.create(block)), file)
     try:

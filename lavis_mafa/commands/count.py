@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=["random", "grit"],
         help="how mini-batches are formed (default: both)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the mini-batches (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the mini-batches (default: 0)")
     parser.add_argument(
         "--batch-sizes",
         nargs="+",

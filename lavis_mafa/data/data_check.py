@@ -232,7 +232,7 @@ def render(report: dict[str, Any]) -> str:
     missing = report["problems"]["missing_files"]
     if missing and len(missing) == report["images"]:
         lines.append(
-            "not one of them is there: --images must be the folder to which the paths in the "
+            "none of them exists: --images must be the folder to which the paths in the "
             f"annotation files are relative, such as {missing[0]}"
         )
     found = {key: list_ for key, list_ in report["problems"].items() if list_}

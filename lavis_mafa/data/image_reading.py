@@ -4,7 +4,7 @@ Formats: those of `_FORMATS`, by content. Accepted, as a viewer shows them: any 
 grey, palette, CMYK, transparent, 16-bit; the first frame of an animation; files with broken EXIF
 data; files whose suffix is not that of their format.
 
-Refused: missing or empty files, folders, pipes and devices; files that are no image; images that
+Refused: missing or empty files, folders, pipes and devices; files that are not images; images that
 are damaged or cut short, as far as their format lets it be noticed; more pixels than Pillow's
 ``MAX_IMAGE_PIXELS`` (89,478,485), however small the file; text or profiles that unpack to more than
 Pillow allows; pixels without a defined range; every other format, because some of Pillow's readers
@@ -115,7 +115,7 @@ def read_file(path: str, root: str | os.PathLike[str]) -> bytes:
     """Return the content of an image file in an image folder.
 
     Raises:
-        OSError: if it is no plain file, or lies outside of the folder.
+        OSError: if it is not a plain file, or lies outside of the folder.
     """
     require_below(path, root)
     _require_file(path)

@@ -28,7 +28,7 @@ def single_spaced(text: str) -> str:
 
 
 def known_pairs(truth: Any, images: NDArray[Any], texts: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return of which pairs ``(P,)`` of sample numbers a data set knows whether they match.
+    """Return for which pairs ``(P,)`` of sample numbers a data set knows whether they match.
 
     Args:
         truth: ``truth(images, texts)`` of a data set, which returns ``(P,)`` bool. If it has a

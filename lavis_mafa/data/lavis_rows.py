@@ -239,7 +239,7 @@ def _rows_of(file: str) -> list[Any]:
     """Read a file as LAVIS does.
 
     Raises:
-        ValueError: if it is no list in JSON.
+        ValueError: if it is not a JSON list.
     """
     with open(file) as stream:
         try:

@@ -290,7 +290,7 @@ def _write_part(folder: Path, whole: PairTable, kept: npt.NDArray[np.bool_]) -> 
     table = _write_pairs(folder, batches())
     if not len(table):
         names = ", ".join(whole.meta["sources"])
-        raise ValueError(f"no image-text pair of {names} is left by build_info.holdout")
+        raise ValueError(f"build_info.holdout leaves no image-text pair of {names}")
     copies, *files = whole.meta["files"]
     place = os.path.normpath(os.path.join("..", whole.folder.name, copies[0]))
     _write_meta(

@@ -126,7 +126,7 @@ def _official(given: str, truths: Sequence[str]) -> float:
     """Return the accuracy, 0 to 1, of a normalised answer as `VQAEval` computes it.
 
     Unlike the answer, annotators' answers are not normalised, but for their punctuation where they
-    differ: "none" is no right answer to ten times "none".
+    differ: "none" is not a right answer to ten times "none".
     """
     if len(truths) < _LEAST_LEFT_OUT:
         return _share(given, [normalise(one) for one in truths])
@@ -198,7 +198,7 @@ def annotated(row: Mapping[str, Any]) -> Truth | None:
     `answers_of`.
 
     Raises:
-        ValueError: if it is no answer and no list of answers.
+        ValueError: if it is neither an answer nor a list of answers.
     """
     for name in _ANSWER_KEYS:
         if row.get(name) is not None:

@@ -45,7 +45,7 @@ def references_of(value: Any) -> list[str]:
     """Return the captions of an image that are neither null nor blank; may be empty.
 
     Raises:
-        ValueError: if one of them is no text.
+        ValueError: if one of them is not a text.
     """
     given = [one for one in _listed(value) if one is not None and one == one]  # not NaN
     return [text_of(one) for one in given if not _is_blank(one)]

@@ -17,7 +17,7 @@ from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.integrations.rows import NO_NUMBERS, ROW, Rows
 
 PAIR_TEXTS = "pair_texts"  # of samples: the texts of all candidates, anchors and positives
-_NO_TEXTS = "the judge reads texts, and those of the mini-batch are not known here: use MinedLoss"
+_NO_TEXTS = "the judge reads texts, but gets none from this mini-batch: use MinedLoss"
 
 
 def require_one_verdict(encoder: Any) -> None:
@@ -114,7 +114,7 @@ class PairJudge:
 class Guide:
     """Con-D from a SentenceTransformer: the cosine of a pair, as the guide of GISTEmbed.
 
-    It is no probability: with the rule ``margin`` it is compared with the own pair's.
+    It is not a probability: with the rule ``margin`` it is compared with the own pair's.
 
     Args:
         model: the guide, which stays as it is.

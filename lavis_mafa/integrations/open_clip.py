@@ -163,7 +163,7 @@ class CoCaLoss(_CoCaLoss, ClipLoss):  # type: ignore[misc]
 
     Args:
         caption_loss_weight, clip_loss_weight: of the terms.
-        pad_id: of the tokenizer; it is no target.
+        pad_id: of the tokenizer; it is not a target.
         named: arguments of `ClipLoss`.
     """
 

@@ -85,7 +85,7 @@ def settings_of(
             known -= {"self", "options", "named"}
             raise TypeError(f"unexpected keyword argument {name!r}{nearest_of(name, known)}")
     if isinstance(judge, Guide):
-        # GISTEmbed: what the guide finds more similar than the own pair is no negative.
+        # GISTEmbed: what the guide finds more similar than the own pair is not a negative.
         rule = {"rule": "margin", "action": "drop", "top_k": ALL, **rule}
         own = {"margin": {"margin": 0.0}, **own}
     elif judge is None and (rule or own):

@@ -77,7 +77,7 @@ def config_named(name: str | Path) -> str:
 
 
 def _near_names(name: str | Path) -> list[str]:
-    """Return the shipped names whose last part resembles that of an unknown name."""
+    """Return the shipped names whose last part resembles the last part of an unknown name."""
     stem = Path(name).name.removesuffix(".yaml")
     last = {one.rsplit("/", 1)[-1] for one in shipped_names()}
     near = get_close_matches(stem, sorted(last), n=3)

@@ -32,7 +32,7 @@ class PrintableFormatter(logging.Formatter):
 
 
 class _PrintableStream:
-    """A text stream of which everything else is another's; what is written is `printable`."""
+    """Make text `printable` before another text stream writes it; forward all other calls."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

@@ -36,7 +36,7 @@ def trusting(folders: Sequence[str | Path]) -> Iterator[None]:
     for folder in folders:
         if not Path(folder).is_dir():
             raise ValueError(
-                f"--trust {folder}: no such folder; expected that of a run or of pairs"
+                f"--trust {folder}: no such folder; expected the folder of a run or of judged pairs"
             )
     before = _trusted.set(tuple(Path(folder).resolve() for folder in folders))
     try:

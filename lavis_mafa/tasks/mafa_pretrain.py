@@ -27,7 +27,7 @@ WITHOUT_NEGATIVE = "anchors_without_negative"  # in an epoch, by direction
 TRUTHS = ("true", "false", "unknown")
 # So many that thresholds with two digits are edges of bins.
 HISTOGRAM_BINS = 100  # of Con-D's probabilities
-# Rates of an epoch: the sums of which they are the ratio.
+# Rates of an epoch, with the two sums whose ratio they are.
 _BY_CON_D = {
     "false_negative_rate_by_con_d": ("found", "judged"),
     "ambiguous_rate": ("ambiguous", "judged"),
@@ -227,7 +227,7 @@ class StepFigures:
         return records[:limit]
 
     def _truth_of(self, images: Array, texts: Array) -> tuple[Array, Array]:
-        """Return which pairs ``(P,)`` are known to match, and of which the truth is known."""
+        """Return which pairs ``(P,)`` are known to match, and whose truth is known."""
         known = known_pairs(self._truth, images, texts)
         return np.asarray(self._truth(images, texts), bool) & known, known
 

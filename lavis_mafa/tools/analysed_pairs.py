@@ -26,7 +26,7 @@ class Usual:
         grit: how mini-batches are grouped, with M.
         rule: thresholds, and candidates of an anchor.
         same_image: pairs of one image are positives of each other.
-        same_group: pairs of one group are no negatives of each other.
+        same_group: pairs of one group are never negatives of each other.
         searches_all: `mine` searches the whole data set.
     """
 

@@ -67,7 +67,7 @@ def advice_of(
     known = judged.truth != UNKNOWN
     if is_lower_bound and con_d:
         known[:] = False
-    # Pairs that people or equal captions decide are no random sample of the hard negatives.
+    # Pairs that people or equal captions decide are not a random sample of the hard negatives.
     tested = bool(known.all()) and not is_lower_bound
     judge = TRUTH if con_d is None or tested else con_d
     rows: dict[tuple[int, int | None], list[tuple[float, float, float]]] = {}
@@ -88,8 +88,8 @@ def advice_of(
         why = (
             "the model that picks the hard negatives has learned too little: only "
             f"{100 * own_auc:.0f} % of captions are more similar to their own image than to "
-            f"another (bound: {100 * LEAST_AUC:.0f} %); give the --checkpoint of a training with "
-            "random mini-batches"
+            f"another (bound: {100 * LEAST_AUC:.0f} %); give the --checkpoint of a longer training "
+            "with random mini-batches"
         )
         return [*lines, f"Group: unknown, as {why}.", "Mine: unknown, for the same reason."]
     check = checks.get(con_d or "")

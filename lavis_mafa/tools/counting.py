@@ -197,7 +197,6 @@ def _write_results(
     table = _count_table(counts)
     checks = [f"{check.line}. {check.warning}".strip() for check in found.checks.values()]
     shown = [
-        *advice,
         *notes,
         f"{len(loaded.data):,} samples. One epoch of hardest negatives: one text for every image "
         "and one image for every text. Intervals treat mini-batches as independent. A pair with a "
@@ -209,13 +208,14 @@ def _write_results(
         shown.append(
             f"The truth of {known:,} of the {len(judged):,} pairs is known, "
             f"{int((judged.truth > INVALID).sum()):,} of them valid. Its shares refer to these "
-            "pairs, which are no random sample of the hard negatives."
+            "pairs, which are not a random sample of the hard negatives."
         )
     page = report_of_judged(
         judged,
         SampleViewer(loaded.data.pairs),
         args.output / "report.html",
         table.title,
+        headline="\n".join(advice),
         tables=[table],
         bars=_bars_of(counts),
         notes=shown,

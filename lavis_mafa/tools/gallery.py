@@ -49,6 +49,11 @@ class SampleViewer:
             return ShownPair(None, f"{anchor} – {caption}", own, verdict, truth)
         return ShownPair(self._image(image), caption, own, verdict, truth)
 
+    def key(self, image: int, text: int) -> tuple[Any, str]:
+        """Return what is equal for pairs that look the same."""
+        name = None if self._data is None else self._data.annotated(image)[0]
+        return name or image, self._caption(text)
+
     def notes(self) -> list[str]:
         """Return notes of what could not be read so far; [] if there is nothing."""
         if self._data is None:
@@ -146,6 +151,7 @@ def report_of_judged(
     path: str | os.PathLike[str],
     title: str,
     *,
+    headline: str = "",
     tables: Iterable[Table] = (),
     bars: Sequence[Bars] = (),
     notes: Iterable[str] = (),
@@ -155,6 +161,7 @@ def report_of_judged(
     Args:
         judged: has the thresholds, see `Judged.thresholds`.
         title: heading of the page.
+        headline: default: how many pairs each discriminator calls a match.
         tables, bars, notes: further ones, see `write_report`.
     """
     each = SHOWN // max(1, len(judged.names))
@@ -162,7 +169,7 @@ def report_of_judged(
     return write_report(
         path,
         title=title,
-        headline=_outcome(judged),
+        headline=headline or _outcome(judged),
         pairs=pairs,
         bars=[*bars, *(_by_tenth(name, judged.probability[name]) for name in judged.names)],
         tables=[*tables, *self_check_tables(judged.about.get("self_check") or {})],
@@ -182,11 +189,16 @@ def _outcome(judged: Judged) -> str:
     for name in judged.names:
         of = ~np.isnan(judged.probability[name])
         above = of & (judged.probability[name] > high)
-        text = f"{name} calls {above.sum():,} of {of.sum():,} pairs a match (above {high:g})"
+        text = (
+            f"{name} calls {above.sum():,} of {of.sum():,} judged pairs a match (P above {high:g})"
+        )
+        if of.any() and not above.any():
+            highest = format_number(float(judged.probability[name][of].max()))
+            text += f"; the highest P is {highest}: lower the threshold, or use another judge"
         known = [(rows & (judged.truth != UNKNOWN), rows) for rows in (above, of)]
         shares = [float((judged.truth[rows] == VALID).mean()) for rows, _ in known if rows.any()]
         if len(shares) == len(known):
-            text += "; of those with a known truth {:.0%} match, of all {:.0%}".format(*shares)
+            text += "; by the truth {:.0%} of these match, and {:.0%} of all judged".format(*shares)
         sentences.append(f"{text}.".replace("%", " %"))
     return " ".join(sentences)
 
@@ -201,7 +213,12 @@ def _pairs(judged: Judged, name: str, show: SampleViewer, limit: int) -> Iterato
     probability = judged.probability[name]
     low, high = judged.thresholds
     states = MiningRule(low=low, high=high).states(torch.from_numpy(probability)).tolist()
+    seen = set()
     for row in _choose(probability, limit):
+        key = show.key(int(judged.image[row]), int(judged.text[row]))
+        if key in seen:  # an image with several captions is as many samples
+            continue
+        seen.add(key)
         value = format_number(float(probability[row]))
         yield show.pair(
             int(judged.image[row]),

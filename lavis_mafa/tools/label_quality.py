@@ -76,17 +76,17 @@ def _truth_of(judged: Judged, path: Path, labels: Path | None) -> _Truth:
     """Return the pairs with labels, or without a file of labels those of which the data know.
 
     Raises:
-        ValueError: if the truth of no pair is known.
+        ValueError: if no pair has a known truth.
     """
     if labels is not None:
         return _labelled(judged, labels)
     rows = np.flatnonzero(judged.truth != UNKNOWN)
     if not len(rows):
         raise ValueError(
-            f"the truth of no pair in {path} is known: label some with `lavis-mafa label page "
+            f"no pair in {path} has a known truth: label some with `lavis-mafa label page "
             f"{path}`, and give the file that the page saves by --labels"
         )
-    note = f"Truth: the data, of {len(rows):,} of {len(judged):,} pairs."
+    note = f"Truth: from the data, for {len(rows):,} of {len(judged):,} pairs."
     return _Truth(rows, judged.truth[rows] == VALID, np.ones(len(rows)), note)
 
 
@@ -114,7 +114,7 @@ def _labelled(judged: Judged, path: Path) -> _Truth:
     count = np.bincount(tenth, minlength=TENTHS)
     covered = int(size[count > 0].sum())
     note = (
-        f"Truth: people, of {len(rows):,} of {covered:,} pairs; each label counts for the pairs "
+        f"Truth: by people, for {len(rows):,} of {covered:,} pairs; a label counts for the pairs "
         f"in its tenth of the probability by {name}."
     )
     if (without := (size > 0) & (count == 0)).any():

@@ -168,7 +168,7 @@ def _write_summary(
         summary |= {"valid by truth": valid, "precision": precision, "base rate": base_rate}
         summary["lift"] = lift(precision, base_rate)
         lines.append(f"{valid:>10}  of the new pairs are valid by the ground truth")
-        lines.append(f"{base_rate:>10.1%}  of all judged pairs are (base rate)")
+        lines.append(f"{base_rate:>10.1%}  of all judged pairs are valid (base rate)")
     write_json(args.output / "mine.json", summary)
     print("\n".join([*lines, *loaded.notes]))
     rows: list[list[Cell]] = [[name, value] for name, value in counts.items()]

@@ -57,7 +57,7 @@ def write_report(
     """Write the page atomically, creating its folder, and return the path.
 
     Args:
-        headline: the results in sentences.
+        headline: the results in sentences; further lines follow in plain type.
         pairs: may be a generator, whose images are read one at a time.
         figure: an SVG file, shown as an image: nothing inside can reach the page.
 

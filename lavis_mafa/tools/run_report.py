@@ -75,6 +75,7 @@ def _report_of_run(folder: Path, path: Path) -> Path:
     epochs, evaluations = logged.get("epoch", []), logged.get("eval", [])
     records = list(read_json_lines(folder / CONNECTIONS))
     chosen, pairs, notes = evenly(records, SHOWN), [], []
+    chosen.sort(key=lambda record: -record["probability"])
     if chosen:
         show = view_data(lambda: recorded_data(folder))
         pairs = list(connections_of(chosen, show, config))
@@ -85,12 +86,15 @@ def _report_of_run(folder: Path, path: Path) -> Path:
         notes += show.notes()
     if is_on_plateau(folder):
         notes.append(f"{PLATEAU_ADVICE}.")
+    headline = _outcome(epochs, evaluations, steps)
+    if not chosen:
+        headline += "\n" + _nothing_found(config)
     rows = [*_about(folder, config, len(epochs), steps), *_last_figures(evaluations)]
     checks = {str(one["name"]): one for one in logged.get(RECORD, [])}
     return write_report(
         path,
         title=f"Training run: {folder.resolve().name}",
-        headline=_outcome(epochs, evaluations, steps),
+        headline=headline,
         pairs=pairs,
         bars=list(_bars(logged.get("con_d_histogram", []))),
         tables=[Table("", ["run", folder.resolve().name], rows), *self_check_tables(checks)],
@@ -125,7 +129,7 @@ def _outcome(epochs: list[dict[str, Any]], evaluations: list[dict[str, Any]], st
     false, left, found = (mean_of(last, [f"{name}_{d}" for d in DIRECTIONS]) for name in names)
     if false is not None:
         learned = f", and {left:.1%} of those that ITM learned as no match" if left else ""
-        sentences.append(f"{false:.1%} of its hard negatives are false{learned}.")
+        sentences.append(f"{false:.1%} of its hard negatives are known to match{learned}.")
     if found is not None:
         sentences.append(f"Con-D calls {found:.1%} of its hard negatives a match.")
     sentences = [sentence.replace("%", " %") for sentence in sentences]
@@ -134,6 +138,20 @@ def _outcome(epochs: list[dict[str, Any]], evaluations: list[dict[str, Any]], st
             where = f"{record['split']}, epoch {record['epoch']}"
             sentences.append(f"The last evaluation ({where}) scored {score:.3g}.")
     return " ".join(sentences) or f"{len(epochs)} epochs are complete."
+
+
+def _nothing_found(config: Mapping[str, Any]) -> str:
+    """Return why a run has no pairs to show, and what to do."""
+    if not _section(config, "model", "mafa", "con_d").get("arch"):
+        return (
+            "There are no pairs to show, because the run has no Con-D: set model.mafa.con_d, or "
+            "judge its hard negatives by lavis-mafa count --run FOLDER --con-d "
+            "captions.arch=captions."
+        )
+    return (
+        "There are no pairs to show: the run has logged no connection so far. Con-D finds more "
+        "with grouped mini-batches (run.grit) and lower thresholds (model.mafa.connections)."
+    )
 
 
 def _about(folder: Path, config: Mapping[str, Any], epochs: int, steps: int) -> list[list[Cell]]:

@@ -276,7 +276,7 @@ def _whole_number(key: str, value: Any, default: int, lowest: int) -> int:
     """Return a key's value, or its default for None.
 
     Raises:
-        ValueError: if it is no whole number from `lowest` up.
+        ValueError: if it is not a whole number from `lowest` up.
     """
     value = default if value is None else value
     if not isinstance(value, int) or isinstance(value, bool) or value < lowest:

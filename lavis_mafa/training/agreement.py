@@ -69,7 +69,7 @@ def require_agreement(gather: Callable[..., Iterable[tuple[str, Any]]], *given: 
     if ranks_of:
         lines = [f"{line} on rank {', '.join(ranks)}" for line, ranks in ranks_of.items()]
         raise DisagreementError(
-            "the ranks of this run were not given the same, and nothing was trained:\n  "
+            "the ranks of this run differ, and nothing was trained:\n  "
             + "\n  ".join(lines[:20])
             + "\nStart all ranks with the same command, files, weights, code and packages."
         )

@@ -139,7 +139,7 @@ def check_same_data(before: Mapping[str, Any], now: Mapping[str, Any], origin: s
     if before.get("caption_rows") != now["caption_rows"]:
         logging.warning(
             "%s was saved with other captions of the same images, or other groups: the run resumes "
-            "with those of today, and does not equal an uninterrupted one",
+            "with the present ones, and does not equal an uninterrupted run",
             origin,
         )
 

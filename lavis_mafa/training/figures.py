@@ -26,7 +26,7 @@ PLATEAU_ADVICE = (
 _SHARES = {
     "false_negative_rate_by_con_d": "match according to Con-D",
     "false_negative_rate": "are known to match",
-    "false_negative_rate_in_itm": "of those left in ITM are",
+    "false_negative_rate_in_itm": "of those that ITM trained on are",
 }
 
 

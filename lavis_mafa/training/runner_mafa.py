@@ -227,7 +227,7 @@ class RunnerMafa(StepRunner):
         if self.train_set.group_ids is not None:
             if self.same_group is None:
                 logging.warning(
-                    "the training data have groups (group_id_key), of which %s makes no use",
+                    "the training data have groups (group_id_key), which %s does not use",
                     type(self._model).__name__,
                 )
             elif hasattr(self._model, "expect_groups"):

@@ -9,7 +9,7 @@ from typing import Any
 
 from lavis_mafa._version import __version__
 from lavis_mafa.io.files import write_json, write_text
-from lavis_mafa.tools.charts import Bars
+from lavis_mafa.tools.charts import Bars, format_number
 from lavis_mafa.tools.gallery import connections_of, view_data
 from lavis_mafa.tools.model_and_data import recorded_data
 from lavis_mafa.tools.report_page import ShownPair, write_report
@@ -45,6 +45,16 @@ def write_all(results: Results, path: Path, page: Path) -> None:
         pairs=_gallery(results),
         notes=[study.file.about, *_notes(results), f"{__version__}: {results.origin['command']}"],
     )
+
+
+def outcome_lines(results: Results) -> list[str]:
+    """Return what was found in a few lines for the terminal."""
+    text, bars = _headline(results)
+    shown = [
+        f"{one.title}: {', '.join(f'{name} {format_number(v)}' for name, v in one.values.items())}"
+        for one in bars[1:]  # the text says the first
+    ]
+    return [line for line in (text, *shown) if line]
 
 
 def _headline(results: Results) -> tuple[str, list[Bars]]:
@@ -129,4 +139,5 @@ def _gallery(results: Results) -> Iterator[ShownPair]:
         records = list(read_json_lines(job.folder / CONNECTIONS))
         show = view_data(lambda: recorded_data(job.folder))
         config = read_log(job.folder, "config")[-1]["config"]
-        yield from connections_of(records[-_GALLERY:], show, config)
+        last = sorted(records[-_GALLERY:], key=lambda one: -one["probability"])
+        yield from connections_of(last, show, config)

@@ -75,7 +75,7 @@ def run_all(
                     failed[name] = f"it needs {', '.join(sorted(lost))}" if lost else why
                     waiting.remove(name)
                 elif jobs[name].needs <= done and len(running) < at_once:
-                    say(f"begins: {jobs[name].title}")
+                    say(f"starting {jobs[name].title}")
                     running[name] = _start(jobs[name])
                     waiting.remove(name)
             if ended and after is not None:
@@ -152,5 +152,5 @@ def _why(job: Job) -> str:
 def _progress(job: Job) -> str:
     steps = read_log(job.folder, "step")
     if not steps:
-        return "starting"
+        return "running"
     return "epoch {epoch}, step {step}, loss {loss:.3g}".format(**steps[-1])

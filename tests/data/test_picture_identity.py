@@ -174,7 +174,7 @@ def test_the_folder_of_the_pictures_decides(tmp_path):
             (root / "b.png").write_bytes(png(1))
         else:
             (root / "b.png").symlink_to("a.png")
-        data = ImageTextTrain(None, str, root, [tmp_path / "pairs.json"], cache_dir=tmp_path)
+        data = TrainPairs(None, str, root, [tmp_path / "pairs.json"], cache_dir=tmp_path)
         found.append(data.image_ids.tolist())
     assert found == [[0, 1], [0, 0]]
 

@@ -105,10 +105,12 @@ def test_demo_runs_to_its_figures_and_page(tmp_path, family):
         assert math.isclose(figures["false_negative_rate"], 100 * sum(rates) / 2)
     assert len(steps) == 1, "as many steps each"
     page, table = (folder / "report.html").read_text(), (folder / "results.md").read_text()
-    assert "MAFA on the toy world" in page and "image/svg+xml" in page
+    assert "MAFA on the toy world" in page and "<details>" in page
     assert "https://" not in page.split("</head>")[1].replace("https://github.com", "")
     for label in ("false negatives", "TR@1", "any TR@1", "ITM AUC", "Con-D precision"):
-        assert label in output and label in page
+        assert label in table and label in page
+    assert len(output.split("\n\n")[-1].splitlines()) == 5
+    assert f"written: {folder / 'report.html'}" in output and "next: lavis-mafa train" in output
     starts = re.findall("^## (.{14})", table, re.M)
     assert starts[:4] == ["False negative", "Retrieval and ", "Difference to ", "Retrieval agai"]
-    assert "Of the hard negatives that" in table and "Con-D self-check" in table
+    assert "of the hard negatives that" in table and "Con-D self-check" in table

@@ -241,7 +241,10 @@ def test_finished_rows_are_skipped_and_failures_reported(tmp_path, fake_runs, ca
     output = capsys.readouterr().out
     assert "10 runs, 10 to do" in output
     assert "FAILED: mined, M=128, train, seed 3: no luck" in output
-    assert "FAILED: mined, M=128, test" in output and "| mined | ✓     | 256 | 1 | 5.0  |" in output
+    assert "FAILED: mined, M=128, test" in output
+    (table,) = tmp_path.rglob("results.md")
+    assert "| mined | ✓     | 256 | 1 | 5.0  |" in table.read_text()
+    assert f"written: {table.with_name('report.html')}, {table}" in output
     assert len(started) == 8
     fails.clear()
     assert run_small_study(tmp_path, **shows) == 0

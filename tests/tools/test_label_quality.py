@@ -36,7 +36,7 @@ def test_the_smallest_threshold_that_reaches_the_precision(rows, wanted):
     known = [(np.float32(p), v == VALID) for p, v in rows if v != UNKNOWN]
     judged = judged_of(probability, truth)
     if not known:
-        with pytest.raises(ValueError, match="the truth of no pair"):
+        with pytest.raises(ValueError, match="has a known truth"):
             _truth_of(judged, "judged.npz", None)
         return
     table, sentence = _quality_of("con_d", judged, _truth_of(judged, "j.npz", None), wanted)

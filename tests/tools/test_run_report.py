@@ -56,9 +56,9 @@ def test_headline_and_figures_are_of_the_last_epoch_and_evaluation(tmp_path):
     )
     text = page_of(folder)
     assert (
-        "The loss of epoch 1 is 6.5 (8.5 in epoch 0). 25.0 % of its hard negatives are false, and "
-        "5.0 % of those that ITM learned as no match. The last evaluation (val, epoch 1) scored "
-        "41.3."
+        "The loss of epoch 1 is 6.5 (8.5 in epoch 0). 25.0 % of its hard negatives are known to "
+        "match, and 5.0 % of those that ITM learned as no match. The last evaluation (val, "
+        "epoch 1) scored 41.3."
     ) in text
     assert "val, epoch 1: txt_r1" in text and "22.5" in text and "12.5" not in text
     by_con_d = {"kind": "epoch", "epoch": 0, "false_negative_rate_by_con_d_i2t": 0.125}
@@ -162,9 +162,9 @@ def judged_pairs():
 def test_headline_of_judged_pairs():
     """Above .75: pair 0 of "one", which matches, and pair 3 of "two"; two of three known match."""
     assert outcome_of_judged(judged_pairs()) == (
-        "one calls 1 of 3 pairs a match (above 0.75); of those with a known truth 100 % match, of "
-        "all 50 %. two calls 1 of 4 pairs a match (above 0.75); of those with a known truth 100 % "
-        "match, of all 67 %."
+        "one calls 1 of 3 judged pairs a match (P above 0.75); by the truth 100 % of these match, "
+        "and 50 % of all judged. two calls 1 of 4 judged pairs a match (P above 0.75); by the "
+        "truth 100 % of these match, and 67 % of all judged."
     )
 
 
@@ -172,6 +172,8 @@ def test_page_of_judged_pairs(tmp_path):
     class Data:
         def source(self, number):
             return None, f"caption {number}"
+
+        annotated = source
 
     show = SampleViewer(Data())
     path = report_of_judged(judged_pairs(), show, tmp_path / "page.html", "Pairs")
