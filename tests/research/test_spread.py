@@ -10,13 +10,7 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from research.studies.spread import (
-    Spread,
-    corrected_p_values,
-    differences_to,
-    frame_of,
-    gains_of,
-)
+from research.studies.spread import Spread, corrected_p_values, differences_to, frame_of, gains_of
 from research.studies.study_tables import verdict
 
 
