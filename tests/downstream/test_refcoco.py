@@ -164,10 +164,7 @@ def test_image_key():
 
 BAD = {
     "no rows": ({"test.json": []}, "test.json has no rows"),
-    "no text": (
-        {"test.json": [{"image": "a.jpg", "text": " "}]},
-        "row 0: expected a text",
-    ),
+    "no text": ({"test.json": [{"image": "a.jpg", "text": " "}]}, "row 0: expected a text"),
     "no row": ({"test.json": ["a.jpg"]}, "test.json .*\n  row 0: .*got 'a.jpg'"),
     "no box": ({"test.json": [{**ROWS[0], "ref_id": 9}]}, "row 0: it has no bbox, and the ref"),
     "flat box": ({"test.json": [{**ROWS[0], "bbox": [1, 1, 0, 4]}]}, "row 0: box .* has no area"),
@@ -176,16 +173,10 @@ BAD = {
     "text box": ({"test.json": [{**ROWS[0], "bbox": [1, 1, True, "4"]}]}, "row 0: .*got .1, 1, T"),
     "image without detections": ({"dets.json": {"7": []}}, "row 0: detections have no image '12'"),
     "detections as a list": ({"dets.json": []}, "dets.json has another form"),
-    "wrong detection": (
-        {"dets.json": {"12": [[1, 2, 3]]}},
-        "dets.json .*\n  row 0: .*1, 2, 3",
-    ),
+    "wrong detection": ({"dets.json": {"12": [[1, 2, 3]]}}, "dets.json .*\n  row 0: .*1, 2, 3"),
     "detection without a list": ({"dets.json": {"12": 3}}, "dets.json .*\n  row 0: .*'12', 3"),
     "refs": ({"refs.json": [{"ref_id": 3}]}, "refs.json .*\n  row 0: lacks 'ann_id'"),
-    "refs of others": (
-        {"refs.json": [{"ref_id": 3, "ann_id": 1}]},
-        "refs.json .*\n  row 0: lacks",
-    ),
+    "refs of others": ({"refs.json": [{"ref_id": 3, "ann_id": 1}]}, "refs.json .*\n  row 0: lacks"),
     "instances": ({"instances.json": []}, "instances.json has another form"),
 }
 
