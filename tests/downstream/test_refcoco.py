@@ -174,7 +174,10 @@ BAD = {
     "short box": ({"test.json": [{**ROWS[0], "bbox": [1, 1, 4]}]}, "row 0: .*got .1, 1, 4"),
     "nan box": ({"test.json": [{**ROWS[0], "bbox": [1, 1, 4, float("nan")]}]}, "row 0: .*nan"),
     "text box": ({"test.json": [{**ROWS[0], "bbox": [1, 1, True, "4"]}]}, "row 0: .*got .1, 1, T"),
-    "image without detections": ({"dets.json": {"7": []}}, "row 0, row 2: detections have no image '12'"),
+    "image without detections": (
+        {"dets.json": {"7": []}},
+        "row 0, row 2: detections have no image '12'",
+    ),
     "detections as a list": ({"dets.json": []}, "dets.json has another form"),
     "wrong detection": (
         {"dets.json": {"12": [[1, 2, 3]]}},
