@@ -18,8 +18,7 @@ from lavis_mafa.judges.build import ORACLE, build_discriminator
 from lavis_mafa.judges.discriminators import ModelDiscriminator, SampleJudge
 from lavis_mafa.judges.pair_reader import PairReader
 from lavis_mafa.settings import ConfigError, load_config
-from lavis_mafa.settings.con_d import check_con_d
-from lavis_mafa.settings.load import plain_options
+from lavis_mafa.settings.load import check_con_d, plain_options
 from lavis_mafa.settings.registered import mafa_key
 from lavis_mafa.tools.analysed_pairs import log_on_main
 from lavis_mafa.tools.corpus_features import Features

@@ -30,7 +30,7 @@ from lavis_mafa.training.agreement import (
     of_models,
     require_agreement,
 )
-from lavis_mafa.training.checkpoint_schedule import check_resumption
+from lavis_mafa.training.checkpoint import check_resumption
 from lavis_mafa.training.dry_run import dry_run
 from lavis_mafa.training.folder import choose_folder
 from lavis_mafa.training.launch import init_distributed, seed_everything

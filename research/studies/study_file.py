@@ -20,8 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, mod
 from pydantic import NonNegativeInt as WholeNumber
 from pydantic import PositiveInt as Count
 
-from lavis_mafa.io.project_files import PROJECTS, project_file
-from lavis_mafa.io.yaml_files import check_yaml_file
+from lavis_mafa.io.project_files import PROJECTS, check_yaml_file, project_file
 from lavis_mafa.settings.check import suggest
 from lavis_mafa.training.checkpoint import LAST
 
