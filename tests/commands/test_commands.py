@@ -75,7 +75,7 @@ evaluate --run tests                       | tests is not the folder of a run
 evaluate --run train.py                    | train.py is not the folder of a run
 count --run none --output x                | argument --run: none does not exist in
 check-data none.json                       | argument FILES: none.json does not exist
-check-data train.py --images none      | argument --images/--images: none does not exist
+check-data train.py --images none          | argument --images: none does not exist
 label quality none                         | argument JUDGED: none does not exist
 report none                                | argument FOLDER: none does not exist
 export none x --to hf                      | argument checkpoint: none does not exist
