@@ -20,12 +20,7 @@ from omegaconf import OmegaConf
 
 import lavis_mafa  # noqa: F401  registers models, tasks, runners and builders
 from lavis_mafa.algorithm.settings import StepSettings
-from lavis_mafa.settings import (
-    ConfigError,
-    MafaConfig,
-    format_config,
-    load_config,
-)
+from lavis_mafa.settings import ConfigError, MafaConfig, format_config, load_config
 from lavis_mafa.settings.check import Report
 from lavis_mafa.settings.key import known_keys, section_of
 from lavis_mafa.settings.load import _read_options, complete
