@@ -16,13 +16,7 @@ from transformers import BertConfig
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.backbone import Images
 from lavis_mafa.families import AlbefMafa
-from lavis_mafa.families.attention import (
-    FUSED,
-    PairedImages,
-    _Recomputed,
-    fuse_attention,
-    take,
-)
+from lavis_mafa.families.attention import FUSED, PairedImages, _Recomputed, fuse_attention, take
 
 FAMILIES = ("albef_mafa", "blip_mafa", "blip2_mafa")
 PAIRS, L, S, WIDTH, IMAGE_WIDTH = 5, 7, 11, 24, 20

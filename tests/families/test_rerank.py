@@ -223,10 +223,7 @@ def test_every_pair_and_every_images_keys_are_computed_once(ours_and_lavis, at_o
 
 
 @settings(deadline=None)
-@given(
-    st.lists(st.integers(0, 60), max_size=200),
-    st.integers(1, 80),
-)
+@given(st.lists(st.integers(0, 60), max_size=200), st.integers(1, 80))
 def test_blocks_contain_every_pair_once_and_keep_images_together(images, size):
     image_of = torch.tensor(images, dtype=torch.long)
     found = list(blocks(image_of, size))

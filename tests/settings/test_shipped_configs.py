@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 from omegaconf import OmegaConf
-from shipped import (
-    SHIPPED,
-    loaded,
-    options_in_comments,
-)
+from shipped import SHIPPED, loaded, options_in_comments
 
 COMMENTS = [(path, options) for path in SHIPPED for options in options_in_comments(path)]
 

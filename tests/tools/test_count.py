@@ -263,11 +263,7 @@ def test_two_ranks_count_the_same(counted, models, tmp_path):
 def test_all_wrong_discriminators_are_reported(models, tmp_path, caplog):
     wrong = ["a.arch=albef_mafaa", "b.precison=bf16", "truth.arch=oracle"]
     assert main(arguments("count", tmp_path, models[0], "--con-d", *wrong)) == 2
-    for message in (
-        "albef_mafaa",
-        "did you mean model.mafa.con_d.precision",
-        "truth",
-    ):
+    for message in ("albef_mafaa", "did you mean model.mafa.con_d.precision", "truth"):
         assert message in caplog.text
     assert not (tmp_path / "features").exists()
 

@@ -122,8 +122,7 @@ def test_wrong_settings_are_refused(given, message):
 
 
 @pytest.mark.parametrize(
-    "preset, digest",
-    [("dense", "0a20f6b2dd29ed1f"), ("sparse", "430302aa18899c4f")],
+    "preset, digest", [("dense", "0a20f6b2dd29ed1f"), ("sparse", "430302aa18899c4f")]
 )
 def test_worlds_without_topics_keep_their_data(preset, digest):
     # A changed digest invalidates cached data and earlier results: raise the cache's format version
