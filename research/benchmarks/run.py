@@ -28,6 +28,7 @@ PARTS = {
     "launches": "kernels that a training step dispatches",
     "memory": "peak memory of a step",
     "grouping": "grouping of mini-batches by similarity",
+    "doors": "losses and grouping in other libraries' trainings",
     "retrieval": "retrieval with re-ranking, against LAVIS",
     "threads": "threads of training on a CPU, next to busy processes",
 }
