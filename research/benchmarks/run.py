@@ -27,7 +27,10 @@ PARTS = {
     "steps": "training steps: MAFA against GRIT-VLP, the authors' order of work, and LAVIS",
     "launches": "kernels that a training step dispatches",
     "memory": "peak memory of a step",
+    "grouping": "grouping of mini-batches by similarity",
+    "doors": "losses and grouping in other libraries' trainings",
     "retrieval": "retrieval with re-ranking, against LAVIS",
+    "threads": "threads of training on a CPU, next to busy processes",
 }
 HEAD = ["what", "ours", "reference", "ratio", "range", "note"]
 
