@@ -9,11 +9,12 @@ import json
 import os
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import TYPE_CHECKING, Any
 
 from lavis_mafa.io.files import ROOT, require_regular
+
+if TYPE_CHECKING:
+    import yaml
 
 # A wheel carries ``projects/`` inside the package; a checkout has it at its root.
 PROJECTS = next(
@@ -143,6 +144,8 @@ def check_yaml(text: str) -> None:
     Raises:
         yaml.YAMLError: saying which, or that the text is not YAML.
     """
+    import yaml  # here, as the paths above are found without it
+
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         count = _size(root, {}, set())
@@ -156,6 +159,8 @@ def check_yaml(text: str) -> None:
 
 def _size(node: yaml.Node | None, known: dict[int, int], above: set[int]) -> int:
     """Return the number of nodes below a node, with every alias counted anew."""
+    import yaml
+
     if node is None or isinstance(node, yaml.ScalarNode):
         return 1
     own = id(node)
