@@ -86,7 +86,8 @@ def _one_hot_itc(
         sides = sides[:1]
     terms = []
     for (direction, one, other), count in zip(sides, counts, strict=False):
-        cosine, found = one @ ranks.gather(other, with_grad=True).t(), None
+        cosine = one @ ranks.gather(other, with_grad=True).t()
+        found: Tensor | None = None
         if not rule.by_con_d:
             score = cosine.detach()
             own_score = score.gather(1, own[:, None])

@@ -46,17 +46,14 @@ class MovingCopies:
             setattr(model, f"{name}_m", deepcopy(getattr(model, name)).requires_grad_(False))
         model.model_pairs = [[getattr(model, name), getattr(model, f"{name}_m")] for name in parts]
 
-    def copy_params(self) -> None:
-        """Set the copies equal to the encoders."""
-        self.move(0.0)
-
     @torch.no_grad()
     def move(self, rate: float | None = None) -> None:
         """Update the copies: ``copy = rate * copy + (1 - rate) * encoder``."""
         rate = self.rate if rate is None else rate
         for encoder, copy in self.model.model_pairs:
-            for new, kept in zip(encoder.parameters(), copy.parameters(), strict=True):
-                kept.data.mul_(rate).add_(new.data, alpha=1.0 - rate)
+            kept = list(copy.parameters())
+            torch._foreach_mul_(kept, rate)
+            torch._foreach_add_(kept, list(encoder.parameters()), alpha=1.0 - rate)
 
 
 class PairMemory(nn.Module):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lavis_mafa.algorithm.backbone import Images
 
 
+_OF_LINEAR = ("weight", "bias")
 _HIDDEN = -10000.0  # LAVIS adds this to the attention score of padding
 
 
@@ -52,8 +53,8 @@ class PairedImages:
         """Return the images of the pairs, ``(P, S, D)``."""
         return self.embeds if self.image_of is None else take(self.embeds, self.image_of)
 
-    def _keys_and_values(self, attention: Any) -> tuple[Tensor, Tensor]:
-        """Return keys and values of the N images, each ``(N, heads, S, d)``."""
+    def _keys_and_values(self, attention: Any) -> Tensor:
+        """Return keys and values of the N images, ``(N, S, 2 * heads * d)``."""
         # By weights rather than by layer, because layers may share them (BLIP's encoder and
         # decoder); by grad mode, because tensors computed without a graph cannot be trained on.
         weights = attention.key.weight, attention.value.weight
@@ -61,14 +62,11 @@ class PairedImages:
         cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         made_by = *map(id, weights), torch.is_grad_enabled(), cast
         if made_by not in self.memory:
-            key, value = (
-                attention.transpose_for_scores(project(self.embeds))
-                for project in (attention.key, attention.value)
-            )
             # The weights are kept so that their ids are not reused.
-            self.memory[made_by] = key, value, weights
-        key, value, _ = self.memory[made_by]
-        return key, value
+            both = _project(self.embeds, attention.key, attention.value)
+            self.memory[made_by] = both, weights
+        both, _ = self.memory[made_by]
+        return both
 
 
 class _Recomputed:
@@ -123,21 +121,26 @@ class _FusedText:
                 past_key_value,
                 output_attentions,
             )
-        query = self.transpose_for_scores(self.query(hidden_states))
         if paired:
-            kept = key, value = looked_at._keys_and_values(self)
-            context = _attend_to_images(self, query, key, value, looked_at.image_of)
-        else:
-            source = hidden_states if looked_at is None else looked_at
-            key = self.transpose_for_scores(self.key(source))
-            value = self.transpose_for_scores(self.value(source))
-            if looked_at is None and past_key_value is not None:
+            query = self.transpose_for_scores(self.query(hidden_states))
+            both = looked_at._keys_and_values(self)
+            context = _attend_to_images(self, query, both, looked_at.image_of)
+            kept = _split(both, self.num_attention_heads, 2)
+            return context.transpose(1, 2).flatten(2), kept
+        mask = attention_mask
+        if looked_at is None:
+            query, key, value = _heads_of(self, hidden_states, self.query, self.key, self.value)
+            if past_key_value is not None:
                 key = torch.cat([past_key_value[0], key], dim=2)
                 value = torch.cat([past_key_value[1], value], dim=2)
-            kept = key, value
-            mask = attention_mask if looked_at is None else encoder_attention_mask
-            context = _attend(self.dropout, query, key, value, mask)
-        return context.transpose(1, 2).flatten(2), kept
+        else:
+            query = self.transpose_for_scores(self.query(hidden_states))
+            key, value = _heads_of(self, looked_at, self.key, self.value)
+            mask = encoder_attention_mask
+            if mask is not None:
+                mask = mask.clamp(min=_HIDDEN)  # finite in every type
+        context = _attend(self.dropout, query, key, value, mask)
+        return context.transpose(1, 2).flatten(2), (key, value)
 
 
 class _FusedBert(_FusedText, med.BertSelfAttention):
@@ -238,10 +241,28 @@ def take(tensor: Tensor, rows: Tensor) -> Tensor:
     return tensor.index_select(0, rows) if tensor.device.type == "cpu" else tensor[rows]
 
 
-def _split(qkv: Tensor, heads: int) -> tuple[Tensor, ...]:
-    """Split ``(B, S, 3 * heads * d)`` into three ``(B, heads, S, d)``."""
-    parts = qkv.view(*qkv.shape[:2], 3, heads, -1).permute(2, 0, 3, 1, 4)
-    return torch.unbind(parts)
+def _project(source: Tensor, *layers: Any) -> Tensor:
+    """Return ``(B, S, D)`` after several linear layers, one beside the other."""
+    # In training by one product. Without gradients it is not worth copying the weights: a caption
+    # is generated token by token.
+    plain = all(type(one) is nn.Linear and not one._forward_hooks for one in layers)
+    if plain and torch.is_grad_enabled():
+        weight, bias = (torch.cat([getattr(x, name) for x in layers]) for name in _OF_LINEAR)
+        return F.linear(source, weight, bias)
+    return torch.cat([one(source) for one in layers], dim=-1)
+
+
+def _heads_of(attention: Any, source: Tensor, *layers: Any) -> Sequence[Tensor]:
+    """Return what linear layers make of ``(B, S, D)``, each ``(B, heads, S, d)``."""
+    if torch.is_grad_enabled():
+        return _split(_project(source, *layers), attention.num_attention_heads, len(layers))
+    return [attention.transpose_for_scores(one(source)) for one in layers]
+
+
+def _split(joined: Tensor, heads: int, parts: int = 3) -> tuple[Tensor, ...]:
+    """Split ``(B, S, parts * heads * d)`` into parts ``(B, heads, S, d)``."""
+    split = joined.view(*joined.shape[:2], parts, heads, -1).permute(2, 0, 3, 1, 4)
+    return torch.unbind(split)
 
 
 def _attend(
@@ -253,21 +274,23 @@ def _attend(
     scale: float | None = None,
 ) -> Tensor:
     rate = dropout.p if dropout.training else 0.0
-    if mask is not None:
-        mask = mask.clamp(min=_HIDDEN).to(query.dtype)  # finite in every type
+    mask = None if mask is None else mask.to(query.dtype)
     return F.scaled_dot_product_attention(query, key, value, mask, dropout_p=rate, scale=scale)
 
 
 def _attend_to_images(
-    attention: Any, query: Tensor, key: Tensor, value: Tensor, image_of: Tensor | None
+    attention: Any, query: Tensor, both: Tensor, image_of: Tensor | None
 ) -> Tensor:
-    """Return the context ``(P, heads, L, d)``; images have no padding, so there is no mask."""
-    if image_of is None:
-        return _attend(attention.dropout, query, key, value)
-    if len(key) != 1:
-        return _attend(attention.dropout, query, take(key, image_of), take(value, image_of))
+    """Return the context ``(P, heads, L, d)``; images have no padding, so there is no mask.
+
+    Args:
+        both: keys and values of the N images, ``(N, S, 2 * heads * d)``.
+    """
+    pairs, heads, length, _ = query.shape
+    if image_of is None or len(both) != 1:
+        of_pairs = both if image_of is None else take(both, image_of)
+        return _attend(attention.dropout, query, *_split(of_pairs, heads, 2))
     # All pairs have the same image: the tokens of all of them are queries of one sequence.
-    pairs, _, length, _ = query.shape
     together = query.transpose(0, 1).flatten(1, 2)[None]
-    context = _attend(attention.dropout, together, key, value)
-    return context[0].view(len(context[0]), pairs, length, -1).transpose(0, 1)
+    context = _attend(attention.dropout, together, *_split(both, heads, 2))
+    return context[0].view(heads, pairs, length, -1).transpose(0, 1)

@@ -108,7 +108,7 @@ class PairJudge:
             raise ValueError(NO_NUMBERS)
         places = self.rows.require(samples["loaded_index"], "PairJudge")
         first, second = self.columns
-        return values_at(first, places[image_of]), values_at(second, places[text_of])
+        return _values_at(first, places[image_of]), _values_at(second, places[text_of])
 
 
 class Guide:
@@ -159,7 +159,7 @@ class Guide:
         return found
 
 
-def values_at(column: Any, places: Tensor) -> list[Any]:
+def _values_at(column: Any, places: Tensor) -> list[Any]:
     """Return the values of a data set with one column at places ``(P,)``; each is read once."""
     read, number = torch.unique(places, return_inverse=True)
     values = column[read.tolist()][column.column_names[0]]

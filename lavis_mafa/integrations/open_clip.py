@@ -202,7 +202,8 @@ class DistillClipLoss(_DistillClipLoss, ClipLoss):  # type: ignore[misc]
                 ``dist_text_features``, ``dist_logit_scale``).
         """
         clip = ClipLoss.forward(self, image_features, text_features, logit_scale)
-        _, distill = super().forward(image_features, text_features, logit_scale, *teacher, **named)
+        theirs: Any = super()
+        _, distill = theirs.forward(image_features, text_features, logit_scale, *teacher, **named)
         if output_dict:
             return {"contrastive_loss": clip, "distill_loss": distill}
         return clip, distill

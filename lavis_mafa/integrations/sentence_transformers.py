@@ -33,11 +33,10 @@ from lavis_mafa.integrations.cross_encoders import (
     Blip2CrossEncoder,
     DualEncoder,
     PairJudge,
-    values_at,
 )
 from lavis_mafa.integrations.grit_callback import Grit, KeepLoss
 from lavis_mafa.integrations.pair_loss import PairLoss, numbers_of
-from lavis_mafa.integrations.rows import ROW, numbered
+from lavis_mafa.integrations.rows import ROW, Rows, numbered
 
 __all__ = [
     "Blip2CrossEncoder",
@@ -279,14 +278,15 @@ def _ids(rows: dict[str, Any]) -> list[list[int]]:
     return [one[kept].tolist() for one, kept in zip(ids.cpu(), mask, strict=True)]
 
 
-class _CorpusJudge(PairJudge):
-    """Reads the rows of two columns by their places, which need no numbers."""
+class _Places(Rows):
+    """The rows of a data set that has no numbers: their places stand for them."""
 
-    def _sides(
-        self, samples: dict[str, Any], image_of: Tensor, text_of: Tensor
-    ) -> tuple[list[Any], list[Any]]:
-        first, second = self.columns
-        return values_at(first, image_of), values_at(second, text_of)
+    def __init__(self) -> None:
+        pass
+
+    def require(self, numbers: Tensor, who: str) -> Tensor:
+        """Return the numbers, which are places."""
+        return numbers
 
 
 def mine_hard_negatives(
@@ -330,8 +330,8 @@ def mine_hard_negatives(
         search = min(_SEARCH + more, _MOST_SEARCHED)
     encoder = getattr(judge, "encoder", judge)
     if hasattr(encoder, "predict"):
-        judge = _CorpusJudge(encoder, batch_size=batch_size)
-        judge.columns = [anchor, positive]
+        judge = PairJudge(encoder, batch_size=batch_size)
+        judge.rows, judge.columns = _Places(), [anchor, positive]
     found = mine_corpus(
         features[ids],
         other[other_ids],

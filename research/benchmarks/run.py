@@ -25,6 +25,7 @@ from research.benchmarks.harness import REPEATS, Row, Sizes, progress
 
 PARTS = {
     "steps": "training steps: MAFA against GRIT-VLP, the authors' order of work, and LAVIS",
+    "launches": "kernels that a training step dispatches",
     "memory": "peak memory of a step",
     "retrieval": "retrieval with re-ranking, against LAVIS",
 }
@@ -69,7 +70,8 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _cells(row: Row) -> list[str]:
-    both = ["-" if x is None else f"{x:.3g} {row.unit}" for x in (row.ours, row.reference)]
+    form = ",.0f" if row.unit == "launches" else ".3g"
+    both = ["-" if x is None else f"{x:{form}} {row.unit}" for x in (row.ours, row.reference)]
     spread = f"{row.low:.2f} to {row.high:.2f}"
     return [row.what, *both, f"{row.ratio:.2f}", spread, row.note]
 

@@ -38,7 +38,7 @@ CAPTION_WORDS = (10.5, 2.4)  # of COCO: mean and standard deviation
 
 def albef_config(sizes: Sizes, folder: Path, **changes: Any) -> Any:
     """Return ALBEF base (ViT-B/16 at 256 px, BERT of 6 + 6 layers), or tiny; random weights."""
-    return _config(AlbefMafa, "tiny" if sizes.quick else "base", sizes, folder, changes)
+    return config_of(AlbefMafa, "tiny" if sizes.quick else "base", sizes, folder, changes)
 
 
 def blip2_config(sizes: Sizes, folder: Path, **changes: Any) -> Any:
@@ -50,10 +50,11 @@ def blip2_config(sizes: Sizes, folder: Path, **changes: Any) -> Any:
     changes = {"freeze_vit": True, "vit_weights": None, "bert_weights": None, **changes}
     if not sizes.gpu:
         changes["vit_precision"] = "fp32"
-    return _config(Blip2Mafa, name, sizes, folder, changes)
+    return config_of(Blip2Mafa, name, sizes, folder, changes)
 
 
-def _config(cls: Any, name: str, sizes: Sizes, folder: Path, changes: dict[str, Any]) -> Any:
+def config_of(cls: Any, name: str, sizes: Sizes, folder: Path, changes: dict[str, Any]) -> Any:
+    """Return a model type's config with changes, without downloads."""
     cfg = OmegaConf.load(cls.default_config_path(name)).model
     changes = {"load_pretrained": False, "load_finetuned": False, **changes}
     if not sizes.quick:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,12 +47,11 @@ MAFA = StepSettings()
 _MAFA_FINDS_NOTHING = StepSettings(connections=MiningRule(low=1.0, high=1.0))
 _ALBEF_BASE = StepSettings(negatives="sampled", soft_labels=SoftLabels("one_hot"))
 # BLIP-2: no re-sampling, no mined pairs in LM, see blip2_mafa's configs.
-BLIP2 = SoftLabels(alpha=0.2, label_smoothing=0.1)
+_BLIP2 = SoftLabels(alpha=0.2, label_smoothing=0.1)
 _BLIP2_GRIT_VLP = StepSettings(soft_labels=SoftLabels("consistency", label_smoothing=0.1))
-_BLIP2_MAFA_FINDS_NOTHING = StepSettings(
-    soft_labels=BLIP2,
-    connections=MiningRule(low=1.0, high=1.0, resample=False, use_in=("itc", "itm")),
-)
+_BLIP2_RULE = MiningRule(resample=False, use_in=("itc", "itm"))
+BLIP2_MAFA = StepSettings(soft_labels=_BLIP2, connections=_BLIP2_RULE)
+_BLIP2_MAFA_FINDS_NOTHING = replace(BLIP2_MAFA, connections=replace(_BLIP2_RULE, low=1.0, high=1.0))
 _BLIP2_STAGE_1 = StepSettings(
     negatives="sampled", soft_labels=SoftLabels("one_hot", label_smoothing=0.1)
 )

@@ -48,7 +48,7 @@ def test_folders_of_several_splits_are_refused(tmp_path):
     ],
 )
 def test_all_parquet_files_of_a_folder_are_read(tmp_path, names):
-    make(tmp_path, "README.md", *names)
+    make(tmp_path, "README.md", ".cache/c.parquet", "__kept/d.parquet", *names)
     assert names_of(tmp_path, ".") == names
 
 

@@ -238,6 +238,9 @@ def test_features_of_ones_own(files, shape, expected):
     assert np.array_equal(splits["val"][1]["image"], features[5].reshape(expected[1:]))
     with pytest.raises(ValueError, match="has features that were not made here"):
         make(files, MEANS)
+    odd = ["a\u0085b.png", *names[1:]]
+    (files / "features/names.txt").write_bytes(f"\ufeff{chr(10).join(odd)}\n".encode())
+    assert FeatureFolder(files / "features").names() == odd
 
 
 def _cut(folder):
@@ -256,6 +259,7 @@ def _pickle(folder):
         (lambda f: (f / "names.txt").unlink(), r"has no names\.json or names\.txt"),
         (lambda f: (f / "names.json").write_text('["0.png", 1]'), "expected a list of image names"),
         (lambda f: (f / "names.txt").write_text("0.png"), "has 1 names and 7 rows"),
+        (lambda f: (f / "names.txt").write_text("0.png\n" * 8), "has 8 names and 7 rows"),
         (lambda f: np.save(f / "features.npy", np.zeros((7, 2), int)), "has int64 of the shape"),
         (lambda f: np.save(f / "features_7.npy", np.zeros((1, 4))), "has float64 of the shape"),
         (lambda f: np.save(f / "features_7.npy", np.zeros((1, 9), "f4")), "of one shape, found"),

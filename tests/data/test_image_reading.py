@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFile, ImageOps
 
-from lavis_mafa.data.image_reading import read_rgb
+from lavis_mafa.data.image_reading import read_rgb, read_size
 
 RED, WHITE = (255, 0, 0), (255, 255, 255)
 
@@ -80,9 +80,11 @@ def test_values_without_a_defined_range_are_rejected(mode: str, value, tmp_path:
 def test_exif_orientation_is_applied_and_broken_exif_ignored(tmp_path: Path, monkeypatch) -> None:
     image = Image.new("RGB", (16, 8), RED)
     exif = Image.Exif()
-    exif[0x0112] = 6  # stored rotated by 90 degrees
-    image.save(tmp_path / "a.jpg", exif=exif)
-    assert read_rgb(tmp_path / "a.jpg").size == (8, 16)
+    for orientation in range(1, 9):
+        exif[0x0112] = orientation  # from 5 on it is stored rotated by 90 degrees
+        image.save(tmp_path / "a.jpg", exif=exif)
+        shown = (16, 8) if orientation < 5 else (8, 16)
+        assert read_rgb(tmp_path / "a.jpg").size == read_size(tmp_path / "a.jpg") == shown
     image.save(tmp_path / "b.jpg", exif=b"Exif\0\0MM\0*\0\0\0\x08\xff\xffgarbage")
     assert read_rgb(tmp_path / "b.jpg").size == (16, 8)
     monkeypatch.setattr(ImageOps, "exif_transpose", lambda image: {}[274])

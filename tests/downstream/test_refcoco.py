@@ -164,28 +164,22 @@ def test_image_key():
 
 BAD = {
     "no rows": ({"test.json": []}, "test.json has no rows"),
-    "no text": (
-        {"test.json": [{"image": "a.jpg", "text": " "}]},
-        "row 0: expected a text",
-    ),
+    "no text": ({"test.json": [{"image": "a.jpg", "text": " "}]}, "row 0: expected a text"),
     "no row": ({"test.json": ["a.jpg"]}, "test.json .*\n  row 0: .*got 'a.jpg'"),
     "no box": ({"test.json": [{**ROWS[0], "ref_id": 9}]}, "row 0: it has no bbox, and the ref"),
     "flat box": ({"test.json": [{**ROWS[0], "bbox": [1, 1, 0, 4]}]}, "row 0: box .* has no area"),
     "short box": ({"test.json": [{**ROWS[0], "bbox": [1, 1, 4]}]}, "row 0: .*got .1, 1, 4"),
     "nan box": ({"test.json": [{**ROWS[0], "bbox": [1, 1, 4, float("nan")]}]}, "row 0: .*nan"),
     "text box": ({"test.json": [{**ROWS[0], "bbox": [1, 1, True, "4"]}]}, "row 0: .*got .1, 1, T"),
-    "image without detections": ({"dets.json": {"7": []}}, "row 0: detections have no image '12'"),
-    "detections as a list": ({"dets.json": []}, "dets.json has another form"),
-    "wrong detection": (
-        {"dets.json": {"12": [[1, 2, 3]]}},
-        "dets.json .*\n  row 0: .*1, 2, 3",
+    "image without detections": (
+        {"dets.json": {"7": []}},
+        "row 0, row 2: detections have no image '12'",
     ),
+    "detections as a list": ({"dets.json": []}, "dets.json has another form"),
+    "wrong detection": ({"dets.json": {"12": [[1, 2, 3]]}}, "dets.json .*\n  row 0: .*1, 2, 3"),
     "detection without a list": ({"dets.json": {"12": 3}}, "dets.json .*\n  row 0: .*'12', 3"),
     "refs": ({"refs.json": [{"ref_id": 3}]}, "refs.json .*\n  row 0: lacks 'ann_id'"),
-    "refs of others": (
-        {"refs.json": [{"ref_id": 3, "ann_id": 1}]},
-        "refs.json .*\n  row 0: lacks",
-    ),
+    "refs of others": ({"refs.json": [{"ref_id": 3, "ann_id": 1}]}, "refs.json .*\n  row 0: lacks"),
     "instances": ({"instances.json": []}, "instances.json has another form"),
 }
 
@@ -207,7 +201,7 @@ def test_missing_files_are_named(folder):
             build(**{name: {"storage": "nothing"}})
     with pytest.raises(ValueError, match="references and instances need each other"):
         build(instances={"storage": None})
-    with pytest.raises(ValueError, match="row 0: it has no bbox"):
+    with pytest.raises(ValueError, match="row 0, row 1, row 2: it has no bbox"):
         build(instances={"storage": None}, references={"storage": None})
     with pytest.raises(ValueError, match="expected train, val, test, .* got unknown testA"):
         build(annotations={"testA": {"storage": "test.json"}})

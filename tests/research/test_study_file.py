@@ -107,11 +107,7 @@ def test_keys_and_types_that_are_wrong_are_reported_together(tmp_path):
 def test_names_that_do_not_exist_are_reported_together(tmp_path):
     problems = problems_of(
         tmp_path,
-        rows=[
-            {"name": "a", "uses": ["randon"]},
-            {"name": "a"},
-            {"marks": {}},
-        ],
+        rows=[{"name": "a", "uses": ["randon"]}, {"name": "a"}, {"marks": {}}],
         shows=["tr", "loss"],
         claims=[{"claim": "c", "row": "a", "than": "b", "column": "loss"}],
         vary={},

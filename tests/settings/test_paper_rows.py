@@ -5,18 +5,15 @@ from __future__ import annotations
 import importlib
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
 from shipped import STUDIES, loaded
 from test_toy_run import what_is_missing
+from typed_commands import refusal
 
 from lavis_mafa.cli import COMMANDS, main
-
-sys.path.append(str(ROOT / "tests"))
-from typed_commands import refusal  # noqa: E402
 
 PAGE = (ROOT / "docs/systems.md").read_text(encoding="utf-8")
 # Sizes and files of the paper's data that toy data do not have.
@@ -70,24 +67,17 @@ def test_every_row_has_a_command():
     assert named == {path.name for path in STUDIES.glob("table_*.yaml")}
 
 
-@each(*TRAINS)
-def test_training_is_accepted_at_the_papers_size(words):
+@each()
+def test_command_is_accepted_at_the_papers_size(words):
+    if "research" in words:
+        commands = importlib.import_module("research.__main__").COMMANDS
+        assert refusal(commands, words[3], words[4:]) == ""
+        return
+    if words[0] == "lavis-mafa":
+        assert refusal(COMMANDS, words[1], words[2:]) == ""
     config, options = config_and_options(words)
     cfg = loaded(config, *options)
     assert cfg.model_cfg.model_type != "tiny" and not cfg.run_cfg.evaluate
-
-
-@each("lavis-mafa")
-def test_count_is_accepted_at_the_papers_size(words):
-    assert refusal(COMMANDS, words[1], words[2:]) == ""
-    config, options = config_and_options(words)
-    loaded(config, *options)
-
-
-@each("python", "-m", "research")
-def test_research_is_accepted(words):
-    commands = importlib.import_module("research.__main__").COMMANDS
-    assert refusal(commands, words[3], words[4:]) == ""
 
 
 @pytest.mark.slow

@@ -134,7 +134,7 @@ def test_scores_are_saved_only_on_request(folders):
         ([[1, 1], [0, 4]], {(1, 1), (0, 4)}),
         # These two captions are equal after processing.
         ([["b.jpg", "A dog running."]], {(1, 0), (1, 3)}),
-        ([["b.jpg", "an  ANIMAL"], ["z.jpg", "Grass"], [7, 0]], {(1, 1)}),
+        ([["b.jpg", "an  ANIMAL"], ["z.jpg", "Grass"], [7, 0], [0, 5]], {(1, 1)}),
         ([["a.jpg", "An animal"]], set()),  # an original pair
     ],
 )

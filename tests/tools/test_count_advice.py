@@ -63,10 +63,7 @@ def judged_as(matches_called, others_called, matches=100, others=400):
     """Return probabilities and truth of pairs, of which these shares are above .8."""
     truth = np.arange(matches + others) < matches
     called = np.concatenate(
-        [
-            np.arange(matches) < matches_called * matches,
-            np.arange(others) < others_called * others,
-        ]
+        [np.arange(matches) < matches_called * matches, np.arange(others) < others_called * others]
     )
     return np.where(called, 0.9, 0.1), truth
 
