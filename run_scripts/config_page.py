@@ -19,9 +19,7 @@ from lavis_mafa.algorithm.registry import MAFA, Registry
 from lavis_mafa.io.files import ROOT, write_text
 from lavis_mafa.io.problems import Registered
 from lavis_mafa.judges.discriminators import DISCRIMINATORS
-from lavis_mafa.settings.check import Keys
-from lavis_mafa.settings.key import UNSET, Key, keys_of
-from lavis_mafa.settings.loggers import LOGGERS
+from lavis_mafa.settings.check import UNSET, Key, Keys, keys_of
 from lavis_mafa.settings.registered import DATASET, LISTED, MODEL, OURS, PARTS, RUN, own_keys
 
 COMMAND = "python run_scripts/config_page.py"
@@ -42,7 +40,6 @@ file is a path, or a file of LAVIS or `lavis_mafa/configs/models/`.
 """
 INTROS = {
     "run.grit": "Grouped mini-batches, for models with `model.mafa`: [concepts](concepts.md#grit).",
-    "run.logger_options": "Settings of `run.loggers`: [quick start](quick_start.md#loggers).",
     "model": "Models of this package take the first six and those of their default YAMLs.",
     "model, of this package": "`vit_weights` and the keys after it: models whose default YAML has "
     "the key.",
@@ -76,7 +73,6 @@ def page() -> str:
     sections = {
         "run": run,
         "run.grit": {**(RUN["grit"].keys or {}), **_ours_in(HARDNESS)},
-        "run.logger_options": _ours_in(LOGGERS),
         "model": model,
         "model, of this package": {**ours, **PARTS},
         "model.mafa": mafa,
@@ -186,10 +182,16 @@ def _default_yamls(printed: dict[Any, str]) -> Iterator[str]:
                 f"[{kind}](../{file.resolve().relative_to(ROOT).as_posix()})"
                 for kind, file in files.items()
             ]
-            yield f"- `{name}`: {', '.join(links)}"
             own = getattr(cls, options, None)
             keys = {} if own is None else keys_of(own)
-            yield from (f"  {one}" for one in _lines(keys, name, "", printed))
+            same = {
+                n: printed[n, _text(one)] for n, one in keys.items() if (n, _text(one)) in printed
+            }
+            listed = ", ".join(f"`{one}`" for one in same)
+            rest = f"; {listed} as in `{min(same.values())}`" if same else ""
+            yield f"- `{name}`: {', '.join(links)}{rest}"
+            further = {n: one for n, one in keys.items() if n not in same}
+            yield from (f"  {one}" for one in _lines(further, name, "", printed))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run the tests that need a GPU: mixed precision (also of run.cached_batch, of every form of ITC and
-# of every soft label), no launcher, resuming, the memory estimate, run.compile, run.fsdp over NCCL,
+# of every soft label), no launcher, resuming, the memory estimate, run.compile,
 # group ids, thresholds of anchors, a learned hardness, what ranks exchange for both, grouping on its
 # own stream, how often a step waits for the GPU, and all downstream tasks. All options are passed to pytest.
 set -euo pipefail

@@ -1,6 +1,6 @@
 """Models of LAVIS as a folder that Hugging Face transformers loads without this package.
 
-`_FORMS` lists the classes of transformers that can be exported to. The exported tokenizer does not
+`FORMS` lists the classes of transformers that can be exported to. The exported tokenizer does not
 clean captions like LAVIS's ``blip_caption`` (no punctuation, at most 50 words).
 """
 
@@ -18,24 +18,14 @@ from omegaconf import OmegaConf
 from torch import nn
 from transformers import GenerationConfig
 
-from lavis_mafa.checkpoints.blip2_form import Blip2Generation, Blip2Retrieval
-from lavis_mafa.checkpoints.blip_form import BlipCaptioning, BlipRetrieval
 from lavis_mafa.checkpoints.checkpoints import vocabulary_of
 from lavis_mafa.checkpoints.hub_folders import RECORD, VOCABULARY
-from lavis_mafa.checkpoints.hub_form import HubForm
+from lavis_mafa.checkpoints.hub_form import FORMS, HubForm
+from lavis_mafa.checkpoints.loading import build_model
 from lavis_mafa.checkpoints.recorded_sizes import shareable_model
-from lavis_mafa.checkpoints.source import build_model
 from lavis_mafa.checkpoints.weight_loading import registered_name
 from lavis_mafa.compat.traits import traits_of
 from lavis_mafa.io.files import write_json, write_text
-
-# The first that takes a model applies.
-_FORMS: tuple[type[HubForm], ...] = (
-    Blip2Generation,
-    Blip2Retrieval,
-    BlipRetrieval,
-    BlipCaptioning,
-)
 
 
 def export_hugging_face(
@@ -53,7 +43,7 @@ def export_hugging_face(
     Args:
         checkpoint: file or URL of a BLIP or BLIP-2 of LAVIS or of this package.
         to: ``hf``, or ``hf_captioning`` for BLIP's decoder of captions.
-        arch, model_type, options: see `lavis_mafa.checkpoints.source.build_model`.
+        arch, model_type, options: see `lavis_mafa.checkpoints.loading.build_model`.
         dtype: of the saved weights; a Q-Former's stay float32.
 
     Returns:
@@ -107,14 +97,14 @@ def _form_of(model: Any, to: str) -> HubForm:
         ValueError: if it has none.
     """
     family = traits_of(model).family
-    for form in _FORMS:
+    for form in FORMS:
         # A family that is not known shows by its parts.
         if form.to == to and family in ("", form.family) and form.takes(model):
             form.model_cls()  # transformers may be too old to have it
             return form(model)
-    others = [one for one in _FORMS if one.family == family and one.takes(model)]
+    others = [one for one in FORMS if one.family == family and one.takes(model)]
     cure = f": use --to {others[0].to}" if others else ""
-    families = " and ".join(dict.fromkeys(one.names.title for one in _FORMS if one.to == to))
+    families = " and ".join(dict.fromkeys(one.names.title for one in FORMS if one.to == to))
     raise ValueError(
         f"{type(model).__name__} has no form --to {to}, which takes checkpoints of {families}{cure}"
     )

@@ -89,7 +89,7 @@ def check_origin(content: dict[str, Any], arch: str, tokenizer: Any, origin: str
         ValueError: if a model of another family saved it, it is of stage 2 and the model of stage
             1, or it was trained with another vocabulary.
     """
-    problem = problem_of_origin(content, arch, origin)
+    problem = _problem_of_origin(content, arch, origin)
     if problem:
         raise ValueError(problem)
     then, now = content.get("vocabulary"), vocabulary_of(tokenizer)
@@ -101,7 +101,7 @@ def check_origin(content: dict[str, Any], arch: str, tokenizer: Any, origin: str
         )
 
 
-def problem_of_origin(content: dict[str, Any], arch: str, origin: str) -> str | None:
+def _problem_of_origin(content: dict[str, Any], arch: str, origin: str) -> str | None:
     """Say why a checkpoint cannot be loaded by a model ``arch``, by family and stage.
 
     Returns:

@@ -72,10 +72,10 @@ def usable_cores(by_quota: bool = True) -> int:
     cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
-    return max(1, int(min(cores, cpu_quota()))) if by_quota else cores
+    return max(1, int(min(cores, _cpu_quota()))) if by_quota else cores
 
 
-def cpu_quota(groups: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> float:
+def _cpu_quota(groups: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> float:
     """Return how many cores' time the control groups of this process allow; infinite without any.
 
     Args:

@@ -26,7 +26,7 @@ _LOST_PEER_MESSAGES = (
 )
 
 
-class LostContactError(RuntimeError):
+class _LostContactError(RuntimeError):
     """Another rank has ended or does not answer."""
 
 
@@ -70,7 +70,7 @@ def explain_lost_rank() -> Iterator[None]:
     """Translate the errors by which gloo and NCCL report a lost rank.
 
     Raises:
-        LostContactError: in their place.
+        _LostContactError: in their place.
     """
     try:
         yield
@@ -78,7 +78,7 @@ def explain_lost_rank() -> Iterator[None]:
         lost = any(message in str(error) for message in _LOST_PEER_MESSAGES)
         if get_world_size() == 1 or not lost:
             raise
-        raise LostContactError(
+        raise _LostContactError(
             f"rank {get_rank()} has lost contact with another rank, which has ended or has not "
             "answered within run.dist_timeout_minutes: look for the first error among all ranks' "
             "messages, then resume with run.resume_ckpt_path=auto (a launcher with --max-restarts "

@@ -1,4 +1,7 @@
-"""The YAML files of ``projects/`` and of the package, in a checkout or installed."""
+"""The YAML files of ``projects/`` and of the package, in a checkout or installed.
+
+YAML that grows without limit when it is read, by anchors or by its depth, is refused.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from lavis_mafa.io.files import ROOT
+import yaml
+
+from lavis_mafa.io.files import ROOT, require_regular
 
 # A wheel carries ``projects/`` inside the package; a checkout has it at its root.
 PROJECTS = next(
@@ -19,6 +24,7 @@ PROJECTS = next(
     ),
     ROOT / "projects",
 )
+_MOST_NODES = 10_000  # keys and values with every alias written out; our largest file has 600
 # Default YAMLs of models and data sets.
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
@@ -114,3 +120,50 @@ def read_config(path: str) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def check_yaml_file(path: str | os.PathLike[str]) -> None:
+    """Refuse a file as `check_yaml` does.
+
+    Raises:
+        OSError: if it cannot be read.
+        UnicodeDecodeError: if it is not UTF-8.
+        ValueError: if it is a pipe or device.
+        yaml.YAMLError: as `check_yaml`.
+    """
+    require_regular(path)
+    check_yaml(Path(path).read_text(encoding="utf-8"))
+
+
+def check_yaml(text: str) -> None:
+    """Refuse YAML whose aliases contain themselves or, written out, make it very large.
+
+    OmegaConf writes every alias out: nine lines of ten aliases each would fill the memory.
+
+    Raises:
+        yaml.YAMLError: saying which, or that the text is not YAML.
+    """
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        count = _size(root, {}, set())
+    except RecursionError as error:
+        raise yaml.YAMLError("it is nested too deeply") from error
+    if count > _MOST_NODES:
+        raise yaml.YAMLError(
+            f"with its aliases written out it has {count} values, expected at most {_MOST_NODES}"
+        )
+
+
+def _size(node: yaml.Node | None, known: dict[int, int], above: set[int]) -> int:
+    """Return the number of nodes below a node, with every alias counted anew."""
+    if node is None or isinstance(node, yaml.ScalarNode):
+        return 1
+    own = id(node)
+    if own in above:
+        raise yaml.YAMLError(f"an alias contains itself, line {node.start_mark.line + 1}")
+    if own not in known:
+        parts = node.value
+        if isinstance(node, yaml.MappingNode):
+            parts = [part for pair in node.value for part in pair]
+        known[own] = 1 + sum(_size(part, known, above | {own}) for part in parts)
+    return known[own]

@@ -20,39 +20,20 @@ from lavis.common.utils import is_url
 from lavis_mafa.algorithm.grit import HARDNESS
 from lavis_mafa.algorithm.itc_forms import ITC_LOSSES
 from lavis_mafa.algorithm.labels import SOFT_LABELS
-from lavis_mafa.algorithm.pickers import PICKERS
-from lavis_mafa.algorithm.registry import LOSSES, Registry
-from lavis_mafa.algorithm.rules import RULES
 from lavis_mafa.algorithm.scores import CON_D, SCORES
 from lavis_mafa.compat.traits import Traits, traits_of
 from lavis_mafa.io.problems import ConfigView, Problem
 from lavis_mafa.io.project_files import read_config
-from lavis_mafa.judges.discriminators import DISCRIMINATORS
 from lavis_mafa.settings.check import Report, listed, suggest
-from lavis_mafa.settings.lavis_classes import declared
 from lavis_mafa.settings.loggers import LOGGERS, names_of_loggers
+from lavis_mafa.settings.registered import declared
 from lavis_mafa.settings.schema import SPLITS
 
 Problems = Iterator[Problem]
 _MAFA, _GRIT, _RULE = "model.mafa", "run.grit", "model.mafa.connections"
 _WEIGHTS, _SOFT = f"{_MAFA}.loss_weights", f"{_MAFA}.soft_labels"
-# Keys that cannot both be set: activations of compiled blocks cannot be recomputed, and sharded
-# blocks gather their weights in hooks, which compiled blocks break, and only once a pass.
-_NOT_BOTH = (
-    ("run.compile", "model.vit_grad_ckpt"),
-    ("run.compile", "model.use_grad_checkpoint"),
-    ("run.compile", "run.cached_batch"),
-    ("run.fsdp", "run.compile"),
-    ("run.fsdp", "run.cached_batch"),
-)
-_STEP: tuple[tuple[Registry[Any], str], ...] = (  # registries of the step and the keys that name
-    (PICKERS, f"{_MAFA}.negatives"),
-    (SOFT_LABELS, f"{_SOFT}.type"),
-    (ITC_LOSSES, f"{_MAFA}.itc_loss"),
-    (SCORES, f"{_MAFA}.negatives_by"),
-    (SCORES, f"{_RULE}.score"),
-    (RULES, f"{_RULE}.rule"),
-)
+# Activations of compiled blocks cannot be recomputed.
+_NOT_COMPILED = ("model.vit_grad_ckpt", "model.use_grad_checkpoint", "run.cached_batch")
 
 
 def ask_all(config: Mapping[str, Any], report: Report) -> None:
@@ -67,25 +48,16 @@ def ask_all(config: Mapping[str, Any], report: Report) -> None:
 
 
 def _owners(cfg: ConfigView) -> Iterator[tuple[str, Any]]:
-    """Yield the classes, and settings classes, that a config names, with the section of each."""
+    """Yield the classes that a config names, with the section of each."""
     yield "run", _runner_of(cfg)
     yield "run", registry.get_task_class(cfg["run.task"] or "")
     for name in names_of_loggers({"loggers": cfg["run.loggers"]}):
         yield "run", LOGGERS.get(name)
+    if cfg.training and cfg[f"{_GRIT}.enabled"]:
+        yield "run", HARDNESS.get(cfg[f"{_GRIT}.schedule"] or "")
     yield "model", registry.get_model_class(cfg["model.arch"] or "")
-    yield "model", DISCRIMINATORS.get(cfg[f"{_MAFA}.con_d.arch"] or "")
     for name in cfg["datasets"] or {}:
         yield f"datasets.{name}", registry.get_builder_class(name)
-    named: list[tuple[Registry[Any], Any]] = []
-    if cfg.training and cfg[f"{_GRIT}.enabled"]:
-        named.append((HARDNESS, cfg[f"{_GRIT}.schedule"]))
-    if _traits(cfg).trains_by_step:
-        named += [(known, cfg[key]) for known, key in _STEP]
-        named += [(LOSSES, name) for name in LOSSES if cfg[f"{_WEIGHTS}.{name}"]]
-    entries = [known.entries().get(name or "") for known, name in named]
-    for entry in {id(one): one for one in entries if one is not None}.values():
-        yield "model", entry.value
-        yield "model", entry.settings
 
 
 def _traits(cfg: ConfigView) -> Traits:
@@ -109,9 +81,10 @@ def _machine(cfg: ConfigView) -> Problems:
     if cfg["run.device"] == "cpu" and cfg["run.amp"] and cfg["run.amp_dtype"] == "fp16":
         why = "fp16 is not supported on cpu; use run.amp_dtype: bf16 or run.amp: False"
         yield Problem("run.amp", why)
-    for key, other in _NOT_BOTH:
-        if cfg[key] and cfg[other]:
-            yield Problem(key, f"is not supported together with {other}; switch one off")
+    for other in _NOT_COMPILED:
+        if cfg["run.compile"] and cfg[other]:
+            why = f"is not supported together with {other}; switch one off"
+            yield Problem("run.compile", why)
 
 
 def _grouping(cfg: ConfigView) -> Problems:
@@ -247,7 +220,7 @@ def _processors(cfg: ConfigView) -> Problems:
                 yield Problem(key, why, is_missing=True)
 
 
-def form_of_itc(cfg: ConfigView) -> Problems:
+def _form_of_itc(cfg: ConfigView) -> Problems:
     """Yield what the chosen form of ITC cannot be combined with."""
     key = f"{_MAFA}.itc_loss"
     form, kind = cfg[key], cfg[f"{_SOFT}.type"]
@@ -292,6 +265,6 @@ _RULES = (
     _evaluation,
     _splits,
     _processors,
-    form_of_itc,
+    _form_of_itc,
     _mining,
 )

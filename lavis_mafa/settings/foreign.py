@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from lavis.common.registry import registry
-from lavis.common.utils import get_cache_path
 
 from lavis_mafa.io.plugins import is_imported
 from lavis_mafa.io.project_files import find_config
 from lavis_mafa.settings.check import listed
-from lavis_mafa.settings.registered import default_or_none
+from lavis_mafa.settings.registered import default_or_none, types_of
 
 # Keys by which weights, tokenizers and language models may be downloaded.
 _FETCHED = {"pretrained", "finetuned", "checkpoint", "vit_weights", "bert_weights", "tokenizer"}
@@ -57,7 +56,7 @@ def usable(
         cure = f"give --plugin {' --plugin '.join(map(str, names))}, {trust}"
         problems.append(f"run.plugins: {names} {origin}: code of others is not run; {cure}")
     loggers = [name for name in listed(run.get("loggers")) if name == "tensorboard"]
-    places = {"loggers": loggers, "logger_options": {}, "output_dir": "output"}
+    places = {"loggers": loggers, "output_dir": "output"}
     for name, value in places.items():
         if run.get(name) not in (None, value) and own.get(name) != run[name]:
             if not data_only:
@@ -72,20 +71,13 @@ def usable(
         is_used = name != "prompt" and (path[0] == "datasets" or not data_only)
         if "${" not in value and not is_used:
             continue
-        if name == "output_dir" and path[0] == "run":
-            continue
         if name == "cache_dir":
             parent[name] = None
             notes.append(f"{key}: {value!r} {origin}: the default is used")
         elif name == "url" and "storage" in parent:
             # LAVIS copies what `url` names to `storage`, a place to write.
-            stored = listed(parent["storage"])
-            if os.path.isfile(value):
-                parent["storage"] = parent["url"]
-                continue
             parent["url"] = None
-            if not all(os.path.isfile(p) or os.path.isfile(get_cache_path(p)) for p in stored):
-                notes.append(f"{key}: {value!r} {origin}: not fetched")
+            notes.append(f"{key}: {value!r} {origin}: not fetched")
         elif reason := _reason(name, value, path[0] == "model"):
             cure = f"give --options {key}=..., {trust}"
             problems.append(f"{key}: {value!r} {origin}: {reason}; {cure}")
@@ -131,7 +123,6 @@ def _texts_of_defaults(config: Mapping[str, Any]) -> set[str]:
         classes += [registry.get_builder_class(str(name)) for name in datasets]
     found: set[str] = set()
     for cls in classes:
-        for table in ("PRETRAINED_MODEL_CONFIG_DICT", "DATASET_CONFIG_DICT"):
-            for kind in getattr(cls, table, {}):
-                found |= {text for _, text, _ in _texts(default_or_none("", cls, kind)[0], ())}
+        for kind in types_of(cls):
+            found |= {text for _, text, _ in _texts(default_or_none("", cls, kind)[0], ())}
     return found

@@ -7,6 +7,7 @@ dataset's type (chosen after the options are merged), then the schema's defaults
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -22,16 +23,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lavis_mafa.io.plugins import PluginError, load_plugins
 from lavis_mafa.io.problems import ConfigError
-from lavis_mafa.io.project_files import PROJECTS, config_named
-from lavis_mafa.io.yaml_files import check_yaml, check_yaml_file
+from lavis_mafa.io.project_files import PROJECTS, check_yaml, check_yaml_file, config_named
 from lavis_mafa.judges.frozen import FROZEN_MODELS
-from lavis_mafa.settings.check import Keys, Report, filled
+from lavis_mafa.settings.check import Key, Keys, Report, filled, known_keys, section_of
 from lavis_mafa.settings.config_of_run import LOG, is_run, is_trusted, recorded_config
 from lavis_mafa.settings.contradictions import ask_all
 from lavis_mafa.settings.foreign import usable
-from lavis_mafa.settings.key import Key, known_keys
 from lavis_mafa.settings.named_files import check_files
-from lavis_mafa.settings.registered import FILE, keys_for, merge, names_of
+from lavis_mafa.settings.registered import FILE, keys_for, mafa_key, merge, names_of
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +93,7 @@ def _as_written(value: Any, written: Any) -> Any:
 
 
 def _resolved(user: Any) -> Any:
-    return _without_frozen(OmegaConf.to_container(OmegaConf.create(user), resolve=True))
+    return OmegaConf.to_container(OmegaConf.create(user), resolve=True)
 
 
 @dataclass(frozen=True)
@@ -316,6 +315,20 @@ def complete(
     if "preprocess" in shipped:
         config["preprocess"] = shipped["preprocess"]
     return config, report.problems, report.notes
+
+
+def check_con_d(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Check a Con-D config given without a run, with the keys of ``model.mafa.con_d``.
+
+    Returns:
+        The config with all defaults, and the problems (empty if it is valid).
+    """
+    con_d = dataclasses.replace((mafa_key(given).keys or {})["con_d"], annotation=dict)
+    # Put where it stands in a whole config: problems then name its keys by their full path.
+    keys = {"model": section_of({"mafa": section_of({"con_d": con_d})})}
+    report = Report(keys)
+    config: Any = filled({"model": {"mafa": {"con_d": dict(given)}}}, keys, report)
+    return config["model"]["mafa"]["con_d"], report.problems
 
 
 def _without_frozen(user: Any) -> Any:

@@ -8,10 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lavis_mafa.algorithm.registry import Registry, Section
+from lavis_mafa.algorithm.registry import Registry
 from lavis_mafa.io.problems import ConfigView, Problem
 
-KEY, OPTIONS = "run.loggers", "run.logger_options"
+KEY = "run.loggers"
 STEP, EPOCH = "global_step", "epoch"  # what the number of a point counts
 
 
@@ -71,15 +71,12 @@ class Logger:
         """Flush and close; ``status`` is ``finished``, ``stopped`` or ``failed``."""
 
 
-LOGGERS: Registry[Callable[..., Logger]] = Registry("logger", Section(OPTIONS, ()))
-
-
-_DEFAULT = ("tensorboard",)
+LOGGERS: Registry[Callable[[], Logger]] = Registry("logger")
 
 
 def names_of_loggers(run_cfg: Mapping[str, Any]) -> list[str]:
     """Return the names in ``run.loggers``."""
-    given = run_cfg.get("loggers", _DEFAULT) or ()
+    given = run_cfg.get("loggers", ["tensorboard"]) or ()
     return list(dict.fromkeys(name for name in given if isinstance(name, str)))
 
 

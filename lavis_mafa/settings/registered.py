@@ -24,10 +24,7 @@ from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.compat.traits import traits_of
 from lavis_mafa.io.problems import Problem, Registered
 from lavis_mafa.judges.discriminators import DISCRIMINATORS
-from lavis_mafa.settings.check import Keys, suggest
-from lavis_mafa.settings.key import UNSET, Key, key_of, keys_of, section_of
-from lavis_mafa.settings.lavis_classes import declared
-from lavis_mafa.settings.loggers import LOGGERS
+from lavis_mafa.settings.check import UNSET, Key, Keys, keys_of, section_of, suggest
 from lavis_mafa.settings.schema import (
     BLANK,
     LAVIS_DATASET,
@@ -39,7 +36,6 @@ from lavis_mafa.settings.schema import (
     ModelOptions,
     ModelParts,
     OurModelOptions,
-    ProcessorArguments,
     RunOptions,
 )
 
@@ -56,9 +52,39 @@ LISTED = [_lavis_keys(one) for one in (LAVIS_RUN, LAVIS_MODEL, LAVIS_DATASET)]
 RUN = {**keys_of(RunOptions), **LISTED[0]}
 MODEL = {**keys_of(ModelOptions), **LISTED[1]}
 DATASET = {**keys_of(DatasetOptions), **LISTED[2]}
-OURS, PARTS, ARGUMENTS = map(keys_of, (OurModelOptions, ModelParts, ProcessorArguments))
+OURS, PARTS = map(keys_of, (OurModelOptions, ModelParts))
 BUILD_KEYS = ("arch", "model_type", "load_pretrained", "pretrained", "load_finetuned", "finetuned")
-ANY = Key(Any, Option("passed on unchanged", "LAVIS"))
+_ANY = Key(Any, Option("passed on unchanged", "LAVIS"))
+
+# Class attributes of LAVIS's tasks, which we cannot edit. `asks_of_model` is the method of a model
+# that evaluation calls, None: no particular one; `requires_k_test`: whether ``run.k_test`` must be
+# given for models that re-rank. A task may also have `run_options`, a settings class whose fields
+# are further keys of ``run``; a builder `splits`, the names of the splits that a run may evaluate.
+_LAVIS_TASKS: Mapping[str, Mapping[str, Any]] = {
+    "captioning": {"asks_of_model": "generate"},
+    "vqa": {"asks_of_model": "predict_answers"},
+    "gqa": {"asks_of_model": "predict_answers"},
+    "aok_vqa": {"asks_of_model": None},
+    "retrieval": {"requires_k_test": True},
+    "multimodal_classification": {"asks_of_model": "predict"},
+}
+
+
+def declared(kind: str, name: Any, attribute: str, default: Any = None) -> Any:
+    """Return an attribute that a registered class declares or inherits, see `_LAVIS_TASKS`.
+
+    Args:
+        kind: ``task`` or ``builder``, a table of LAVIS's registry.
+        name: the class's registered name.
+    """
+    known: Mapping[str, Any] = registry.mapping[f"{kind}_name_mapping"]
+    cls = known.get(name) if isinstance(name, str) else None
+    of_lavis = {known.get(one): values for one, values in _LAVIS_TASKS.items()}
+    for base in () if cls is None else cls.__mro__:
+        for values in (vars(base), of_lavis.get(base, {})):
+            if attribute in values:
+                return values[attribute]
+    return default
 
 
 def keys_for(
@@ -106,18 +132,12 @@ def own_keys(one: Registry[Any], chosen: Any = ...) -> dict[str, Key]:
 
 
 def _run_key(run: Any) -> Key:
-    """Return the key ``run`` with the options of the config's task, of all loggers and of all
-    hardness schedules."""
+    """Return the key ``run`` with the options of its task and of all hardness schedules."""
     run = run if isinstance(run, Mapping) else {}
     schedule = run["grit"].get("schedule") if isinstance(run.get("grit"), Mapping) else None
     options = declared("task", run.get("task"), "run_options")
-    loggers = section_of(own_keys(LOGGERS, None), "settings of loggers, by their names", default={})
-    keys = {
-        **({} if options is None else keys_of(options)),
-        **RUN,
-        "logger_options": loggers,
-        "grit": RUN["grit"].having(own_keys(HARDNESS, schedule)),
-    }
+    keys = {} if options is None else keys_of(options)
+    keys |= {**RUN, "grit": RUN["grit"].having(own_keys(HARDNESS, schedule))}
     return dataclasses.replace(FILE["run"], keys=keys)
 
 
@@ -130,7 +150,7 @@ def mafa_key(con_d_given: Any = None) -> Key:
     keys: Any = OURS["mafa"].keys
     weights, con_d = keys["loss_weights"], keys["con_d"]
     further = {
-        name: key_of(float, Option(f"weight of {name}; 0: off", entry.source, low=0), 0.0)
+        name: Key(float, Option(f"weight of {name}; 0: off", entry.source, low=0), 0.0)
         for name, entry in LOSSES.entries().items()
         if name not in weights.keys
     }
@@ -160,7 +180,7 @@ def _model_key(user: Mapping[str, Any]) -> tuple[dict[str, Any], Key, list[Probl
     cls = registry.get_model_class(arch) if isinstance(arch, str) else None
     if cls is None:  # the arch is reported when it is checked
         return {}, FILE["model"].having({**MODEL, **ours}), []
-    types, traits = getattr(cls, "PRETRAINED_MODEL_CONFIG_DICT", {}), traits_of(cls)
+    types, traits = types_of(cls), traits_of(cls)
     shipped, problems = default_or_none("model.model_type", cls, model_type)
     if model_type is None:
         why = f"missing; {arch} has {', '.join(types)}; use one of them"
@@ -186,7 +206,7 @@ def _dataset_key(name: str, given: Any) -> tuple[dict[str, Any], Key, list[Probl
     path, builder = f"datasets.{name}", registry.get_builder_class(name)
     if builder is None:
         why = f"no such builder; {suggest(name, registry.list_datasets())}"
-        return {}, ANY, [Problem(path, why)]
+        return {}, _ANY, [Problem(path, why)]
     which = given.get("type", "default") if isinstance(given, dict) else "default"
     found, problems = default_or_none(f"{path}.type", builder, which)
     # In LAVIS's default YAMLs the dataset's name may differ from the builder's.
@@ -209,7 +229,8 @@ def _processors(keys: Keys, dataset: Any) -> Iterator[tuple[str, Key]]:
             cls = registry.get_processor_class(name) if isinstance(name, str) else None
             arguments = [*inspect.signature(cls.__init__).parameters.values()][1:] if cls else []
             named = [one for one in arguments if one.kind != one.VAR_KEYWORD]
-            further = {one.name: ARGUMENTS.get(one.name) or _like(one.default) for one in named}
+            further = {one.name: _like(one.default) for one in named}
+            further |= {"image_size": MODEL["image_size"]} if "image_size" in further else {}
             phases[phase] = key.having(further, is_open=cls is None or len(named) < len(arguments))
         yield kind, keys[kind].having(phases)
 
@@ -252,6 +273,14 @@ def names_of(kind: str, name: Any) -> list[str]:
 # Defaults from the YAMLs shipped with models and builders
 
 
+def types_of(cls: Any) -> Mapping[str, str]:
+    """Return the files of the default YAMLs of a model or builder class, by type."""
+    found: Mapping[str, str] = getattr(cls, "PRETRAINED_MODEL_CONFIG_DICT", None) or getattr(
+        cls, "DATASET_CONFIG_DICT", {}
+    )
+    return found
+
+
 def default_yaml(cls: Any, which: str | None) -> dict[str, Any]:
     """Return the default YAML of a model or builder class as plain data.
 
@@ -262,10 +291,7 @@ def default_yaml(cls: Any, which: str | None) -> dict[str, Any]:
         LookupError: the class has no such type; the message lists its types.
         OSError: the YAML cannot be read.
     """
-    tables = ("PRETRAINED_MODEL_CONFIG_DICT", "DATASET_CONFIG_DICT")
-    table: Mapping[str, str] = next(
-        (getattr(cls, name) for name in tables if hasattr(cls, name)), {}
-    )
+    table = types_of(cls)
     which = next(iter(table), "") if which is None else which
     if which not in table:
         raise LookupError(

@@ -13,10 +13,9 @@ from omegaconf import OmegaConf
 from lavis_mafa.compat.traits import traits_of
 from lavis_mafa.io.files import write_text
 from lavis_mafa.io.plugins import load_plugins
-from lavis_mafa.io.project_files import config_named
-from lavis_mafa.io.yaml_files import check_yaml_file
+from lavis_mafa.io.project_files import check_yaml_file, config_named
 from lavis_mafa.settings.config_of_run import is_run
-from lavis_mafa.settings.registered import default_yaml, names_of
+from lavis_mafa.settings.registered import default_yaml, names_of, types_of
 
 _TASKS = {"mafa_pretrain", "mafa_retrieval", "mafa_text_assignment"}  # that read single pairs
 _BATCH = 16
@@ -67,8 +66,7 @@ def write_toy_config(cfg_path: str) -> Path:
     model, run = config.model, config.run
     load_plugins(run.get("plugins") or [])
     cls = registry.get_model_class(model.get("arch"))
-    types = getattr(cls, "PRETRAINED_MODEL_CONFIG_DICT", {})
-    if "tiny" not in types or traits_of(cls).llm_key:
+    if "tiny" not in types_of(cls) or traits_of(cls).llm_key:
         raise ValueError(f"--toy: {path}: {model.get('arch')} has no tiny type that needs no files")
     if not _TASKS & set(names_of("task", run.get("task"))):
         raise ValueError(f"--toy: {path}: there are no toy data for the task {run.get('task')}")

@@ -31,9 +31,8 @@ from lavis_mafa.judges.frozen import FROZEN_MODELS
 from lavis_mafa.judges.pair_reader import PairReader
 from lavis_mafa.settings import ConfigError, load_config
 from lavis_mafa.settings.check import listed
-from lavis_mafa.settings.con_d import check_con_d
 from lavis_mafa.settings.config_of_run import LOG, is_trusted
-from lavis_mafa.settings.load import Named, plain_options
+from lavis_mafa.settings.load import Named, check_con_d, plain_options
 from lavis_mafa.settings.registered import mafa_key
 from lavis_mafa.tools.analysed_pairs import AnalysedPairs, Encoded, Usual, log_on_main
 from lavis_mafa.tools.corpus import Corpus

@@ -81,7 +81,7 @@ def _report_of_run(folder: Path, path: Path) -> Path:
         pairs = list(connections_of(chosen, show, config))
         notes.append(
             f"{len(chosen):,} of the {len(records):,} connections that the run logged are shown: "
-            "positive and ambiguous ones, up to run.log_connections in an epoch."
+            "positive and ambiguous ones, up to 64 in an epoch."
         )
         notes += show.notes()
     if is_on_plateau(folder):

@@ -12,8 +12,14 @@ from torch import nn
 
 from lavis_mafa.algorithm.grit import HARDNESS
 from lavis_mafa.algorithm.momentum import GROUP_QUEUE
-from lavis_mafa.checkpoints.checkpoints import problem_of_types
+from lavis_mafa.checkpoints.checkpoints import (
+    local_file,
+    not_resumable_message,
+    problem_of_types,
+    read_checkpoint,
+)
 from lavis_mafa.io.files import atomic_write, flat
+from lavis_mafa.io.processes import on_main_process
 
 LAST, BEST = "checkpoint_last.pth", "checkpoint_best.pth"
 # Keys of `model` on which the shapes of weights and queues, or what they mean, depend. Frozen
@@ -74,7 +80,30 @@ def load_trained_state(model: nn.Module, state: dict[str, torch.Tensor], origin:
     model.load_state_dict(state, strict=False)
 
 
-def check_same_settings(
+def check_resumption(cfg: Any) -> None:
+    """Refuse a checkpoint of other settings before anything is built; all ranks must call it.
+
+    Raises:
+        ValueError: naming every setting that may not change, with both values.
+    """
+    run_cfg = cfg.run_cfg
+    if run_cfg.evaluate or not run_cfg.get("resume_ckpt_path"):
+        return
+    path = local_file(run_cfg.resume_ckpt_path)
+
+    def check() -> None:
+        content, now = read_checkpoint(path, mapped=True), cfg.unresolved()
+        before, run = content.get("config"), content.get("run")
+        if not (isinstance(before, dict) and isinstance(run, dict) and "ranks" in run):
+            if run_cfg.get("runner") in (None, "runner_mafa"):
+                raise ValueError(not_resumable_message(path))
+            return  # of another runner, which reads it itself
+        _check_same_settings(before, now, path, (len(run["ranks"]), int(run_cfg.world_size)))
+
+    on_main_process(check)
+
+
+def _check_same_settings(
     before: dict[str, Any], now: dict[str, Any], origin: str, ranks: tuple[int, int] = (1, 1)
 ) -> None:
     """Refuse to resume with other settings where the order of samples or the state depend on them.

@@ -2,52 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from lavis.common.dist_utils import is_main_process
 
-from lavis_mafa.checkpoints.checkpoints import local_file, not_resumable_message, read_checkpoint
-from lavis_mafa.io.files import atomic_write, lost_writes, remove_partial_files
-from lavis_mafa.io.processes import any_rank, barrier, from_main_process, on_main_process
+from lavis_mafa.checkpoints.checkpoints import read_checkpoint
+from lavis_mafa.io.files import remove_partial_files
+from lavis_mafa.io.processes import any_rank, barrier, from_main_process
 from lavis_mafa.training import checkpoint as ckpt
 from lavis_mafa.training.state import BestFigure, RunState
 
 _LAST_TRIES = 5  # of a checkpoint that no later one follows
 _RETRY_SECONDS = 1.0
+_DISCARDED = "discarded_best.pth"  # in a run's folder
 
 
 class NotSavedError(RuntimeError):
     """A checkpoint cannot be written."""
-
-
-def check_resumption(cfg: Any) -> None:
-    """Refuse a checkpoint of other settings before anything is built; all ranks must call it.
-
-    Raises:
-        ValueError: naming every setting that may not change, with both values.
-    """
-    run_cfg = cfg.run_cfg
-    if run_cfg.evaluate or not run_cfg.get("resume_ckpt_path"):
-        return
-    path = local_file(run_cfg.resume_ckpt_path)
-
-    def check() -> None:
-        content, now = read_checkpoint(path, mapped=True), cfg.unresolved()
-        before, run = content.get("config"), content.get("run")
-        if not (isinstance(before, dict) and isinstance(run, dict) and "ranks" in run):
-            if run_cfg.get("runner") in (None, "runner_mafa"):
-                raise ValueError(not_resumable_message(path))
-            return  # of another runner, which reads it itself
-        ckpt.check_same_settings(before, now, path, (len(run["ranks"]), int(run_cfg.world_size)))
-
-    on_main_process(check)
 
 
 class CheckpointSchedule:
@@ -143,16 +118,16 @@ class CheckpointSchedule:
         """Resume from a checkpoint or start a new run; all ranks must call it.
 
         Raises:
-            FileNotFoundError, ValueError: see `resume`.
+            FileNotFoundError, ValueError: if the checkpoint does not fit this run.
         """
         log, progress = self.state.log, self.state.progress
         if is_main_process():
             remove_partial_files(self.folder, ckpt.EVERY)  # of a run killed while it was saving
         if resume_from:
-            self.resume(resume_from)
+            self._resume(resume_from)
         else:
             log.rewind({})  # logs of a run in this folder that ended before its first checkpoint
-            self._settle_best(None)
+        self._settle_best()
         # No rank may append to a log that rank 0 is still cutting.
         barrier()
         log.begin(self.state.config)
@@ -165,7 +140,7 @@ class CheckpointSchedule:
                 # one it would resume from a later state that the user chose to go back from.
                 self.save(progress.epoch, progress.step)
 
-    def resume(self, path: str) -> None:
+    def _resume(self, path: str) -> None:
         """Load a checkpoint; in its own folder, also cut the logs back to its step.
 
         Raises:
@@ -175,7 +150,6 @@ class CheckpointSchedule:
         content = read_checkpoint(path)
         state.from_plain(content, path)
         logs = [rank["logs"] for rank in content["run"]["ranks"]]
-        self._settle_best(Path(path))
         if from_main_process(lambda: Path(path).parent.resolve() != self.folder.resolve()):
             state.log.rewind({})
         else:
@@ -183,47 +157,27 @@ class CheckpointSchedule:
             state.log.rewind(sizes, progress.global_step)
         logging.info("resumed %s at epoch %d, step %d", path, progress.epoch, progress.step)
 
-    def _settle_best(self, origin: Path | None) -> None:
-        """Let `BEST` in the run's folder hold the weights of the best figure so far.
+    def _settle_best(self) -> None:
+        """Keep `BEST` in the run's folder if it holds the weights of the best figure so far.
 
-        A file of epochs that are discarded by starting or resuming from ``origin`` is renamed.
-        Where the weights of the best figure do not exist, the figure is forgotten.
-
-        Args:
-            origin: the checkpoint that the run resumes from; None for a new run.
+        Otherwise it is of epochs that are discarded by starting anew or resuming an earlier
+        checkpoint, and is renamed; and the best figure, whose weights are elsewhere, is forgotten.
         """
-        progress = self.state.progress
-        found = on_main_process(lambda: self._find_best(origin))
-        if not any(any_rank([bool(found)], self.state.device)):
-            if progress.best.value is not None:
-                logging.warning(
-                    "the best weights so far (epoch %s, agg_metrics %s) are not in the folder of "
-                    "%s: the best figure is forgotten, validation chooses among later epochs",
-                    progress.best.epoch,
-                    progress.best.value,
-                    origin,
-                )
-            progress.best = BestFigure()
-
-    def _find_best(self, origin: Path | None) -> bool:
-        """Find the file with the best weights, and copy it to `BEST` if it has another name."""
-        wanted, own = self.state.progress.best, self.folder / ckpt.BEST
-        found = None
-        if origin is not None and wanted.value is not None:
-            names = (ckpt.BEST, origin.name, f"checkpoint_{wanted.epoch}.pth")
-            places = [origin.parent / name for name in names]
-            found = next((path for path in places if _best_in(path) == wanted), None)
-        if found is not None and found.resolve() == own.resolve():
-            return True
-        if own.exists():
-            free = (self.folder / f"discarded_best_{number}.pth" for number in itertools.count(1))
-            kept = next(path for path in free if not path.exists())
-            os.replace(own, kept)
-            logging.warning("%s is not of the epochs of this run: renamed to %s", own, kept.name)
-        if found is not None:
-            with lost_writes.allow(own), open(found, "rb") as source, atomic_write(own) as file:
-                shutil.copyfileobj(source, file)
-        return own.exists()
+        progress, own = self.state.progress, self.folder / ckpt.BEST
+        if from_main_process(lambda: own.exists() and _best_in(own) == progress.best):
+            return
+        if is_main_process() and own.exists():
+            own.replace(self.folder / _DISCARDED)
+            logging.warning("%s is of discarded epochs: renamed to %s", own, _DISCARDED)
+        if progress.best.value is not None:
+            logging.warning(
+                "the best weights so far (epoch %s, agg_metrics %s) are not in %s: the best figure "
+                "is forgotten, validation chooses among later epochs",
+                progress.best.epoch,
+                progress.best.value,
+                self.folder,
+            )
+        progress.best = BestFigure()
 
 
 def _best_in(path: Path) -> BestFigure | None:
@@ -232,8 +186,6 @@ def _best_in(path: Path) -> BestFigure | None:
         run = read_checkpoint(str(path), mapped=True)["run"]
         best = BestFigure(**run["best"])
         holds = best.epoch is not None and (run["epoch"], run["step"]) == (best.epoch + 1, 0)
-    except FileNotFoundError:
-        return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         logging.error("%s cannot be used as best checkpoint: %s", path, error)
         return None

@@ -21,7 +21,6 @@ from lavis_mafa.judges.self_check import (
 )
 from lavis_mafa.training.guard import UnreadableError
 from lavis_mafa.training.loaders import to_device
-from lavis_mafa.training.run_log import RunLog
 from lavis_mafa.training.termination import ignore_signals_to_job
 from lavis_mafa.training.threads import workers_of
 
@@ -80,9 +79,3 @@ def check_con_d(
         found = on_all_ranks(check)
     found.settle(mode)
     return found
-
-
-def log_check(log: RunLog, found: SelfCheck) -> None:
-    """Write the figures to a run's JSON lines and to its loggers."""
-    log.write(RECORD, name=found.name, **found.content())
-    log.scalars(RECORD, found.scalars(), 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,8 @@ from lavis_mafa.io.files import STORAGE_ERRORS, lost_writes
 from lavis_mafa.io.processes import from_main_process, share_tensors
 from lavis_mafa.training.checkpoint import BEST, load_trained_state, trained_state
 from lavis_mafa.training.lavis_runner import AnyDeviceRunner
-from lavis_mafa.training.loaders import Loaders, evaluation_sets
+from lavis_mafa.training.loaders import Loaders
 from lavis_mafa.training.run_log import RunLog
-from lavis_mafa.training.sharding import whole_weights
 from lavis_mafa.training.state import BestFigure, Progress
 
 
@@ -26,7 +25,7 @@ class EvaluatingRunner(AnyDeviceRunner):
     """Evaluates splits with the run's task.
 
     Attributes:
-        eval_sets: evaluation sets by the name of their split; see `evaluation_sets`.
+        eval_sets: evaluation sets by the name of their split; see `_evaluation_sets`.
         progress: how far the run has come.
         loaders, log: made by the subclass.
     """
@@ -36,7 +35,7 @@ class EvaluatingRunner(AnyDeviceRunner):
 
     def __init__(self, cfg: Any, task: Any, model: nn.Module, datasets: Any, job_id: str) -> None:
         super().__init__(cfg, task, model, datasets, job_id)
-        self.eval_sets = evaluation_sets(datasets)
+        self.eval_sets = _evaluation_sets(datasets)
         self.progress = Progress()
 
     def evaluate(self, cur_epoch: Any = "best", skip_reload: bool = False) -> dict[str, Any]:
@@ -45,8 +44,18 @@ class EvaluatingRunner(AnyDeviceRunner):
             share_tensors(trained_state(self._model).values())
         return {
             split: self.eval_epoch(split, cur_epoch, skip_reload=True)
-            for split in matching_splits(self.eval_sets, self.test_splits)
+            for split in self._matching(self.test_splits)
         }
+
+    def _matching(self, splits: Iterable[str]) -> list[str]:
+        """Return the names in ``eval_sets`` that splits of the config stand for.
+
+        ``val`` stands for ``<data set>.val`` of every data set where several have that split.
+        """
+        names: list[str] = []
+        for split in splits:
+            names += sorted(one for one in self.eval_sets if one.endswith(f".{split}")) or [split]
+        return names
 
     def _load_best(self) -> bool:
         """Load the best checkpoint if there is a best epoch; return whether there is."""
@@ -56,14 +65,14 @@ class EvaluatingRunner(AnyDeviceRunner):
         load_trained_state(self._model, read_checkpoint(str(best))["model"], str(best))
         return True
 
-    def validate(self, epoch: int) -> BestFigure | None:
+    def _validate(self, epoch: int) -> BestFigure | None:
         """Evaluate the validation splits after an epoch.
 
         Returns:
             The ``agg_metrics`` of the first split if it is better than the best so far, else None.
         """
         best = None
-        for place, split in enumerate(matching_splits(self.eval_sets, self.valid_splits)):
+        for place, split in enumerate(self._matching(self.valid_splits)):
             figures = None
             # LAVIS's own tasks write results themselves; other ranks would wait for one that fails.
             may_fail = STORAGE_ERRORS if self.world_size == 1 else ()
@@ -91,8 +100,7 @@ class EvaluatingRunner(AnyDeviceRunner):
         # Such as running means of a batch norm, which each rank computes of its own mini-batches.
         share_tensors(model.buffers())
         self.task.before_evaluation(model=model, dataset=loader.dataset)
-        whole = whole_weights(model) if self.shards else nullcontext()
-        with whole, _limited_k_test(self.run_cfg, model, loader.dataset):
+        with _limited_k_test(self.run_cfg, model, loader.dataset):
             results = self.task.evaluation(model, loader, cuda_enabled=self.cuda_enabled)
         if results is None:
             return None
@@ -121,15 +129,17 @@ def _shown(figures: Mapping[str, Any], dataset: Any) -> str:
     )
 
 
-def matching_splits(eval_sets: Mapping[str, Any], splits: Iterable[str]) -> list[str]:
-    """Return the names in ``eval_sets`` that splits of the config stand for.
+def _evaluation_sets(datasets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the evaluation sets by split.
 
-    ``val`` stands for ``<data set>.val`` of every data set where several have that split.
+    Where several data sets have a split, each is named ``<data set>.<split>``.
     """
-    names: list[str] = []
-    for split in splits:
-        names += sorted(name for name in eval_sets if name.endswith(f".{split}")) or [split]
-    return names
+    found = {}
+    for split in {split for own in datasets.values() for split in own} - {"train"}:
+        owners = [name for name, own in datasets.items() if split in own]
+        for name in owners:
+            found[split if len(owners) == 1 else f"{name}.{split}"] = datasets[name][split]
+    return found
 
 
 @contextmanager

@@ -22,6 +22,7 @@ PLATEAU_ADVICE = (
     "there, start with uniform negatives: model.mafa.warm_up_negatives=uniform "
     "model.mafa.warm_up_epochs=2"
 )
+_CONNECTIONS = 64  # about how many mined pairs an epoch are logged
 # Shares of the hard negatives of both directions.
 _SHARES = {
     "false_negative_rate_by_con_d": "match according to Con-D",
@@ -41,20 +42,18 @@ class Figures:
         task: of the run.
         log: of the run.
         log_freq: steps between two points of the loggers.
-        connections: about how many mined pairs an epoch are logged (``run.log_connections``).
 
     Attributes:
         tally: sums of this epoch and rank.
     """
 
-    def __init__(self, task: Any, log: RunLog, log_freq: int, connections: int) -> None:
-        self.task, self.log = task, log
-        self.log_freq, self.connections = log_freq, connections
+    def __init__(self, task: Any, log: RunLog, log_freq: int) -> None:
+        self.task, self.log, self.log_freq = task, log, log_freq
         self.tally = Tally()
 
     def begin_epoch(self) -> None:
         """Start the sums of an epoch at zero, and switch loggers on again that failed."""
-        self.log.loggers.retry()
+        self.log.retry_loggers()
         self.tally.reset()
 
     def record_step(
@@ -98,11 +97,9 @@ class Figures:
     def _log_connections(self, output: Any, samples: dict[str, Any]) -> None:
         """Log a few of the pairs that Con-D did not call negative, evenly over the epoch."""
         steps = samples["num_iters_per_epoch"]
-        if not self.connections or not is_main_process():
+        if not is_main_process() or samples["iters"] % max(1, steps // _CONNECTIONS):
             return
-        if samples["iters"] % max(1, steps // self.connections):
-            return
-        limit = -(-self.connections // steps)  # rounded up
+        limit = -(-_CONNECTIONS // steps)  # rounded up
         for pair in self.task.mined(output, samples, limit):
             record = {"epoch": samples["epoch"], "step": samples["iters"], **pair}
             self.log.append(CONNECTIONS, record)

@@ -17,7 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 from lavis_mafa.io.processes import share_tensors
 from lavis_mafa.judges.frozen import frozen_models
 from lavis_mafa.training.launch import amp_dtype_of, compile_image_encoders
-from lavis_mafa.training.sharding import shard_frozen
 
 # Shares of the epochs after which FNE's rate drops: after 5 and 15 of its 25.
 _DROPS = (1, 5), (3, 5)
@@ -71,55 +70,41 @@ class AnyDeviceRunner(RunnerBase):
 
     @property
     def model(self) -> Any:
-        """The model on the device, compiled, sharded and wrapped for several ranks as the config
-        says."""
+        """The model on the device, compiled and wrapped for several ranks as the config says."""
         if self._wrapped_model is None:
-            if self.shards:
-                shard_frozen(self._model, self.device)
             self._model = self._model.to(self.device)
             if self.run_cfg.get("compile"):
                 compile_image_encoders(self._model)
             self._wrapped_model = self._distributed() if self.use_distributed else self._model
         return self._wrapped_model
 
-    @property
-    def shards(self) -> bool:
-        """Whether frozen weights are divided over the ranks (``run.fsdp``)."""
-        return bool(self.run_cfg.get("fsdp") and self.use_distributed and not self.evaluate_only)
-
     def _distributed(self) -> DistributedDataParallel:
-        unused = self.run_cfg.get("find_unused_parameters")
-        if unused is None:
-            unused = getattr(self._model, "has_unused_parameters", False)
+        unused = bool(getattr(self._model, "has_unused_parameters", False))
         # With recomputed activations DDP can find unused parameters only if the graph is the same
         # at every step. A static graph in turn averages gradients at every backward pass: see
         # `no_sync` in `RunnerMafa`.
         recomputes = any(self.config.model_cfg.get(key, False) for key in _RECOMPUTATION_KEYS)
-        self._static_graph = bool(unused) and recomputes
+        self._static_graph = unused and recomputes
         # Once, since queues begin with random values. Every rank updates its buffers by what all
         # ranks have gathered, so that DDP need not send them before every forward pass.
         share_tensors(self._model.buffers())
         return DistributedDataParallel(
             self._model,
             device_ids=[self.device.index] if self.cuda_enabled else None,
-            find_unused_parameters=bool(unused) and not self._static_graph,
+            find_unused_parameters=unused and not self._static_graph,
             static_graph=self._static_graph,
             broadcast_buffers=False,
         )
 
-    @property
-    def amp_dtype(self) -> torch.dtype | None:
-        """The dtype of autocast, None without mixed precision."""
-        return amp_dtype_of(self.run_cfg)
-
     def autocast(self) -> torch.autocast:
         """Return a context of mixed precision as the config says."""
-        return torch.autocast(self.device.type, self.amp_dtype, enabled=self.amp_dtype is not None)
+        dtype = amp_dtype_of(self.run_cfg)
+        return torch.autocast(self.device.type, dtype, enabled=dtype is not None)
 
     @property
     def scaler(self) -> GradScaler | None:
         """The loss scaler of fp16, None otherwise."""
-        if self._scaler is None and self.amp_dtype is torch.float16:
+        if self._scaler is None and amp_dtype_of(self.run_cfg) is torch.float16:
             self._scaler = GradScaler(self.device.type)
         return self._scaler
 

@@ -24,19 +24,6 @@ from lavis_mafa.training.termination import ignore_signals_to_job
 from lavis_mafa.training.threads import workers_of
 
 
-def evaluation_sets(datasets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the evaluation sets by split.
-
-    Where several data sets have a split, each is named ``<data set>.<split>``.
-    """
-    found = {}
-    for split in {split for own in datasets.values() for split in own} - {"train"}:
-        owners = [name for name, own in datasets.items() if split in own]
-        for name in owners:
-            found[split if len(owners) == 1 else f"{name}.{split}"] = datasets[name][split]
-    return found
-
-
 def training_set(datasets: Mapping[str, Mapping[str, Any]], seed: int) -> TrainingSet | None:
     """Return all training sets joined into one, None if there is none; see `TrainingSet`."""
     train = {name: {"train": own["train"]} for name, own in datasets.items() if "train" in own}

@@ -35,11 +35,9 @@ from lavis_mafa.training import loaders
 from lavis_mafa.training.agreement import judges_of, of_state, require_agreement
 from lavis_mafa.training.checkpoint import BEST, LAST
 from lavis_mafa.training.checkpoint_schedule import CheckpointSchedule, NotSavedError
-from lavis_mafa.training.con_d_check import check_con_d, log_check
-from lavis_mafa.training.evaluation import matching_splits
+from lavis_mafa.training.con_d_check import RECORD, check_con_d
 from lavis_mafa.training.figures import Figures
 from lavis_mafa.training.guard import NonFiniteGuard, UnreadableSamples
-from lavis_mafa.training.guarded import loggers_of
 from lavis_mafa.training.run_log import RunLog, TimeLeft, duration
 from lavis_mafa.training.state import RunState
 from lavis_mafa.training.termination import Terminated, Termination
@@ -77,8 +75,7 @@ class RunnerMafa(StepRunner):
     def __init__(self, cfg: Any, task: Any, model: nn.Module, datasets: Any, job_id: str) -> None:
         super().__init__(cfg, task, model, datasets, job_id)
         run = self.run_cfg
-        loggers = loggers_of(run) if is_main_process() else {}
-        self.log = RunLog(self.output_dir, is_main_process(), loggers)
+        self.log = RunLog(self.output_dir, is_main_process(), run)
         self.train_set = None
         if not self.evaluate_only:
             self.train_set = loaders.training_set(datasets, run.seed)
@@ -98,7 +95,7 @@ class RunnerMafa(StepRunner):
         self.unreadable = UnreadableSamples(float(run.get("max_unreadable", 0.01)))
         self.guard = NonFiniteGuard(model, int(run.get("skip_bad_steps", 0)))
         self.termination = Termination(saves=not self.evaluate_only)
-        self.figures = Figures(task, self.log, self.log_freq, int(run.get("log_connections", 64)))
+        self.figures = Figures(task, self.log, self.log_freq)
         self.time_left: TimeLeft | None = None  # since training began
         self.judges: dict[str, str] = {}
         self._checkpoints: CheckpointSchedule | None = None
@@ -109,7 +106,7 @@ class RunnerMafa(StepRunner):
         return len(self.train_set) // (int(self.run_cfg.batch_size_train) * self.world_size)
 
     @property
-    def total_steps(self) -> int:
+    def _total_steps(self) -> int:
         """Mini-batches of a rank in the whole run."""
         steps = self.steps_per_epoch * self.max_epoch
         return min(steps, int(self.run_cfg.get("max_steps") or steps))
@@ -178,7 +175,7 @@ class RunnerMafa(StepRunner):
         self.log.begin(self.config.unresolved())
         with self._interruptible():
             splits = [*self.valid_splits, *self.test_splits]
-            for split in matching_splits(self.eval_sets, splits):
+            for split in self._matching(splits):
                 self.eval_epoch(split, "given")
         if any(any_rank([bool(lost_writes.count)], self.device)):
             files = ", ".join(lost_writes.count) or "see the messages of other ranks"
@@ -198,7 +195,8 @@ class RunnerMafa(StepRunner):
         model = self.unwrap_dist_model(self.model)
         require_agreement(of_state, model, self.judges, self.progress)
         if found is not None:
-            log_check(self.log, found)
+            self.log.write(RECORD, name=found.name, **found.content())
+            self.log.scalars(RECORD, found.scalars(), 0)
         if self._max_steps_done():
             return
         first = self.progress.epoch
@@ -234,7 +232,7 @@ class RunnerMafa(StepRunner):
                 self._model.expect_groups()
         if hasattr(self.task, "before_training"):
             self.task.before_training(self._model, self.train_set)
-        self.judges = judges_of(self._model)  # now: `self.model` may divide them over the ranks
+        self.judges = judges_of(self._model)
 
     def check_con_d(self) -> SelfCheck | None:
         """Check that Con-D tells own from random pairs; see `con_d_check.check_con_d`."""
@@ -265,7 +263,7 @@ class RunnerMafa(StepRunner):
         before, better = progress.best, None
         if self.valid_splits:
             with self._interruptible():
-                better = all_gather_objects(self.validate(epoch))[0]  # figures are on rank 0 only
+                better = all_gather_objects(self._validate(epoch))[0]  # figures are on rank 0 only
         progress.best = better or before
         progress.finished_epochs = epoch + 1
         if better and not self.checkpoints.save(epoch + 1, 0, BEST):
@@ -285,7 +283,7 @@ class RunnerMafa(StepRunner):
         """
         first_step, self.progress.step = self.progress.step, 0
         if self.time_left is None:
-            self.time_left = TimeLeft(self.total_steps, self.progress.global_step)
+            self.time_left = TimeLeft(self._total_steps, self.steps_per_epoch)
         if first_step == 0:
             self._begin_epoch(epoch)
         plan = self.schedule.plan
@@ -312,6 +310,7 @@ class RunnerMafa(StepRunner):
                 return False
             if ends_window and step + 1 < plan.steps and self._save_is_due():
                 self.checkpoints.save(epoch, step + 1)
+                self.time_left.leave_out()
         self._end_epoch(epoch)
         return True
 
@@ -381,10 +380,8 @@ class RunnerMafa(StepRunner):
         return False
 
     def _save_is_due(self) -> bool:
-        """Return whether ``run.save_every_steps`` was reached in the last accumulation window.
-
-        Checked at the end of windows: within one, every rank's gradients would be saved as well.
-        """
+        """Return whether ``run.save_every_steps`` was reached in the last accumulation window."""
+        # Not within one, where every rank's gradients would be saved as well.
         every, done = self.run_cfg.get("save_every_steps"), self.progress.global_step
         return bool(every) and done // every > (done - self.accum_grad_iters) // every
 

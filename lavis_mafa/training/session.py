@@ -24,8 +24,13 @@ from lavis_mafa.judges.frozen import frozen_models
 from lavis_mafa.settings import ConfigError, load_config
 from lavis_mafa.settings.contradictions import used_splits
 from lavis_mafa.settings.schema import SPLITS
-from lavis_mafa.training.agreement import of_config, of_data, of_models, require_agreement
-from lavis_mafa.training.checkpoint_schedule import check_resumption
+from lavis_mafa.training.agreement import (
+    of_config,
+    of_data,
+    of_models,
+    require_agreement,
+)
+from lavis_mafa.training.checkpoint import check_resumption
 from lavis_mafa.training.dry_run import dry_run
 from lavis_mafa.training.folder import choose_folder
 from lavis_mafa.training.launch import init_distributed, seed_everything

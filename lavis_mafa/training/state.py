@@ -28,7 +28,6 @@ from lavis_mafa.io.random_streams import random_states, set_random_states
 from lavis_mafa.tasks.tally import Tally
 from lavis_mafa.training.checkpoint import (
     check_same_data,
-    check_same_settings,
     load_trained_state,
     trained_state,
 )
@@ -181,8 +180,6 @@ class RunState:
             raise ValueError(not_resumable_message(origin))
         run = content["run"]
         ranks = run["ranks"]
-        sizes = len(ranks), self.world_size
-        check_same_settings(content["config"], self.config, origin, sizes)
         on_main_process(lambda: check_same_data(run["data"], asdict(self._data), origin))
         if run["judges"] != self.judges:
             raise ValueError(

@@ -34,7 +34,7 @@ def loss_terms(output: Any) -> dict[str, Tensor]:
     }
 
 
-def read_values(output: Any, device: torch.device) -> dict[str, float]:
+def _read_values(output: Any, device: torch.device) -> dict[str, float]:
     """Copy the loss terms and the temperature from the device, and under `CON_D` the sum of Con-D's
     probabilities.
 
@@ -52,7 +52,7 @@ def read_values(output: Any, device: torch.device) -> dict[str, float]:
     return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
 
 
-def optimizer_step(
+def _optimizer_step(
     parameters: Iterable[nn.Parameter],
     optimizer: torch.optim.Optimizer,
     scaler: GradScaler | None,
@@ -178,7 +178,7 @@ class StepRunner(EvaluatingRunner):
             output = self._forward(self.model, samples)
             loss = output["loss"] / window_size
             (self.scaler.scale(loss) if self.scaler else loss).backward()
-        losses = read_values(output, self.device)
+        losses = _read_values(output, self.device)
         # One collective for all four: each costs a round trip at every step.
         bad, too_many, self._terminating, self._worker_lost = any_rank(
             [
@@ -221,7 +221,7 @@ class StepRunner(EvaluatingRunner):
             False if it was skipped; what fp16's scaler skips by itself counts as taken.
         """
         limit = self.run_cfg.get("max_grad_norm")
-        skipped = optimizer_step(
+        skipped = _optimizer_step(
             self._model.parameters(),
             self.optimizer,
             self.scaler,

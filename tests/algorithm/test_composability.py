@@ -22,7 +22,7 @@ from lavis_mafa.algorithm.rules import RULES, Margin
 from lavis_mafa.algorithm.scores import SCORES
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
-from lavis_mafa.settings.contradictions import form_of_itc
+from lavis_mafa.settings.contradictions import _form_of_itc
 
 BATCH = 5
 ITC_ONLY = {"itc": 1.0, "itm": 0.0, "lm": 0.0}
@@ -54,7 +54,7 @@ def refusals(form, label, queue):
             "model.queue_size": queue,
         }
     )
-    return [one for one in form_of_itc(found) if one.key == "model.mafa.itc_loss"]
+    return [one for one in _form_of_itc(found) if one.key == "model.mafa.itc_loss"]
 
 
 MODELS = {}

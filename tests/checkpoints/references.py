@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from lavis_mafa.checkpoints.hugging_face import _round_weights
-from lavis_mafa.checkpoints.source import build_model
+from lavis_mafa.checkpoints.loading import build_model
 from lavis_mafa.cli import main
 
 CAPTIONS = ["a red ball on the big box", "two dogs", "the cat sits under a small blue box"]

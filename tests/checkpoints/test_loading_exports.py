@@ -27,8 +27,7 @@ from lavis_mafa.checkpoints.checkpoints import read_checkpoint, vocabulary_of
 from lavis_mafa.checkpoints.hub_folders import RECORD
 from lavis_mafa.cli import main
 from lavis_mafa.judges.build import build_discriminator
-from lavis_mafa.settings.con_d import check_con_d
-from lavis_mafa.settings.load import complete
+from lavis_mafa.settings.load import check_con_d, complete
 from lavis_mafa.training.checkpoint import trained_state
 
 WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] a red ball blue box two dogs of left"

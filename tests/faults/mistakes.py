@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from shipped import required_options
 
 from lavis_mafa.io.problems import Registered
-from lavis_mafa.settings.key import Key
+from lavis_mafa.settings.check import Key
 from lavis_mafa.settings.load import complete
 from lavis_mafa.settings.registered import keys_for
 

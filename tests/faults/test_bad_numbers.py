@@ -13,7 +13,7 @@ from poison import Poison
 from runs import finish, launcher, options, records, run_here, spawn
 
 from lavis_mafa.training.guard import NonFiniteError, NonFiniteGuard
-from lavis_mafa.training.training_step import optimizer_step
+from lavis_mafa.training.training_step import _optimizer_step
 
 SCRIPT = Path(__file__).with_name("poison.py")
 NAN, INF = float("nan"), float("inf")
@@ -149,7 +149,7 @@ def test_infinite_gradient_is_a_fault_once_the_scale_cannot_be_lowered(scale):
     step = (model.parameters(), optimizer, scaler, guard, None, "here")
     if scale == 1.0:
         with pytest.raises(NonFiniteError, match="gradient of weight is not finite"):
-            optimizer_step(*step)
+            _optimizer_step(*step)
     else:
-        assert optimizer_step(*step) is None and scaler.get_scale() == scale / 2
+        assert _optimizer_step(*step) is None and scaler.get_scale() == scale / 2
     assert model.weight.item() == before

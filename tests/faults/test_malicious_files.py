@@ -23,7 +23,7 @@ from lavis_mafa.checkpoints.checksums import is_intact
 from lavis_mafa.cli import main
 from lavis_mafa.settings import ConfigError, load_config
 from lavis_mafa.training import session
-from lavis_mafa.training.checkpoint_schedule import check_resumption
+from lavis_mafa.training.checkpoint import check_resumption
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ROOT / "projects/mafa/train"

@@ -10,7 +10,7 @@ import torch
 from faulty_runs import toy
 from runs import finish, launcher, options, records, spawn
 
-from lavis_mafa.training.checkpoint import check_same_settings
+from lavis_mafa.training.checkpoint import _check_same_settings
 from lavis_mafa.training.state import _redistribute
 
 SCRIPT = Path(__file__).parents[1] / "training" / "recording_run.py"
@@ -86,7 +86,7 @@ def test_other_global_batch_sizes_are_rejected(before, after, message):
         return {"run": {"batch_size_train": size}, "model": {}}
 
     def check_settings():
-        check_same_settings(config(before[0]), config(after[0]), "it", (before[1], after[1]))
+        _check_same_settings(config(before[0]), config(after[0]), "it", (before[1], after[1]))
 
     if message is None:
         return check_settings()

@@ -20,8 +20,8 @@ from lavis.common.registry import registry
 from omegaconf import OmegaConf
 
 import lavis_mafa
+from lavis_mafa.checkpoints.loading import build_model
 from lavis_mafa.checkpoints.recorded_sizes import recorded_model
-from lavis_mafa.checkpoints.source import build_model
 from lavis_mafa.cli import main
 from lavis_mafa.judges.build import build_discriminator
 from lavis_mafa.settings import ConfigError, load_config
@@ -312,13 +312,10 @@ def test_own_files_that_a_run_names_are_read(foreign, tmp_path):
         run__output_dir="/somewhere",
         run__resume_ckpt_path=str(tmp_path / "last.pth"),
         run__loggers=["tensorboard", "wandb"],
-        run__logger_options={"wandb": {"entity": "them"}},
     )
     cfg = load_config(folder)
     assert cfg.model_cfg.tokenizer == str(tmp_path / "words.txt")
     assert (cfg.run_cfg.output_dir, cfg.run_cfg.resume_ckpt_path) == ("output", None)
-    assert cfg.run_cfg.loggers == ["tensorboard"] and cfg.run_cfg.logger_options == {}
-    assert [note.split(":")[0] for note in cfg.notes] == [
-        *("run.loggers", "run.logger_options", "run.output_dir")
-    ]
+    assert cfg.run_cfg.loggers == ["tensorboard"]
+    assert [note.split(":")[0] for note in cfg.notes] == ["run.loggers", "run.output_dir"]
     assert load_config(folder, ["run.output_dir=here"]).run_cfg.output_dir == "here"

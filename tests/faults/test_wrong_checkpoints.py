@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 import lavis_mafa
 from lavis_mafa.checkpoints.checkpoints import read_checkpoint
 from lavis_mafa.settings import load_config
-from lavis_mafa.training.checkpoint_schedule import check_resumption
+from lavis_mafa.training.checkpoint import check_resumption
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ROOT / "projects/mafa/train"

@@ -22,7 +22,7 @@ from lavis_mafa.judges import cross_encoder
 from lavis_mafa.judges.build import build_discriminator
 from lavis_mafa.judges.pair_reader import _picture_of, _WholePicture
 from lavis_mafa.judges.yes_no import _YesNo
-from lavis_mafa.settings.con_d import check_con_d
+from lavis_mafa.settings.load import check_con_d
 from lavis_mafa.tools.corpus import Corpus
 from lavis_mafa.tools.corpus_features import Features
 from lavis_mafa.tools.judging import judge_by_image

@@ -31,7 +31,7 @@ ADDED = {
         **{"train_splits": ["train"], "test_splits": ["test"], "output_dir": "output"},
         **{"job_id": "", "loggers": [], "log_freq": 1, "k_test": 4},
         "retrieval_metrics": ["mean_rank"],
-        **{"loggers": ["notebook"], "logger_options": {"notebook": {"file": "mine.txt"}}},
+        **{"loggers": ["notebook"]},
         "grit": {
             **{"queue_size": 32, "search_space": 16},
             **{"hardness": 0.9, "schedule": "swing", "swing": {"low": 0.25}},
@@ -57,7 +57,7 @@ OWN_FAMILY = {
     "run": {
         **{key: value for key, value in ADDED["run"].items() if key not in ("greeting", "times")},
         **{"plugins": [FAMILY], "task": "mafa_pretrain", "test_splits": []},
-        **{"loggers": [], "logger_options": {}, "max_epoch": 1},
+        **{"loggers": [], "max_epoch": 1},
         "retrieval_metrics": [],
         "grit": {"queue_size": 32, "search_space": 16},
     },
@@ -154,7 +154,7 @@ def test_training_uses_every_added_component(trained):
     assert '"found_i2t": 8.0' in log  # the discriminator's probability is above the threshold
     evaluated = [path.read_text(encoding="utf-8") for path in folder.rglob("evaluate.txt")]
     assert any("mean_rank" in text for text in evaluated), evaluated
-    logged = (folder / "mine.txt").read_text(encoding="utf-8").splitlines()
+    logged = (folder / "notebook.txt").read_text(encoding="utf-8").splitlines()
     assert {"global_step 1 train/loss_spread", "epoch 0 epoch/loss"} <= set(logged)
     assert logged[-1] == "finished"
 
@@ -199,10 +199,6 @@ def test_a_caption_metric_of_ones_own_is_reported(trained):
 
 
 WRONG = {
-    "run.logger_options.notebook.fil": (
-        "a.txt",
-        "unknown key; did you mean run.logger_options.notebook.file?",
-    ),
     "model.mafa.nearest_to.target": (2, "2 is out of range; expected a number from -1 to 1"),
     "model.mafa.self_taught.power": ("high", "'high' is not a number >= 1"),
     "model.mafa.length": ({"scal": 5}, "unknown key; did you mean model.mafa.length.scale?"),

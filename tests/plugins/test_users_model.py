@@ -13,12 +13,11 @@ from lavis.models.base_model import BaseModel
 from mistakes import valid_config
 
 from lavis_mafa import load_model
-from lavis_mafa.checkpoints.weight_loading import problem_of_origin, registered_name
+from lavis_mafa.checkpoints.weight_loading import _problem_of_origin, registered_name
 from lavis_mafa.compat.traits import Traits, judges, same_model, traits_of
 from lavis_mafa.families.albef_mafa import AlbefMafa
 from lavis_mafa.judges.build import build_discriminator
-from lavis_mafa.settings.con_d import check_con_d
-from lavis_mafa.settings.load import complete
+from lavis_mafa.settings.load import check_con_d, complete
 
 
 @pytest.fixture
@@ -99,7 +98,7 @@ def test_subclass_is_used_as_discriminator(albef_mine, tmp_path):
 
 def test_unregistered_model_is_known_by_its_recorded_family():
     content = {"config": {"model": {"arch": "albef_of_somebody"}}}
-    assert problem_of_origin(content, "albef_mafa", "x.pth") is None
-    assert problem_of_origin({**content, "family": "albef"}, "albef_mafa", "x.pth") is None
-    problem = problem_of_origin({**content, "family": "blip"}, "albef_mafa", "x.pth")
+    assert _problem_of_origin(content, "albef_mafa", "x.pth") is None
+    assert _problem_of_origin({**content, "family": "albef"}, "albef_mafa", "x.pth") is None
+    problem = _problem_of_origin({**content, "family": "blip"}, "albef_mafa", "x.pth")
     assert problem is not None and "is of another family than albef_mafa" in problem

@@ -26,8 +26,7 @@ from lavis_mafa.settings import (
     format_config,
     load_config,
 )
-from lavis_mafa.settings.check import Report
-from lavis_mafa.settings.key import known_keys, section_of
+from lavis_mafa.settings.check import Report, known_keys, section_of
 from lavis_mafa.settings.load import _read_options, complete
 from lavis_mafa.settings.registered import DATASET, FILE, MODEL, OURS, PARTS, RUN
 
@@ -199,12 +198,12 @@ def test_all_problems_are_reported_at_once(save):
 def test_keys_of_other_sections_are_not_suggested():
     for name in ("preset", "margin", "max_unusable", "mode"):
         report = Report(KEYS)
-        report.unknown(f"datasets.mine.build_info.{name}")
+        report._unknown(f"datasets.mine.build_info.{name}")
         unread = "unknown key; nothing reads it here: remove it"
         assert report.problems == [f"datasets.mine.build_info.{name}: {unread}"]
     for name, near in {"image_size": "model.image_size", "image_sizes": ""}.items():
         report = Report(KEYS)
-        report.unknown(f"run.{name}")
+        report._unknown(f"run.{name}")
         assert ("did you mean model.image_size" in report.problems[0]) is bool(near)
 
 

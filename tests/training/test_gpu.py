@@ -164,28 +164,3 @@ def test_ranks_exchange_by_nccl(tmp_path, what):
     finish(start("train.py", tmp_path, **{**given, **ON_GPU, **small, "ranks": ranks}))
     found = [record["loss"] for record in records(tmp_path, "step")]
     assert found and all(math.isfinite(loss) for loss in found)
-
-
-@pytest.mark.parametrize("amp_dtype", ["fp16", "bf16"])
-def test_frozen_weights_divided_by_nccl_give_the_losses_of_ddp(tmp_path, amp_dtype):
-    """On two GPUs, or on one that holds all: an image encoder with weights of two types."""
-    torch.save({"model": load_model("blip2_mafa", "tiny").state_dict()}, tmp_path / "vit.pth")
-    changes = {
-        **BLIP2,
-        **ON_GPU,
-        "ranks": min(2, torch.cuda.device_count()),
-        "model__freeze_vit": True,
-        "model__vit_precision": "fp16",
-        "model__vit_weights": tmp_path / "vit.pth",
-        "run__amp": True,
-        "run__amp_dtype": amp_dtype,
-        "run__max_epoch": 2,
-        "run__batch_size_train": 4,
-        "run__valid_splits": '["val"]',
-    }
-    found = []
-    for name, fsdp in (("ddp", "null"), ("fsdp", "frozen")):
-        (tmp_path / name).mkdir()
-        finish(start("train.py", tmp_path / name, **changes, run__fsdp=fsdp))
-        found.append(losses_of(tmp_path / name))
-    assert found[1] == pytest.approx(found[0], rel=0.02)

@@ -15,7 +15,7 @@ from lavis_mafa.cli import main
 from lavis_mafa.settings import ConfigError, load_config
 from lavis_mafa.settings.config_of_run import trusting
 from lavis_mafa.settings.loggers import LOGGERS, Logger
-from lavis_mafa.training.guarded import _MEMORY, GuardedLoggers
+from lavis_mafa.training.run_log import _MEMORY, _GuardedLoggers
 
 sys.path.append(str(ROOT / "tests" / "training"))
 from runs import CONFIG, options, records, run_here, same_weights, weights  # noqa: E402
@@ -80,7 +80,7 @@ def test_everything_reaches_a_users_logger_and_a_resumed_run_continues(tmp_path,
 
 
 def guarded(folder, logger):
-    found = GuardedLoggers(folder, {"recorder": logger})
+    found = _GuardedLoggers(folder, {"recorder": logger})
     found.begin({}, resumed=False, first_step=1)
     return found
 

@@ -34,12 +34,12 @@ def test_workers_change_no_random_augmentation(tmp_path):
 def test_best_value_is_resumed(tmp_path):
     changes = {"run__valid_splits": '["val"]'}
     run_here(tmp_path, run__max_epoch=1, **changes)
-    path = tmp_path / "job" / "checkpoint_last.pth"
-    content = torch.load(path, weights_only=True)
-    assert content["run"]["best"]["epoch"] == 0 and content["run"]["best"]["split"] == "val"
-    assert (tmp_path / "job" / "checkpoint_best.pth").is_file()
-    content["run"]["best"]["value"] = 1000.0
-    torch.save(content, path)
+    for name in ("checkpoint_last.pth", "checkpoint_best.pth"):
+        path = tmp_path / "job" / name
+        content = torch.load(path, weights_only=True)
+        assert content["run"]["best"]["epoch"] == 0 and content["run"]["best"]["split"] == "val"
+        content["run"]["best"]["value"] = 1000.0
+        torch.save(content, path)
     runner = run_here(tmp_path, run__resume_ckpt_path="auto", **changes)
     assert runner.progress.best == BestFigure(1000.0, 0, "val")
 
@@ -105,46 +105,30 @@ def validated(monkeypatch):
     return values, tested
 
 
-@pytest.mark.parametrize(
-    "origin, removed, best",
-    [
-        ("checkpoint_0.pth", (), "checkpoint_0.pth"),  # it holds the best weights itself
-        ("checkpoint_1.pth", (), "checkpoint_0.pth"),
-        ("checkpoint_1.pth", ("checkpoint_0.pth",), None),  # the best weights are lost
-        ("checkpoint_last.pth", (), "checkpoint_best.pth"),
-    ],
-)
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_best_weights_are_of_the_resumed_epochs(
-    tmp_path, validated, caplog, origin, removed, best, elsewhere
-):
-    """Epoch 2 was the best, but the run goes back to an epoch before it, and only draws level."""
+@pytest.mark.parametrize("origin", ["checkpoint_0.pth", "checkpoint_last.pth"])
+@pytest.mark.parametrize("job", ["job", "other"])
+def test_best_weights_are_of_the_resumed_epochs(tmp_path, validated, caplog, origin, job):
+    """Epoch 2 was the best, but the run goes back to an epoch before it, or to another folder."""
     values, tested = validated
     changes = {"run__valid_splits": '["val"]', "run__test_splits": '["test"]'}
     values += [0.5, 0.4, 0.9]
     run_here(tmp_path, **changes, run__keep_every_epochs=1)
-    before = {path.name: weights(tmp_path, path.name) for path in tmp_path.glob("job/*.pth")}
-    for name in removed:
-        (tmp_path / "job" / name).unlink()
-    resumed = "other" if elsewhere else "job"
-    epochs = 4 if origin == "checkpoint_last.pth" else int(origin[11]) + 2
-    values += [0.9 if origin == "checkpoint_last.pth" else 0.5]
+    best = weights(tmp_path, "checkpoint_best.pth")
+    keeps = (origin, job) == ("checkpoint_last.pth", "job")
+    epochs = 4 if origin == "checkpoint_last.pth" else 2
+    values += [0.9 if keeps else 0.3]  # no better than the best so far
     path = tmp_path / "job" / origin
-    changes |= {"run__init_lr": 1e-3, "run__job_id": resumed, "run__max_epoch": epochs}
+    changes |= {"run__init_lr": 1e-3, "run__job_id": job, "run__max_epoch": epochs}
     run_here(tmp_path, **changes, run__resume_ckpt_path=path)
-    expected = before[best] if best else weights(tmp_path, job=resumed)
+    expected = best if keeps else weights(tmp_path, job=job)
     assert same_weights(tested[-1], expected) and not values
-    assert same_weights(weights(tmp_path, "checkpoint_best.pth", resumed), expected)
-    aside = [path.name for path in tmp_path.glob("*/discarded*")]
-    if elsewhere or origin == "checkpoint_last.pth":
-        assert not aside
-        assert same_weights(weights(tmp_path, "checkpoint_best.pth"), before["checkpoint_best.pth"])
+    assert same_weights(weights(tmp_path, "checkpoint_best.pth", job), expected)
+    assert ("best figure is forgotten" in caplog.text) == (not keeps)
+    aside = list(tmp_path.glob("*/discarded_best.pth"))
+    if (origin, job) == ("checkpoint_0.pth", "job"):
+        assert same_weights(weights(tmp_path, aside[0].name), best) and len(aside) == 1
     else:
-        assert (
-            aside == ["discarded_best_1.pth"] and "renamed to discarded_best_1.pth" in caplog.text
-        )
-        assert same_weights(weights(tmp_path, *aside), before["checkpoint_best.pth"])
-    assert ("best figure is forgotten" in caplog.text) == (best is None)
+        assert not aside and same_weights(weights(tmp_path, "checkpoint_best.pth"), best)
 
 
 def test_failing_validation_keeps_the_epoch(tmp_path, monkeypatch):

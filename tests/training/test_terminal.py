@@ -4,32 +4,50 @@ from __future__ import annotations
 
 import logging
 
+import pytest
 from runs import run_here
 
 from lavis_mafa.io.processes import progress
 from lavis_mafa.training import run_log, runner_mafa
 from lavis_mafa.training.run_log import TimeLeft, duration
 
+# Of a simulated run; the last three in seconds. A step takes one second.
+EPOCHS, STEPS, VALIDATION, FIRST_STEP, SAVE = 6, 300, 80, 30, 15
 
-def test_time_left_is_of_the_whole_run_at_its_recent_pace(monkeypatch):
-    """Slow first steps are forgotten after a minute, and validation is not part of the pace."""
-    now = [100.0]
+
+@pytest.mark.parametrize("begins, ends", [(9e9, 9e9), (700, 2500), (20, 1500)])
+def test_time_left_is_right_from_the_second_minute_on(monkeypatch, begins, ends):
+    """Whatever first steps, validation and checkpoints take; also a minute after another program,
+    which makes everything three times as slow, begins or ends."""
+    now = [0.0]
     monkeypatch.setattr(run_log.time, "monotonic", lambda: now[0])
-    left = TimeLeft(total=110, done=10)
 
-    def steps(count, seconds, done):
+    def slowness():
+        return 3 if begins <= now[0] < ends else 1
+
+    def seconds_left(epoch, step):
+        later = STEPS - 1 + FIRST_STEP + SAVE + VALIDATION
+        rest = STEPS - step + VALIDATION + (SAVE if step <= STEPS // 2 else 0)
+        return slowness() * ((EPOCHS - 1 - epoch) * later + rest)
+
+    left, ratios = TimeLeft(EPOCHS * STEPS, STEPS), []
+    for epoch in range(EPOCHS):
         left.begin_epoch()
-        for number in range(count):
-            now[0] += seconds
-            shown = left.after(done + number + 1)
-        return shown
-
-    assert steps(10, 2, done=10) == "0:03:00"  # 10 steps in 20 s, 90 to go
-    assert steps(20, 10, done=20) == "0:11:40"  # another program takes the cores: 70 of 10 s to go
-    now[0] += 40  # a validation after each 40 steps or so
-    assert steps(10, 10, done=40) == "0:11:00"
-    assert left.is_due(20) and not left.is_due(20)
-    assert duration(3723) == "1:02:03" and left.after(110) == "0:00:00"
+        for step in range(1, STEPS + 1):
+            now[0] += slowness() * (FIRST_STEP if step == 1 else 1)
+            hours, minutes, seconds = map(int, left.after(epoch * STEPS + step).split(":"))
+            if not any(start <= now[0] < start + 63 for start in (0, begins, ends)):
+                shown = 3600 * hours + 60 * minutes + seconds
+                ratios.append(shown / seconds_left(epoch, step))
+            if step == STEPS // 2:
+                now[0] += slowness() * SAVE
+                left.leave_out()
+        now[0] += slowness() * VALIDATION
+    assert len(ratios) > 1000
+    # After the last step of the run, the validation that is left is not counted.
+    assert min(ratios[:-1]) > 1 / 1.5 and max(ratios[:-1]) < 1.5
+    assert left.after(EPOCHS * STEPS) == "0:00:00"
+    assert left.is_due(20) and not left.is_due(20) and duration(3723) == "1:02:03"
 
 
 def test_no_bars_in_a_pipe(capfd):

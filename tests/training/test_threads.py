@@ -11,7 +11,7 @@ import sys
 import pytest
 from conftest import ROOT
 
-from lavis_mafa.io.launcher import cpu_quota, usable_cores
+from lavis_mafa.io.launcher import _cpu_quota, usable_cores
 
 
 def write(folder, **files):
@@ -43,7 +43,7 @@ def write(folder, **files):
 def test_quota_of_control_groups(tmp_path, groups, folder, files, cores):
     write(tmp_path, groups=groups)
     write(tmp_path / "root" / folder, **files)
-    assert cpu_quota(str(tmp_path / "groups"), str(tmp_path / "root")) == cores
+    assert _cpu_quota(str(tmp_path / "groups"), str(tmp_path / "root")) == cores
 
 
 def train(folder, command=(), plugin="", **variables):

@@ -119,7 +119,7 @@ def test_learning_rate_is_lower_in_grouped_epochs(tmp_path):
 
 def test_logs_contain_the_statistics_of_the_papers(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
-        run_here(tmp_path, run__log_connections=4, run__loggers="[tensorboard]")
+        run_here(tmp_path, run__loggers="[tensorboard]")
     step = records(tmp_path, "step")[-1]
     for name in ("picked", "judged", "found", "ambiguous", "kept", "probability_sum"):
         assert f"{name}_i2t" in step and f"{name}_t2i" in step

@@ -159,23 +159,13 @@ def swing(grouped_epochs, hardness, own):
     return own.low if grouped_epochs % 2 else hardness
 
 
-@dataclass(frozen=True)
-class NotebookSettings:
-    """Settings of the logger."""
-
-    file: str = option("notebook.txt", "file in the run's folder")
-
-
-@LOGGERS.register("notebook", settings=NotebookSettings, source="tests")
+@LOGGERS.register("notebook", source="tests")
 class Notebook(Logger):
     """A logger that writes the names of figures into a file."""
 
-    def __init__(self, settings: NotebookSettings) -> None:
-        self.settings = settings
-
     def begin(self, run):
         """Open the file."""
-        self.file = open(run.folder / self.settings.file, "a", encoding="utf-8")
+        self.file = open(run.folder / "notebook.txt", "a", encoding="utf-8")
 
     def figures(self, figures, step, axis):
         """Write one line for each figure."""
