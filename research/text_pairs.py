@@ -148,7 +148,8 @@ def train(
     rate, kind = options.pop("learning_rate"), options.pop("loss")
     sampler: Any = "no_duplicates" if options.pop("no_duplicates", False) else "batch_sampler"
     judge = {"guide": guide, "truth": truth, None: None}[options.pop("judge", None)]
-    hardness, callbacks = options.pop("hardness", None), []
+    hardness = options.pop("hardness", None)
+    callbacks: list[Any] = []
     both: Any = ("query_to_doc", "doc_to_query")
     if kind == "library":
         loss: Any = MultipleNegativesRankingLoss(

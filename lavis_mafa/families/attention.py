@@ -289,8 +289,10 @@ def _attend_to_images(
     pairs, heads, length, _ = query.shape
     if image_of is None or len(both) != 1:
         of_pairs = both if image_of is None else take(both, image_of)
-        return _attend(attention.dropout, query, *_split(of_pairs, heads, 2))
+        key, value = _split(of_pairs, heads, 2)
+        return _attend(attention.dropout, query, key, value)
     # All pairs have the same image: the tokens of all of them are queries of one sequence.
     together = query.transpose(0, 1).flatten(1, 2)[None]
-    context = _attend(attention.dropout, together, *_split(both, heads, 2))
+    key, value = _split(both, heads, 2)
+    context = _attend(attention.dropout, together, key, value)
     return context[0].view(heads, pairs, length, -1).transpose(0, 1)

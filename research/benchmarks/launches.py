@@ -70,7 +70,7 @@ class _AsOnGpu(TorchFunctionMode):
         if func is F.dropout:
             given = dict(zip(("input", "p", "training"), args, strict=False)) | kwargs
             drops = given["training"] and given["p"]
-            return torch.native_dropout(*args[:1], given["p"], True)[0] if drops else args[0]
+            return torch.native_dropout(args[0], given["p"], True)[0] if drops else args[0]
         if func is F.scaled_dot_product_attention:
             kwargs["dropout_p"] = 0.0
         return func(*args, **kwargs)

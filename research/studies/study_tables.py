@@ -66,8 +66,8 @@ def _claims(results: Results) -> Table:
         for name in claim.columns:
             column, lower = catalogue[name], claim.better == "lower"
             gains = gains_of(results.figures, claim.row, claim.than, name, lower)
-            rows = [results.by_image.get(row, {}) for row in (claim.row, claim.than)]
-            images = gain_by_image(*rows, name, list(gains.index))
+            mine, theirs = (results.by_image.get(row, {}) for row in (claim.row, claim.than))
+            images = gain_by_image(mine, theirs, name, list(gains.index))
             spread = Spread.of(gains) if images is None else Crossed.over(images * (1 - 2 * lower))
             if spread is None:
                 continue
