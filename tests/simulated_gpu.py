@@ -291,8 +291,14 @@ def simulated_gpu() -> Iterator[Counter[str]]:
         **{
             name: MagicMock()
             for name in (
-                *("Event", "Stream", "current_stream", "stream", "device", "set_device"),
-                *("set_rng_state", "empty_cache"),
+                "Event",
+                "Stream",
+                "current_stream",
+                "stream",
+                "device",
+                "set_device",
+                "set_rng_state",
+                "empty_cache",
             )
         },
     }

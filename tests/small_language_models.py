@@ -15,13 +15,21 @@ WORDS = [
 ]
 
 OPT_SIZES = {
-    **{"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 64},
-    **{"num_hidden_layers": 2, "num_attention_heads": 4},
+    "hidden_size": 32,
+    "word_embed_proj_dim": 32,
+    "ffn_dim": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
 }
 T5_SIZES = {
-    **{"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4},
-    **{"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
-    **{"decoder_start_token_id": 0},
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+    "feed_forward_proj": "gated-gelu",
+    "tie_word_embeddings": False,
+    "decoder_start_token_id": 0,
 }
 
 

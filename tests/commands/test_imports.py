@@ -33,7 +33,12 @@ assert not heavy, heavy
 """
 # What a plain training has no use for, though LAVIS or what it imports may have.
 UNUSED = (
-    *("datasets", "matplotlib", "mlflow", "pandas", "sentence_transformers", "spacy"),
+    "datasets",
+    "matplotlib",
+    "mlflow",
+    "pandas",
+    "sentence_transformers",
+    "spacy",
     "wandb",
 )
 
@@ -110,8 +115,12 @@ def test_a_plain_training_imports_no_package_that_it_does_not_use(tmp_path):
     size = {"train_size": 64, "val_size": 32, "test_size": 32}
     options = [
         *(f"datasets.toy_scenes.build_info.{key}={value}" for key, value in size.items()),
-        *("run.max_epoch=2", "run.batch_size_train=32", "run.grit.start_epoch=1"),
-        *("run.grit.queue_size=64", "run.grit.search_space=64", f"run.output_dir={tmp_path}"),
+        "run.max_epoch=2",
+        "run.batch_size_train=32",
+        "run.grit.start_epoch=1",
+        "run.grit.queue_size=64",
+        "run.grit.search_space=64",
+        f"run.output_dir={tmp_path}",
     ]
     run_lines(
         "import sys",

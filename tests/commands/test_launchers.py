@@ -15,8 +15,14 @@ PYTHON = sys.executable
 LAUNCHER = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 PROGRAM = shutil.which("lavis-mafa", path=str(Path(PYTHON).parent))
 OPTIONS = (
-    *("--cfg-path", "albef_toy", "--dry-run", "--options", "run.device=cpu"),
-    *("run.batch_size_train=8", "run.grit.queue_size=64", "run.grit.search_space=16"),
+    "--cfg-path",
+    "albef_toy",
+    "--dry-run",
+    "--options",
+    "run.device=cpu",
+    "run.batch_size_train=8",
+    "run.grit.queue_size=64",
+    "run.grit.search_space=16",
     *(f"datasets.toy_scenes.build_info.{split}_size=64" for split in ("train", "val", "test")),
 )
 

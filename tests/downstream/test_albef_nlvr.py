@@ -33,7 +33,9 @@ def pairs(toy_train):
         "image1": images[5:],
         "text_input": texts,
         "label": torch.tensor([0, 1, 1, 0, 1]),
-        **{"epoch": 1, "iters": 3, "num_iters_per_epoch": 10},
+        "epoch": 1,
+        "iters": 3,
+        "num_iters_per_epoch": 10,
     }
 
 

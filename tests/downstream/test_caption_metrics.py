@@ -315,8 +315,11 @@ def test_captions_of_an_image_may_be_a_list_or_missing(tmp_path, caplog):
     ]
     references = read_references(annotations(tmp_path / "truth.json", rows))
     assert references.captions == {
-        **{1: ["a dog", "one dog"], 3: ["a cat"], 4: ["7"]},
-        **{5: ["e"], 6: ["f"]},
+        1: ["a dog", "one dog"],
+        3: ["a cat"],
+        4: ["7"],
+        5: ["e"],
+        6: ["f"],
     }
     assert "2 captions of" in caplog.text and "null or blank: left out" in caplog.text
     score_captions({1: "a dog", 2: "a"}, references, IN_PYTHON)

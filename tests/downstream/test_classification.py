@@ -16,8 +16,13 @@ from lavis_mafa.tasks.tally import Tally
 # True class, predicted class and kind of ten samples.
 ROWS = [
     *[(1, 1, "both")] * 3,
-    *[(0, 1, "both"), (2, 2, "one"), (0, 2, "one"), (1, 0, "one"), (2, 2, "one")],
-    *[(1, 1, "same"), (0, 0, "same")],
+    (0, 1, "both"),
+    (2, 2, "one"),
+    (0, 2, "one"),
+    (1, 0, "one"),
+    (2, 2, "one"),
+    (1, 1, "same"),
+    (0, 0, "same"),
 ]
 
 

@@ -80,7 +80,8 @@ def test_vqa_with_lavis_coco_and_visual_genome_builders(
         {
             "question_id": row["question_id"],
             "image_id": row["question_id"],
-            **{"question_type": "what is", "answer_type": "other"},
+            "question_type": "what is",
+            "answer_type": "other",
             "multiple_choice_answer": row["answer"][0],
             "answers": [{"answer": one, "answer_id": k} for k, one in enumerate(row["answer"])],
         }
@@ -103,8 +104,12 @@ def test_vqa_with_lavis_coco_and_visual_genome_builders(
         **more,
         **annotation_options("coco_vqa", "train", paths["train"], paths["more"]),
         **annotation_options(
-            *("coco_vqa", "val", paths["evaluated"], paths["candidates"]),
-            *(paths["official"], paths["truth"]),
+            "coco_vqa",
+            "val",
+            paths["evaluated"],
+            paths["candidates"],
+            paths["official"],
+            paths["truth"],
         ),
         **annotation_options("coco_vqa", "test", paths["evaluated"], paths["candidates"]),
         **annotation_options(genome, "train", paths["genome"]),

@@ -101,9 +101,14 @@ def test_toy_statements_are_learnt(tmp_path, pretrained):
     fine_tune_nlvr(
         tmp_path,
         pretrained,
-        *(f"{info}.statement_types=[same]", f"{info}.statements_per_image=4"),
-        *(f"{info}.train_size=800", f"{info}.test_size=100", "run.valid_splits=[]"),
-        *("run.batch_size_train=32", "run.init_lr=5e-4", "run.warmup_steps=10"),
+        f"{info}.statement_types=[same]",
+        f"{info}.statements_per_image=4",
+        f"{info}.train_size=800",
+        f"{info}.test_size=100",
+        "run.valid_splits=[]",
+        "run.batch_size_train=32",
+        "run.init_lr=5e-4",
+        "run.warmup_steps=10",
     )
     (figures,) = records(tmp_path, "eval")
     assert figures["split"] == "test" and figures["acc"] > 70
@@ -119,9 +124,16 @@ def test_nlvr2_files_train_and_evaluate(tmp_path, monkeypatch, pretrained):
         f"datasets.nlvr_mafa.vis_processor.{phase}.image_size=32" for phase in ("train", "eval")
     ]
     options = [
-        *("model.model_type=tiny", "model.image_size=32", f"model.pretrained={pretrained}"),
-        *("run.device=cpu", "run.amp=False", "run.num_workers=0", "run.batch_size_train=4"),
-        *("run.max_epoch=1", "run.output_dir=out", f"{info}.images.storage=images"),
+        "model.model_type=tiny",
+        "model.image_size=32",
+        f"model.pretrained={pretrained}",
+        "run.device=cpu",
+        "run.amp=False",
+        "run.num_workers=0",
+        "run.batch_size_train=4",
+        "run.max_epoch=1",
+        "run.output_dir=out",
+        f"{info}.images.storage=images",
     ]
     run(str(TRAIN / "nlvr_ft.yaml"), [*SMALL, *options, *files, *processors])
     assert len(records(tmp_path / "out", "step")) == 2
@@ -141,13 +153,16 @@ def test_lavis_blip_is_fine_tuned_from_our_checkpoint(tmp_path, monkeypatch):
     options = [
         *(f"{info}.annotations.{s}.storage={tmp_path}/{s}.json" for s in ("train", "val", "test")),
         *(f"datasets.nlvr.vis_processor.{phase}.image_size=32" for phase in ("train", "eval")),
-        *(
-            f"{info}.images.storage={tmp_path}/images",
-            f"model.med_config_path={med}",
-            "model.image_size=32",
-        ),
-        *("model.pretrained=blip.pth", "run.device=cpu", "run.num_workers=0", "run.max_epoch=1"),
-        *("run.batch_size_train=4", "run.output_dir=out", "run.init_lr=1e-9"),
+        f"{info}.images.storage={tmp_path}/images",
+        f"model.med_config_path={med}",
+        "model.image_size=32",
+        "model.pretrained=blip.pth",
+        "run.device=cpu",
+        "run.num_workers=0",
+        "run.max_epoch=1",
+        "run.batch_size_train=4",
+        "run.output_dir=out",
+        "run.init_lr=1e-9",
     ]
     run(str(Path(lavis.__file__).parent / "projects/blip/train/nlvr_ft.yaml"), [*SMALL, *options])
     assert len(records(tmp_path / "out", "step")) == 2

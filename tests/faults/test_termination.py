@@ -42,8 +42,14 @@ def uninterrupted(tmp_path_factory):
         *[
             pytest.param(number, steps, to_all, marks=pytest.mark.faults)
             for number, steps, to_all in [
-                *((TERM, 1, False), (TERM, 4, True), (TERM, 43, True), (USR1, 2, True)),
-                *((USR1, 9, False), (USR1, 30, True), (USR1, 50, False), (TERM, 55, True)),
+                (TERM, 1, False),
+                (TERM, 4, True),
+                (TERM, 43, True),
+                (USR1, 2, True),
+                (USR1, 9, False),
+                (USR1, 30, True),
+                (USR1, 50, False),
+                (TERM, 55, True),
             ]
         ],
     ],

@@ -218,7 +218,10 @@ class Foreign:
         folder = self.folder / "pairs"
         folder.mkdir(exist_ok=True)
         Judged(
-            *(np.array([1, 0]), np.array([0, 1]), flags, flags),
+            np.array([1, 0]),
+            np.array([0, 1]),
+            flags,
+            flags,
             {"con_d": np.array([0.9, 0.8], np.float32)},
             np.full(2, UNKNOWN, np.int8),
             {"cfg_path": str(cfg_path), "options": list(options)},

@@ -19,12 +19,31 @@ from lavis_mafa.commands import demo as entry
 from research import demo
 
 TINY = [
-    *("--epochs", "1", "--warm-up-epochs", "1", "--train-size", "64", "--test-size", "20"),
-    *("--con-d-epochs", "1", "--annotated-size", "64", "--start-steps", "1", "--at-once", "2"),
+    "--epochs",
+    "1",
+    "--warm-up-epochs",
+    "1",
+    "--train-size",
+    "64",
+    "--test-size",
+    "20",
+    "--con-d-epochs",
+    "1",
+    "--annotated-size",
+    "64",
+    "--start-steps",
+    "1",
+    "--at-once",
+    "2",
 ]
 KEYS = [
-    *("valid_txt_r1", "valid_img_r1", "itm_auc", "false_negative_rate"),
-    *("false_negative_rate_in_itm", "con_d_precision", "con_d_recall"),
+    "valid_txt_r1",
+    "valid_img_r1",
+    "itm_auc",
+    "false_negative_rate",
+    "false_negative_rate_in_itm",
+    "con_d_precision",
+    "con_d_recall",
 ]
 
 

@@ -14,7 +14,10 @@ from research.studies.study_file import StudyError, read_study
 def test_rows_of_a_study(tmp_path):
     study = read_small_study(tmp_path)
     assert [row.name for row in study.rows] == [
-        *("plain, M=128", "plain, M=256", "mined, M=128", "mined, M=256")
+        "plain, M=128",
+        "plain, M=256",
+        "mined, M=128",
+        "mined, M=256",
     ]
     assert study.rows[0].cells == {"row": "plain", "Con-D": "✗", "M": "128"}
     assert study.rows[3].cells == {"row": "mined", "Con-D": "✓", "M": "256"}
@@ -25,9 +28,7 @@ def test_rows_of_a_study(tmp_path):
 def test_precedence_of_options(tmp_path):
     rows = [{"name": "a", "uses": ["random"], "options": {"run.grit.enabled": True, SPACE: 1}}]
     (row,) = read_small_study(tmp_path, rows=rows, vary={SPACE: [64]}, paper=None).rows
-    assert row.options == {
-        **{"run.grit.enabled": True, "model.mafa.negatives": "sampled", SPACE: 64}
-    }
+    assert row.options == {"run.grit.enabled": True, "model.mafa.negatives": "sampled", SPACE: 64}
 
 
 def test_section_of_a_scale_overrides_file_and_base(tmp_path):
@@ -96,9 +97,15 @@ def test_keys_and_types_that_are_wrong_are_reported_together(tmp_path):
         shared={"start": {"config": TOY}},
     )
     expected = [
-        *("colums: Extra inputs are not permitted", "row: Extra inputs", "stages.test.script"),
-        *("rows.0.option: Extra inputs", "run.grit is a mapping", "seeds.0"),
-        *("at_once: Input should be greater than 0", f"vary.{SPACE}", "settings.random"),
+        "colums: Extra inputs are not permitted",
+        "row: Extra inputs",
+        "stages.test.script",
+        "rows.0.option: Extra inputs",
+        "run.grit is a mapping",
+        "seeds.0",
+        "at_once: Input should be greater than 0",
+        f"vary.{SPACE}",
+        "settings.random",
         "shared.start: Value error, expected one of config, module and checkpoint",
     ]
     expect(problems, expected)
@@ -114,7 +121,10 @@ def test_names_that_do_not_exist_are_reported_together(tmp_path):
         paper=None,
     )
     expected = [
-        *("no setting randon; did you mean random?", "there are two called 'a'"),
-        *("rows.2.name: missing", "shows: no column tr;", "claims.0: no row b"),
+        "no setting randon; did you mean random?",
+        "there are two called 'a'",
+        "rows.2.name: missing",
+        "shows: no column tr;",
+        "claims.0: no row b",
     ]
     expect(problems, expected)

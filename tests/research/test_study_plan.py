@@ -26,7 +26,10 @@ def test_placeholders_become_paths(tmp_path):
     assert cfg.model_cfg.mafa.con_d.checkpoint == str(con_d)
     start = plan.jobs["start/5"]
     assert start.command[1:] == [
-        *("research.toy_start", "--seed", "5", "--output"),
+        "research.toy_start",
+        "--seed",
+        "5",
+        "--output",
         str(tmp_path / "out/shared/seed_5/start/start.pth"),
     ]
     assert config_of(plan.jobs["con_d/5"]).model_cfg.pretrained == start.command[-1]
@@ -74,9 +77,7 @@ def test_plan_is_restricted_to_the_requested_rows_and_columns(tmp_path):
 def test_processes_are_started_by_the_launcher(tmp_path):
     study = read_small_study(tmp_path, processes=4)
     job = make_plan(study, tmp_path / "out", [3]).of["plain, M=128"][3]["train"]
-    assert job.command[:4] == [
-        *("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=4")
-    ]
+    assert job.command[:4] == ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=4"]
     assert config_of(job).run_cfg.seed == 3
 
 
@@ -89,7 +90,11 @@ def test_a_row_that_changes_a_shared_run_has_a_run_of_its_own(tmp_path):
     assert {row.name for row in plan.study.rows} == {"GRIT-VLP", "GRIT-VLP, M = train / 8"}
     # Con-D is where they start, and runs are measured with the shortlist of the warm-up.
     assert {name.split("-")[0] for name in plan.jobs} == {
-        *("image_start/3", "warm_up/3", "con_d/3", "grit/3", "grit")
+        "image_start/3",
+        "warm_up/3",
+        "con_d/3",
+        "grit/3",
+        "grit",
     }
 
 

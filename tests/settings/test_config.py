@@ -252,9 +252,28 @@ def test_invalid_options_are_rejected(save, options, message):
 
 
 TEXT = [
-    *("Question: {} Short answer:", "a photo of ", "/data/set #1/train.json", "[new]/train.json"),
-    *("{00000..00331}.tar", "C:\\data", "*.json", "@x", "- x", "&a b", "a: b", "no", "True"),
-    *("12:30", "0123", "20240101", "2024-01-01", "1_000", "1e5", "it's", "'a' and 'b'", "| a"),
+    "Question: {} Short answer:",
+    "a photo of ",
+    "/data/set #1/train.json",
+    "[new]/train.json",
+    "{00000..00331}.tar",
+    "C:\\data",
+    "*.json",
+    "@x",
+    "- x",
+    "&a b",
+    "a: b",
+    "no",
+    "True",
+    "12:30",
+    "0123",
+    "20240101",
+    "2024-01-01",
+    "1_000",
+    "1e5",
+    "it's",
+    "'a' and 'b'",
+    "| a",
 ]
 
 

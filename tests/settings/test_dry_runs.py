@@ -40,11 +40,26 @@ SMALL = {
 }
 # Last parts of all keys that may be overridden; everything else stays as in the config.
 CHANGED = {key.rsplit(".", 1)[-1] for key in SMALL} | {
-    *("model_type", "image_size", "block_num", "med_config_path"),  # sizes
-    *("queue_size", "embed_dim", "max_txt_len"),
-    *("load_pretrained", "pretrained", "load_finetuned", "finetuned", "checkpoint", "vit_weights"),
-    *("arch", "opt_model", "t5_model"),  # of Con-D; language models
-    *("storage", "train_size", "val_size", "test_size"),  # data
+    "model_type",
+    "image_size",
+    "block_num",
+    "med_config_path",  # sizes
+    "queue_size",
+    "embed_dim",
+    "max_txt_len",
+    "load_pretrained",
+    "pretrained",
+    "load_finetuned",
+    "finetuned",
+    "checkpoint",
+    "vit_weights",
+    "arch",
+    "opt_model",
+    "t5_model",  # of Con-D; language models
+    "storage",
+    "train_size",
+    "val_size",
+    "test_size",  # data
 }
 TOY_SIZES = {"train_size": 24, "val_size": 10, "test_size": 10}
 PHOTOS = [f"COCO_val2014_{number:012d}.jpg" for number in range(1, 7)]

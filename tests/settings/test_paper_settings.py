@@ -66,12 +66,23 @@ def test_fourteen_million_images_are_four_and_twelve(family):
 @pytest.mark.parametrize(
     "name, total",
     [
-        *(("../blip2_stage1", 384), ("blip2_cond_pretrain", 384), ("blip_4m", 1200)),
-        *(("albef_14m", 512), ("blip_14m", 1200), ("blip_4m_clean", 1200)),
-        *(("blip2_stage2_opt", 512), ("blip2_stage2_t5", 512), ("blip2_caption_ft", 128)),
-        *(("blip2_retrieval_ft", 112), ("blip2_retrieval_ft_flickr", 112)),
-        *(("retrieval_ft_coco", 256), ("retrieval_ft_flickr", 256), ("vqa_ft", 128)),
-        *(("ve_ft", 256), ("nlvr_pretrain", 256), ("nlvr_ft", 64)),
+        ("../blip2_stage1", 384),
+        ("blip2_cond_pretrain", 384),
+        ("blip_4m", 1200),
+        ("albef_14m", 512),
+        ("blip_14m", 1200),
+        ("blip_4m_clean", 1200),
+        ("blip2_stage2_opt", 512),
+        ("blip2_stage2_t5", 512),
+        ("blip2_caption_ft", 128),
+        ("blip2_retrieval_ft", 112),
+        ("blip2_retrieval_ft_flickr", 112),
+        ("retrieval_ft_coco", 256),
+        ("retrieval_ft_flickr", 256),
+        ("vqa_ft", 128),
+        ("ve_ft", 256),
+        ("nlvr_pretrain", 256),
+        ("nlvr_ft", 64),
     ],
 )
 def test_total_batches(name, total):
@@ -112,25 +123,25 @@ def test_con_d_is_trained_as_the_model_without_con_d():
 
 # Config, the config whose checkpoint it starts from, and which checkpoint.
 STARTS = [
-    *(("train/cond_retrieval_ft", "train/cond_pretrain", None),),
-    *(("train/cond_own_data", "train/albef_own_data", None),),
+    ("train/cond_retrieval_ft", "train/cond_pretrain", None),
+    ("train/cond_own_data", "train/albef_own_data", None),
     *((f"train/blip2_retrieval_ft{data}", "train/blip2_cond_pretrain", None)
       for data in ("", "_flickr")),
     *((f"train/blip2_stage2_{name}", "blip2_stage1", None) for name in ("opt", "t5")),
-    *(("train/blip2_caption_ft", "train/blip2_stage2_opt", None),),
-    *(("train/blip2_stage2_toy", "train/blip2_toy", None),),
+    ("train/blip2_caption_ft", "train/blip2_stage2_opt", None),
+    ("train/blip2_stage2_toy", "train/blip2_toy", None),
     *((f"eval/{name}", "train/blip2_stage2_toy", None) for name in ("caption_toy", "vqa_toy")),
     *((f"train/{name}", "train/albef_4m", None)
       for name in ("retrieval_ft_coco", "retrieval_ft_flickr", "vqa_ft", "ve_ft", "nlvr_pretrain")),
     *((f"train/{name}", "train/albef_toy", None)
       for name in ("retrieval_ft_toy", "vqa_ft_toy", "ve_ft_toy", "nlvr_pretrain_toy")),
-    *(("train/nlvr_ft", "train/nlvr_pretrain", None),),
-    *(("train/nlvr_toy", "train/nlvr_pretrain_toy", None),),
+    ("train/nlvr_ft", "train/nlvr_pretrain", None),
+    ("train/nlvr_toy", "train/nlvr_pretrain_toy", None),
     *((f"eval/{name}", f"train/{name}", BEST) for name in ("retrieval_ft_coco",
       "retrieval_ft_flickr", "ve_ft", "retrieval_ft_toy", "vqa_ft_toy", "ve_ft_toy")),
-    *(("eval/vqa_ft", "train/vqa_ft", None),),
-    *(("eval/retrieval_zeroshot_flickr", "train/retrieval_ft_coco", BEST),),
-    *(("eval/retrieval_zeroshot_coco", "train/albef_4m", None),),
+    ("eval/vqa_ft", "train/vqa_ft", None),
+    ("eval/retrieval_zeroshot_flickr", "train/retrieval_ft_coco", BEST),
+    ("eval/retrieval_zeroshot_coco", "train/albef_4m", None),
 ]  # fmt: skip
 
 

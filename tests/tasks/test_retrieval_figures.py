@@ -142,7 +142,11 @@ def test_additional_pairs_by_name_and_by_index(folders, pairs, added):
     dataset = lavis_dataset(ROWS, folders)
     plain = original_pairs(dataset)
     assert set(zip(*map(np.ndarray.tolist, np.nonzero(plain)), strict=True)) == {
-        *((0, 0), (0, 1), (1, 2), (2, 3), (2, 4))
+        (0, 0),
+        (0, 1),
+        (1, 2),
+        (2, 3),
+        (2, 4),
     }
     truth_matrix = truth_with(dataset, read_truth(truth_file(folders, pairs)))
     additional = truth_matrix & ~plain

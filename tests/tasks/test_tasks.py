@@ -299,11 +299,17 @@ def test_precision_and_recall_are_none_with_zero_denominators():
     "action, loss, named",
     [
         # 4 of 7 pairs match: own ones, and three negatives. Entropy .683; ln 2 is .693.
-        *(("drop", 0.668, False), ("drop", 0.670, True), ("drop", 0.706, True)),
+        ("drop", 0.668, False),
+        ("drop", 0.670, True),
+        ("drop", 0.706, True),
         ("drop", 0.708, False),
         # 8 of 11 match, with the four converted ones: entropy .586.
-        *(("convert", 0.573, False), ("convert", 0.575, True), ("convert", 0.597, True)),
-        *(("convert", 0.599, False), ("convert", 0.678, False), ("convert", 0.680, True)),
+        ("convert", 0.573, False),
+        ("convert", 0.575, True),
+        ("convert", 0.597, True),
+        ("convert", 0.599, False),
+        ("convert", 0.678, False),
+        ("convert", 0.680, True),
     ],
 )
 def test_itm_that_only_guesses_is_named(output, action, loss, named, tmp_path, caplog):

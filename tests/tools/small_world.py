@@ -63,8 +63,17 @@ def save_model(path, train_set, seed):
 def arguments(command, output, model, *more, options=(), size=SIZE):
     """Return the command's arguments for ``size`` pairs of the toy world."""
     return [
-        *(command, "--cfg-path", CONFIG, "--output", str(output), "--checkpoint", str(model)),
-        *("--options", DENSE, f"datasets.toy_scenes.build_info.train_size={size}", *options),
+        command,
+        "--cfg-path",
+        CONFIG,
+        "--output",
+        str(output),
+        "--checkpoint",
+        str(model),
+        "--options",
+        DENSE,
+        f"datasets.toy_scenes.build_info.train_size={size}",
+        *options,
         *map(str, more),
     ]
 

@@ -151,9 +151,11 @@ def test_pages_of_foreign_annotations_have_no_private_picture(outside, caplog):
     info = "datasets.image_text_json.build_info"
     options = [
         *(f"{info}.annotations.{s}.storage={folder / 'train.json'}" for s in ("train", "val")),
-        *(f"{info}.annotations.test.storage={folder / 'train.json'}",),
-        *(f"{info}.images.storage={folder / 'images'}", f"{info}.cache_dir={folder}"),
-        *("run.batch_size_train=2", "run.grit.enabled=False"),
+        f"{info}.annotations.test.storage={folder / 'train.json'}",
+        f"{info}.images.storage={folder / 'images'}",
+        f"{info}.cache_dir={folder}",
+        "run.batch_size_train=2",
+        "run.grit.enabled=False",
     ]
     path = judged_pairs(
         image=np.array([1, 0]),

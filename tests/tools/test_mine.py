@@ -113,9 +113,16 @@ def data_options(folder):
 
 
 SHORT = [
-    *("model.model_type=tiny", "model.load_pretrained=False", "run.device=cpu", "run.amp=False"),
-    *("run.num_workers=0", "run.batch_size_train=16", "run.max_steps=3", "run.valid_splits=[]"),
-    *("run.test_splits=[]", "model.image_size=32"),
+    "model.model_type=tiny",
+    "model.load_pretrained=False",
+    "run.device=cpu",
+    "run.amp=False",
+    "run.num_workers=0",
+    "run.batch_size_train=16",
+    "run.max_steps=3",
+    "run.valid_splits=[]",
+    "run.test_splits=[]",
+    "model.image_size=32",
 ]
 
 

@@ -19,8 +19,16 @@ GRIT = ("run.grit.queue_size=64", "run.grit.search_space=32")
 def words(command, folder, path, *more):
     sizes = ["--batch-sizes", 8] if command == "count" else ["--batch-size", 8]
     return arguments(
-        *(command, folder, path, *sizes, "--sampling", "random", *more),
-        *("--con-d", *con_d("own", path), "own.self_check_pairs=40"),
+        command,
+        folder,
+        path,
+        *sizes,
+        "--sampling",
+        "random",
+        *more,
+        "--con-d",
+        *con_d("own", path),
+        "own.self_check_pairs=40",
         options=GRIT,
         size=64,
     )

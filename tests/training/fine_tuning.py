@@ -15,8 +15,11 @@ from lavis_mafa.training.session import run
 TRAIN, EVAL = ROOT / "projects/mafa/train", ROOT / "projects/mafa/eval"
 # Keys of the small pre-training run that do not apply here.
 PRETRAINING_KEYS = (
-    *("run.grit.queue_size", "run.grit.search_space", "run.grit.start_epoch"),
-    *("model.mafa.con_d.arch", "run.k_test"),
+    "run.grit.queue_size",
+    "run.grit.search_space",
+    "run.grit.start_epoch",
+    "model.mafa.con_d.arch",
+    "run.k_test",
 )
 QUESTIONS = "datasets.toy_vqa.build_info.questions_per_image"
 TOY_TASKS = ROOT / "tests/downstream/configs"
@@ -85,7 +88,9 @@ def assert_trains_and_evaluates(name, data, metric, checkpoint, tmp_path):
             *([f"run.plugins=[{TOYS}]"] if data != "toy_scenes" else []),
             *(["datasets.toy_scenes.type=dense"] if data == "toy_scenes" else []),
             f"model.finetuned={tmp_path}/job/checkpoint_best.pth",
-            *("run.job_id=job", f"run.output_dir={evaluated}", "run.loggers=[]"),
+            "run.job_id=job",
+            f"run.output_dir={evaluated}",
+            "run.loggers=[]",
             "run.evaluate=True",
         ],
     )

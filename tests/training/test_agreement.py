@@ -58,8 +58,11 @@ class Drawn(SampleJudge):
 CON_D = {"model__mafa__con_d__arch": "albef_mafa", "model__mafa__con_d__model_type": "tiny"}
 FNE = {
     **{f"run__grit__{name}": None for name in ("queue_size", "search_space", "start_epoch")},
-    **{"model__mafa__con_d__arch": None, "run__k_test": None, "model__plain_epochs": 1},
-    **{"model__memory_size": 20, "model__posterior__minimum": 5},
+    "model__mafa__con_d__arch": None,
+    "run__k_test": None,
+    "model__plain_epochs": 1,
+    "model__memory_size": 20,
+    "model__posterior__minimum": 5,
 }
 # Runs whose buffers change: queues of momentum encoders, thresholds, memory and distributions.
 AGREEING = {
@@ -144,8 +147,11 @@ def outcomes(tmp_path_factory):
         "another disk": (
             {
                 **AGREEING["momentum and queue"],
-                **{"run__init_lr": 1e-12, "run__min_lr": 1e-12, "run__max_epoch": 3},
-                **{"run__valid_splits": '["val"]', "run__test_splits": '["test"]'},
+                "run__init_lr": 1e-12,
+                "run__min_lr": 1e-12,
+                "run__max_epoch": 3,
+                "run__valid_splits": '["val"]',
+                "run__test_splits": '["test"]',
             },
             [f"run.output_dir={folder / 'of_rank_1'}"],
         ),

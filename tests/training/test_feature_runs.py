@@ -162,8 +162,10 @@ def test_features_of_the_frozen_encoder_of_blip2(data, tmp_path, capsys):
         return [step["losses"]["loss"] for step in found]
 
     pictures = {
-        **{f"{INFO}__images__storage": data, f"{INFO}__features__storage": None},
-        **{"model__image_encoder": None, "model__vit_weights": weights_of},
+        f"{INFO}__images__storage": data,
+        f"{INFO}__features__storage": None,
+        "model__image_encoder": None,
+        "model__vit_weights": weights_of,
         "model__freeze_vit": True,
     }
     kept = losses("features", **{f"{INFO}__features__storage": out})

@@ -71,7 +71,10 @@ def run(python, folder, *arguments):
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
         [python, "-W", "ignore", *arguments],
-        **{"cwd": folder, "capture_output": True, "text": True, "timeout": 280},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=280,
         env={**environment, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
