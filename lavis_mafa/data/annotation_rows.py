@@ -23,6 +23,24 @@ _IMAGE_ID_KEY = "image_id"
 _LISTED_KINDS, _LISTED_PLACES = 20, 10  # of problems, and places of each, in a message
 MAX_UNUSABLE = 0.01  # default of the share of records that may be left out
 _LONGEST_PATH = 1000  # characters; an image in base64 has more
+_CONVERSATIONS = (
+    "conversations, as of LLaVA or ShareGPT, which are not read: write a record for each picture, "
+    "with the answer as its caption"
+)
+# What a file with such a column holds, and what to do.
+_NOT_READ = {
+    "conversations": _CONVERSATIONS,
+    "messages": _CONVERSATIONS,
+    "url": (
+        "metadata of pictures, which are not downloaded: get them by img2dataset, and name the "
+        ".tar files or the folder that it writes"
+    ),
+    "images": (
+        "a list inside an object, as in Karpathy's format (dataset_coco.json): write the list of "
+        "one split itself, with 'image' ('filepath' and 'filename' joined) and 'caption' (the "
+        "'raw' of each of the 'sentences')"
+    ),
+}
 
 
 class StoredImage(NamedTuple):
@@ -256,6 +274,9 @@ def _no_column(kind: str, wanted: Collection[str], names: Collection[str]) -> st
     )
     if kind in ("image", "caption") and len(wanted) == 1:  # the user has named it
         cure = "name one of them"
+    seems = next((_NOT_READ[name] for name in map(str.lower, names) if name in _NOT_READ), None)
+    if seems is not None:
+        cure = f"this seems to be {seems}"
     return f"no {kind} column: expected {' or '.join(wanted)}, found {found}; {cure}"
 
 

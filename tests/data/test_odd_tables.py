@@ -139,10 +139,17 @@ def test_problem_names_the_cause(name, content, message, tmp_path):
 @pytest.mark.parametrize(
     "content, message",
     [
-        ({"images": [KARPATHY], "dataset": "x"}, "no image column: .*found 'images', 'dataset'"),
+        (
+            {"images": [KARPATHY], "dataset": "x"},
+            "no image column: .*found 'images', 'dataset'; .*Karpathy",
+        ),
         ([KARPATHY] * 9, r"'sentences': expected a string or strings, got \[\{'raw'"),
+        ([{"url": "http", "caption": "dot"}], "no image column: .*by img2dataset"),
         ({"a.jpg": "text"}, "no image column: .*found 'a.jpg'; write records such as"),
-        ([CONVERSATION] * 30, "and 20 more: no caption column: .*'image', 'conversations'; write"),
+        (
+            [CONVERSATION] * 30,
+            "and 20 more: no caption column: .*'image', 'conversations'; .*LLaVA",
+        ),
         ({"data": [RECORD] * 9}, "no image column: .*found 'data'; write records such as"),
         ({"image": ["a", "b"], "caption": ["c", "d"]}, "'image': expected the path of an image"),
         ([["a.jpg", "text"]] * 9, r"expected an object with .*, got \['a.jpg', 'text'\]"),

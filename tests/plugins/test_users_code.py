@@ -41,7 +41,6 @@ ADDED = {
         "test_splits": ["test"],
         "output_dir": "output",
         "job_id": "",
-        "loggers": [],
         "log_freq": 1,
         "k_test": 4,
         "retrieval_metrics": ["mean_rank"],
