@@ -269,8 +269,8 @@ class PairColumns:
 def _no_column(kind: str, wanted: Collection[str], names: Collection[str]) -> str:
     found = ", ".join(map(short, list(names)[:10])) or "nothing"
     cure = (
-        f'write records such as {{"image": "a.jpg", "caption": "a dog"}}, or name the column by '
-        f"--{kind.replace('_', '-')}-key or build_info.{kind}_key"
+        f'write records such as {{"image": "a.jpg", "caption": "a dog"}}, or set {kind}_key (an '
+        f"option --{kind.replace('_', '-')}-key, or in build_info) to the column's name"
     )
     if kind in ("image", "caption") and len(wanted) == 1:  # the user has named it
         cure = "name one of them"

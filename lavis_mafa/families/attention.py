@@ -261,8 +261,9 @@ def _heads_of(attention: Any, source: Tensor, *layers: Any) -> Sequence[Tensor]:
 
 def _split(joined: Tensor, heads: int, parts: int = 3) -> tuple[Tensor, ...]:
     """Split ``(B, S, parts * heads * d)`` into parts ``(B, heads, S, d)``."""
-    split = joined.view(*joined.shape[:2], parts, heads, -1).permute(2, 0, 3, 1, 4)
-    return torch.unbind(split)
+    rows, length, width = joined.shape  # there may be no rows
+    split = joined.view(rows, length, parts, heads, width // (parts * heads))
+    return torch.unbind(split.permute(2, 0, 3, 1, 4))
 
 
 def _attend(

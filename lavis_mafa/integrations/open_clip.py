@@ -26,7 +26,15 @@ if find_spec("open_clip") is not None:
     from open_clip.loss import DistillClipLoss as _DistillClipLoss
     from open_clip.loss import SigLipLoss as _SigLipLoss
 else:
-    _ClipLoss = _CoCaLoss = _DistillClipLoss = _SigLipLoss = object
+
+    class _Absent:
+        """Stands for a loss of open_clip's that ours cannot do without."""
+
+        def __new__(cls, *_: Any, **__: Any) -> Any:
+            raise ImportError(f"{cls.__name__} needs open_clip: pip install open_clip_torch")
+
+    _ClipLoss = _SigLipLoss = object
+    _CoCaLoss = _DistillClipLoss = _Absent
 
 # Keys of `lavis_mafa.run_step` that a loop may give with the features of a mini-batch.
 SAMPLES = ("image_id", "group_id", "loaded_index", "epoch", "grouped", "text_input")

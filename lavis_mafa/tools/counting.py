@@ -24,9 +24,7 @@ from lavis_mafa.tools.engine import Mined, load, mine
 from lavis_mafa.tools.gallery import SampleViewer, report_of_judged
 from lavis_mafa.tools.hard_negatives import HardNegatives, Sampling
 from lavis_mafa.tools.judged_pairs import FILE, INVALID, UNKNOWN, Judged
-from lavis_mafa.tools.run_report import is_on_plateau
 from lavis_mafa.tools.tables import markdown_table
-from lavis_mafa.training.figures import PLATEAU_ADVICE
 
 # Similar is not false: without a judge, the results do not say so.
 _ALIKE = "Hard negatives that are more similar than {} % of the own pairs"
@@ -175,6 +173,10 @@ def _write_results(
                 "data, so that its hard negatives are hardly harder than random ones."
             )
     else:
+        # These need LAVIS, and the pairs of `--data` do not.
+        from lavis_mafa.tools.run_report import is_on_plateau
+        from lavis_mafa.training.figures import PLATEAU_ADVICE
+
         notes.append(NOTE)
         folders = [args.run, args.checkpoint and Path(args.checkpoint).parent]
         if any(is_on_plateau(folder) for folder in folders if folder):

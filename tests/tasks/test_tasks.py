@@ -314,7 +314,7 @@ def test_precision_and_recall_are_none_with_zero_denominators():
 )
 def test_itm_that_only_guesses_is_named(output, action, loss, named, tmp_path, caplog):
     caplog.set_level("INFO")
-    figures = Figures(task_with_truth(action=action), RunLog(tmp_path, True), 1, 0)
+    figures = Figures(task_with_truth(action=action), RunLog(tmp_path, True), 1)
     output.losses = {"itm": torch.tensor(loss)}
     samples = {**SAMPLES, "epoch": 0, "iters": 0, "num_iters_per_epoch": 1}
     figures.record_step(output, samples, {"loss": loss, "loss_itm": loss}, 1e-3, 1)

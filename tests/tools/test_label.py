@@ -196,7 +196,7 @@ def test_labels_are_weighted_to_all_pairs(tmp_path, capsys):
     assert (row[3], row[4], row[6], row[7]) == ("10.0", "100.0", "5.263", "52.6")
     row = cells_of(printed, "other", "0.5")  # calls the 900, of which 90 match
     assert (row[3], row[4], row[7]) == ("90.0", "10.0", "47.4")
-    assert "people, of 100 of 1,000 pairs" in printed
+    assert "by people, for 100 of 1,000 pairs" in printed
     # The highest threshold that still is above the improbable pairs.
     assert (
         "Advice: a threshold of 0.5 for con_d. Above it 50 pairs have a precision of 100.0 %"
@@ -210,7 +210,7 @@ def test_pairs_of_tenths_without_labels_are_named(tmp_path, capsys):
     save_labels(tmp_path / "labels.csv", pairs, [(6, "match"), (7, "no match")])
     assert quality(tmp_path, pairs) == 0
     printed = capsys.readouterr().out
-    assert "people, of 2 of 4 pairs" in printed
+    assert "by people, for 2 of 4 pairs" in printed
     assert "6 pairs are in tenths without a label (the lowest label is above 0.9)" in printed
 
 

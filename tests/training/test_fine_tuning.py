@@ -38,6 +38,7 @@ def test_retrieval_with_lavis_flickr30k_builder(photographs, checkpoint, tmp_pat
         "model.model_type": "tiny",
         "model.image_size": 32,
         "model.queue_size": 64,
+        "model.max_txt_len": 30,
         "run.device": "cpu",
         "run.amp": False,
         "run.num_workers": 0,
