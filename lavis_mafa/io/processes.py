@@ -23,6 +23,7 @@ _LOST_PEER_MESSAGES = (
     "timed out",
     "Socket Timeout",
     "remote process exited",
+    "caused pair closure",
 )
 
 
