@@ -132,4 +132,4 @@ def test_demo_runs_to_its_figures_and_page(tmp_path, family):
     assert f"written: {folder / 'report.html'}" in output and "next: lavis-mafa train" in output
     starts = re.findall("^## (.{14})", table, re.M)
     assert starts[:3] == ["False negative", "Retrieval and ", "Retrieval agai"]
-    assert "of the hard negatives that" in table and "Con-D self-check" in table
+    assert "of the hard negatives that" in table
