@@ -142,11 +142,6 @@ def judges() -> Iterator[str]:
             yield name
 
 
-def negatives_encoders() -> Iterator[str]:
-    """Yield the models that can serve as the encoder of hard negatives, as `judges` does."""
-    yield from (name for name in judges() if traits_of(name).has_temperature)
-
-
 def same_model(one: Any, other: Any) -> bool:
     """Return whether two registered names are of one class, or of a class and its subclass, that
     load with our loader: what a config says of one then holds for the other."""
