@@ -38,7 +38,7 @@ def judged_pairs(
     image_ids: npt.NDArray[Any],
     sources: Iterable[tuple[str, str]],
 ) -> tuple[Ints, Ints, Bools]:
-    """Return the decided pairs of different images.
+    """Return the decided pairs of different images, which may be none.
 
     A judgement holds for all captions of the same words. Judgements of images that are not in the
     data are skipped.
@@ -54,7 +54,7 @@ def judged_pairs(
 
     Raises:
         ValueError: if the file has another form, a row names two images or a caption that its image
-            does not have, or no row is about the data.
+            does not have.
     """
     samples: dict[str, list[int]] = defaultdict(list)
     words: list[str] = []
@@ -79,8 +79,6 @@ def judged_pairs(
         else:
             votes[pair][0] += answers[0]
             votes[pair][1] += answers[1]
-    if not grades and not votes:
-        raise ValueError(f"{path}: no judgement is about an image and a caption of the data")
     decided: dict[tuple[int, int], bool] = {}
     for pair in grades.keys() | votes.keys():
         verdicts = {_by_grades(grades.get(pair, [])), _by_votes(*votes.get(pair, (0, 0)))} - {None}

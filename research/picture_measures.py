@@ -80,14 +80,17 @@ def _test_split(config: Any, truth: str | None) -> Any:
 
 
 def _judged(data: EvalPairs, folder: Path) -> tuple[Pairs, npt.NDArray[np.bool_]] | None:
-    """Return images and captions that people judged, each other's or not, and their verdicts."""
+    """Return images and captions that people judged, each other's or not, and their verdicts.
+
+    None if the data have no judgements, or if they are about the images of another split.
+    """
     path = folder / _JUDGEMENTS
     if not path.is_file():
         return None
     image_ids = np.array([data.txt2img[text] for text in range(len(data.text))], np.int64)
     names = [data.image[image] for image in image_ids]
     images, texts, valid = judged_pairs(path, image_ids, zip(names, data.text, strict=True))
-    return (image_ids[images], texts), valid
+    return ((image_ids[images], texts), valid) if len(valid) else None
 
 
 def measure(runs: Sequence[Job], judges: Sequence[Job]) -> Iterator[tuple[Job, dict[str, Any]]]:
