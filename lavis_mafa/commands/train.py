@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             "--toy",
             action="store_true",
-            help="try the config of --cfg-path in about a minute: a tiny model, toy pairs, two "
+            help="try the config of --cfg-path in about a minute: a tiny model, toy data, two "
             "epochs, this machine's device; no downloads",
         )
     only = parser.add_mutually_exclusive_group()
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> None:
             args.error(str(error))
     if getattr(args, "toy", False):
         if args.data:
-            args.error("--toy has pairs of its own; leave out --data, or give --cfg-path")
+            args.error("--toy has data of its own; leave out --data, or give --cfg-path")
         from lavis_mafa.settings.toy_run import write_toy_config
 
         try:

@@ -38,7 +38,8 @@ from lavis_mafa.data.image_reading import (
 )
 from lavis_mafa.data.lavis_rows import read_here, read_sample
 from lavis_mafa.data.pairs import TrainPairs
-from lavis_mafa.data.picture_identity import PictureFolder
+from lavis_mafa.data.picture_identity import PictureFolder, warn_of_copies
+from lavis_mafa.io.processes import is_main_process
 
 UNREADABLE = (
     OSError,
@@ -357,6 +358,8 @@ def _image_ids_of(parts: list[Any]) -> npt.NDArray[np.int64]:
             own = np.arange(first_free, first_free + len(part))
         ids.append(own)
         first_free = max(first_free + len(part), int(own.max(initial=0)) + 1)
+    if is_main_process():
+        warn_of_copies(paths)
     return np.concatenate(ids)
 
 

@@ -14,9 +14,10 @@ from lavis.models.blip2_models.blip2_qformer import Blip2Qformer
 from lavis.models.blip2_models.blip2_t5 import Blip2T5
 from lavis.models.blip2_models.Qformer import BertConfig, BertLMHeadModel
 from lavis.models.eva_vit import VisionTransformer
-from small_language_models import OPT_SIZES, T5_SIZES
 from torch import nn
 from transformers import BertTokenizer
+
+from lavis_mafa.downstream.tiny_language_models import OPT_SIZES, T5_SIZES
 
 WORDS = "a the red blue green big small dog cat ball box on under left of and two three runs sits"
 SENTENCES = [

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from lavis.datasets.datasets.base_dataset import BaseDataset, ConcatDataset
 from lavis.datasets.datasets.retrieval_datasets import RetrievalDataset
 from shard_files import png, write_shards
 
@@ -140,6 +141,29 @@ def test_copies_are_counted_in_a_warning(tmp_path, kind, caplog):
         caplog.clear()
         EvalPairs(None, str, root, files, cache_dir=tmp_path, holdout=(0.3, True))
         assert "copies of" not in caplog.text  # said once, for both splits
+
+
+def lavis_set(images, names):
+    """Return a data set with the rows of LAVIS's annotation files."""
+    data = BaseDataset(vis_root=str(images))
+    data.annotation = [{"image": name, "caption": name} for name in names]
+    return data
+
+
+def test_copies_in_and_across_lavis_data_sets_are_counted(tmp_path, caplog):
+    images, rows = rows_of(tmp_path, "mixed")  # each by three names, and a copy
+    names = [row["image"] for row in rows]
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "a.png").write_bytes(png(0))
+    first, second = lavis_set(images, [*names, "missing.png"]), lavis_set(other, ["a.png"])
+    both = TrainingSet(ConcatDataset([first, second]))
+    assert len(set(both.image_ids.tolist())) == 2 * COUNT + 2
+    (said,) = [one.getMessage() for one in caplog.records if "copies of" in one.getMessage()]
+    assert said.startswith(f"{COUNT + 1} pictures are copies of another one, first ")
+    caplog.clear()
+    TrainingSet(lavis_set(images, [name for name in names if not name.startswith("copy")]))
+    assert "copies of" not in caplog.text
 
 
 def test_a_file_with_two_ids_is_named(tmp_path, caplog):
