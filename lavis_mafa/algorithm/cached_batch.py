@@ -34,6 +34,8 @@ class _CachedBatch:
         size: pairs in a chunk.
     """
 
+    match_and_predict = None  # chunks of ITM's pairs are not those of the language loss
+
     def __init__(self, backbone: Backbone, size: int) -> None:
         self.backbone, self.size = backbone, size
 

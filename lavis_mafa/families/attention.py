@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -16,12 +17,14 @@ from lavis.models import eva_vit, med, vit
 from lavis.models.blip2_models import Qformer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.weak import TensorWeakRef
 
 if TYPE_CHECKING:
     from lavis_mafa.algorithm.backbone import Images
 
 
-_OF_LINEAR = ("weight", "bias")
+# The first of several layers: what its joined weights were made of, and the weights.
+_JOINED: WeakKeyDictionary[nn.Module, tuple[Any, TensorWeakRef]] = WeakKeyDictionary()
 _HIDDEN = -10000.0  # LAVIS adds this to the attention score of padding
 
 
@@ -206,6 +209,41 @@ def _is_watched(attention: Any) -> bool:
     return bool(attention.save_attention or hooks)
 
 
+def _fuse(layers: Sequence[Any], hidden: Tensor, mask: Tensor, looked_at: PairedImages) -> Tensor:
+    """Return all tokens ``(P, L, D)`` after the given fusion layers, see `first_token_after`."""
+    added = _padding_scores(mask, hidden)
+    for layer in layers:
+        hidden = layer(hidden, added, encoder_hidden_states=looked_at, mode="fusion")[0]
+    return hidden
+
+
+def tokens_after(
+    layers: Sequence[Any], hidden: Tensor, mask: Tensor, looked_at: PairedImages, rows: Tensor
+) -> Tensor:
+    """Return some tokens ``(T, D)`` after the fusion layers of LAVIS's BERT.
+
+    The last layer computes few others, which nobody reads.
+
+    Args:
+        layers, hidden, mask, looked_at: as of `first_token_after`.
+        rows: ``(T,)`` numbers of the tokens among all ``P * L``.
+    """
+    *others, last = layers
+    hidden = _fuse(others, hidden, mask, looked_at)
+    context = last.attention.self(hidden, _padding_scores(mask, hidden))[0]
+    tokens = last.attention.output(_tokens(context, rows), _tokens(hidden, rows))
+    queries = torch.zeros_like(hidden).flatten(0, 1).index_copy(0, rows, tokens.to(hidden.dtype))
+    queries = queries.view_as(hidden)
+    context = last.crossattention.self(queries, encoder_hidden_states=looked_at)[0]
+    tokens = last.crossattention.output(_tokens(context, rows), tokens)
+    chosen: Tensor = last.feed_forward_chunk(tokens)
+    return chosen
+
+
+def _tokens(hidden: Tensor, rows: Tensor) -> Tensor:
+    return take(hidden.flatten(0, 1), rows)
+
+
 def first_token_after(
     layers: Sequence[Any], hidden: Tensor, mask: Tensor, looked_at: PairedImages
 ) -> Tensor:
@@ -219,19 +257,23 @@ def first_token_after(
         mask: ``(P, L)``, 0 for padding.
         looked_at: the images of the P pairs.
     """
-    added = (1.0 - mask[:, None, None].to(hidden.dtype)) * _HIDDEN
     *others, last = layers
-    for layer in others:
-        hidden = layer(hidden, added, encoder_hidden_states=looked_at, mode="fusion")[0]
     if _is_watched(last.attention.self) or _is_watched(last.crossattention.self):
-        fused: Tensor = last(hidden, added, encoder_hidden_states=looked_at, mode="fusion")[0]
-        return fused[:, 0]
+        return _fuse(layers, hidden, mask, looked_at)[:, 0]
+    hidden = _fuse(others, hidden, mask, looked_at)
     first = last.attention(
-        hidden[:, :1], encoder_hidden_states=hidden, encoder_attention_mask=added
+        hidden[:, :1],
+        encoder_hidden_states=hidden,
+        encoder_attention_mask=_padding_scores(mask, hidden),
     )[0]
     first = last.crossattention(first, encoder_hidden_states=looked_at)[0]
-    fused = last.feed_forward_chunk(first)
+    fused: Tensor = last.feed_forward_chunk(first)
     return fused[:, 0]
+
+
+def _padding_scores(mask: Tensor, hidden: Tensor) -> Tensor:
+    """Return what is added to attention scores by a mask ``(P, L)``, 0 for padding."""
+    return (1.0 - mask[:, None, None].to(hidden.dtype)) * _HIDDEN
 
 
 def take(tensor: Tensor, rows: Tensor) -> Tensor:
@@ -247,9 +289,28 @@ def _project(source: Tensor, *layers: Any) -> Tensor:
     # is generated token by token.
     plain = all(type(one) is nn.Linear and not one._forward_hooks for one in layers)
     if plain and torch.is_grad_enabled():
-        weight, bias = (torch.cat([getattr(x, name) for x in layers]) for name in _OF_LINEAR)
-        return F.linear(source, weight, bias)
+        return F.linear(source, *_joined(layers))
     return torch.cat([one(source) for one in layers], dim=-1)
+
+
+def _joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor]:
+    """Return weights and biases of linear layers, one below the other.
+
+    All passes of a step share them: they live as long as the graph of one of them.
+    """
+    # Weights of another version belong to a step before; autocast would cast them in every pass.
+    weights, biases = [one.weight for one in layers], [one.bias for one in layers]
+    device = weights[0].device.type
+    half = torch.is_autocast_enabled(device)
+    kind = torch.get_autocast_dtype(device) if half else weights[0].dtype
+    made_of = kind, [one._version for one in weights + biases]
+    known, kept = _JOINED.get(layers[0], (None, None))
+    weight: Any = kept() if known == made_of and kept is not None else None
+    if weight is None:
+        weight = torch.cat(weights).to(kind)
+        weight.with_bias = torch.cat(biases).to(kind)  # no graph needs it after the product
+        _JOINED[layers[0]] = made_of, TensorWeakRef(weight)
+    return weight, weight.with_bias
 
 
 def _heads_of(attention: Any, source: Tensor, *layers: Any) -> Sequence[Tensor]:
@@ -263,7 +324,8 @@ def _split(joined: Tensor, heads: int, parts: int = 3) -> tuple[Tensor, ...]:
     """Split ``(B, S, parts * heads * d)`` into parts ``(B, heads, S, d)``."""
     rows, length, width = joined.shape  # there may be no rows
     split = joined.view(rows, length, parts, heads, width // (parts * heads))
-    return torch.unbind(split.permute(2, 0, 3, 1, 4))
+    # In this order the backward pass joins the gradients by one kernel, in the layout of `joined`.
+    return tuple(part.transpose(1, 2) for part in torch.unbind(split, dim=2))
 
 
 def _attend(

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lavis_mafa.algorithm.pickers import NONE
 from lavis_mafa.algorithm.step_context import StepContext
 
 IGNORED = -100  # cross_entropy's ignore_index
@@ -67,25 +66,11 @@ def next_token_losses(
 
 def lm(step: StepContext) -> Tensor:
     """Return the language loss of the own pairs and of mined positives (MAFA eq. 4)."""
-    batch, rule = step.batch, step.settings.connections
-    own, view = batch.own, step.compared.momentum
-    image_anchors, texts_mined = step.i2t.mined(rule)
-    text_anchors, images_mined = step.t2i.mined(rule)
-    # D_MLM is a set (MAFA Algorithm 1): a pair that both its image and its text found enters once,
-    # with its image. A pair's number is image * C + text.
-    if rule.uses("lm"):
-        from_images = own[image_anchors] * batch.count + texts_mined
-        missing = len(step.i2t.hard) - len(from_images)  # gathering needs equal sizes on all ranks
-        from_images = batch.ranks.gather(F.pad(from_images, (0, missing), value=NONE))
-        if len(images_mined):
-            new = ~torch.isin(images_mined * batch.count + own[text_anchors], from_images)
-            rows = torch.nonzero(new).flatten()
-            text_anchors, images_mined = text_anchors[rows], images_mined[rows]
-    losses = batch.backbone.language_losses(
-        batch.images,
-        batch.texts,
-        torch.cat([own, own[image_anchors], images_mined]),
-        torch.cat([own, texts_mined, own[text_anchors]]),
-        None if view is None else view.teacher,
-    )
+    batch = step.batch
+    if step.matched_and_predicted is None:
+        losses = batch.backbone.language_losses(
+            batch.images, batch.texts, *step.language_pairs, step.teacher
+        )
+    else:
+        losses = step.matched_and_predicted[1]
     return batch.ranks.mean(losses)
