@@ -189,11 +189,14 @@ class FeaturesLoss(nn.Module):
                 are compared, not judged.
 
         Raises:
-            ValueError: if the form or the labels of ITC cannot use ``hard_texts``, or there are no
-                pairs.
+            ValueError: if the form or the labels of ITC cannot use ``hard_texts``, the sides do not
+                fit, or there are no pairs.
         """
-        if not len(images):
-            raise ValueError("the mini-batch has no pairs: leave it out, or set drop_last=True")
+        if not len(images) or images.shape != texts.shape:
+            raise ValueError(
+                f"got features {tuple(images.shape)} and {tuple(texts.shape)}, expected (B, E) of "
+                "both sides of B >= 1 pairs: leave out a mini-batch without pairs"
+            )
         rows = torch.arange(len(images), device=images.device)[:, None]
         own = {TOKENS: Tokens(rows, torch.ones_like(rows)), **(samples or {}), "image": images}
         if hard_texts is not None:
