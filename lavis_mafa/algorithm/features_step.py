@@ -20,7 +20,7 @@ from lavis_mafa.algorithm.mining import ALL
 from lavis_mafa.algorithm.output import COUNTS, StepOutput
 from lavis_mafa.algorithm.parts import StepParts, build_parts
 from lavis_mafa.algorithm.ranks import Ranks
-from lavis_mafa.algorithm.rules import POSITIVE, RULES, ScoredPairs
+from lavis_mafa.algorithm.rules import RULES, Margin
 from lavis_mafa.algorithm.scores import SIMILARITY
 from lavis_mafa.algorithm.settings import LossWeights, StepSettings
 from lavis_mafa.algorithm.step import run_step
@@ -66,38 +66,42 @@ def _own_pairs_loss(parts: StepParts, samples: Mapping[str, Any]) -> Callable[..
         and not soft.label_smoothing
         and not samples.keys() & {"image_id", "group_id", HARD_TEXTS}
     )
-    found = ITC_LOSSES.entry(settings.itc_loss).traits.own_pairs
-    return getattr(parts.form, "own_pairs", found) if plain else None
+    return ITC_LOSSES.entry(settings.itc_loss).traits.own_pairs if plain else None
 
 
 def _one_hot_itc(
-    loss: Callable[..., Tensor], parts: StepParts, images: Tensor, texts: Tensor, divisor: Tensor
+    loss: Callable[..., Tensor],
+    parts: StepParts,
+    images: Tensor,
+    texts: Tensor,
+    temperature: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return ITC by `_own_pairs_loss`, and the counts of `StepOutput`.
-
-    Args:
-        divisor: the temperature.
-    """
+    """Return ITC by `_own_pairs_loss`, and the counts of `StepOutput`."""
     ranks, rule = Ranks(parts.settings.all_ranks), parts.settings.connections
     own = ranks.own(len(images), images.device)
-    sides = [("i2t", images, texts), ("t2i", texts, images)]
+    margin = parts.settings.own_of(RULES.entry("margin")) or Margin()
+    together = ranks.world == 1  # one product serves both directions
+    sides = [(images, texts), (texts, images)]
+    if together or (rule.by_con_d and ITC_LOSSES.entry(parts.settings.itc_loss).traits.symmetric):
+        del sides[1]
     counts = torch.zeros(2, len(COUNTS), device="cpu" if rule.by_con_d else images.device)
-    if rule.by_con_d and ITC_LOSSES.entry(parts.settings.itc_loss).traits.symmetric:
-        sides = sides[:1]
     terms = []
-    for (direction, one, other), count in zip(sides, counts, strict=False):
-        cosine = one @ ranks.gather(other, with_grad=True).t()
-        found: Tensor | None = None
+    for direction, (one, other) in enumerate(sides):
+        sim = one / temperature @ ranks.gather(other, with_grad=True).t()
+        found: list[Tensor | None] = [None, None] if together else [None]
         if not rule.by_con_d:
-            score = cosine.detach()
+            score = sim.detach() * temperature.detach()
             own_score = score.gather(1, own[:, None])
-            pairs = ScoredPairs(direction, score, own_score, own[:, None])
-            found = (parts.rule(pairs, rule) == POSITIVE).scatter(1, own[:, None], False)
             picked = score.numel() - len(own)
-            count[:2], count[2] = picked, found.count_nonzero()
-            count[4], count[5] = picked - count[2], score.sum() - own_score.sum()
-            count[6] = 0 if picked else len(own)
-        terms.append(loss(cosine, own, divisor, found, rule.action == "drop"))
+            # Of the rows, and of the columns where they are anchors, too.
+            for n, compared in enumerate((own_score, own_score.t())[: len(found)]):
+                false = margin.exceeded(score, compared).scatter_(1, own[:, None], False)
+                count = counts[direction + n]
+                count[:2], count[2] = picked, false.count_nonzero()
+                count[4], count[5] = picked - count[2], score.sum() - own_score.sum()
+                count[6] = 0 if picked else len(own)
+                found[n] = false
+        terms.append(loss(parts.form, sim, own, temperature, found, rule.action == "drop"))
     return torch.stack(terms).mean(), counts.cpu()
 
 
@@ -185,11 +189,14 @@ class FeaturesLoss(nn.Module):
                 are compared, not judged.
 
         Raises:
-            ValueError: if the form or the labels of ITC cannot use ``hard_texts``, or there are no
-                pairs.
+            ValueError: if the form or the labels of ITC cannot use ``hard_texts``, the sides do not
+                fit, or there are no pairs.
         """
-        if not len(images):
-            raise ValueError("the mini-batch has no pairs: leave it out, or set drop_last=True")
+        if not len(images) or images.shape != texts.shape:
+            raise ValueError(
+                f"got features {tuple(images.shape)} and {tuple(texts.shape)}, expected (B, E) of "
+                "both sides of B >= 1 pairs: leave out a mini-batch without pairs"
+            )
         rows = torch.arange(len(images), device=images.device)[:, None]
         own = {TOKENS: Tokens(rows, torch.ones_like(rows)), **(samples or {}), "image": images}
         if hard_texts is not None:

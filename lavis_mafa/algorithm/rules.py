@@ -176,6 +176,11 @@ class Margin(Checked):
         choices=("absolute", "relative"),
     )
 
+    def exceeded(self, score: Tensor, own_score: Tensor) -> Tensor:
+        """Return whether scores are above the own pairs' scores minus the margin."""
+        width = self.margin * (own_score.abs() if self.kind == "relative" else 1.0)
+        return score > own_score - width
+
 
 @RULES.register(
     "margin",
@@ -191,6 +196,4 @@ def _margin(pairs: ScoredPairs, rule: MiningRule, own: Margin) -> Tensor:
     negative ones. No pair is ambiguous. Args and returns as `_thresholds`.
     """
     assert pairs.own_score is not None, "registered with needs_own"
-    width = own.margin * (pairs.own_score.abs() if own.kind == "relative" else 1.0)
-    found = pairs.score > pairs.own_score - width
-    return torch.where(found, POSITIVE, KEPT)
+    return torch.where(own.exceeded(pairs.score, pairs.own_score), POSITIVE, KEPT)
