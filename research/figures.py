@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
+from matplotlib import rc_context
+from matplotlib.figure import Figure
 
 from lavis_mafa.io.files import ROOT, write_text
-from research.curves import Curve, curves_svg
-from research.studies.spread import differences_to, frame_of, spreads_of
+from research.studies.spread import Spread, differences_to, frame_of, spreads_of
 
+_COLOURS = ("#2b7cc4", "#d2691e", "#2a9246")
+_INK = "#808890"  # of axes and text: readable on light and on dark pages
+_SETTINGS: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "lavis_mafa",  # equal figures are equal bytes
+    "font.size": 9,
+    "text.color": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "axes.edgecolor": _INK,
+    "axes.labelcolor": _INK,
+}
 # Of search_space.svg: the divisor of the data's size, and the end of the row's name.
 _PARTS = {8: ", M = train / 8", 2: ", M = train / 2", 1: ""}
 _LABELS = {
@@ -31,9 +46,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Draw all figures."""
-    for name, curves in FIGURES.items():
-        write_text(ROOT / "docs/figures" / name, curves_svg(curves()))
+    for name in FIGURES:
+        write_text(ROOT / "docs/figures" / name, figure_svg(name))
         print(f"written: docs/figures/{name}")
+
+
+def figure_svg(name: str) -> str:
+    """Return a figure of the docs as an SVG file."""
+    draw, count = FIGURES[name]
+    with rc_context(_SETTINGS):
+        figure = Figure((4.8 * count, 3.0), layout="constrained")
+        draw(figure.subplots(1, count))
+        for axes in figure.axes:
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(axis="y", alpha=0.3)
+            axes.legend(frameon=False, fontsize=8)
+        file = io.StringIO()
+        figure.savefig(
+            file, format="svg", facecolor="white", metadata={"Date": None, "Creator": None}
+        )
+    return file.getvalue()
+
+
+def _mark(axes: Any, name: str, x: Sequence[float], spreads: Sequence[Spread], line: str) -> None:
+    """Mark means with their standard deviations, in the next colour."""
+    axes.errorbar(
+        x,
+        [one.mean for one in spreads],
+        yerr=[one.sd or 0.0 for one in spreads],
+        color=_COLOURS[len(axes.containers)],
+        linestyle=line,
+        marker="o",
+        markersize=3,
+        label=name,
+    )
 
 
 def _content_of(name: str) -> Any:
@@ -45,23 +91,21 @@ def _figures_of(name: str) -> pd.DataFrame:
     return frame_of({row: own["seeds"] for row, own in _content_of(name)["rows"].items()})
 
 
-def search_space() -> list[Curve]:
-    """Return three systems by the search space M in one world: false negatives and retrieval."""
+def _search_space(panels: Any) -> None:
+    """Draw three systems by the search space M in one world: false negatives and retrieval."""
     pairs = _content_of("compare_fresh")["parameters"]["train_size"]
     spreads = spreads_of(_figures_of("compare_fresh"))
-    x: list[float] = [pairs // part for part in _PARTS]
-    curves = []
-    for column, label in _LABELS.items():
-        curve = Curve(x_label="search space M (pairs)", y_label=label, log_x=True)
+    x = [pairs // part for part in _PARTS]
+    for axes, (column, label) in zip(panels, _LABELS.items(), strict=True):
         for system in ("GRIT-VLP", "ECM", "MAFA"):
-            own = [spreads[system + end][column] for end in _PARTS.values()]
-            curve.series.append((system, x, own))
-        curves.append(curve)
-    return curves
+            _mark(axes, system, x, [spreads[system + end][column] for end in _PARTS.values()], "-")
+        axes.set(xlabel="search space M (pairs)", ylabel=label, xscale="log")
+        axes.set_xticks(x, [f"{one:,}" for one in x])
+        axes.minorticks_off()
 
 
-def three_data_sets() -> list[Curve]:
-    """Return false negatives that ITM learns, and R@1 compared with ALBEF-base, on three sets."""
+def _three_data_sets(panels: Any) -> None:
+    """Draw false negatives that ITM learns, and R@1 compared with ALBEF-base, on three sets."""
     ten, more = _figures_of("compare_ten"), _figures_of("compare_ten_more")
     dense, ucm = _figures_of("compare_dense"), _figures_of("ucm")
     ucm = ucm.rename(index={"random + ECM": _RANDOM_ECM}, level="row")
@@ -73,19 +117,19 @@ def three_data_sets() -> list[Curve]:
         "toy world: dense": dict.fromkeys(_SYSTEMS, dense),
         "aerial photographs: UCM-Captions": dict.fromkeys(_SYSTEMS, ucm),
     }
-    left = Curve(y_label="false negatives in ITM (percent)", places=_SYSTEMS)
-    right = Curve(y_label="R@1, any valid pair, minus ALBEF-base's", places=_SYSTEMS)
+    left, right = panels
     for number, (name, of_system) in enumerate(data_sets.items()):
-        shift = _APART * (number - (len(data_sets) - 1) / 2)
-        x = [place + shift for place in range(1, len(_SYSTEMS) + 1)]
+        x = [place + _APART * (number - 1) for place in range(1, len(_SYSTEMS) + 1)]
         false, gains = [], []
-        for system in _SYSTEMS:
-            figures = of_system[system]
+        for system, figures in of_system.items():
             false.append(spreads_of(figures)[system]["false_negative_rate_in_itm"])
             gains.append(differences_to(figures, _BASE)[system]["r1"])
-        left.series.append((name, x, false))
-        right.series.append((name, x, gains))
-    return [left, right]
+        _mark(left, name, x, false, "none")
+        _mark(right, name, x, gains, "none")
+    left.set_ylabel("false negatives in ITM (percent)")
+    right.set_ylabel("R@1, any valid pair, minus ALBEF-base's")
+    for axes in panels:
+        axes.set_xticks(range(1, len(_SYSTEMS) + 1), _SYSTEMS, rotation=35, ha="right")
 
 
-FIGURES = {"search_space.svg": search_space, "three_data_sets.svg": three_data_sets}
+FIGURES = {"search_space.svg": (_search_space, 3), "three_data_sets.svg": (_three_data_sets, 2)}

@@ -1,7 +1,8 @@
 """Grad-CAM on cross-attention: where in an image the ITM head finds a text (ALBEF 6.4, appendix A).
 
 A map is the attention of a text's tokens to the image's patches, times the positive part of the
-gradient of the match logit with respect to it, averaged over heads and tokens.
+gradient of the match logit with respect to it, averaged over heads and over all tokens, with [CLS]
+and [SEP].
 """
 
 from __future__ import annotations
@@ -15,8 +16,6 @@ from torch import Tensor, nn
 
 from lavis_mafa.algorithm.backbone import Backbone, evaluating
 
-# The tokens that maps are averaged over.
-TOKENS = ("all", "words")
 _ALBEF_PLACE = 2  # the third layer with cross-attention: layer 8 of 12 in ALBEF
 
 
@@ -25,7 +24,6 @@ def heat_maps(
     images: Tensor,
     captions: Sequence[str],
     layer: int | None = None,
-    tokens: str = "all",
 ) -> Tensor:
     """Return Grad-CAM maps of B pairs, non-negative, on the grid of the image encoder's patches.
 
@@ -36,22 +34,18 @@ def heat_maps(
         backbone: of ALBEF or BLIP, whose texts attend to images in LAVIS's ``med.py``.
         images: ``(B, 3, H, W)``.
         captions: B texts.
-        layer: index of one of BERT's layers; None: see `default_layer`.
-        tokens: ``all`` tokens with [CLS] and [SEP], as in ALBEF's evaluation of visual grounding,
-            or the ``words`` between them, as in LAVIS's ``compute_gradcam``. In BERT's last layer
-            only [CLS] reaches the ITM head, so that the words' maps are zero.
+        layer: index of one of BERT's layers; None: see `layer_of`.
 
     Returns:
         ``(B, h, w)`` float32.
 
     Raises:
-        TypeError: if the model's text layers do not attend to images (BLIP-2).
-        ValueError: if the layer has no cross-attention, or ``tokens`` is neither of the two.
+        TypeError, ValueError: as `layer_of`.
     """
-    if tokens not in TOKENS:
-        raise ValueError(f"tokens is {tokens!r}, expected one of {', '.join(TOKENS)}")
     model: Any = getattr(backbone, "model", None)
-    attention = _cross_attention(model, layer)
+    chosen = layer_of(model, layer)
+    bert = getattr(model.text_encoder, "bert", model.text_encoder)
+    attention = bert.encoder.layer[chosen].crossattention.self
     # Evaluation may run in inference mode, whose tensors no gradient can pass.
     with torch.inference_mode(False), evaluating(model):
         with torch.no_grad():
@@ -66,12 +60,7 @@ def heat_maps(
     with torch.no_grad():
         # (B, heads, L, S), of which the first of the S is the image's [CLS].
         maps = (weights * gradient.clamp(min=0))[..., 1:].float().mean(dim=1)
-        if tokens == "words":
-            lengths = mask.sum(dim=1, keepdim=True)
-            places = torch.arange(mask.shape[1], device=mask.device)
-            mask = mask * ((places > 0) & (places < lengths - 1))
-        counted = mask.sum(dim=1).clamp(min=1)
-        maps = torch.einsum("bls,bl->bs", maps, mask.float()) / counted[:, None]
+        maps = torch.einsum("bls,bl->bs", maps, mask.float()) / mask.sum(dim=1, keepdim=True)
         return maps.reshape(len(maps), *_grid(model, images))
 
 
@@ -83,13 +72,16 @@ def _cross_layers(model: Any) -> list[int]:
     return [number for number, layer in enumerate(layers) if hasattr(layer, "crossattention")]
 
 
-def default_layer(model: Any) -> int:
-    """Return the third layer with cross-attention (ALBEF 6.4), or the last one if there are fewer.
+def layer_of(model: Any, layer: int | None = None) -> int:
+    """Return the layer of BERT whose cross-attention gives the maps.
 
-    That is layer 8 of ALBEF's 12. LAVIS uses layer 7 for BLIP.
+    Args:
+        layer: the user's choice; None: the third layer with cross-attention (ALBEF 6.4), layer 8 of
+            ALBEF's 12, or the last one if there are fewer. LAVIS uses layer 7 for BLIP.
 
     Raises:
-        TypeError: if there is none.
+        TypeError: if no text layer attends to images (BLIP-2).
+        ValueError: if this layer does not.
     """
     layers = _cross_layers(model)
     if not layers:
@@ -97,20 +89,14 @@ def default_layer(model: Any) -> int:
             f"{type(model).__name__} has no layer in which texts attend to images, which Grad-CAM "
             "needs; use an ALBEF or BLIP model"
         )
-    return layers[min(_ALBEF_PLACE, len(layers) - 1)]
-
-
-def _cross_attention(model: Any, layer: int | None) -> Any:
-    """Return the cross-attention of a layer: LAVIS's ``BertSelfAttention``."""
-    chosen = default_layer(model) if layer is None else layer
-    known = _cross_layers(model)
-    if chosen not in known:
+    if layer is None:
+        return layers[min(_ALBEF_PLACE, len(layers) - 1)]
+    if layer not in layers:
         raise ValueError(
             f"layer {layer} of {type(model).__name__} does not attend to images; layers that do: "
-            f"{', '.join(map(str, known))}"
+            f"{', '.join(map(str, layers))}"
         )
-    bert = getattr(model.text_encoder, "bert", model.text_encoder)
-    return bert.encoder.layer[chosen].crossattention.self
+    return layer
 
 
 @contextmanager

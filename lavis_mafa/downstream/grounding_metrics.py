@@ -31,13 +31,32 @@ def _iou(one: Tensor, other: Tensor) -> Tensor:
     return torch.where(overlap > 0, overlap / union, torch.zeros_like(union))
 
 
-def stretch(heat: Tensor, size: tuple[int, int]) -> Tensor:
+def choose_box(
+    heat: Tensor, size: tuple[int, int], boxes: Sequence[_Box]
+) -> tuple[_Box | None, float | None]:
+    """Return the proposal with the highest score, the first of several equal ones, and its score.
+
+    Both are None if no score is above 0: the heat map then selects nothing.
+
+    Args:
+        heat: ``(h, w)``, which is resized to the picture.
+        size: of the picture.
+        boxes: the proposals.
+    """
+    scores = _box_scores(_stretch(heat, size), torch.tensor(boxes).reshape(-1, 4))
+    if not bool((scores > 0).any()):
+        return None, None
+    best = int(torch.nan_to_num(scores, nan=-torch.inf).argmax())
+    return boxes[best], float(scores[best])
+
+
+def _stretch(heat: Tensor, size: tuple[int, int]) -> Tensor:
     """Resize a heat map ``(h, w)`` to the picture's size ``(H, W)`` by bicubic interpolation."""
     whole = heat[None, None].float()
     return F.interpolate(whole, size=tuple(size), mode="bicubic", align_corners=False)[0, 0]
 
 
-def box_scores(heat: Tensor, boxes: Tensor) -> Tensor:
+def _box_scores(heat: Tensor, boxes: Tensor) -> Tensor:
     """Score boxes: the heat inside a box, divided by the square root of its area (ALBEF).
 
     Args:
@@ -62,78 +81,41 @@ def box_scores(heat: Tensor, boxes: Tensor) -> Tensor:
     return torch.where(valid, inside / areas.clamp(min=1e-12).sqrt(), 0.0)
 
 
-def choose(scores: Tensor) -> int | None:
-    """Return the index of the highest of K scores ``(K,)``, the first of several equal ones.
-
-    None if no score is above 0: the heat map then selects nothing.
-    """
-    if len(scores) == 0 or not bool((scores > 0).any()):
-        return None
-    return int(torch.nan_to_num(scores, nan=-torch.inf).argmax())
-
-
-def peak(heat: Tensor) -> tuple[int, int] | None:
-    """Return the pixel ``(x, y)`` of the maximum of a map ``(H, W)``; None if it has no heat."""
-    if not bool((heat > 0).any()):
-        return None
-    place = int(torch.nan_to_num(heat, nan=-torch.inf).argmax())
-    return place % heat.shape[1], place // heat.shape[1]
-
-
-def inside(point: tuple[int, int] | None, box: _Box) -> bool:
-    """Return whether the center of a pixel is in a box: a hit in the pointing game."""
-    if point is None:
-        return False
-    (x, y), (left, upper, width, height) = point, box
-    return left <= x + 0.5 <= left + width and upper <= y + 0.5 <= upper + height
-
-
 def score_grounding(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the metrics of an evaluation, in percent.
 
     Args:
         records: one for each expression, with ``truth`` (its box), ``box`` (chosen, or None),
-            ``boxes`` (the proposals, or None), ``peak`` (or None) and ``split`` (part of the data,
-            or None).
+            ``boxes`` (the proposals) and ``split`` (part of the data, or None).
 
     Returns:
-        Over expressions with proposals: ``acc`` (IoU of chosen and true box at least 0.5),
-        ``acc_<part>`` for every part, ``chance`` (``acc`` of a random proposal), ``possible``
+        ``acc`` (IoU of chosen and true box at least 0.5) and ``agg_metrics``, which is equal;
+        ``acc_<part>`` for every part; ``chance`` (``acc`` of a random proposal); ``possible``
         (``acc`` of the best proposal) and ``undecided`` (no proposal was chosen, which counts as
-        wrong). Over all expressions: ``pointing`` (the maximum of the map is in the true box).
-        ``agg_metrics`` is ``acc``, or ``pointing`` where there are no proposals.
+        wrong).
     """
     if not records:
         return {}
     hits: list[bool] = []
     shares: list[float] = []
     parts: dict[str, list[bool]] = {}
-    undecided = 0
     for record in records:
-        if record["boxes"] is None:
-            continue
         truth = torch.tensor(record["truth"], dtype=torch.float64)
         proposals = torch.tensor(record["boxes"], dtype=torch.float64).reshape(-1, 4)
         right = _iou(proposals, truth) >= _IOU_OF_A_HIT
         shares.append(float(right.double().mean()) if len(right) else 0.0)
-        box = record["box"]
-        undecided += box is None
-        chosen = torch.tensor(box or [0.0] * 4, dtype=torch.float64)
+        chosen = torch.tensor(record["box"] or [0.0] * 4, dtype=torch.float64)
         hits.append(bool(_iou(chosen, truth) >= _IOU_OF_A_HIT))
         if record.get("split"):
             parts.setdefault(str(record["split"]), []).append(hits[-1])
-    pointing = _percent([inside(record["peak"], record["truth"]) for record in records])
-    if not hits:
-        return {"agg_metrics": pointing, "pointing": pointing}
     acc = _percent(hits)
     return {
         "agg_metrics": acc,
         "acc": acc,
         **{f"acc_{part}": _percent(own) for part, own in sorted(parts.items())},
-        "pointing": pointing,
         "chance": _percent(shares),
         "possible": _percent([share > 0 for share in shares]),
-        "undecided": 100.0 * undecided / len(hits),
+        "undecided": _percent([record["box"] is None for record in records]),
     }
 
 

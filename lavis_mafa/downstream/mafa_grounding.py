@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import torch
 from lavis.common.dist_utils import is_main_process
 from lavis.common.registry import registry
 from lavis.tasks.base_task import BaseTask
@@ -13,12 +12,12 @@ from lavis.tasks.base_task import BaseTask
 from lavis_mafa.algorithm.backbone import backbone_of
 from lavis_mafa.downstream import grounding_metrics as grounding
 from lavis_mafa.downstream import task_records as results
-from lavis_mafa.downstream.gradcam import TOKENS, default_layer, heat_maps
+from lavis_mafa.downstream.gradcam import heat_maps, layer_of
 from lavis_mafa.tasks.mafa_pretrain import StepFigures
 
 logger = logging.getLogger(__name__)
 
-_RESULT_KEYS = ("instance_id", "ref_id", "text", "split", "box", "score", "peak")
+_RESULT_KEYS = ("instance_id", "ref_id", "text", "split", "box", "score")
 
 
 @registry.register_task("mafa_grounding")
@@ -34,35 +33,33 @@ class MafaGroundingTask(results.InBatches, StepFigures, BaseTask):
 
     Samples of an evaluation set have ``image``, ``text_input``, ``index`` (their place in the set),
     ``size`` (``[height, width]`` of the picture in pixels), ``box`` (the true one,
-    ``[x, y, width, height]``) and ``boxes`` (proposals, or None); optional are ``instance_id``,
-    ``ref_id`` and ``split``.
+    ``[x, y, width, height]``) and ``boxes`` (proposals); optional are ``instance_id``, ``ref_id``
+    and ``split``.
 
     Args:
         layer: BERT's layer, from 0 (``run.block_num``); None: the third with cross-attention.
-        tokens: see `heat_maps` (``run.gradcam_tokens``).
     """
 
     doing = "grounding"
 
-    def __init__(self, layer: int | None = None, tokens: str = TOKENS[0]) -> None:
+    def __init__(self, layer: int | None = None) -> None:
         super().__init__()
-        self.layer, self.tokens = layer, tokens
+        self.layer = layer
 
     @classmethod
     def setup_task(cls, cfg: Any) -> MafaGroundingTask:
-        run = cfg.run_cfg
-        return cls(run.get("block_num"), run.get("gradcam_tokens") or TOKENS[0])
+        return cls(cfg.run_cfg.get("block_num"))
 
     def before_evaluation(self, model: Any, dataset: Any, **kwargs: Any) -> None:
         """Check before anything is computed that model and data fit.
 
         Raises:
             TypeError: if its texts do not attend to images, or it has no ITM head.
-            ValueError: if samples have no boxes.
+            ValueError: if samples have no boxes, or the layer has no cross-attention.
         """
         super().before_evaluation(model=model, dataset=dataset, **kwargs)
         backbone_of(model)
-        layer = default_layer(model) if self.layer is None else self.layer
+        layer = layer_of(model, self.layer)
         if len(dataset):
             sample = dataset[0]
             missing = [name for name in ("index", "size", "box", "boxes") if name not in sample]
@@ -72,12 +69,12 @@ class MafaGroundingTask(results.InBatches, StepFigures, BaseTask):
                     f"{type(dataset).__name__}; use refcoco_plus"
                 )
         if is_main_process():
-            logger.info("Grad-CAM of layer %d, averaged over %s tokens", layer, self.tokens)
+            logger.info("Grad-CAM of layer %d", layer)
 
     def valid_step(self, model: Any, samples: Any) -> list[results.Record]:
         """Choose a proposal for each expression of a mini-batch."""
         texts = list(samples["text_input"])
-        maps = heat_maps(backbone_of(model), samples["image"], texts, self.layer, self.tokens)
+        maps = heat_maps(backbone_of(model), samples["image"], texts, self.layer)
         columns = {
             name: results.optional_column(samples, len(texts), name)
             for name in ("index", "size", "box", "boxes", "instance_id", "ref_id", "split")
@@ -85,15 +82,9 @@ class MafaGroundingTask(results.InBatches, StepFigures, BaseTask):
         records = []
         for number, heat in enumerate(maps.cpu()):
             own = {name: values[number] for name, values in columns.items()}
-            record = {**own, "text": texts[number], "truth": own["box"], "box": None, "score": None}
-            whole = grounding.stretch(heat, own["size"])
-            record["peak"] = grounding.peak(whole)
-            if own["boxes"]:
-                scores = grounding.box_scores(whole, torch.tensor(own["boxes"]))
-                chosen = grounding.choose(scores)
-                if chosen is not None:
-                    record.update(box=own["boxes"][chosen], score=float(scores[chosen]))
-            records.append(record)
+            box, score = grounding.choose_box(heat, own["size"], own["boxes"])
+            chosen = {"text": texts[number], "truth": own["box"], "box": box, "score": score}
+            records.append({**own, **chosen})
         return records
 
     def after_evaluation(

@@ -5,30 +5,40 @@
         build_info:
           annotations:
             train: {storage: data/refcoco+_train.json}
-            val: {storage: data/refcoco+_val.json}
-            test: {storage: data/refcoco+_test.json}
+            val: {storage: data/refcoco+_val_boxes.json}
+            test: {storage: data/refcoco+_test_boxes.json}
           images: {storage: coco/images}
           detections: {storage: data/refcoco+/dets.json}
-          references: {storage: data/refcoco+/refs.json}
-          instances: {storage: data/refcoco+/instances.json}
 
 Each file of ``annotations`` is a list of rows, one per expression:
 
 - ``image``: path below ``images``; ``text``: the expression. Training needs no other key.
 - ``bbox``: ``[x, y, width, height]`` of the true box in pixels of the picture as viewers show it,
-  turned by its EXIF orientation; or ``ref_id``, whose box is in ``references`` and ``instances``.
-  Boxes that do not lie in their picture are counted, and refused above 1 % of the rows.
-- ``split``, optional: a part that is scored separately (testA, testB); default: by ``references``.
+  turned by its EXIF orientation. Boxes that do not lie in their picture are counted, and refused
+  above 1 % of the rows.
+- ``split``, optional: a part that is scored separately (testA, testB).
 - ``image_id``, optional: the image's key in ``detections``; default: the number at the end of its
   file name, as in COCO.
 
-``detections``, optional, are the proposals: ``{image_id: [[x, y, width, height, ...], ...]}``.
-``references`` is what RefCOCO+ ships as a pickle, a list of ``{ref_id, ann_id, split, ...}``, in
-JSON, and ``instances`` the annotations that come with it, in COCO's format. Pickles can run code
-and are not read here; if you trust the file, convert it once:
+``detections`` are the proposals: ``{image_id: [[x, y, width, height, ...], ...]}``.
 
-    python -c "import json, pickle, sys; json.dump(pickle.load(sys.stdin.buffer), sys.stdout)" \\
-        < "data/refcoco+/refs(unc).p" > data/refcoco+/refs.json
+RefCOCO+ has boxes and parts in other files, one of them a pickle. Pickles can run code and are not
+read here; if you trust it, run this once in the folder of the download::
+
+    import json, pickle
+
+    with open("refcoco+/refs(unc).p", "rb") as file:
+        refs = {ref["ref_id"]: ref for ref in pickle.load(file)}
+    with open("refcoco+/instances.json") as file:
+        boxes = {one["id"]: one["bbox"] for one in json.load(file)["annotations"]}
+    for split in ("val", "test"):
+        with open(f"refcoco+_{split}.json") as file:
+            rows = json.load(file)
+        for row in rows:
+            ref = refs[row["ref_id"]]
+            row.update(bbox=boxes[ref["ann_id"]], split=ref["split"])
+        with open(f"refcoco+_{split}_boxes.json", "w") as file:
+            json.dump(rows, file)
 """
 
 from __future__ import annotations
@@ -52,7 +62,7 @@ from lavis_mafa.data.annotation_rows import MAX_UNUSABLE, Problem, Refusals, sho
 from lavis_mafa.data.image_reading import read_rgb, read_size
 from lavis_mafa.data.local_builder import LocalBuilder, named_splits
 from lavis_mafa.data.picture_identity import PictureFolder
-from lavis_mafa.downstream.row_values import as_id, text_of
+from lavis_mafa.downstream.row_values import text_of
 from lavis_mafa.downstream.yamls import dataset_yamls
 from lavis_mafa.io.files import is_number, read_json
 
@@ -116,8 +126,8 @@ class _GroundingTrain(BaseDataset):
 class _GroundingEval(_GroundingTrain):
     """One sample per expression, for task `mafa_grounding`, which documents the keys.
 
-    Items: ``image``, ``text_input``, ``index``, ``instance_id``, ``size``, ``box``, ``boxes`` (None
-    without detections), ``split`` (None if unknown) and, if the row has one, ``ref_id``.
+    Items: ``image``, ``text_input``, ``index``, ``instance_id``, ``size``, ``box``, ``boxes``,
+    ``split`` (None if unknown) and, if the row has one, ``ref_id``.
     """
 
     deterministic = True
@@ -129,7 +139,7 @@ class _GroundingEval(_GroundingTrain):
             "size": [picture.height, picture.width],
             "box": row["bbox"],
             "boxes": row["boxes"],
-            "split": row["split"],
+            "split": row.get("split"),
             **{name: row[name] for name in ("ref_id",) if name in row},
         }
 
@@ -143,11 +153,7 @@ class _File:
 class _BoxFiles:
     """Files of RefCOCO+ besides its annotations."""
 
-    detections: _File = option(doc="proposals by image; null: only the pointing game is scored")
-    references: _File = option(
-        doc="true boxes and parts (testA, testB) by ref_id; null: in every row"
-    )
-    instances: _File = option(doc="true boxes in COCO's file of instances; null: in every row")
+    detections: _File = option(doc="proposals by image, needed for val and test")
 
 
 @registry.register_builder("refcoco_plus")
@@ -172,10 +178,8 @@ class RefCocoPlusBuilder(LocalBuilder):
         root = _file(info, "images") or ""
         if not os.path.isdir(root):
             raise FileNotFoundError(f"{_NAME}: build_info.images.storage: no such folder: {root!r}")
-        truth: dict[Any, _Row] = {}
-        proposals: dict[str, list[list[float]]] | None = None
+        proposals: dict[str, list[list[float]]] = {}
         if set(annotations) != {"train"}:
-            truth = _truth(_file(info, "references"), _file(info, "instances"))
             proposals = _proposals(_file(info, "detections"))
         self.build_processors()
         datasets: dict[str, BaseDataset] = {}
@@ -183,7 +187,7 @@ class RefCocoPlusBuilder(LocalBuilder):
             mode = "train" if split == "train" else "eval"
             rows = _rows(split, files)
             if mode == "eval":
-                rows = _with_boxes(split, rows, truth, proposals)
+                rows = _with_boxes(split, rows, proposals)
                 _require_boxes_inside(split, rows, root)
             build = self.train_dataset_cls if mode == "train" else self.eval_dataset_cls
             image, text = self.vis_processors[mode], self.text_processors[mode]
@@ -257,34 +261,15 @@ def _expression(row: Any) -> _Row:
     return own if row.get("bbox") is None else {**own, "bbox": _box(row["bbox"])}
 
 
-def _instance(row: Any) -> tuple[Any, list[float]]:
-    return as_id(row["id"]), _box(row["bbox"])
-
-
-def _truth(references: str | None, instances: str | None) -> dict[Any, _Row]:
-    """Return ``bbox`` and ``split`` of every ``ref_id``; {} if the files are not given."""
-    if references is None and instances is None:
-        return {}
-    if references is None or instances is None:
-        raise ValueError(f"{_NAME}: build_info: references and instances need each other")
-    boxes = dict(_each(instances, lambda content: content["annotations"], _instance))
-
-    def of(row: Any) -> tuple[Any, _Row]:
-        known = {"bbox": boxes[as_id(row["ann_id"])], "split": row.get("split")}
-        return as_id(row["ref_id"]), known
-
-    return dict(_each(references, list, of))
-
-
-def _proposals(path: str | None) -> dict[str, list[list[float]]] | None:
-    """Return the boxes of every image; None if the file is not given."""
+def _proposals(path: str | None) -> dict[str, list[list[float]]]:
+    """Return the boxes of every image."""
     if path is None:
-        return None
+        raise ValueError(f"{_NAME}: build_info.detections.storage: expected a file of proposals")
     rows = _each(path, lambda found: found.items(), lambda row: (row[0], [*map(_box, row[1])]))
     return dict(rows)
 
 
-def image_key(row: Mapping[str, Any]) -> str:
+def _image_key(row: Mapping[str, Any]) -> str:
     """Return the key of a row's image in a detection file: ``image_id``, else the number at the end
     of the file name, else the file name."""
     if row.get("image_id") is not None:
@@ -297,23 +282,19 @@ def image_key(row: Mapping[str, Any]) -> str:
 def _with_boxes(
     split: str,
     rows: Sequence[_Row],
-    truth: Mapping[Any, _Row],
-    proposals: Mapping[str, list[list[float]]] | None,
+    proposals: Mapping[str, list[list[float]]],
 ) -> list[_Row]:
-    """Return rows with their true box, split and proposals; refuse them if one lacks any."""
+    """Return rows with their proposals; refuse them if one lacks these or its box."""
 
     def complete(row: _Row) -> _Row:
-        known = truth.get(as_id(row.get("ref_id")), {})
-        box, key = row.get("bbox") or known.get("bbox"), image_key(row)
+        box, key = row.get("bbox"), _image_key(row)
         if box is None:
-            raise ValueError("it has no bbox, and the references do not have its ref_id")
+            raise ValueError("it has no bbox; see lavis_mafa/downstream/refcoco.py")
         if min(box[2:]) <= 0:
             raise ValueError(f"box {box} has no area")
-        if proposals is not None and key not in proposals:
+        if key not in proposals:
             raise ValueError(f"detections have no image {key!r}")
-        boxes = None if proposals is None else proposals[key]
-        part = row.get("split") or known.get("split")
-        return {**row, "bbox": box, "split": part, "boxes": boxes}
+        return {**row, "boxes": proposals[key]}
 
     return _read_rows(f"{_NAME}: build_info.annotations.{split}", rows, complete)
 

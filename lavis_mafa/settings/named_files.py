@@ -21,7 +21,6 @@ from lavis_mafa.settings.schema import SPLITS
 
 Problems = Iterator[Problem]
 _FOLDERS = ("images", "videos", "features")
-_FILES = ("detections", "references", "instances")
 
 
 def check_files(config: MutableMapping[str, Any], report: Report) -> None:
@@ -85,7 +84,7 @@ def _data(name: str, cfg: ConfigView) -> Problems:
             if not (is_url(source) or os.path.isfile(source) or found(file)):
                 given = f"neither url {source!r} nor storage " if source else ""
                 yield Problem(f"{key}.storage", f"no such file: {given}{file!r}; {start}")
-    for kind in (*_FOLDERS, *_FILES):
+    for kind in (*_FOLDERS, "detections"):
         what = "folder" if kind in _FOLDERS else "file"
         for place in listed(cfg[f"{info}.{kind}.storage"]):
             if not found(place):

@@ -87,8 +87,6 @@ class RunOptions(RetrievalOptions):
     metrics: list[str] | None = _ours(
         "caption metrics; null: the standard ones whose tools are installed",
         choices=MetricNames("caption"))
-    gradcam_tokens: str = _ours("mafa_grounding: tokens over which a heat map is averaged",
-        source="ALBEF 6.4", choices=("all", "words"))
     amp_dtype: str = _ours("number format of amp", "fp16", choices=("fp16", "bf16"))
     max_grad_norm: float | None = _ours("clip gradients to this norm; null: no clipping", None,
         low=0, above=True, also=("clip_grad",))

@@ -10,13 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lavis_mafa.downstream.grounding_metrics import (
+    _box_scores,
     _iou,
-    box_scores,
-    choose,
-    inside,
-    peak,
+    _stretch,
+    choose_box,
     score_grounding,
-    stretch,
 )
 
 SIDE = 12
@@ -64,40 +62,36 @@ def slow_score(heat, box):
 def test_box_scores_equal_slow_loop(boxes, seed):
     boxes = [box for box in boxes if box[2] * box[3] == 0 or box[2] * box[3] > 1e-6]
     heat = torch.randn(9, 11, generator=torch.Generator().manual_seed(seed))
-    found = box_scores(heat, torch.tensor(boxes).reshape(-1, 4))
+    found = _box_scores(heat, torch.tensor(boxes).reshape(-1, 4))
     expected = [slow_score(heat, box) for box in boxes]
     assert found.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
 def test_map_is_stretched_to_the_image_size():
     heat = torch.tensor([[0.0, 1.0], [0.0, 0.0]])
-    stretched = stretch(heat, (6, 20))
+    stretched = _stretch(heat, (6, 20))
     assert stretched.shape == (6, 20)
-    assert peak(stretched)[0] >= 10 and peak(stretched)[1] < 3
-    assert torch.equal(stretch(heat, (2, 2)), heat)
+    row, column = divmod(int(stretched.argmax()), 20)
+    assert row < 3 and column >= 10
+    assert torch.equal(_stretch(heat, (2, 2)), heat)
 
 
-def test_choice_of_a_box():
-    assert choose(torch.tensor([0.5, 2.0, 2.0, 1.0])) == 1
-    assert choose(torch.tensor([-1.0, 0.1])) == 1
-    assert choose(torch.tensor([0.0, 0.0, -1.0])) is None
-    assert choose(torch.tensor([float("nan"), 0.5])) == 1
-    assert choose(torch.tensor([float("nan")])) is None
-    assert choose(torch.tensor([])) is None
+@pytest.mark.parametrize(
+    ("heat", "chosen"),
+    [([0.5, 2, 2, 1], 1), ([-1, 0.1], 1), ([0, 0, -1], None), ([math.nan] * 2, None), ([], None)],
+)
+def test_choice_of_a_box(heat, chosen):
+    """Each box is one pixel of a row, whose heat is its score."""
+    boxes = [[float(x), 0.0, 1.0, 1.0] for x in range(len(heat))]
+    size = (1, max(1, len(heat)))
+    found = choose_box(torch.tensor([heat or [0.0]], dtype=torch.float32), size, boxes)
+    assert found == (
+        (None, None) if chosen is None else (boxes[chosen], pytest.approx(heat[chosen]))
+    )
 
 
-def test_pointing_game():
-    heat = torch.zeros(4, 6)
-    assert peak(heat) is None and not inside(None, [0, 0, 6, 4])
-    heat[3, 1] = 2.0
-    assert peak(heat) == (1, 3)
-    assert inside((1, 3), [1, 3, 1, 1])
-    assert not inside((1, 3), [2, 3, 1, 1]) and not inside((1, 3), [1, 2, 1, 1])
-    assert not inside((1, 3), [0, 3, 1, 1]) and not inside((1, 3), [1, 4, 1, 1])
-
-
-def record(truth, boxes, box, point=None, split=None):
-    return {"truth": truth, "boxes": boxes, "box": box, "peak": point, "split": split}
+def record(truth, boxes, box, split=None):
+    return {"truth": truth, "boxes": boxes, "box": box, "split": split}
 
 
 def test_grounding_scores_of_hand_made_records():
@@ -105,10 +99,10 @@ def test_grounding_scores_of_hand_made_records():
     half = [0, 0, 2, 4]  # its IoU with left is exactly 0.5
     scores = score_grounding(
         [
-            record(left, [left, right], left, (0, 0), "testA"),
-            record(left, [left, half, right], half, (5, 0), "testA"),
-            record(left, [left, right, right, right], right, (1, 1), "testB"),
-            record(left, [right], None, None, "testB"),
+            record(left, [left, right], left, "testA"),
+            record(left, [left, half, right], half, "testA"),
+            record(left, [left, right, right, right], right, "testB"),
+            record(left, [right], None, "testB"),
         ]
     )
     assert scores.pop("agg_metrics") == scores["acc"]
@@ -116,7 +110,6 @@ def test_grounding_scores_of_hand_made_records():
         "acc": 50.0,
         "acc_testA": 100.0,
         "acc_testB": 0.0,
-        "pointing": 50.0,
         "chance": pytest.approx(100 * (1 / 2 + 2 / 3 + 1 / 4 + 0) / 4),
         "possible": 75.0,
         "undecided": 25.0,
@@ -125,10 +118,7 @@ def test_grounding_scores_of_hand_made_records():
     assert score_grounding([record(left, [all_of_it], all_of_it)])["acc"] == 100.0
 
 
-def test_without_proposals_only_pointing_is_scored():
-    box = [0, 0, 4, 4]
-    records = [record(box, None, None, (1, 1)), record(box, None, None, (5, 1))]
-    assert score_grounding(records) == {"agg_metrics": 50.0, "pointing": 50.0}
+def test_scores_of_nothing():
     assert score_grounding([]) == {}
-    none_there = score_grounding([record(box, [], None, (1, 1))])
+    none_there = score_grounding([record([0, 0, 4, 4], [], None)])
     assert (none_there["acc"], none_there["undecided"], none_there["possible"]) == (0, 100, 0)

@@ -19,7 +19,7 @@ from lavis_mafa import load_model
 from lavis_mafa.algorithm.backbone import backbone_of
 from lavis_mafa.downstream import MafaGroundingTask, mafa_grounding
 from lavis_mafa.downstream.gradcam import heat_maps
-from lavis_mafa.downstream.grounding_metrics import stretch
+from lavis_mafa.downstream.grounding_metrics import _stretch
 from lavis_mafa.downstream.task_records import _collate_ragged
 from lavis_mafa.training.session import run
 
@@ -65,7 +65,7 @@ def set_hot_cell(monkeypatch, cell_of):
     image.
     """
 
-    def maps(backbone, images, captions, layer, tokens):
+    def maps(backbone, images, captions, layer):
         heat = torch.zeros(len(captions), 2, 2)
         for number, caption in enumerate(captions):
             cell = cell_of(caption, images[number])
@@ -94,7 +94,6 @@ def test_correct_maps_score_100_percent(toy, model, monkeypatch, result_dir):
     assert scores == {
         "agg_metrics": 100.0,
         "acc": 100.0,
-        "pointing": 100.0,
         "chance": pytest.approx(100 * chance),
         "possible": 100.0,
         "undecided": 0.0,
@@ -104,33 +103,28 @@ def test_correct_maps_score_100_percent(toy, model, monkeypatch, result_dir):
     for row, annotation in zip(json.loads(path.read_text()), toy["test"].annotation, strict=True):
         assert row["instance_id"] == annotation["instance_id"] and row["text"] == annotation["text"]
         assert row["box"] == annotation["box"] and row["score"] > 0
-        assert set(row) == {"instance_id", "text", "box", "score", "peak"}
+        assert set(row) == {"instance_id", "text", "box", "score"}
 
 
 def test_records_follow_from_the_maps(toy, model):
     """The chosen box has the most heat per root of its area, in any mini-batch."""
-    task = MafaGroundingTask(layer=2, tokens="words")
+    task = MafaGroundingTask(layer=2)
     task.before_evaluation(model=model, dataset=toy["test"])
     samples = _collate_ragged([toy["test"][i] for i in range(5)])
     with torch.no_grad():
         records = task.valid_step(model, samples)
-    maps = heat_maps(backbone_of(model), samples["image"], samples["text_input"], 2, "words")
+    maps = heat_maps(backbone_of(model), samples["image"], samples["text_input"], 2)
     for number, record in enumerate(records):
-        stretched = stretch(maps[number], (32, 32))
+        stretched = _stretch(maps[number], (32, 32))
         sums = [
             float(stretched[int(y) : int(y + h), int(x) : int(x + w)].sum()) / 16
             for x, y, w, h in samples["boxes"][number]
         ]
         assert record["box"] == samples["boxes"][number][int(np.argmax(sums))]
         assert record["score"] == pytest.approx(max(sums), rel=1e-4)
-        x, y = record["peak"]
-        assert float(stretched[y, x]) == float(stretched.max())
     assert not torch.allclose(
         maps, heat_maps(backbone_of(model), samples["image"], samples["text_input"])
     )
-    samples["boxes"] = [None] * 5  # no proposals: only the peak is recorded
-    without = task.valid_step(model, samples)
-    assert [(r["box"], r["peak"]) for r in without] == [(None, r["peak"]) for r in records]
     single = evaluate(MafaGroundingTask(), toy["test"], model, batch_size=1)
     assert single == pytest.approx(evaluate(MafaGroundingTask(), toy["test"], model, batch_size=7))
 
@@ -182,7 +176,7 @@ def test_several_ranks_score_like_one(trained_run, tmp_path):
         (line,) = records(output, "eval")
         rows = json.loads((output / "job/result/test_grounding_result.json").read_text())
         boxes = [row["box"] for row in rows]
-        results[ranks] = (boxes, *(line[name] for name in ("acc", "pointing", "chance")))
+        results[ranks] = (boxes, *(line[name] for name in ("acc", "possible", "chance")))
     assert len(results[1][0]) % 2
     assert results[1] == results[2]
 

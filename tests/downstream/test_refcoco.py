@@ -6,6 +6,7 @@ import json
 import pickle
 import subprocess
 import sys
+import textwrap
 
 import pytest
 from lavis.common.registry import registry
@@ -14,7 +15,7 @@ from PIL import Image
 from lavis_mafa.data import TrainingSet
 from lavis_mafa.downstream import RefCocoPlusBuilder, refcoco
 
-ROWS = [
+WITHOUT_BOXES = [
     {"image": "train2014/COCO_train2014_000000000012.jpg", "text": "red (left)", "ref_id": 3},
     {"image": "train2014/COCO_train2014_000000000007.jpg", "text": "green", "ref_id": 1},
     {"image": "train2014/COCO_train2014_000000000012.jpg", "text": "the other", "ref_id": 4},
@@ -32,6 +33,11 @@ INSTANCES = {
         {"id": 12, "bbox": [5, 5, 5, 5]},
     ],
 }
+BOXES = [[0.5, 0, 10, 5], [1, 2, 3, 4], [5, 5, 5, 5]]
+ROWS = [
+    {**row, "bbox": box, "split": split}
+    for row, box, split in zip(WITHOUT_BOXES, BOXES, ("testB", "testA", "testA"), strict=True)
+]
 DETECTIONS = {"12": [[0, 0, 10, 5, 0.9], [5, 5, 5, 5]], "7": [[1, 2, 3, 4]]}
 
 
@@ -44,8 +50,6 @@ def folder(tmp_path, monkeypatch):
         picture.save(tmp_path / f"coco/train2014/COCO_train2014_{number:012d}.jpg")
     write("train.json", [{"image": row["image"], "text": row["text"]} for row in ROWS])
     write("test.json", ROWS)
-    write("refs.json", REFS)
-    write("instances.json", INSTANCES)
     write("dets.json", DETECTIONS)
     return tmp_path
 
@@ -60,8 +64,6 @@ def build(**changes):
         "annotations": {"train": {"storage": "train.json"}, "test": {"storage": ["test.json"]}},
         "images": {"storage": "coco"},
         "detections": {"storage": "dets.json"},
-        "references": {"storage": "refs.json"},
-        "instances": {"storage": "instances.json"},
     }
     processors = {
         "vis_processor": {
@@ -105,23 +107,14 @@ def test_refcoco_training_samples(folder):
     assert train.show(4)[1] == "green"
 
 
-def test_rows_may_contain_boxes_and_splits(folder):
-    rows = [
-        {"image": row["image"], "text": row["text"], "bbox": [1, 1, 2, 2], "split": "mine"}
-        for row in ROWS
-    ]
-    rows[2] |= {"ref_id": 4, "image_id": 7}
+def test_parts_and_numbers_of_rows_are_optional(folder):
+    rows = [{"image": row["image"], "text": row["text"], "bbox": [1, 1, 2, 2]} for row in ROWS]
+    rows[2] |= {"split": "mine", "image_id": 7}
     write("own.json", rows)
-    files = {"val": {"storage": "own.json"}}
-    nothing = {"storage": None}
-    val = build(annotations=files, references=nothing, instances=nothing, detections=nothing)["val"]
-    assert [val[i]["boxes"] for i in range(3)] == [None] * 3
-    assert {val[i]["split"] for i in range(3)} == {"mine"}
-    assert "ref_id" not in val[0] and val[2]["ref_id"] == 4
-    # Values in the rows take precedence over the references, and image_id over the file name.
-    val = build(annotations=files)["val"]
-    assert val[2]["box"] == [1, 1, 2, 2] and val[2]["split"] == "mine"
-    assert val[2]["boxes"] == [[1, 2, 3, 4]]
+    val = build(annotations={"val": {"storage": "own.json"}})["val"]
+    assert [val[i]["split"] for i in range(3)] == [None, None, "mine"]
+    assert "ref_id" not in val[0] and val[2]["box"] == [1, 1, 2, 2]
+    assert val[2]["boxes"] == [[1, 2, 3, 4]]  # image_id takes precedence over the file name
 
 
 @pytest.mark.parametrize(
@@ -141,12 +134,11 @@ def test_boxes_are_in_the_picture_as_viewers_show_it(folder, caplog, image, box,
     exif[0x0112] = 6
     Image.new("RGB", (20, 12)).save(folder / "coco/plain.jpg")
     Image.new("RGB", (20, 12)).save(folder / "coco/turned.jpg", exif=exif)
-    row = {"image": f"{image}.jpg", "text": "red", "bbox": box}
-    nothing = dict.fromkeys(("references", "instances", "detections"), {"storage": None})
+    row = {"image": f"{image}.jpg", "text": "red", "bbox": box, "image_id": 7}
 
     def read(good):
         write("own.json", [row, *[{**row, "image": "plain.jpg", "bbox": [1, 1, 9, 9]}] * good])
-        return build(annotations={"val": {"storage": "own.json"}}, **nothing)["val"]
+        return build(annotations={"val": {"storage": "own.json"}})["val"]
 
     if inside:
         assert len(read(0)) == 1 and "outside" not in caplog.text
@@ -157,16 +149,16 @@ def test_boxes_are_in_the_picture_as_viewers_show_it(folder, caplog, image, box,
 
 
 def test_image_key():
-    assert refcoco.image_key({"image": "a/COCO_train2014_000000000120.jpg"}) == "120"
-    assert refcoco.image_key({"image": "a/120_0.jpg", "image_id": 5}) == "5"
-    assert refcoco.image_key({"image": "a/horse.jpg"}) == "horse"
+    assert refcoco._image_key({"image": "a/COCO_train2014_000000000120.jpg"}) == "120"
+    assert refcoco._image_key({"image": "a/120_0.jpg", "image_id": 5}) == "5"
+    assert refcoco._image_key({"image": "a/horse.jpg"}) == "horse"
 
 
 BAD = {
     "no rows": ({"test.json": []}, "test.json has no rows"),
     "no text": ({"test.json": [{"image": "a.jpg", "text": " "}]}, "row 0: expected a text"),
     "no row": ({"test.json": ["a.jpg"]}, "test.json .*\n  row 0: .*got 'a.jpg'"),
-    "no box": ({"test.json": [{**ROWS[0], "ref_id": 9}]}, "row 0: it has no bbox, and the ref"),
+    "no box": ({"test.json": WITHOUT_BOXES}, "row 0, row 1, row 2: it has no bbox"),
     "flat box": ({"test.json": [{**ROWS[0], "bbox": [1, 1, 0, 4]}]}, "row 0: box .* has no area"),
     "short box": ({"test.json": [{**ROWS[0], "bbox": [1, 1, 4]}]}, "row 0: .*got .1, 1, 4"),
     "nan box": ({"test.json": [{**ROWS[0], "bbox": [1, 1, 4, float("nan")]}]}, "row 0: .*nan"),
@@ -178,9 +170,6 @@ BAD = {
     "detections as a list": ({"dets.json": []}, "dets.json has another form"),
     "wrong detection": ({"dets.json": {"12": [[1, 2, 3]]}}, "dets.json .*\n  row 0: .*1, 2, 3"),
     "detection without a list": ({"dets.json": {"12": 3}}, "dets.json .*\n  row 0: .*'12', 3"),
-    "refs": ({"refs.json": [{"ref_id": 3}]}, "refs.json .*\n  row 0: lacks 'ann_id'"),
-    "refs of others": ({"refs.json": [{"ref_id": 3, "ann_id": 1}]}, "refs.json .*\n  row 0: lacks"),
-    "instances": ({"instances.json": []}, "instances.json has another form"),
 }
 
 
@@ -196,13 +185,10 @@ def test_invalid_files_are_rejected(folder, name):
 def test_missing_files_are_named(folder):
     with pytest.raises(FileNotFoundError, match="images.storage: no such folder: 'nowhere'"):
         build(images={"storage": "nowhere"})
-    for name in ("detections", "references", "instances"):
-        with pytest.raises(FileNotFoundError, match="nothing"):
-            build(**{name: {"storage": "nothing"}})
-    with pytest.raises(ValueError, match="references and instances need each other"):
-        build(instances={"storage": None})
-    with pytest.raises(ValueError, match="row 0, row 1, row 2: it has no bbox"):
-        build(instances={"storage": None}, references={"storage": None})
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        build(detections={"storage": "nothing"})
+    with pytest.raises(ValueError, match="detections.storage: expected a file of proposals"):
+        build(detections={"storage": None})
     with pytest.raises(ValueError, match="expected train, val, test, .* got unknown testA"):
         build(annotations={"testA": {"storage": "test.json"}})
     with pytest.raises(ValueError, match="expected train, val, test, .* got none"):
@@ -212,14 +198,14 @@ def test_missing_files_are_named(folder):
         build()
 
 
-def test_conversion_of_references_as_documented(folder):
-    """The documented command, on a file in RefCOCO+'s format."""
-    (folder / "refs(unc).p").write_bytes(pickle.dumps(REFS, protocol=2))
-    code = next(
-        line.split('"', 1)[1].rsplit('"', 1)[0]
-        for line in refcoco.__doc__.splitlines()
-        if line.strip().startswith("python -c")
-    )
-    with open("refs(unc).p", "rb") as given, open("made.json", "wb") as made:
-        subprocess.run([sys.executable, "-c", code], stdin=given, stdout=made, check=True)
-    assert json.loads((folder / "made.json").read_text()) == REFS
+def test_conversion_as_documented(folder):
+    """The documented program, on files in RefCOCO+'s formats, gives the rows of these tests."""
+    (folder / "refcoco+").mkdir()
+    (folder / "refcoco+/refs(unc).p").write_bytes(pickle.dumps(REFS, protocol=2))
+    write("refcoco+/instances.json", INSTANCES)
+    for split in ("val", "test"):
+        write(f"refcoco+_{split}.json", WITHOUT_BOXES)
+    code = textwrap.dedent(refcoco.__doc__.partition("::\n\n")[2])
+    subprocess.run([sys.executable, "-c", code], check=True)
+    for split in ("val", "test"):
+        assert json.loads((folder / f"refcoco+_{split}_boxes.json").read_text()) == ROWS

@@ -15,8 +15,7 @@ from conftest import ROOT
 from lavis_mafa.tools.tables import markdown_section
 from research import study as command
 from research.__main__ import main
-from research.curves import curves_svg
-from research.figures import FIGURES
+from research.figures import FIGURES, figure_svg
 from research.studies.outputs import markdown
 from research.studies.results import recorded_results
 from research.studies.spread import Spread, frame_of, gains_of
@@ -142,7 +141,7 @@ def parts_of(svg):
 @pytest.mark.parametrize("name", FIGURES)
 def test_figures_of_the_docs_are_those_of_the_recorded_runs(name):
     texts, numbers = parts_of((ROOT / "docs/figures" / name).read_text(encoding="utf-8"))
-    found = parts_of(curves_svg(FIGURES[name]()))
+    found = parts_of(figure_svg(name))
     # Versions of matplotlib may place the axes differently by a pixel.
     assert found == (texts, pytest.approx(numbers, abs=1.5))
 

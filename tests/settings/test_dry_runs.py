@@ -63,12 +63,8 @@ CHANGED = {key.rsplit(".", 1)[-1] for key in SMALL} | {
 }
 TOY_SIZES = {"train_size": 24, "val_size": 10, "test_size": 10}
 PHOTOS = [f"COCO_val2014_{number:012d}.jpg" for number in range(1, 7)]
-# Files of RefCOCO+ besides its expressions.
-BOXES = {
-    "detections": {str(number): [[0, 0, 20, 20], [5, 5, 9, 9]] for number in range(len(PHOTOS))},
-    "references": [{"ref_id": 0, "ann_id": 0, "split": "val"}],
-    "instances": {"annotations": [{"id": 0, "bbox": [0, 0, 20, 20]}]},
-}
+# Proposals of RefCOCO+ by image.
+BOXES = {str(number): [[0, 0, 20, 20], [5, 5, 9, 9]] for number in range(len(PHOTOS))}
 # Con-Ds of LAVIS's classes, whose image encoder has a fixed size, are replaced by the same
 # family's.
 JUDGES = {"albef_retrieval": "albef_mafa", "blip_retrieval": "blip_mafa"}
@@ -154,9 +150,8 @@ def put_data(builder, dataset, folder):
             else:
                 write(folder / file, content(builder, split, position))
     options = []
-    for name, boxes in BOXES.items():
-        if name in info:
-            write(folder / info[name].storage, boxes)
+    if "detections" in info:
+        write(folder / info.detections.storage, BOXES)
     if "images" in info:
         images = info.images.storage
         if Path(images).is_absolute():  # an absolute path of another machine
