@@ -10,7 +10,7 @@ from typing import Any
 from lavis_mafa._version import __version__
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.tools.charts import Bars, format_number
-from lavis_mafa.tools.gallery import connections_of, view_data
+from lavis_mafa.tools.gallery import SampleViewer, connections_of
 from lavis_mafa.tools.model_and_data import recorded_data
 from lavis_mafa.tools.report_page import ShownPair, write_report
 from lavis_mafa.tools.tables import markdown_section
@@ -137,7 +137,7 @@ def _gallery(results: Results) -> Iterator[ShownPair]:
     job = plan.jobs.get(f"{run}/{plan.seeds[0]}") if plan else None
     if job is not None and job.done and (job.folder / LOG).is_file():
         records = list(read_json_lines(job.folder / CONNECTIONS))
-        show = view_data(lambda: recorded_data(job.folder))
+        show = SampleViewer(recorded_data(job.folder))
         config = read_log(job.folder, "config")[-1]["config"]
         last = sorted(records[-_GALLERY:], key=lambda one: -one["probability"])
         yield from connections_of(last, show, config)

@@ -114,11 +114,11 @@ def test_a_picture_is_one_image_and_on_one_side(tmp_path, kind, identity):
 
     whole = read()
     # No two samples of a picture are negatives of each other.
-    pictures = [int(whole.caption(row).split()[0]) for row in range(len(whole))]
+    pictures = [int(whole.source(row).caption.split()[0]) for row in range(len(whole))]
     assert whole.image_ids.tolist() == pictures and whole.table.meta["copies"] == 0
     assert [whole.show(row)[0].getpixel((0, 0))[0] for row in range(len(whole))] == pictures
     sides = [read(holdout=(0.3, held)) for held in (True, False)]
-    found = [{side.image_bytes(row)[0] for row in range(len(side))} for side in sides]
+    found = [{side.image_bytes(row) for row in range(len(side))} for side in sides]
     assert len(found[0]) > 3 and not found[0] & found[1] and len(found[0] | found[1]) == COUNT
     assert sum(map(len, sides)) == len(whole)
     if kind != "ids of copies":  # which evaluation refuses
