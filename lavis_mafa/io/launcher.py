@@ -14,6 +14,7 @@ from pathlib import Path
 POLL_SECONDS = 0.5
 # As long as torch.distributed.run itself waits between SIGTERM and SIGKILL.
 _GRACE_SECONDS = 30.0
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of the container, in microseconds of a period
 
 _watching: set[int] = set()  # the process that watches: a forked one has no such thread
 
@@ -72,31 +73,8 @@ def usable_cores(by_quota: bool = True) -> int:
     cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
-    return max(1, int(min(cores, _cpu_quota()))) if by_quota else cores
-
-
-def _cpu_quota(groups: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> float:
-    """Return how many cores' time the control groups of this process allow; infinite without any.
-
-    Args:
-        groups: the file that lists them: ``0::/path`` of version 2, ``1:cpu:/path`` of version 1.
-        root: where their file systems are mounted.
-    """
-    quotas = [float("inf")]
-    with suppress(OSError, ValueError):
-        for line in Path(groups).read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            # A container sees its own group at the root; outside, a parent may limit its children.
-            group = Path(root) / controllers / path.lstrip("/")
-            quotas += [_quota_of(folder) for folder in (group, *group.parents)]
-    return min(quotas)
-
-
-def _quota_of(group: Path) -> float:
-    """Return the quota of one control group, in cores; infinite without one."""
-    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
-        with suppress(OSError, ValueError):
-            quota, period = " ".join((group / name).read_text() for name in names).split()
-            if int(quota) > 0:  # -1 or "max": no limit
-                return int(quota) / int(period)
-    return float("inf")
+    with suppress(OSError, ValueError):  # no container, or no limit: "max"
+        quota, period = _QUOTA.read_text().split()
+        if by_quota:
+            cores = min(cores, int(quota) // int(period))
+    return max(1, cores)

@@ -148,8 +148,7 @@ def format_config(cfg: MafaConfig) -> str:
 
 
 def _load_plugins(user: Any) -> list[str]:
-    """Import installed plugins and those in ``run.plugins``, so that their keys are known; return
-    the problems."""
+    """Import the plugins in ``run.plugins``, so that their keys are known; return the problems."""
     run = user.get("run")
     names = run.get("plugins") if isinstance(run, dict) else None
     try:

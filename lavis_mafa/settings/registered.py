@@ -1,6 +1,6 @@
 """Keys of one config: those of its model, task and data sets, and of registered entries.
 
-Entries may come from this package, from installed plugins and from users' files.
+Entries may come from this package and from users' files.
 """
 
 from __future__ import annotations

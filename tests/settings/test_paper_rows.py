@@ -9,16 +9,21 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from lavis.common.registry import registry
 from shipped import STUDIES, loaded
-from test_toy_run import what_is_missing
+from test_dry_runs import checkpoint, language_models, options_for  # noqa: F401  fixtures
 from typed_commands import refusal
 
 from lavis_mafa.cli import COMMANDS, main
 
 PAGE = (ROOT / "docs/systems.md").read_text(encoding="utf-8")
-# Sizes and files of the paper's data that toy data do not have.
-NOT_IN_TOYS = (
+# Sizes and files of the paper's models and data.
+NOT_TINY = (
     "datasets.",
+    "model.pretrained=",
+    "model.image_size=",
+    "model.queue_size=",
+    "model.model_type=",
     "run.batch_size_train=",
     "run.grit.search_space=",
     "run.grit.first_order=",
@@ -82,13 +87,21 @@ def test_command_is_accepted_at_the_papers_size(words):
 
 @pytest.mark.slow
 @each(*TRAINS)
-def test_training_runs_in_its_toy_form(words, tmp_path, monkeypatch, caplog, capsys):
-    config, options = config_and_options(words)
-    if what_is_missing(config):
-        pytest.skip("tests/settings/test_dry_runs.py runs it with a small language model")
+def test_training_runs_in_its_tiny_form(
+    words,
+    tmp_path,
+    monkeypatch,
+    caplog,
+    capsys,
+    language_models,  # noqa: F811
+    checkpoint,  # noqa: F811
+):
+    config, row = config_and_options(words)
     monkeypatch.chdir(tmp_path)
-    toy = [one for one in options if not one.startswith(NOT_IN_TOYS)] + ["run.job_id=job"]
-    status = main(["train", "--cfg-path", str(config), "--toy", "--dry-run", "--options", *toy])
+    monkeypatch.setitem(registry.mapping["paths"], "cache_root", str(tmp_path / "cache"))
+    options = options_for(config, tmp_path, language_models, checkpoint, [])
+    options += [one for one in row if not one.startswith(NOT_TINY)]
+    status = main(["train", "--cfg-path", str(config), "--dry-run", "--options", *options])
     assert status == 0, caplog.text[-3000:]
     assert "one mini-batch:" in capsys.readouterr().out
 

@@ -8,42 +8,9 @@ import re
 import subprocess
 import sys
 
-import pytest
 from conftest import ROOT
 
-from lavis_mafa.io.launcher import _cpu_quota, usable_cores
-
-
-def write(folder, **files):
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (folder / name.replace("__", ".")).write_text(content)
-
-
-@pytest.mark.parametrize(
-    "groups, folder, files, cores",
-    [
-        ("0::/a/b\n", "a/b", {"cpu__max": "150000 100000\n"}, 1.5),
-        ("0::/a/b\n", "a", {"cpu__max": "50000 100000\n"}, 0.5),  # of the parent
-        ("0::/\n", ".", {"cpu__max": "max 100000\n"}, float("inf")),
-        (
-            "3:memory:/x\n2:cpu,cpuacct:/docker/1\n",  # a container sees its own group at the root
-            "cpu,cpuacct",
-            {"cpu__cfs_quota_us": "300000\n", "cpu__cfs_period_us": "100000\n"},
-            3.0,
-        ),
-        (
-            "2:cpu:/job\n",
-            "cpu/job",
-            {"cpu__cfs_quota_us": "-1\n", "cpu__cfs_period_us": "100000\n"},
-            float("inf"),
-        ),
-    ],
-)
-def test_quota_of_control_groups(tmp_path, groups, folder, files, cores):
-    write(tmp_path, groups=groups)
-    write(tmp_path / "root" / folder, **files)
-    assert _cpu_quota(str(tmp_path / "groups"), str(tmp_path / "root")) == cores
+from lavis_mafa.io.launcher import usable_cores
 
 
 def train(folder, command=(), plugin="", **variables):
