@@ -103,8 +103,6 @@ class RunOptions(RetrievalOptions):
         None, words=BLANK)
     max_failed_saves: int = _ours("consecutive failed checkpoint writes before training stops", 3,
         low=0)
-    skip_bad_steps: int = _ours(
-        "steps with a non-finite loss or gradient to skip before the run stops", 0, low=0)
     max_unreadable: float = _ours("permitted share of unreadable samples, by rank and epoch", 0.01,
         low=0, high=1)
     loggers: list[str] = _ours("where figures go besides log.jsonl", ["tensorboard"],
