@@ -111,7 +111,8 @@ def misspellings(name: str, others: Iterable[str]) -> list[str]:
 
 
 def _similarity(name: str, wrong: str) -> float:
-    return SequenceMatcher(None, name, wrong).ratio()
+    same_letters = sorted(name) == sorted(wrong)  # as of `name` and `mean`
+    return 1.0 if same_letters else SequenceMatcher(None, name, wrong).ratio()
 
 
 def keys_of(config: dict[str, Any]) -> Iterator[tuple[str, Key, Any, tuple[str, ...]]]:
