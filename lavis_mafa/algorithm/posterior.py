@@ -54,15 +54,8 @@ class PosteriorRule(Checked):
         source="FNE",
         choices=("hardest", "sampled"),
     )
-    suspicion: float = option(
-        1e-3,
-        "posterior above which it replaces the similarity in a candidate's weight",
-        source="FNE",
-        low=0,
-        above=True,
-        high=1,
-    )
-    sharpness: float = option(0.5, "factor in the exponent of the weights", source="FNE", low=0)
+    suspicion: float = 1e-3  # posterior above which it replaces the similarity in a weight
+    sharpness: float = 0.5  # factor in the exponent of the weights
     each_epoch: bool = option(
         True,
         "restart the distributions with every epoch, as similarities drift during training",

@@ -32,7 +32,7 @@ ON_DEMAND = f"{PACKAGE}.downstream"
 def register() -> None:
     """Register models, tasks, runners, processors and data sets with LAVIS; import LAVIS if needed.
 
-    Installed plugins (see `lavis_mafa.io.plugins`) are imported too. A second call does nothing.
+    A second call does nothing.
     """
     if _finder.registered:
         return
@@ -45,7 +45,6 @@ def register() -> None:
         for room in _ROOMS:
             importlib.import_module(f"{PACKAGE}.{room}")
         _extend_registry()
-        importlib.import_module(f"{PACKAGE}.io.plugins").load_plugins()  # the installed ones
         # LAVIS listed its models when it was imported.
         lavis.models.model_zoo.model_zoo = _ModelTypes()
     except BaseException:

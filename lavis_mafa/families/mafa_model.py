@@ -138,15 +138,14 @@ class MafaModel:
     def compute_sim_matrix(
         self, data_loader: Any, task_cfg: Any
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """Return retrieval scores by ``k_test``, ``pairs_per_pass``, ``rerank_by`` and
-        ``retrieval_max_txt_len`` of section ``run``."""
+        """Return retrieval scores by ``k_test``, ``rerank_by`` and ``retrieval_max_txt_len`` of
+        section ``run``."""
         return compute_sim_matrix(
             self.backbone,
             data_loader,
             task_cfg.get("k_test", 128),
-            task_cfg.get("pairs_per_pass"),
-            task_cfg.get("rerank_by", "sum"),
-            task_cfg.get("retrieval_max_txt_len", MAX_TOKENS),
+            by=task_cfg.get("rerank_by", "sum"),
+            max_tokens=task_cfg.get("retrieval_max_txt_len", MAX_TOKENS),
         )
 
     def load_checkpoint(self, url_or_filename: str, content: dict[str, Any] | None = None) -> Any:

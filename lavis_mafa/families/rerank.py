@@ -47,9 +47,6 @@ class RerankOptions:
     retrieval_max_txt_len: int = option(
         MAX_TOKENS, "retrieval: tokens at which captions are cut", source="LAVIS", low=2
     )
-    pairs_per_pass: int | None = option(
-        None, "pairs in one forward pass of re-ranking; null: set by the device", low=1
-    )
 
 
 @torch.inference_mode()

@@ -38,8 +38,7 @@ from lavis_mafa.judges.pair_reader import PairReader
 from lavis_mafa.settings import ConfigError, load_config
 from lavis_mafa.settings.check import listed
 from lavis_mafa.settings.config_of_run import LOG, is_trusted
-from lavis_mafa.settings.load import Named, check_con_d, plain_options
-from lavis_mafa.settings.registered import mafa_key
+from lavis_mafa.settings.load import Named, check_con_d, read_options
 from lavis_mafa.tools.analysed_pairs import AnalysedPairs, Encoded, Usual, log_on_main
 from lavis_mafa.tools.count_advice import TRUTH
 from lavis_mafa.tools.judged_pairs import Judged
@@ -293,10 +292,9 @@ def _discriminators_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     if not args.con_d:
         own = (model.get("mafa") or {}).get("con_d")
         return {} if not own or own["arch"] == ORACLE else {"con_d": own}
-    names = {option.partition(".")[0] for option in args.con_d}
-    con_d = (mafa_key().keys or {})["con_d"]
-    given = plain_options(args.con_d, dict.fromkeys(names, con_d), "--con-d")
-    found, problems = {}, []
+    found: dict[str, dict[str, Any]] = {}
+    problems: list[str] = []
+    given = read_options(args.con_d, problems, {}, "--con-d")
     for name, one in given.items():
         if name == TRUTH or not str(name).isidentifier() or not isinstance(one, dict):
             problems.append(f"--con-d {name}: expected NAME.key=value, NAME other than {TRUTH}")
