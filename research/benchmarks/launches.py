@@ -26,6 +26,7 @@ from lavis_mafa.families import AlbefMafa, Blip2Mafa, BlipMafa
 from lavis_mafa.io.project_files import find_config
 from lavis_mafa.judges.discriminators import ModelDiscriminator
 from research.benchmarks.harness import Row, Sizes
+from research.benchmarks.reference_step import PlainAlbef, reference_step
 from research.benchmarks.step_models import (
     FixedVerdicts,
     LavisAlbef,
@@ -33,6 +34,7 @@ from research.benchmarks.step_models import (
     config_of,
     lavis_can_run,
     mini_batch,
+    verdicts_by_pair,
 )
 from research.benchmarks.steps import BLIP2_MAFA, GRIT_VLP, MAFA
 
@@ -108,7 +110,9 @@ def _albef_rows(folder: Path, half: bool) -> Iterator[Row]:
     cfg = deep_config(AlbefMafa, folder, "med_config_tiny.json", 12)
     mafa, grit = (our_launches(AlbefMafa, cfg, settings, half) for settings in (MAFA, GRIT_VLP))
     samples = mini_batch(BATCH, cfg, "cpu")
-    yield _row("ALBEF: MAFA / GRIT-VLP", mafa, grit, half)
+    plain, judge = PlainAlbef(cfg).train(), PlainAlbef(cfg).eval().requires_grad_(False)
+    step = partial(reference_step, plain, judge, samples, verdicts=verdicts_by_pair)
+    yield _row("MAFA / the authors' order of work", mafa, launches_of(plain, step, half), half)
     lavis = LavisAlbef(cfg).train()
     lavis.set_momentum_outputs(samples)
     step = partial(lavis, {**samples, "epoch": 0, "iters": 0, "num_iters_per_epoch": 1})

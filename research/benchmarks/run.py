@@ -24,11 +24,13 @@ from lavis_mafa.tools.tables import markdown_table
 from research.benchmarks.harness import REPEATS, Row, Sizes, progress
 
 PARTS = {
-    "steps": "training steps: MAFA against GRIT-VLP, and LAVIS",
+    "steps": "training steps: MAFA against GRIT-VLP, the authors' order of work, and LAVIS",
     "launches": "kernels that a training step dispatches",
     "memory": "peak memory of a step",
     "grouping": "grouping of mini-batches by similarity",
-    "doors": "losses against open_clip's",
+    "doors": "losses and grouping in other libraries' trainings",
+    "retrieval": "retrieval with re-ranking, against LAVIS",
+    "threads": "threads of training on a CPU, next to busy processes",
 }
 HEAD = ["what", "ours", "reference", "ratio", "range", "note"]
 
