@@ -20,7 +20,7 @@ from lavis_mafa.algorithm.labels import ItcSide, without
 from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.algorithm.registry import MAFA, Registry
 
-_SMALLEST = 1e-30  # sums below it have no normal float32 reciprocal
+_SMALLEST = 1e-30  # smaller sums have no normal float32 reciprocal
 _LARGEST_EXPONENT = 10.0  # its exponential is still a float16
 
 
@@ -29,12 +29,12 @@ class _ItcTraits:
     """What the config check must know of a form of ITC; keyword arguments of ``register``.
 
     Attributes:
-        soft_labels: it can use labels for candidates that are not positives.
-        queue: it can use the candidates of the momentum queue.
-        fixed_temperature: minimising it over the temperature gives no useful temperature.
-        own_pairs: of a function, the same loss with one-hot labels, see `info_nce`; objects of a
-            class have it as a method.
-        symmetric: both directions are the same loss where only own pairs match.
+        soft_labels: the form can use labels of candidates that are not positives.
+        queue: the form can use the candidates of the momentum queue.
+        fixed_temperature: the temperature must be fixed, since learning it would not work.
+        own_pairs: for a function, the same loss with one-hot labels, see `info_nce`; a class has a
+            method of this name instead.
+        symmetric: both directions have the same loss if only own pairs match.
     """
 
     soft_labels: bool = True
@@ -63,10 +63,10 @@ def contrastive_loss(sim: Tensor, labels: Tensor, dropped: Tensor | None = None)
 
 
 def degrees(labels: Tensor) -> Tensor:
-    """Return the degree ``(B, N)`` from 0 to 1 to which every candidate counts as a positive.
+    """Return to which degree ``(B, N)``, from 0 to 1, every candidate counts as a positive.
 
-    It is a candidate's label relative to the largest one of its anchor: 1 for every positive of
-    one-hot labels however many there are, and Con-D's probability for a judged pair with
+    It is a candidate's label divided by the largest label of its anchor: 1 for every positive with
+    one-hot labels, however many there are, and Con-D's probability for a judged pair with
     ``connections.labels: probability``.
 
     Args:
@@ -87,8 +87,8 @@ def info_nce(
     Args:
         cosine: ``(B, C)``.
         own: ``(B,)``, the anchors' numbers among the candidates.
-        found: ``(B, C)`` bool, false negatives, never an own pair; None: none.
-        drop: they are left out; otherwise they are positives.
+        found: ``(B, C)`` bool, false negatives that were found, never an own pair; None: none.
+        drop: leave them out; otherwise they become positives.
     """
     sim = cosine / temperature
     if found is None or drop:
@@ -132,14 +132,14 @@ def _sigmoid_loss(logits: Tensor, targets: Tensor, dropped: Tensor | None = None
     return losses.sum(dim=1).mean()
 
 
-# A queue's negatives, thousands for every anchor, would outweigh its positives in the sum.
+# In the sum, thousands of queued negatives per anchor would outweigh its positives.
 @ITC_LOSSES.register(
     "sigmoid", settings=_SigmoidRule, source="SigLIP eq. 1, FFF", queue=False, symmetric=True
 )
 class _SigmoidForm(nn.Module):
-    """Decide for every pair by itself whether it matches, by a sigmoid with a learned bias.
+    """Classify every pair separately, by a sigmoid with a learned bias.
 
-    An anchor may have any number of positives, each with a target of its own, see `degrees`.
+    An anchor may have any number of positives, each with its own target, see `degrees`.
 
     The logit of a pair is ``(cosine - r) / temperature`` with a learned relative bias r. SigLIP
     learns the bias ``b = -r / temperature`` instead and starts at -10 with a temperature of 1 / 10,
@@ -147,10 +147,10 @@ class _SigmoidForm(nn.Module):
     over to the temperature of a trained model: at 0.01 and b = -10 every pair with a cosine above
     0.1 is a match.
 
-    The mean of both directions counts every pair once: it is the paper's loss, and so are its
-    gradients with ``detach_other: False``. The temperature differs from the paper's: it is the
-    model's, a divisor that starts at ``model.temp`` (0.07; SigLIP: 1 / 10) and is clamped, while
-    SigLIP learns the logarithm of a factor without limits.
+    The mean of both directions counts every pair once: it equals the paper's loss and, with
+    ``detach_other: False``, its gradients. The temperature differs: ours is the model's, a divisor
+    that starts at ``model.temp`` (0.07; SigLIP: 1 / 10) and is clamped, whereas SigLIP learns the
+    logarithm of an unbounded factor.
     """
 
     def __init__(self, own: _SigmoidRule | None = None) -> None:
@@ -173,7 +173,7 @@ class _SigmoidForm(nn.Module):
         """Return the loss of one direction with one-hot labels, see `info_nce`."""
         logits = ((cosine - self.relative_bias) / temperature).float()
         losses = F.softplus(without(logits, found if drop else None)).sum()
-        # -log s(l) of a positive is -log s(-l) less l.
+        # For a positive, -log s(l) = -log s(-l) - l.
         if found is None or drop:
             return (losses - logits.gather(1, own[:, None]).sum()) / len(own)
         return (losses - (logits * found.scatter(1, own[:, None], True)).sum()) / len(own)
@@ -198,9 +198,9 @@ def _debiased(side: ItcSide, labels: Tensor, own: _DebiasedRule) -> Tensor:
 
     Chuang et al., NeurIPS 2020. The loss of a positive p is ``-log e^p / (e^p + K g)`` with ``g =
     max((mean_k e^k - prior * mean_p e^p) / (1 - prior), e^(-1 / temperature))`` over the K
-    negatives k and all positives of the anchor. Here candidates are positives to a degree d (see
-    `degrees`) and negatives to 1 - d, which are the weights of both means, K is the sum of 1 - d,
-    and an anchor's loss is the mean over its positives by their labels. With prior 0 and one
+    negatives k and all positives of the anchor. Here a candidate is a positive with weight d (see
+    `degrees`) and a negative with weight 1 - d in both means, K is the sum of 1 - d, and an
+    anchor's loss is the mean over its positives, weighted by their labels. With prior 0 and one
     positive it is InfoNCE.
 
     Args:
@@ -209,7 +209,7 @@ def _debiased(side: ItcSide, labels: Tensor, own: _DebiasedRule) -> Tensor:
         own: settings.
     """
     sim, negative, degree = side.sim.float(), _negatives(side, labels), degrees(labels)
-    # Sums are of e^(similarity - top); the estimate is a difference, so no logarithms before it.
+    # Sums of e^(similarity - top) are not in logarithms, because the estimate is a difference.
     top = without(sim, side.dropped).amax(dim=1, keepdim=True).detach()
     scaled = torch.exp(without(sim, side.dropped) - top)
     count = negative.sum(dim=1, keepdim=True)
@@ -253,12 +253,12 @@ def _rince(side: ItcSide, labels: Tensor, own: _RinceRule) -> Tensor:
 
     Chuang et al., CVPR 2022. The loss of a positive p is ``-e^(q p) / q + (lambda (e^p + sum_k
     e^k))^q / q`` over its negatives k; as q approaches 0 it becomes InfoNCE + log lambda, and at q
-    = 1 it is symmetric. Degrees (see `degrees`) weight the negatives by 1 - d, and an anchor's loss
-    is the mean over its positives by their labels.
+    = 1 it is symmetric. Negatives are weighted by 1 - d (see `degrees`), and an anchor's loss is
+    the mean over its positives, weighted by their labels.
 
-    The loss falls without bound with the temperature, which must therefore be fixed. Where ``q /
-    temperature`` is above 10 the exponentials would overflow in fp16: the loss is then multiplied
-    by ``e^(10 - q / temperature)``, the same for all pairs.
+    The loss falls without bound with the temperature, which must therefore be fixed. If ``q /
+    temperature`` is above 10, the exponentials would overflow in fp16, so the loss of all pairs is
+    multiplied by ``e^(10 - q / temperature)``.
 
     Args:
         side: a direction of ITC.
