@@ -181,9 +181,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--images", required=True, help="folder that the paths are relative to")
     parser.add_argument("--output", type=Path, required=True, help="checkpoint to write")
     parser.add_argument("--epochs", type=int, default=30, help="passes over the images (30)")
-    parser.add_argument("--batch-size", type=int, default=64, help="images of a mini-batch (64)")
+    parser.add_argument("--batch-size", type=int, default=64, help="images per mini-batch (64)")
     parser.add_argument("--lr", type=float, default=2e-3, help="highest learning rate (2e-3)")
-    parser.add_argument("--seed", type=int, default=42, help="of weights, order, crops (42)")
+    parser.add_argument("--seed", type=int, default=42, help="seed of weights, order, crops (42)")
 
 
 def run(args: argparse.Namespace) -> None:

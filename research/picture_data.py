@@ -117,9 +117,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("what", choices=("labels", "verified", "vocab"))
     parser.add_argument("--data", type=Path, required=True, help="folder of the data")
     parser.add_argument("--output", type=Path, required=True, help="file to write")
-    parser.add_argument("--share", type=float, default=0.4, help="of the images, for verified")
-    parser.add_argument("--seed", type=int, default=0, help="of the choice, for verified")
-    parser.add_argument("--size", type=int, default=600, help="tokens, for vocab")
+    parser.add_argument(
+        "--share", type=float, default=0.4, help="share of the images, for verified"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the choice, for verified")
+    parser.add_argument("--size", type=int, default=600, help="number of tokens, for vocab")
     args = parser.parse_args(argv)
     args.output.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -114,13 +114,17 @@ def _accuracy(logits: Sequence[Tensor], labels: Tensor) -> float:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="image_start", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--output", type=Path, required=True, help="checkpoint to write")
-    parser.add_argument("--arch", default="albef_mafa", help="whose image encoder")
-    parser.add_argument("--preset", default="dense", help="what scenes look like")
+    parser.add_argument("--arch", default="albef_mafa", help="model of the image encoder")
+    parser.add_argument("--preset", default="dense", help="preset of the scenes")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument(
-        "--attributes", nargs="+", choices=list(CLASSES), default=list(CLASSES), help="to predict"
+        "--attributes",
+        nargs="+",
+        choices=list(CLASSES),
+        default=list(CLASSES),
+        help="attributes to predict",
     )
-    parser.add_argument("--seed", type=int, default=42, help="of the encoder's random weights")
+    parser.add_argument("--seed", type=int, default=42, help="seed of the random weights")
     args = parser.parse_args(argv)
     args.output.parent.mkdir(parents=True, exist_ok=True)
     # Several threads wait for each other longer than they help a model of this size.

@@ -1,11 +1,11 @@
-"""The names that a config can use; ``lavis-mafa train --list``."""
+"""Print the names that a config can use: ``lavis-mafa train --list``."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Sequence
 
-# By kind: a registry of this package, or a table of LAVIS's.
+# For each kind, a registry of this package or a table of LAVIS's registry.
 _REGISTRIES = {
     "pickers": ("lavis_mafa.algorithm.pickers", "PICKERS"),
     "soft-labels": ("lavis_mafa.algorithm.labels", "SOFT_LABELS"),
@@ -28,9 +28,9 @@ _KINDS = (*_TABLES, *_REGISTRIES, _CONFIGS)
 
 
 def print_names(kinds: Sequence[str]) -> None:
-    """Print one line for each name of some kinds (none: of all); docs/config.md has the settings.
+    """Print one line for each name of some kinds (default: all); docs/config.md has the settings.
 
-    Models, tasks, data sets, runners and processors of LAVIS itself are omitted.
+    LAVIS's own models, tasks, data sets, runners and processors are omitted.
 
     Raises:
         ValueError: for an unknown kind.
@@ -49,7 +49,7 @@ def print_names(kinds: Sequence[str]) -> None:
 
 
 def _entries(kind: str) -> Iterator[tuple[str, str]]:
-    """Yield the names of a kind, each with one line about it."""
+    """Yield the names of a kind, each with a one-line description."""
     from lavis.common.registry import registry
 
     from lavis_mafa.algorithm.registry import first_sentence

@@ -8,10 +8,10 @@ every image and text in the whole data set are judged instead. Nothing is traine
 with the same --output to encode only what is missing; under torch.distributed.run the ranks share
 the work.
 
-With --data, pairs in files are mined by any encoder and judge, without LAVIS, and by default in the
-whole data set, 10 candidates of an anchor. Instead of data for our training, --output gets a copy
-of the data with the new pairs (clean.*), and hard negatives for sentence-transformers
-(triplets.jsonl) and FlagEmbedding (flag_embedding.jsonl).
+With --data, any encoder and judge mine files of pairs, without LAVIS, by default among 10
+candidates per anchor in the whole data set. --output then gets a copy of the data with the new
+pairs (clean.*), and hard negatives for sentence-transformers (triplets.jsonl) and FlagEmbedding
+(flag_embedding.jsonl).
 
 Files in --output: mined.json (the new pairs with their scores), augmented.json (the data and the
 new pairs: ECM-6M), repeated.json (control: the data and as many of its own pairs, repeated),
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=share,
         help="a pair with a higher probability is new (default: the config's connections.high)",
     )
-    text = "of the mini-batches and the control (default: 0)"
+    text = "seed of the mini-batches and of the control (default: 0)"
     parser.add_argument("--seed", type=int, default=0, help=text)
 
 

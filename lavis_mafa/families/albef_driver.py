@@ -1,4 +1,4 @@
-"""ALBEF: dot product of [CLS] features, fusion by cross-attention, MLM."""
+"""The driver of ALBEF: dot product of [CLS] features, fusion by cross-attention, MLM."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class AlbefBackbone(FromFirstTokens):
         text_of: Tensor,
         teacher: Teacher | None = None,
     ) -> Tensor:
-        """Compute MLM losses, with a teacher's distribution over the vocabulary in the targets."""
+        """Compute MLM losses; the targets include a teacher's distribution over the vocabulary."""
         tokenizer = self.model.tokenizer
         ids, targets = mask_tokens(
             texts.ids[text_of],
@@ -70,7 +70,7 @@ class AlbefBackbone(FromFirstTokens):
             special_ids=(tokenizer.cls_token_id, tokenizer.pad_token_id),
         )
         mask = texts.mask[text_of]
-        # Only tokens with a target: the head is a product with the whole vocabulary.
+        # Only tokens with a target, since the head multiplies by the whole vocabulary.
         rows = torch.nonzero(targets.flatten() != IGNORED).squeeze(1)
         logits = self._predict(ids, mask, PairedImages(images, image_of), rows)
         losses: Tensor = F.cross_entropy(logits, targets.flatten()[rows], reduction="none")
@@ -84,7 +84,7 @@ class AlbefBackbone(FromFirstTokens):
         return (1.0 - teacher.alpha) * losses + teacher.alpha * distilled
 
     def _predict(self, ids: Tensor, mask: Tensor, looked_at: PairedImages, rows: Tensor) -> Tensor:
-        """Return MLM's logits ``(T, V)`` at tokens of ``rows`` ``(T,)`` of all ``P * L``."""
+        """Return MLM's logits ``(T, V)`` at the tokens ``rows`` ``(T,)`` among all ``P * L``."""
         hidden = self._bert(
             ids,
             attention_mask=mask,

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--gpu", action="store_true", help="the sizes of the papers, in bf16")
     size.add_argument("--quick", action="store_true", help="tiny sizes: does everything run?")
-    parser.add_argument("--repeats", type=int, help="of every measurement")
+    parser.add_argument("--repeats", type=int, help="times each is measured")
     parser.add_argument("--batch", type=int, help="pairs in a mini-batch of training steps")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write rows and machine as JSON")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table")
