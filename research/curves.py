@@ -1,4 +1,4 @@
-"""Line charts as plain data, drawn as SVG by matplotlib."""
+"""Draw line charts as SVG by matplotlib."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 from research.studies.spread import Spread
 
-_WIDTH, _HEIGHT = 4.8, 3.0  # of a chart, inches
+_WIDTH, _HEIGHT = 4.8, 3.0  # size of a chart in inches
 COLOURS = ("#2b7cc4", "#d2691e", "#2a9246", "#9a55d6", "#c23f7e", "#8f7a12")
-_INK = "#808890"  # of axes and text: readable on light and on dark pages
+_INK = "#808890"  # colour of axes and text, readable on light and dark pages
 _SETTINGS: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "lavis_mafa",  # equal charts are equal bytes
-    "text.parse_math": False,  # a dollar sign in a name is no formula
+    "text.parse_math": False,  # a dollar sign in a name does not begin a formula
     "font.size": 9,
     "text.color": _INK,
     "xtick.color": _INK,
@@ -31,8 +31,8 @@ class Curve:
 
     Attributes:
         series: name of each line, x, and y with its spread, the error bar.
-        log_x: logarithmic axis, with its ticks where the data are.
-        places: names of x = 1, 2, ... where x is no number; points are then not joined by lines.
+        log_x: use a logarithmic x axis, with ticks at the data.
+        places: names of x = 1, 2, ... if x is not a number; points are then not joined by lines.
     """
 
     x_label: str = ""
@@ -43,7 +43,7 @@ class Curve:
 
 
 def curves_svg(curves: Sequence[Curve]) -> str:
-    """Return curves side by side as an SVG file."""
+    """Return an SVG with the charts side by side."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 

@@ -12,21 +12,21 @@ from lavis_mafa.io.files import ROOT, write_text
 from research.curves import Curve, curves_svg
 from research.studies.spread import differences_to, frame_of, spreads_of
 
-# Of search_space.svg: the divisor of the data's size, and the end of the row's name.
+# For search_space.svg: the divisor of the data's size, and the suffix of the row's name.
 _PARTS = {8: ", M = train / 8", 2: ", M = train / 2", 1: ""}
 _LABELS = {
     "false_negative_rate": "false among the picked (percent)",
     "false_negative_rate_in_itm": "false negatives in ITM (percent)",
     "any_r1": "R@1, any valid pair (percent)",
 }
-# Of three_data_sets.svg.
+# For three_data_sets.svg.
 _BASE, _RANDOM_ECM = "ALBEF-base", "ALBEF-base + ECM"
 _SYSTEMS = [_BASE, _RANDOM_ECM, "GRIT-VLP", "ECM", "MAFA"]
-_APART = 0.16  # of the data sets' marks in one system's place
+_APART = 0.16  # offsets of the data sets' marks at one system
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add no arguments: all figures are drawn."""
+    """Add no arguments, since all figures are drawn."""
 
 
 def run(args: argparse.Namespace) -> None:
@@ -41,12 +41,12 @@ def _content_of(name: str) -> Any:
 
 
 def _figures_of(name: str) -> pd.DataFrame:
-    """Return the figures of recorded results by row and seed."""
+    """Return recorded results by row and seed."""
     return frame_of({row: own["seeds"] for row, own in _content_of(name)["rows"].items()})
 
 
 def search_space() -> list[Curve]:
-    """Return three systems by the search space M in one world: false negatives and retrieval."""
+    """Return charts of false negatives and retrieval of three systems by search space M."""
     pairs = _content_of("compare_fresh")["parameters"]["train_size"]
     spreads = spreads_of(_figures_of("compare_fresh"))
     x: list[float] = [pairs // part for part in _PARTS]
@@ -61,7 +61,8 @@ def search_space() -> list[Curve]:
 
 
 def three_data_sets() -> list[Curve]:
-    """Return false negatives that ITM learns, and R@1 compared with ALBEF-base, on three sets."""
+    """Return charts of false negatives in ITM, and of R@1 compared with ALBEF-base, on three
+    sets."""
     ten, more = _figures_of("compare_ten"), _figures_of("compare_ten_more")
     dense, ucm = _figures_of("compare_dense"), _figures_of("ucm")
     ucm = ucm.rename(index={"random + ECM": _RANDOM_ECM}, level="row")

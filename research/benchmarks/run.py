@@ -1,4 +1,4 @@
-"""Measure ratios of this package to a reference, both timed in turn in one run.
+"""Measure ratios of this package to references, timed in turn in the same run.
 
 Each part is a module of this folder with ``rows(sizes) -> Iterable[Row]``.
 """
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> None:
         for row in importlib.import_module(f"research.benchmarks.{part}").rows(sizes):
             rows.append(row)
             print(" | ".join(_cells(row)[:-1]), flush=True)
-        if args.out:  # after every part, whatever becomes of the next
+        if args.out:  # after every part, in case a later part fails
             content = {"sizes": asdict(sizes), "rows": [asdict(row) for row in rows]}
             write_json(args.out, {**_machine(), **content})
     if args.markdown:
