@@ -20,7 +20,7 @@ from lavis_mafa.algorithm.labels import ItcSide, without
 from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.algorithm.registry import MAFA, Registry
 
-_SMALLEST = 1e-30  # sums below it have no normal float32 reciprocal
+_SMALLEST = 1e-30  # smaller sums have no normal float32 reciprocal
 _LARGEST_EXPONENT = 10.0  # its exponential is still a float16
 
 
@@ -62,10 +62,10 @@ def contrastive_loss(sim: Tensor, labels: Tensor, dropped: Tensor | None = None)
 
 
 def degrees(labels: Tensor) -> Tensor:
-    """Return the degree ``(B, N)`` from 0 to 1 to which every candidate counts as a positive.
+    """Return to which degree ``(B, N)``, from 0 to 1, every candidate counts as a positive.
 
-    It is a candidate's label relative to the largest one of its anchor: 1 for every positive of
-    one-hot labels however many there are, and Con-D's probability for a judged pair with
+    It is a candidate's label divided by the largest label of its anchor: 1 for every positive with
+    one-hot labels, however many there are, and Con-D's probability for a judged pair with
     ``connections.labels: probability``.
 
     Args:
@@ -178,9 +178,9 @@ def _sigmoid_of_own_pairs(
     symmetric=True,
 )
 class _SigmoidForm(nn.Module):
-    """Decide for every pair by itself whether it matches, by a sigmoid with a learned bias.
+    """Classify every pair separately, by a sigmoid with a learned bias.
 
-    An anchor may have any number of positives, each with a target of its own, see `degrees`.
+    An anchor may have any number of positives, each with its own target, see `degrees`.
 
     The logit of a pair is ``(cosine - r) / temperature`` with a learned relative bias r. SigLIP
     learns the bias ``b = -r / temperature`` instead and starts at -10 with a temperature of 1 / 10,
@@ -188,10 +188,10 @@ class _SigmoidForm(nn.Module):
     over to the temperature of a trained model: at 0.01 and b = -10 every pair with a cosine above
     0.1 is a match.
 
-    The mean of both directions counts every pair once: it is the paper's loss, and so are its
-    gradients with ``detach_other: False``. The temperature differs from the paper's: it is the
-    model's, a divisor that starts at ``model.temp`` (0.07; SigLIP: 1 / 10) and is clamped, while
-    SigLIP learns the logarithm of a factor without limits.
+    The mean of both directions counts every pair once: it equals the paper's loss and, with
+    ``detach_other: False``, its gradients. The temperature differs: ours is the model's, a divisor
+    that starts at ``model.temp`` (0.07; SigLIP: 1 / 10) and is clamped, whereas SigLIP learns the
+    logarithm of an unbounded factor.
     """
 
     def __init__(self, own: _SigmoidRule | None = None) -> None:
@@ -223,9 +223,9 @@ def _debiased(side: ItcSide, labels: Tensor, own: _DebiasedRule) -> Tensor:
 
     Chuang et al., NeurIPS 2020. The loss of a positive p is ``-log e^p / (e^p + K g)`` with ``g =
     max((mean_k e^k - prior * mean_p e^p) / (1 - prior), e^(-1 / temperature))`` over the K
-    negatives k and all positives of the anchor. Here candidates are positives to a degree d (see
-    `degrees`) and negatives to 1 - d, which are the weights of both means, K is the sum of 1 - d,
-    and an anchor's loss is the mean over its positives by their labels. With prior 0 and one
+    negatives k and all positives of the anchor. Here a candidate is a positive with weight d (see
+    `degrees`) and a negative with weight 1 - d in both means, K is the sum of 1 - d, and an
+    anchor's loss is the mean over its positives, weighted by their labels. With prior 0 and one
     positive it is InfoNCE.
 
     Args:
@@ -278,12 +278,12 @@ def _rince(side: ItcSide, labels: Tensor, own: _RinceRule) -> Tensor:
 
     Chuang et al., CVPR 2022. The loss of a positive p is ``-e^(q p) / q + (lambda (e^p + sum_k
     e^k))^q / q`` over its negatives k; as q approaches 0 it becomes InfoNCE + log lambda, and at q
-    = 1 it is symmetric. Degrees (see `degrees`) weight the negatives by 1 - d, and an anchor's loss
-    is the mean over its positives by their labels.
+    = 1 it is symmetric. Negatives are weighted by 1 - d (see `degrees`), and an anchor's loss is
+    the mean over its positives, weighted by their labels.
 
-    The loss falls without bound with the temperature, which must therefore be fixed. Where ``q /
-    temperature`` is above 10 the exponentials would overflow in fp16: the loss is then multiplied
-    by ``e^(10 - q / temperature)``, the same for all pairs.
+    The loss falls without bound with the temperature, which must therefore be fixed. If ``q /
+    temperature`` is above 10, the exponentials would overflow in fp16, so the loss of all pairs is
+    multiplied by ``e^(10 - q / temperature)``.
 
     Args:
         side: a direction of ITC.

@@ -1,4 +1,4 @@
-"""What one step encoded, compared and found. Every loss is a function of it."""
+"""The input of every loss: what one step encoded, compared and found."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class StepContext:
     """Everything that a loss may need.
 
     Attributes:
-        batch: the mini-batch after encoding.
-        compared: similarities.
-        i2t, t2i: hard negatives of images and of texts, with Con-D's verdicts.
-        soft_label, extra_loss, form: of ITC, see `lavis_mafa.algorithm.parts.StepParts`.
+        batch: the encoded mini-batch.
+        compared: the similarities.
+        i2t, t2i: the hard negatives of images and of texts, with Con-D's verdicts.
+        soft_label, extra_loss, form: parts of ITC, see `lavis_mafa.algorithm.parts.StepParts`.
     """
 
     batch: MiniBatch
@@ -38,13 +38,13 @@ class StepContext:
 
     @property
     def settings(self) -> StepSettings:
-        """Settings of the step."""
+        """The settings of the step."""
         settings: StepSettings = self.batch.settings
         return settings
 
     @property
     def soft_labels_active(self) -> bool:
-        """Return whether labels of ITC are soft by now, see `SoftLabels.active`."""
+        """Return whether the labels of ITC are soft in this epoch, see `SoftLabels.active`."""
         samples = self.batch.samples
         epoch, grouped = samples.get("epoch", 0), bool(samples.get("grouped", True))
         return self.settings.soft_labels.active(epoch, grouped)

@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=share,
         help="a pair with a higher probability is new (default: the config's connections.high)",
     )
-    text = "of the mini-batches and the control (default: 0)"
+    text = "seed of the mini-batches and of the control (default: 0)"
     parser.add_argument("--seed", type=int, default=0, help=text)
 
 

@@ -25,7 +25,7 @@ from lavis_mafa.io.project_files import shipped_names
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add LAVIS's arguments and those that do something else than training."""
+    """Add LAVIS's arguments, and arguments for other things than training."""
     if parser.prog.endswith("evaluate"):
         add_options(parser, run=f"{RUN_HELP}. Results go to FOLDER/evaluate")
         add_checkpoint_argument(parser)
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> None:
     if args.print_config:
         from lavis_mafa.settings import format_config, load_config
 
-        # Whether the machine has the files and the GPUs is another question: see --dry-run.
+        # Does not check that the machine has the files and GPUs, unlike --dry-run.
         sys.stdout.write(format_config(load_config(args.cfg_path, options, machine=False)))
         return None
     from lavis_mafa.training import session
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _take_data(args: argparse.Namespace) -> None:
-    """Let ``--data`` stand for a config that is written for it."""
+    """Write a config for ``--data`` and use it."""
     from lavis_mafa.commands.own_data import write_config
 
     try:

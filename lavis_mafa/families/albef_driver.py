@@ -1,4 +1,4 @@
-"""ALBEF: dot product of [CLS] features, fusion by cross-attention, MLM."""
+"""The driver of ALBEF: dot product of [CLS] features, fusion by cross-attention, MLM."""
 
 from __future__ import annotations
 

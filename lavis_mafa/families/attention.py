@@ -1,7 +1,7 @@
-"""Replace LAVIS's attention by PyTorch's fused kernels, with shared keys and values of an image.
+"""Replace LAVIS's attention by PyTorch's fused kernels, which share an image's keys and values.
 
-LAVIS computes attention step by step, and its cross-attention projects an image again for each of
-its pairs. Here modules keep their weights and names; only their computation changes.
+LAVIS computes attention in separate operations, and its cross-attention projects an image again for
+each of its pairs. Only the computation changes; modules keep their weights and names.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HIDDEN = -10000.0  # LAVIS adds this to the attention score of padding
 
 
 class PairedImages:
-    """Represents ``images.embeds[image_of]``, ``(P, S, D)``, as ``encoder_hidden_states`` of a
+    """Stand-in for ``images.embeds[image_of]``, ``(P, S, D)``, as ``encoder_hidden_states`` of a
     model with fused attention.
 
     Keys and values are computed once per image and layer, and cached in ``images.memory`` for later
@@ -37,18 +37,18 @@ class PairedImages:
 
     Args:
         images: N encoded images.
-        image_of: ``(P,)`` image of each pair; None: image k is in pair k.
+        image_of: ``(P,)`` number of each pair's image; None: pair k has image k.
     """
 
     def __init__(self, images: Images, image_of: Tensor | None = None) -> None:
         self.embeds, self.memory, self.image_of = images.embeds, images.memory, image_of
         if image_of is not None and len(image_of) < len(self.embeds):
-            # A rank may need only a few of the images of all ranks.
+            # Of all ranks' images, a rank may need only a few.
             needed, self.image_of = torch.unique(image_of, return_inverse=True)
             self.embeds, self.memory = take(images.embeds, needed), {}
 
     def size(self) -> tuple[int, int, int]:
-        """Return ``(P, S, D)``; LAVIS's models call this method of a tensor."""
+        """Return ``(P, S, D)``, as LAVIS's models call this method of tensors."""
         pairs = len(self.embeds if self.image_of is None else self.image_of)
         return pairs, self.embeds.shape[1], self.embeds.shape[2]
 
@@ -58,14 +58,14 @@ class PairedImages:
 
     def _keys_and_values(self, attention: Any) -> Tensor:
         """Return keys and values of the N images, ``(N, S, 2 * heads * d)``."""
-        # By weights rather than by layer, because layers may share them (BLIP's encoder and
-        # decoder); by grad mode, because tensors computed without a graph cannot be trained on.
+        # Cached by weights rather than by layer, because layers may share them (BLIP's encoder and
+        # decoder), and by grad mode, because tensors without a graph cannot be trained on.
         weights = attention.key.weight, attention.value.weight
         device = self.embeds.device.type
         cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         made_by = *map(id, weights), torch.is_grad_enabled(), cast
         if made_by not in self.memory:
-            # The weights are kept so that their ids are not reused.
+            # Keep the weights, so that Python does not reuse their ids.
             both = _project(self.embeds, attention.key, attention.value)
             self.memory[made_by] = both, weights
         both, _ = self.memory[made_by]
@@ -73,10 +73,11 @@ class PairedImages:
 
 
 class _Recomputed:
-    """A module's forward pass whose activations are recomputed in the backward pass.
+    """The forward pass of a module, with activations recomputed in the backward pass.
 
-    It replaces fairscale's, which recomputes in fp16 whatever autocast's type was, keeps calling
-    the module's former class, and in a copy of the module uses the weights of the original.
+    It replaces fairscale's checkpointing, which recomputes in fp16 whatever autocast's type was,
+    keeps calling the module's former class, and uses the original's weights in copies of the
+    module.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -88,7 +89,7 @@ class _Recomputed:
 
 
 class _FusedText:
-    """Mixin before LAVIS's attention of BERT and the Q-Former."""
+    """Mixin for LAVIS's attention of BERT and the Q-Former."""
 
     def forward(
         self: Any,
@@ -103,8 +104,8 @@ class _FusedText:
         """Compute attention with LAVIS's signature.
 
         Returns:
-            The context ``(P, L, D)``, and the keys and values that were used, each ``(P, heads, S,
-            d)``, or ``(N, heads, S, d)`` for `PairedImages`.
+            The context ``(P, L, D)`` and the keys and values used, each ``(P, heads, S, d)``, or
+            ``(N, heads, S, d)`` for `PairedImages`.
         """
         looked_at = encoder_hidden_states
         paired = isinstance(looked_at, PairedImages)
@@ -194,7 +195,7 @@ def fuse_attention(model: Any) -> None:
     attention already. Activation checkpointing is replaced by PyTorch's too, see `_Recomputed`.
     """
     for module in model.modules():
-        # By exact type: a subclass may compute something else.
+        # By exact type, since a subclass may compute something else.
         fused = FUSED.get(type(module))
         if fused is not None:
             module.__class__ = fused
@@ -204,7 +205,7 @@ def fuse_attention(model: Any) -> None:
 
 
 def _is_watched(attention: Any) -> bool:
-    """Return whether the attention weights are needed, which fused kernels do not compute."""
+    """Return whether the caller needs attention weights, which fused kernels do not compute."""
     hooks = attention.dropout._forward_hooks or attention.dropout._forward_pre_hooks
     return bool(attention.save_attention or hooks)
 
@@ -249,7 +250,7 @@ def first_token_after(
 ) -> Tensor:
     """Return the first tokens ``(P, D)`` after the fusion layers of LAVIS's BERT, for ITM.
 
-    The last layer computes only the first token: there the others are only keys and values.
+    In the last layer, only the first token is computed; the others serve as keys and values.
 
     Args:
         layers: LAVIS's ``BertLayer``, the last one with cross-attention.
@@ -284,9 +285,9 @@ def take(tensor: Tensor, rows: Tensor) -> Tensor:
 
 
 def _project(source: Tensor, *layers: Any) -> Tensor:
-    """Return ``(B, S, D)`` after several linear layers, one beside the other."""
-    # In training by one product. Without gradients it is not worth copying the weights: a caption
-    # is generated token by token.
+    """Return the outputs of several linear layers on ``(B, S, D)``, concatenated."""
+    # In training, use one product. Without gradients, copying the weights is not worth it, since
+    # captions are generated token by token.
     plain = all(type(one) is nn.Linear and not one._forward_hooks for one in layers)
     if plain and torch.is_grad_enabled():
         return F.linear(source, *_joined(layers))
@@ -314,7 +315,7 @@ def _joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor]:
 
 
 def _heads_of(attention: Any, source: Tensor, *layers: Any) -> Sequence[Tensor]:
-    """Return what linear layers make of ``(B, S, D)``, each ``(B, heads, S, d)``."""
+    """Return the outputs of linear layers on ``(B, S, D)``, each ``(B, heads, S, d)``."""
     if torch.is_grad_enabled():
         return _split(_project(source, *layers), attention.num_attention_heads, len(layers))
     return [attention.transpose_for_scores(one(source)) for one in layers]
@@ -354,7 +355,7 @@ def _attend_to_images(
         of_pairs = both if image_of is None else take(both, image_of)
         key, value = _split(of_pairs, heads, 2)
         return _attend(attention.dropout, query, key, value)
-    # All pairs have the same image: the tokens of all of them are queries of one sequence.
+    # If all pairs have the same image, their tokens are the queries of one sequence.
     together = query.transpose(0, 1).flatten(1, 2)[None]
     key, value = _split(both, heads, 2)
     context = _attend(attention.dropout, together, key, value)

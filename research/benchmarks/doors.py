@@ -1,4 +1,4 @@
-"""Measure what this package adds to other libraries' trainings of dual encoders."""
+"""Measure the cost that this package adds to training dual encoders with other libraries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lavis_mafa.integrations.open_clip import ClipLoss, SigLipLoss
 from research.benchmarks.harness import Row, Sizes, in_turn
 
 BATCH, DIM = 1024, 512
-_TRAINED, _TOKENS, _WIDTH = 64, 16, 384  # of the dual encoder; layers as MiniLM's
+_TRAINED, _TOKENS, _WIDTH = 64, 16, 384  # sizes of the dual encoder, as in MiniLM
 
 
 def rows(sizes: Sizes) -> Iterator[Row]:

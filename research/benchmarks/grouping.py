@@ -1,4 +1,4 @@
-"""Compare the time of grouping a sub-queue with that of only the product of its features."""
+"""Compare the time of grouping a sub-queue with the time of only multiplying its features."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from research.benchmarks.harness import Row, Sizes, in_turn
 
 DIM = 256
 BATCH = 96
-HARDNESS = 0.95  # of `run.grit.hardness`, compared with 1
+HARDNESS = 0.95  # `run.grit.hardness`, compared with 1
 
 
 def rows(sizes: Sizes) -> Iterator[Row]:
@@ -26,7 +26,7 @@ def rows(sizes: Sizes) -> Iterator[Row]:
     space = 240 if sizes.quick else 4800
     generator = torch.Generator().manual_seed(0)
     images, noise = (torch.randn(space, DIM, generator=generator) for _ in range(2))
-    texts = F.normalize(images + noise, dim=1).to(sizes.device)  # near their images
+    texts = F.normalize(images + noise, dim=1).to(sizes.device)  # close to their images
     images = F.normalize(images, dim=1).to(sizes.device)
     grouping = partial(group, images, texts, space // 2)
     threads = torch.get_num_threads()
@@ -75,7 +75,7 @@ def _region_rows(sizes: Sizes, space: int) -> Iterator[Row]:
     yield Row.of(title, f"E = {DIM}", times["True"], times["False"])
     anchors = torch.arange(0, size, size // 1000)
     similar = torch.stack([images[one] @ texts.t() for one in anchors.tolist()]).cpu()
-    similar[torch.arange(len(anchors)), anchors] = -1.0  # its own caption
+    similar[torch.arange(len(anchors)), anchors] = -1.0  # exclude its own caption
     nearest = similar.argmax(1)
     shares = {}
     for on, length in ((False, queue), (True, queue), (True, size)):
@@ -89,8 +89,8 @@ def _region_rows(sizes: Sizes, space: int) -> Iterator[Row]:
 
 
 def _simulated(size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return features ``(N, E)`` of images and captions about 20,000 things, some of them frequent;
-    variances fall as 1 / n along the axes."""
+    """Return features ``(N, E)`` of images and captions about 20,000 things, some of them frequent,
+    with variances of 1 / n along axis n."""
     generator = torch.Generator().manual_seed(0)
     scale = torch.arange(1.0, DIM + 1).rsqrt()
 

@@ -1,8 +1,8 @@
-"""MAFA's training step in the order of Algorithm 1, on LAVIS's plain modules: the reference.
+"""The reference: MAFA's training step in the order of Algorithm 1, on LAVIS's unmodified modules.
 
-Written from the paper (MAFA S.M., Algorithm 1), for simplicity and not for speed. Its modules are
-LAVIS's, with explicit attention. From the package it uses the functions that read a config, and the
-masking of MLM, so that both sides can be given the same random draws.
+It is written from the paper (MAFA S.M., Algorithm 1), for simplicity and not for speed, with
+LAVIS's modules and explicit attention. From this package it uses the functions that read a config,
+and the masking of MLM, so that both sides can have the same random draws.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lavis_mafa.families.tokenizers import build_tokenizer
 from lavis_mafa.families.vit import build_vit
 from lavis_mafa.io.project_files import find_config
 
-# Replaces Con-D's probabilities (P,) of the pairs (image_of[p], text_of[p]).
+# Function that replaces Con-D's probabilities (P,) of the pairs (image_of[p], text_of[p]).
 Verdicts = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -67,8 +67,8 @@ def reference_step(
         con_d: frozen, in evaluation mode.
         samples: ``image`` ``(B, 3, H, W)`` and ``text_input``, B captions; B is at least 3.
         low, high: thresholds of Con-D.
-        alpha: of S-ITC.
-        verdicts: replaces Con-D's probabilities, which are computed nevertheless.
+        alpha: alpha of S-ITC.
+        verdicts: function that replaces Con-D's probabilities, which are computed nevertheless.
 
     Returns:
         ``loss``, ``loss_itc``, ``loss_itm``, ``loss_lm`` (scalars), and ``found`` ``(2,)``, the
@@ -112,7 +112,7 @@ def reference_step(
     labels = torch.cat([torch.ones_like(own), label_image, label_text])
     loss_itm = F.cross_entropy(torch.cat([positives, negatives]), labels)
 
-    # MLM of the mini-batch's pairs and of the distinct mined pairs.
+    # MLM on the mini-batch's pairs and on the distinct mined pairs.
     pairs = [(b, b) for b in own.tolist()]
     pairs += list(zip(*torch.nonzero(found_text).t().tolist(), strict=True))
     for b, image in torch.nonzero(found_image).tolist():
@@ -166,7 +166,7 @@ def fuse(
 
 
 class _PairJudge:
-    """Computes Con-D's probabilities of pairs of one mini-batch."""
+    """Con-D's probabilities for pairs of one mini-batch."""
 
     def __init__(self, con_d: PlainAlbef, samples: dict[str, Any], verdicts: Verdicts | None):
         self.con_d, self.verdicts = con_d, verdicts
@@ -190,8 +190,8 @@ def _judge_hardest(
         low, high: thresholds of Con-D.
 
     Returns:
-        The candidates ``(B,)`` and labels ``(B,)`` for ITM, where the second hardest replaces an
-        ambiguous one; and ``(B, B)`` bool, the mined positives.
+        The candidates ``(B,)`` and labels ``(B,)`` for ITM, in which the second hardest replaces an
+        ambiguous one; and the mined positives ``(B, B)`` bool.
     """
     rows = torch.arange(len(sim), device=sim.device)
     others = sim.detach().float().clone().fill_diagonal_(float("-inf"))
@@ -216,7 +216,7 @@ def _smoothed_itc(sim: Tensor, found: Tensor, alpha: float) -> Tensor:
 
 
 def _masked_language(model: PlainAlbef, image_states: Tensor, text: Any, text_of: Tensor) -> Tensor:
-    """Compute MLM of pairs: images repeated pair by pair, the head at all positions."""
+    """Compute MLM on pairs, with images repeated for each pair and the head at all positions."""
     ids, targets = mask_tokens(
         text.input_ids[text_of],
         model.mlm_probability,

@@ -1,8 +1,8 @@
-"""Compare retrieval with re-ranking with LAVIS's ``compute_sim_matrix``.
+"""Compare the time of re-ranking in retrieval with LAVIS's ``compute_sim_matrix``.
 
 LAVIS's side is its own function over its own modules, with the same weights, images and captions.
-Only re-ranking is timed; images and captions are encoded before, for both sides, which is a small
-part of an evaluation's time.
+Only re-ranking is timed. Both sides encode images and captions before, which takes a small part of
+an evaluation's time.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from research.benchmarks.harness import Row, Sizes, in_turn
 from research.benchmarks.reference_step import PlainAlbef
 from research.benchmarks.step_models import CAPTION_WORDS, captions
 
-CAPTIONS = 5  # an image
-_SAME = 1e-3  # largest difference of scores that are equal in fp32
+CAPTIONS = 5  # per image
+_SAME = 1e-3  # largest difference of scores that count as equal in fp32
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class _Job:
     """An evaluation, and the share of it that is timed.
 
     Attributes:
-        images: each has `CAPTIONS` captions.
-        k: candidates of a query.
-        lavis: LAVIS does the work of the first of so many ranks.
+        images: number of images, with `CAPTIONS` captions each.
+        k: number of candidates of a query.
+        lavis: number of ranks, of which LAVIS does the work of the first.
     """
 
     images: int
@@ -52,7 +52,8 @@ class _Job:
 
     @property
     def pairs(self) -> int:
-        """The pairs requested; one requested in both directions counts twice."""
+        """Return the number of requested pairs; a pair requested in both directions counts
+        twice."""
         return self.k * self.images * (1 + CAPTIONS)
 
     @property
@@ -62,11 +63,11 @@ class _Job:
 
 
 _JOBS = {"quick": _Job(12, 8), "cpu": _Job(100, 64, 501), "gpu": _Job(1000, 128, 5)}
-_WIDTH = {"cpu": 384, "gpu": 768}  # of both encoders; 12 layers, 64 a head
+_WIDTH = {"cpu": 384, "gpu": 768}  # widths of both encoders, with 12 layers and heads of 64
 
 
 def rows(sizes: Sizes) -> Iterator[Row]:
-    """Measure the seconds for a thousand requested pairs, of both directions."""
+    """Measure the seconds for a thousand requested pairs in both directions."""
     job = _JOBS[sizes.name]
     with tempfile.TemporaryDirectory() as folder:
         ours, lavis = _both_models(sizes, Path(folder))
@@ -117,14 +118,14 @@ def _both_models(sizes: Sizes, folder: Path) -> tuple[Any, Any]:
 
 
 def _lavis_scores_of(model: Any, loader: Any, k: int, ranks: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the scores of LAVIS's function on the first of so many ranks."""
+    """Return a function that computes LAVIS's scores on the first of several ranks."""
     world = mock.patch("lavis.common.dist_utils.get_world_size", lambda: ranks)
     with world, open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         return lavis_scores(model, loader, k_test=k)
 
 
 def _states_of(model: Any) -> tuple[int, int]:
-    """Return ``(S, D)`` of an encoded image."""
+    """Return random states ``(S, D)`` of an encoded image."""
     encoder = model.visual_encoder
     return encoder.patch_embed.num_patches + 1, encoder.vision_width
 
@@ -143,7 +144,8 @@ class _Loader(list):
 
 
 class _KnownTexts(XBertEncoder):
-    """Return precomputed states of captions for ITC: the items of ``known`` in turn."""
+    """A text encoder that returns precomputed states of captions: the items of ``known`` in
+    turn."""
 
     known: Any = None
     place = 0
@@ -156,7 +158,7 @@ class _KnownTexts(XBertEncoder):
 
 
 def _require_equal(backbone: Any, images: Any, texts: Any, lavis: tuple[Any, Any]) -> None:
-    """Compare the scores of pairs that LAVIS has matched."""
+    """Raise an error unless the scores of pairs that LAVIS has matched are equal."""
     sim = backbone.similarity(images.features, texts.features).cpu()
     for expected, similarity, of_images in zip(lavis, (sim, sim.t()), (True, False), strict=True):
         pair = (torch.from_numpy(expected) > UNRANKED).nonzero()[: 4 * 64]
@@ -172,7 +174,7 @@ def _require_equal(backbone: Any, images: Any, texts: Any, lavis: tuple[Any, Any
 
 
 def _sized_config(width: int, folder: Path) -> dict[str, Any]:
-    """Return the sizes of ALBEF base with another width."""
+    """Return the config of ALBEF base with another width."""
     bert = json.loads(Path(find_config("configs/models/med_config_albef.json")).read_text())
     bert |= {
         "hidden_size": width,

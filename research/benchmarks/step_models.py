@@ -1,4 +1,4 @@
-"""Models and mini-batches of the training-step benchmarks, including LAVIS's models."""
+"""Build the models and mini-batches of the training-step benchmarks, including LAVIS's models."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from research.benchmarks.harness import Sizes
 from research.benchmarks.reference_step import PlainAlbef, Verdicts, encode
 
 WORDS = 30522  # the size of BERT's vocabulary
-CAPTION_WORDS = (10.5, 2.4)  # of COCO: mean and standard deviation
+CAPTION_WORDS = (10.5, 2.4)  # of COCO's captions: mean and standard deviation
 
 
 def albef_config(sizes: Sizes, folder: Path, **changes: Any) -> Any:
@@ -103,10 +103,10 @@ def verdicts_by_pair(image_of: Tensor, text_of: Tensor, probability: Tensor) -> 
 
 
 class FixedVerdicts:
-    """A discriminator that does its work, but whose verdicts are replaced.
+    """A discriminator that judges as usual, but whose verdicts are replaced.
 
     Args:
-        con_d: does the work.
+        con_d: the discriminator that judges.
         verdicts: `first_quarter` or `verdicts_by_pair`.
     """
 
@@ -124,7 +124,7 @@ class FixedVerdicts:
 
 
 class _Constant(nn.Module):
-    """Return the same output for every input."""
+    """A module that returns the same output for every input."""
 
     def __init__(self, output: Any) -> None:
         super().__init__()
@@ -241,7 +241,7 @@ class LavisBlip2(Blip2Qformer):
 
 @contextmanager
 def lavis_can_run(device: str = "cpu") -> Iterator[None]:
-    """Provide LAVIS's requirements: a process group of one for BLIP-2, ``np.Inf`` for ALBEF."""
+    """Provide what LAVIS's models need: a process group of one for BLIP-2, ``np.Inf`` for ALBEF."""
     backend = "nccl" if device == "cuda" else "gloo"
     with tempfile.TemporaryDirectory() as folder:
         store = f"file://{folder}/store"
@@ -255,7 +255,7 @@ def lavis_can_run(device: str = "cpu") -> Iterator[None]:
 
 @contextmanager
 def deterministic_draws() -> Iterator[None]:
-    """Make random draws deterministic, because LAVIS draws in another order and other shapes.
+    """Make random draws deterministic, because LAVIS draws in another order and with other shapes.
 
     The most probable negative is drawn, and MLM masks every word.
     """

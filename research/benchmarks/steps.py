@@ -43,7 +43,7 @@ BATCH = {"quick": 8, "cpu": 3, "gpu": 96}
 _BLIP2_BATCH = {**BATCH, "cpu": 2}
 GRIT_VLP = StepSettings(soft_labels=SoftLabels("consistency"))
 MAFA = StepSettings()
-# All pairs are judged, and no probability is above the thresholds.
+# With these thresholds, all pairs are judged and none is converted.
 _MAFA_FINDS_NOTHING = StepSettings(connections=MiningRule(low=1.0, high=1.0))
 _ALBEF_BASE = StepSettings(negatives="sampled", soft_labels=SoftLabels("one_hot"))
 # BLIP-2: no re-sampling, no mined pairs in LM, see blip2_mafa's configs.
@@ -55,7 +55,7 @@ _BLIP2_MAFA_FINDS_NOTHING = replace(BLIP2_MAFA, connections=replace(_BLIP2_RULE,
 _BLIP2_STAGE_1 = StepSettings(
     negatives="sampled", soft_labels=SoftLabels("one_hot", label_smoothing=0.1)
 )
-SAME = 1e-4  # relative difference of losses that are the same in fp32
+SAME = 1e-4  # relative difference of losses that count as equal in fp32
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Step:
     """Run the forward and backward pass of ``forward()["loss"]``.
 
     Attributes:
-        bf16: under autocast to bf16.
+        bf16: use autocast to bf16.
     """
 
     model: torch.nn.Module
@@ -79,7 +79,7 @@ class Step:
 
 
 def rows(sizes: Sizes) -> Iterator[Row]:
-    """Measure ALBEF with and without Con-D, against the authors' order and LAVIS, and BLIP-2."""
+    """Measure ALBEF with and without Con-D against the authors' order and LAVIS; then BLIP-2."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         yield from _albef_rows(sizes, folder)
@@ -89,7 +89,7 @@ def rows(sizes: Sizes) -> Iterator[Row]:
 
 
 def _albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
-    """Measure MAFA against GRIT-VLP, both ours, and against the authors' order of work."""
+    """Measure our MAFA against our GRIT-VLP and against the authors' order of work."""
     cfg = albef_config(sizes, folder)
     size = sizes.batch or BATCH[sizes.name]
     samples = mini_batch(size, cfg, sizes.device)
@@ -267,12 +267,12 @@ def require_equal_losses(
     """Compare the losses of both sides in evaluation mode, for the same draws.
 
     Args:
-        name: the reference, for the message.
+        name: name of the reference, for the message.
         ours: this package's model.
         our_forward: its forward pass.
         theirs: the reference's model.
         their_forward: its forward pass.
-        half: in bf16, where rounding may change which negative is drawn.
+        half: whether both run in bf16, where rounding may change which negative is drawn.
 
     Raises:
         AssertionError: if a loss differs.

@@ -1,7 +1,7 @@
-"""Wall and CPU time of training steps on a CPU: the default number of threads against each fixed
-one, idle, next to busy processes and on a single core.
+"""Measure wall and CPU time of training steps with the default number of threads and fixed numbers,
+on an idle CPU, next to busy processes and on a single core.
 
-This file is also the plugin by which the measured ``lavis-mafa train`` times its steps.
+This file is also the plugin with which the measured ``lavis-mafa train`` times its steps.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from research.benchmarks.harness import Row, Sizes, progress
 STEPS = 30
 _WARM_UP = 3
 _CLOCK = "step_clock"
-# Conditions that follow each other within a run, and the busy processes in each.
+# Successive conditions within a run, and the number of busy processes in each.
 _BUSY = {"idle": 0, "next to one busy process": 1, "next to two busy processes": 2}
 _ON_ONE_CORE = "on one core (taskset)"
 
 
 @LOGGERS.register(_CLOCK)
 class StepClock(Logger):
-    """Starts busy processes, and prints the seconds of the steps next to them.
+    """A logger that starts busy processes and prints the seconds of the steps next to them.
 
     Each condition begins with a few steps that are not counted.
     """
 
     def __init__(self) -> None:
         self._left = json.loads(os.environ["STEP_CLOCK"])  # [condition, busy processes, steps]
-        self._done = 0  # steps of the present condition
+        self._done = 0  # steps taken in this condition
         self._began = (0.0, 0.0)
         self._found: dict[str, tuple[float, float]] = {}
         self._busy: list[subprocess.Popen[bytes]] = []
 
     def figures(self, figures: Mapping[str, float], step: int, axis: str) -> None:
-        """Take the time of a step, and begin the next condition if it was the last one."""
+        """Record the time of a step, and begin the next condition after its last step."""
         if axis != STEP or not self._left or not any(n.startswith("train/") for n in figures):
             return
         condition, busy, steps = self._left[0]
@@ -59,7 +59,7 @@ class StepClock(Logger):
                 process.kill()
 
     def end(self, status: str) -> None:
-        """Print the figures, the last line of the output."""
+        """Print the figures as the last line of the output."""
         print(json.dumps(self._found), flush=True)
 
 

@@ -364,8 +364,8 @@ def test_other_models_are_refused(world, models, tmp_path, caplog, encoder, judg
     ("given", "message"),
     [
         (["--data", "pairs.json"], "--data needs --encoder"),
-        (["--cfg-path", "albef_toy", "--judge", "captions"], "--judge belongs to --data"),
-        (["--data", "pairs.json", "--encoder", "x", "--con-d", "a.arch=b"], "--con-d belongs to"),
+        (["--cfg-path", "albef_toy", "--judge", "captions"], "--judge needs --data"),
+        (["--data", "pairs.json", "--encoder", "x", "--con-d", "a.arch=b"], "--con-d needs"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(world, monkeypatch, capsys, given, message):

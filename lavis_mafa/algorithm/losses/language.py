@@ -1,4 +1,4 @@
-"""Language losses: hiding tokens for MLM, and predicting the next token in LM."""
+"""Language losses: hide tokens for MLM, and predict the next token in LM."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def mask_tokens(
     vocab_size: int,
     special_ids: tuple[int, ...],
 ) -> tuple[Tensor, Tensor]:
-    """Hide tokens for MLM as BERT does: 80 % masked, 10 % replaced at random, 10 % left.
+    """Hide tokens for MLM as BERT does: 80 % masked, 10 % replaced at random, 10 % unchanged.
 
     Args:
         input_ids: ``(P, L)`` int64.
@@ -31,11 +31,10 @@ def mask_tokens(
         special_ids: tokens never hidden, such as [CLS] and padding.
 
     Returns:
-        ``(P, L)`` ids with tokens hidden, and ``(P, L)`` targets, `IGNORED` where nothing is to be
-        predicted.
+        ``(P, L)`` ids with tokens hidden, and ``(P, L)`` targets, `IGNORED` at all other tokens.
     """
     special = torch.zeros_like(input_ids, dtype=torch.bool)
-    for one in special_ids:  # `torch.isin` would copy them to the device, and wait
+    for one in special_ids:  # `torch.isin` would copy the ids to the device and wait
         special |= input_ids == one
     draw = torch.rand(input_ids.shape, device=input_ids.device)
     hidden = (draw < probability) & ~special
@@ -57,7 +56,7 @@ def next_token_losses(
         mask: ``(P, L)``, 0 for padding, which is not predicted.
         head: from ``(T, D)`` to logits over the vocabulary ``(T, V)``.
     """
-    # Positions whose next token is not padding: the head is a product with the whole vocabulary.
+    # Only positions before a real token, since the head multiplies by the whole vocabulary.
     rows = torch.nonzero(F.pad(mask[:, 1:], (0, 1)).flatten()).squeeze(1)
     logits = head(hidden.flatten(0, 1).index_select(0, rows)).float()
     targets = ids.flatten()[rows + 1]

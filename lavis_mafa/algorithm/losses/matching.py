@@ -10,13 +10,13 @@ from torch import Tensor
 
 from lavis_mafa.algorithm.step_context import StepContext
 
-_GUESS_WIDTH = 0.02  # relative to the loss of a guess
+_GUESS_WIDTH = 0.02  # tolerance relative to the loss of a guess
 
 
 def is_loss_of_guess(loss: float, matches: float) -> bool:
-    """Return whether a mean loss is that of a model which does not look at the pair.
+    """Return whether a mean loss equals the loss of a model that ignores the pair.
 
-    It answers by the share of matches, whose loss is its entropy, or by one half.
+    Such a model always predicts the share of matches, whose loss is its entropy, or one half.
 
     Args:
         matches: share of matches among the pairs, 0 to 1.
