@@ -60,7 +60,7 @@ class StepContext:
         return (
             torch.cat([own, own[image_anchors], images_picked]),
             torch.cat([own, texts_picked, own[text_anchors]]),
-            torch.cat([x.float() for x in labels]),
+            torch.cat(labels).float(),
         )
 
     @cached_property

@@ -19,6 +19,7 @@ Floats: TypeAlias = NDArray[np.float32]
 # From the similarities (M, M) of images to texts and of texts to images to q (M,) of each anchor.
 Quantiles: TypeAlias = Callable[[Floats, Floats], Floats]
 _REGION_ROWS = 4096  # that the direction of a cut is computed from
+_TURNED_ROWS = 4096  # of the transposed similarities, at a time
 STRIDE = 16  # `_hard` estimates a quantile from every 16th score
 _LOWEST = np.finfo(np.float32).min
 
@@ -195,7 +196,9 @@ def _similarities(images: Tensor, texts: Tensor, both: Tensor) -> tuple[Floats, 
     if images.is_cuda:
         i2t = images @ texts.t()
         both[0].copy_(i2t, non_blocking=True)
-        both[1].copy_(i2t.t().contiguous(), non_blocking=True)
+        for begin in range(0, len(i2t), _TURNED_ROWS):  # not all at once: the GPU holds one matrix
+            rows = slice(begin, begin + _TURNED_ROWS)
+            both[1][rows].copy_(i2t[:, rows].t().contiguous(), non_blocking=True)
         torch.cuda.current_stream(images.device).synchronize()
     else:
         torch.mm(images, texts.t(), out=both[0])

@@ -41,8 +41,8 @@ def mask_tokens(
     hidden = (draw < probability) & ~special
     fate = torch.rand(input_ids.shape, device=input_ids.device)
     random_ids = torch.randint(vocab_size, input_ids.shape, device=input_ids.device)
-    ids = torch.where(hidden & (fate < 0.8), mask_id, input_ids)
-    ids = torch.where(hidden & (fate >= 0.8) & (fate < 0.9), random_ids, ids)
+    replaced = torch.where(fate < 0.9, random_ids, input_ids)
+    ids = torch.where(hidden, torch.where(fate < 0.8, mask_id, replaced), input_ids)
     return ids, torch.where(hidden, input_ids, IGNORED)
 
 
