@@ -37,7 +37,7 @@ def labels_from_positives(positives: Tensor) -> Tensor:
     if counts.device.type == "cpu" and bool((counts == 0).any()):
         rows = torch.nonzero(counts.squeeze(1) == 0).flatten().tolist()
         raise ValueError(f"every anchor needs a positive; anchors without one: {rows}")
-    return positives.float() / counts
+    return positives / counts
 
 
 def smooth(labels: Tensor, alpha: float, dropped: Tensor | None = None) -> Tensor:

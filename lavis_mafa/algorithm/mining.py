@@ -105,18 +105,20 @@ class Connections:
             rows = self._rows(self.host.judged)
             weights[self.anchor[rows], self.hard[rows]] = self.probability[rows]
             return weights, self.dropped
+        drops = rule.action == "drop"
+        before = self.dropped if drops else self.positives
         if self.by_number:
             mark = self.found(rule, "itc").view_as(self.positives)
+            after = mark if before is None else mark | before
         else:
-            mark = torch.zeros_like(self.positives)
             rows = self._rows(self.host.found(rule, "itc"))
-            # Not `= True`, which would be copied to the device first.
-            mark[self.anchor[rows], self.hard[rows]] = mark.new_ones(())
             if not len(rows):
                 return self.positives, self.dropped
-        if rule.action == "drop":
-            return self.positives, mark if self.dropped is None else mark | self.dropped
-        return self.positives | mark, self.dropped
+            before = torch.zeros_like(self.positives) if before is None else before
+            # Not `True`, which would be copied to the device first.
+            places = self.anchor[rows], self.hard[rows]
+            after = before.index_put(places, before.new_ones(()))
+        return (self.positives, after) if drops else (after, self.dropped)
 
     def itm_pairs(self, rule: MiningRule) -> tuple[Tensor, Tensor, Tensor]:
         """Return anchors, candidates and labels of the nominated pairs for ITM.

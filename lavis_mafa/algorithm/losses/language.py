@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 
 import torch
 import torch.nn.functional as F
@@ -34,9 +35,8 @@ def mask_tokens(
         ``(P, L)`` ids with tokens hidden, and ``(P, L)`` targets, `IGNORED` where nothing is to be
         predicted.
     """
-    special = torch.zeros_like(input_ids, dtype=torch.bool)
-    for one in special_ids:  # `torch.isin` would copy them to the device, and wait
-        special |= input_ids == one
+    # `torch.isin` would copy them to the device, and wait.
+    special = reduce(torch.bitwise_or, [input_ids == one for one in special_ids])
     draw = torch.rand(input_ids.shape, device=input_ids.device)
     hidden = (draw < probability) & ~special
     fate = torch.rand(input_ids.shape, device=input_ids.device)
