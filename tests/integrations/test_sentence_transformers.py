@@ -159,8 +159,8 @@ def test_what_the_loss_cannot_use_is_refused(tmp_path):
         MinedLoss(model, contrast_anchors=True)
     with pytest.raises(TypeError, match="'margn', did you mean 'margin'"):
         MinedLoss(model, rule="margin", margn=0.1)
-    with pytest.raises(TypeError, match=r"got soft_labels=SoftLabels\(.* and alpha: give"):
-        MinedLoss(model, soft_labels=SoftLabels(), alpha=0.3)
+    with pytest.raises(ValueError, match=r"type must be .*, got SoftLabels\("):
+        MinedLoss(model, soft_labels=SoftLabels())
     with pytest.raises(TypeError, match="got settings and high: give one or the other"):
         MinedLoss(model, settings=StepSettings(), high=0.9)
     with pytest.raises(ValueError, match="high must be from 0 to 1, got 2"):
