@@ -141,7 +141,6 @@ WRONG = [
     ("run.train_splits", "train", "such as [train]"),
     ("run.train_splits", ["tran"], "did you mean train?"),
     ("run.grit.cosine", {"start": 0}, "expected a number > 0"),
-    ("run.grit.skip", 1280, "is not below run.grit.search_space 1280"),
     ("model.arch", DELETE, "missing"),
     ("model.model_type", DELETE, "albef_mafa has base, tiny"),
     ("model.model_type", "tinny", "did you mean tiny?"),
