@@ -47,7 +47,7 @@ def test_unknown_kind_is_rejected(capsys):
     assert "loses" in capsys.readouterr().err
 
 
-def test_reader_that_leaves_early_is_no_error():
+def test_a_closed_pipe_is_not_an_error():
     """As with ``| head -1``: no traceback, and the status that a shell gives to SIGPIPE."""
     command = [sys.executable, "-m", "lavis_mafa", "train", "--list"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

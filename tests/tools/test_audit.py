@@ -256,7 +256,7 @@ def test_a_copy_of_shards_is_found_with_its_pictures(world, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("form", ["json", "jsonl", "csv", "parquet"])
-def test_columns_that_texts_have_not_are_told_with_those_that_they_have(tmp_path, caplog, form):
+def test_missing_text_columns_are_named_with_the_existing_ones(tmp_path, caplog, form):
     rows = [{"question": caption(k), "answer": caption(100 + k)} for k in range(8)]
     path = tmp_path / f"pairs.{form}"
     if form == "parquet":
@@ -275,7 +275,7 @@ def test_columns_that_texts_have_not_are_told_with_those_that_they_have(tmp_path
 
 
 @pytest.mark.parametrize("kind", ["CLIP", "Siglip"])
-def test_features_are_those_of_the_library(world, models, tmp_path, kind):
+def test_features_equal_the_librarys(world, models, tmp_path, kind):
     transformers = pytest.importorskip("transformers")
     assert run("count", world / "pairs.json", [models / kind], tmp_path) == 0
     model = transformers.AutoModel.from_pretrained(models / kind).eval()
@@ -407,7 +407,7 @@ def test_a_copy_has_the_own_rows_and_the_missing_pairs(world, tmp_path, write, c
 
 
 @pytest.mark.parametrize("name", ["sentences", "bert", "Siglip"])
-def test_a_model_without_a_head_is_no_judge_of_texts(models, tmp_path, name, caplog):
+def test_a_model_without_a_head_cannot_judge_texts(models, tmp_path, name, caplog):
     """sentence-transformers would give it a head of random weights."""
     rows = [{"question": caption(k), "answer": caption(100 + k)} for k in range(8)]
     more = ["--text-keys", "question", "answer", "--self-check", "skip", "--judge", models / name]
@@ -492,7 +492,7 @@ def test_a_missing_package_is_named(world, models, tmp_path, caplog, monkeypatch
     assert 'pip install "lavis-mafa[audit]"' in caplog.text
 
 
-def test_what_may_match_is_no_negative(world, tmp_path):
+def test_pairs_that_may_match_are_not_negatives(world, tmp_path):
     """Between the thresholds a candidate is neither a missing pair nor a negative."""
     assert run("mine", world / "pairs.json", features(world), tmp_path, "--threshold", 1) == 0
     assert read(tmp_path / "mined.json") == []

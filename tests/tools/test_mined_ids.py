@@ -169,7 +169,7 @@ def test_ids_of_lavis_annotations_are_kept():
     assert TrainingSet(Lavis()).own_image_id(0) == "coco_9"
 
 
-def test_direction_is_that_of_the_anchor(tmp_path):
+def test_direction_follows_the_anchor(tmp_path):
     """`i2t`: the text was found among the hard negatives of the image."""
     save_rows(tmp_path / "train.json", rows_with(IDS[0]))
     records = PairRecords(Corpus(TrainingSet(data_set(tmp_path, "train.json")), None), tmp_path)
