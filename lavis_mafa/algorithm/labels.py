@@ -290,7 +290,7 @@ class _SoftClip(Checked):
         0.5, "share of the intra-modal distribution in the labels", source="SoftCLIP", low=0, high=1
     )
     temperature: float = option(
-        0.07, "of the intra-modal similarities", source="lavis_mafa", low=0, above=True
+        0.07, "temperature of the intra-modal similarities", source="lavis_mafa", low=0, above=True
     )
 
 

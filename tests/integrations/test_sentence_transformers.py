@@ -442,7 +442,7 @@ def test_two_ranks_share_the_rows_of_an_epoch(tmp_path):
     assert [loss for _, loss in ranks[0]] != [loss for _, loss in ranks[1]]
 
 
-def test_rows_of_ones_own_need_no_numbers_without_mining(tmp_path):
+def test_rows_need_no_numbers_without_mining(tmp_path):
     data = Dataset.from_dict({"a": ["red dot"] * 4, "b": ["blue line"] * 4})
     model = encoder(tmp_path)
     columns = [model.preprocess(data[:4][name]) for name in ("a", "b")]
