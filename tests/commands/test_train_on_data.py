@@ -122,7 +122,10 @@ def test_gpu_and_many_pairs_train_vit_b(tmp_path, monkeypatch):
     "content, message",
     [
         ("[]", "no image-text pair in"),
-        ('[{"image": "a.png", "conversations": []}]', "conversations, as of LLaVA or ShareGPT, which are not read"),
+        (
+            '[{"image": "a.png", "conversations": []}]',
+            "conversations, as of LLaVA or ShareGPT, which are not read",
+        ),
         ('{"data": [{"image": "a.png", "caption": "a"}]}', "no image column: expected image or"),
         ('[{"image": "a.png", "caption": "a"}]', "1 images: at least 20"),
         (None, "does not exist"),
