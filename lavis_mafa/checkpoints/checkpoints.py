@@ -13,13 +13,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from lavis.common.utils import is_url
 from torch import Tensor, nn
 
-from lavis_mafa.checkpoints.downloads import OfflineError, cached_path, download
+from lavis_mafa.checkpoints.downloads import local_file
 from lavis_mafa.checkpoints.hub_folders import read_hub_folder, read_safetensors
 from lavis_mafa.io.files import require_regular
-from lavis_mafa.io.processes import on_main_process
 
 # Types of weights.
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -77,27 +75,6 @@ def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any
         checkpoint = _read_torch_file(path, mapped)
     # Our runner saves the names of its model, whatever they begin with.
     return checkpoint if STATE_OF_RUN in checkpoint else _unwrapped(checkpoint, path)
-
-
-def local_file(url_or_filename: str) -> str:
-    """Return the path of a file, downloaded if it is a URL and not in the cache.
-
-    All ranks must call it.
-
-    Raises:
-        OfflineError: if it cannot be downloaded.
-    """
-    path = str(url_or_filename)
-    if not is_url(path):
-        return path
-    try:
-        on_main_process(lambda: download(path))
-    except OSError as error:
-        raise OfflineError(
-            f"{path} is not in the cache and cannot be downloaded ({error}): give a local file "
-            "instead, or run once with a network"
-        ) from error
-    return str(cached_path(path))
 
 
 def _unwrapped(content: dict[str, Any], origin: str) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import lavis.models
 from lavis.common.registry import registry
 from omegaconf import OmegaConf
 
-from lavis_mafa.checkpoints.checkpoints import local_file, read_checkpoint
+from lavis_mafa.checkpoints.checkpoints import read_checkpoint
+from lavis_mafa.checkpoints.downloads import local_file
 from lavis_mafa.checkpoints.recorded_sizes import recorded_type_of
 from lavis_mafa.checkpoints.weight_loading import complete_lavis_loading, config_of
 from lavis_mafa.compat.traits import shipped_config
