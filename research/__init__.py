@@ -2,8 +2,8 @@
 
     python -m research --help
 
-Nothing in ``lavis_mafa`` imports it, but for the command ``lavis-mafa demo`` of a checkout.
+In ``lavis_mafa``, only the command ``lavis-mafa demo`` imports it, in a clone.
 """
 
-# Before LAVIS: it imports names that the newest transformers lack, and this package lends them.
+# Before LAVIS, which imports names that this package provides if transformers lacks them.
 import lavis_mafa  # noqa: F401

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 from lavis_mafa import cli
 
-# As those of `lavis_mafa.cli`.
+# Described as in `lavis_mafa.cli`.
 COMMANDS = {
     "study": ("research.study", "run the systems of a study file and compare them"),
     "image-start": (
         "research.image_start",
-        "train a start for a small model's image encoder from labels of images",
+        "pre-train a small model's image encoder on labels of images",
     ),
     "bench": ("research.benchmarks.run", "ratios of speed and memory to LAVIS and others"),
     "coverage": (
         "research.coverage",
-        "how often the intervals of studies hold the true difference",
+        "how often intervals of studies contain the true difference",
     ),
     "figures": ("research.figures", "draw the figures of the docs from recorded results"),
 }

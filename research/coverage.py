@@ -1,9 +1,9 @@
-"""How often 95 % intervals hold the true difference: simulated seeds and test images.
+"""Simulate how often 95 % intervals contain the true difference, over seeds and test images.
 
     python -m research coverage
 
 Every simulated study draws new seeds and new images. The difference of image i with seed s is the
-true one plus an effect of the seed, one of the image, which is skewed as hits are, and the rest.
+true difference plus effects of the seed, of the image (skewed, as hits are) and a residual.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from research.studies.spread import Crossed, Spread
 
 TRUTH = 0.3
-# Standard deviations of seeds, images and the rest; the rest of Flickr8k's hits is 20 to 30 points.
+# Standard deviations of seeds, images and residual (20 to 30 points for Flickr8k's hits).
 SIZES = {
     "images differ most": (0.5, 15.0, 20.0),
     "seeds differ most": (1.5, 5.0, 20.0),
@@ -36,8 +36,8 @@ def simulated(
 def coverage(
     seeds: int, images: int, sizes: tuple[float, float, float], studies: int
 ) -> tuple[float, float]:
-    """Return in which share of studies the interval over seeds and images holds the truth, and in
-    which the one over seeds alone does."""
+    """Return the shares of studies in which the interval over seeds and images, and the interval
+    over seeds alone, contain the true difference."""
     rng, held = np.random.default_rng(0), np.zeros(2)
     for _ in range(studies):
         values = simulated(rng, seeds, images, sizes)
@@ -51,7 +51,7 @@ def coverage(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the number of studies."""
-    parser.add_argument("--studies", type=int, default=4000, help="simulated (4000)")
+    parser.add_argument("--studies", type=int, default=4000, help="number to simulate (4000)")
 
 
 def run(args: argparse.Namespace) -> None:

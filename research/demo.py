@@ -11,7 +11,7 @@ from lavis_mafa.io.files import ROOT
 from lavis_mafa.io.launcher import usable_cores
 
 FAMILIES = ("albef", "blip", "blip2")
-# Options that set a parameter of the study: by name the default and the help.
+# Options that set a parameter of the study: name, and default with help text.
 PARAMETERS = {
     "epochs": (5, "epochs of every compared system"),
     "warm_up_epochs": (6, "epochs of the shared warm-up"),
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
     default = Path("output", "demo" if args.family == "albef" else f"demo_{args.family}")
     args.output = (args.output or default).absolute()
-    os.chdir(ROOT)  # where the relative paths of configs start, in this process and in the runs
+    os.chdir(ROOT)  # the folder to which configs' paths are relative, here and in the runs
     try:
         plan = plan_of(args)
     except ValueError as error:

@@ -1,20 +1,19 @@
 """Learn the hardness of every anchor (FALCON; Kim, Shim, Lee; arXiv 2505.11192).
 
-Attach it as any schedule of your own: ``run.plugins: [research/falcon.py]`` and
+Use it like a schedule of your own: ``run.plugins: [research/falcon.py]`` and
 ``run.grit.schedule: learned``; its settings are ``run.grit.learned``.
 
 While a mini-batch is formed, a small network reads how the anchor's similarities to the pairs of
 its search space are distributed and gives a Beta distribution over the quantile q, from which q is
-drawn; the q-quantile of the pairs left comes next. The network learns by policy gradient: choices
-that formed a mini-batch become likelier if training on it lowered its language loss by more than
-usual.
+drawn; the q-quantile of the remaining pairs comes next. The network learns by policy gradient:
+choices that formed a mini-batch become more probable if training on it lowered its language loss by
+more than usual.
 
-The paper leaves these details open; they are choices of ours. Choices are rewarded an epoch after
-they were drawn, when their mini-batch is trained, with the clipped ratio of PPO (``clip``).
-Rewards are normalised by their running mean and deviation (``decay``), at most 5 in absolute
-value. The language loss is that of the mini-batch's own pairs, without dropout, with the same
-words hidden before and after the step. Alpha and beta are 1 + softplus, so that the density has
-one peak.
+The paper does not specify these details, which we chose. Choices are rewarded an epoch after they
+were drawn, when their mini-batch is trained, with the clipped ratio of PPO (``clip``). Rewards are
+normalised by their running mean and deviation (``decay``), at most 5 in absolute value. The
+language loss is that of the mini-batch's own pairs, without dropout, with the same words hidden
+before and after the step. Alpha and beta are 1 + softplus, so that the density has one peak.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ from lavis_mafa.algorithm.grit.sampler import EpochPlan
 from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.algorithm.tokens import captions_of
 
-_FALL = "fall_of_lm"  # name of the reward in logs
-_ROWS_AT_A_TIME = 256  # whose similarities are sorted together
+_FALL = "fall_of_lm"  # the reward's name in logs
+_ROWS_AT_A_TIME = 256  # number of anchors whose similarities are sorted together
 _EDGE = 1e-6  # q stays this far from 0 and 1, where the density's logarithm may be infinite
-FIRST_REWARDS = 10  # set the baseline before the network learns
-_LARGEST_ADVANTAGE = 5.0  # in standard deviations of the rewards
-# One choice for each sample of an epoch; q is NaN where there was none.
+FIRST_REWARDS = 10  # number of rewards that set the baseline before the network learns
+_LARGEST_ADVANTAGE = 5.0  # limit of a reward, in standard deviations
+# One choice for each sample of an epoch; q is NaN for samples that were not chosen.
 Choices = NDArray[np.void]
 
 
@@ -76,12 +75,12 @@ class LearnedSettings(Checked):
 
 
 class _QuantileNetwork(nn.Module):
-    """From an anchor's similarities to a Beta distribution over q: four layers, two of them
+    """Network from an anchor's similarities to a Beta distribution over q: four layers, two of them
     residual.
 
     Args:
-        quantiles: m.
-        width: of the hidden layers.
+        quantiles: m, number of quantiles that are read.
+        width: width of the hidden layers.
     """
 
     def __init__(self, quantiles: int, width: int) -> None:
@@ -91,12 +90,12 @@ class _QuantileNetwork(nn.Module):
         self.last = nn.Linear(width, 2)
 
     def forward(self, quantiles: Tensor) -> tuple[Tensor, Tensor]:
-        """Return alpha and beta ``(A,)``, above 1, of A anchors.
+        """Return alpha and beta ``(A,)``, both above 1, for A anchors.
 
         Args:
-            quantiles: ``(A, m)`` of the anchors' similarities, in ascending order.
+            quantiles: ``(A, m)`` quantiles of the anchors' similarities, in ascending order.
         """
-        # Row-wise softmax as in the paper; times m, so that the inputs are about 1 for any m.
+        # Row-wise softmax as in the paper, times m, so that inputs are about 1 for any m.
         seen = quantiles.softmax(dim=1) * quantiles.shape[1]
         hidden = F.gelu(self.first(seen))
         for layer in self.hidden:
@@ -110,7 +109,7 @@ def _similarity_quantiles(sims: Floats, count: int) -> NDArray[np.float16]:
     """Return evenly spaced quantiles of every anchor's similarities to all others.
 
     Args:
-        sims: ``(M, M)``; the diagonal, an anchor's own pair, is left out.
+        sims: ``(M, M)``; the diagonal (own pairs) is left out.
         count: m.
 
     Returns:
@@ -121,7 +120,7 @@ def _similarity_quantiles(sims: Floats, count: int) -> NDArray[np.float16]:
     found = np.zeros((size, count), np.float16)
     if size == 1:
         return found
-    # The own pair becomes the smallest, at place 0.
+    # The own pair becomes the smallest, at position 0.
     places = 1 + np.rint(np.linspace(0, size - 2, count)).astype(np.int64)
     for begin in range(0, size, _ROWS_AT_A_TIME):
         rows = sims[begin : begin + _ROWS_AT_A_TIME].copy()
@@ -132,13 +131,13 @@ def _similarity_quantiles(sims: Floats, count: int) -> NDArray[np.float16]:
 
 
 class Draw:
-    """Draw q for every anchor of a sub-queue; a ``hardness`` of `lavis_mafa.algorithm.grit.group`.
+    """Draw q for every anchor of a sub-queue, as ``hardness`` of `lavis_mafa.algorithm.grit.group`.
 
     Args:
-        network: which no one else changes.
-        kind: of `choices`.
-        quantiles: m.
-        seed: of the draw.
+        network: a copy of the network that nothing else changes.
+        kind: type of `choices`.
+        quantiles: m, number of quantiles that are read.
+        seed: seed of the draw.
     """
 
     def __init__(self, network: nn.Module, kind: np.dtype[Any], quantiles: int, seed: int) -> None:
@@ -147,10 +146,10 @@ class Draw:
 
     @torch.no_grad()
     def __call__(self, i2t: Floats, t2i: Floats) -> Floats:
-        """Return q ``(M,)``, and keep with what they were drawn from.
+        """Return q ``(M,)``, and store it with the network's input.
 
         Args:
-            i2t, t2i: ``(M, M)`` similarities, both the sum of the two directions.
+            i2t, t2i: ``(M, M)`` similarities, each the sum of both directions.
         """
         seen = _similarity_quantiles(i2t, self.quantiles)
         alpha, beta = self.network(torch.from_numpy(seen).float())
@@ -164,7 +163,7 @@ class Draw:
         return found
 
     def along(self, chain: Indices) -> NDArray[np.uint8]:
-        """Return as bytes the choice that led to each pair of a chain ``(M,)``; none led to the
+        """Return, as bytes, the choice that led to each pair of a chain ``(M,)``, except the
         first."""
         found = self.choices[np.roll(chain, 1)]
         found["q"][0] = np.nan
@@ -176,20 +175,20 @@ class LearnedHardness(HardnessSchedule):
     """Draw the hardness for every anchor from a network that learns by policy gradient.
 
     Args:
-        hardness: not used: q is drawn.
+        hardness: not used, since q is drawn.
         own: see `LearnedSettings`.
 
     Attributes:
         network, optimizer: the same on all ranks.
-        table: ``(N,)`` for each sample of the epoch the choice that put it into its mini-batch;
-            None before the first grouped epoch.
+        table: ``(N,)`` choice that put each sample of the epoch into its mini-batch; None before
+            the first grouped epoch.
     """
 
     learns = True
 
     def __init__(self, hardness: float, own: LearnedSettings) -> None:
         self.settings = own
-        # q, log pi(q) when it was drawn, and what the network read then.
+        # q, and log pi(q) and the network's input at the draw.
         self.kind = np.dtype(
             [
                 ("q", np.float32),
@@ -199,16 +198,16 @@ class LearnedHardness(HardnessSchedule):
         )
         self.choice_bytes = self.kind.itemsize
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # the same on all ranks, and other random draws stay as they are
+            torch.manual_seed(0)  # the same on all ranks, without changing other random draws
             self.network = self.build_network()
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=own.lr)
         self.table: Choices | None = None
-        # Weighted sums of the rewards, of their squares and of 1.
+        # Weighted sums of the rewards, their squares, and 1.
         self._rewards = [0.0, 0.0, 0.0]
         self._updates = 0
 
     def build_network(self) -> nn.Module:
-        """Return a new network, from quantiles ``(A, m)`` to alpha and beta ``(A,)``."""
+        """Return a new network that maps quantiles ``(A, m)`` to alpha and beta ``(A,)``."""
         return _QuantileNetwork(self.settings.quantiles, self.settings.width)
 
     @classmethod
@@ -223,11 +222,11 @@ class LearnedHardness(HardnessSchedule):
             yield key, why, False
 
     def at(self, grouped_epochs: int) -> LearnedHardness:
-        """Return what draws q: this object, in every epoch."""
+        """Return the object that draws q, which is this object in every epoch."""
         return self
 
     def describe(self, first: int, last: int) -> str:
-        """Return in words how q is found."""
+        """Describe in words how q is drawn."""
         every, own = self.settings.every, self.settings
         when = "every optimizer step" if every == 1 else f"every {every} optimizer steps"
         return (
@@ -236,12 +235,12 @@ class LearnedHardness(HardnessSchedule):
         )
 
     def draws(self, seeds: list[int]) -> list[Draw]:
-        """Return a `Draw` for each seed, which later learning does not change."""
+        """Return a `Draw` for each seed, with copies of the network."""
         network = copy.deepcopy(self.network)
         return [Draw(network, self.kind, self.settings.quantiles, seed) for seed in seeds]
 
     def no_choices(self, count: int) -> Choices:
-        """Return ``(count,)`` choices, none of them made."""
+        """Return ``(count,)`` empty choices."""
         found = np.zeros(count, self.kind)
         found["q"] = np.nan
         return found
@@ -252,33 +251,34 @@ class LearnedHardness(HardnessSchedule):
         """Keep the choices that formed an epoch's mini-batches.
 
         Args:
-            plan: of the epoch.
-            leftover: number of samples at its beginning that were not grouped.
-            orders: ``(W, n)`` samples in grouped order, of all ranks.
-            choices: ``(W, n, choice_bytes)`` that led to them.
+            plan: the plan of the epoch.
+            leftover: number of samples at the beginning of the plan that were not grouped.
+            orders: ``(W, n)`` samples in grouped order, from all ranks.
+            choices: ``(W, n, choice_bytes)`` choices that led to them.
 
         Returns:
             The mean of q; None if nothing was chosen.
         """
         batch = plan.batch_size
         made = from_bytes(choices, self.kind)
-        # Which mini-batch a pair is in does not depend on how it was chosen if it is the first.
+        # The first pair's mini-batch does not depend on how the pair was chosen.
         made["q"].reshape(-1, batch)[:, 0] = np.nan
         self.table = self.no_choices(len(plan.order))
         self.table[np.ravel(orders)] = made
-        # The last of the mini-batches that leftover samples begin is filled with pairs of others.
+        # The last mini-batch that begins with leftover samples is filled with pairs of other
+        # mini-batches.
         self.table["q"][plan.order[: -(-leftover // batch) * batch]] = np.nan
         q = self.table["q"][~np.isnan(self.table["q"])]
         return float(q.mean(dtype=np.float64)) if len(q) else None
 
     def before_step(self, step: StepAhead, together: bool) -> AfterStep | None:
-        """Reward the choices that formed a mini-batch with the fall of its language loss."""
-        # An order from a file (`first_order`) was not formed by its choices.
+        """Reward the choices that formed a mini-batch by how much its language loss falls."""
+        # An order from a file (`first_order`) was not formed by choices.
         if self.table is None or step.number % self.settings.every:
             return None
 
         def loss() -> float:
-            # The seed of the step: before and after it the same words are hidden.
+            # With the seed of the step, the same words are hidden before and after it.
             with step.autocast():
                 backbone = step.model.step_backbone
                 return language_loss(step.model, backbone, step.samples, step.seed).item()
@@ -293,20 +293,20 @@ class LearnedHardness(HardnessSchedule):
         return after
 
     def learn(self, index: Indices, reward: float, together: bool = False) -> None:
-        """Take a step towards what lowered the language loss, and away from what did not.
+        """Take a step that makes choices more probable if they lowered the language loss.
 
         The gradient is the mean, over all choices of all ranks, of ``(r - b) / s`` times that of
         log pi(q): REINFORCE with the running mean b and standard deviation s of the rewards. But
-        choices were drawn up to an epoch ago, by an earlier network: without a bound, what was
-        worse than usual would be pushed away for ever, to q = 0 or 1. So, as in PPO (eq. 7), the
-        ratio of the densities now and at the draw takes the place of log pi(q), which has the same
-        gradient where they are equal, and is held within 1 - clip and 1 + clip.
+        choices were drawn up to an epoch ago, by an earlier network: without a bound, choices that
+        were worse than usual would be pushed away for ever, to q = 0 or 1. So, as in PPO (eq. 7),
+        log pi(q) is replaced by the ratio of the densities now and at the draw, clipped to 1 - clip
+        and 1 + clip. It has the same gradient where the densities are equal.
 
         Args:
             index: ``(B,)`` samples of this rank's mini-batch.
-            reward: r, by how much training on it has lowered its language loss; a reward that is
-                not finite is left out.
-            together: average over all ranks, which must all call it.
+            reward: r, the decrease of the mini-batch's language loss by training on it; ignored if
+                it is not finite.
+            together: average over all ranks, which must all call this method.
         """
         count, mean, deviation = self._baseline()
         used = self._choices_of(index) if math.isfinite(reward) and count >= FIRST_REWARDS else None
@@ -336,7 +336,8 @@ class LearnedHardness(HardnessSchedule):
             self._updates += 1
 
     def _objective(self, choices: Choices, advantage: float) -> Tensor:
-        """Return PPO's clipped objective of choices with one advantage, their sum (scalar)."""
+        """Return the sum (scalar) of PPO's clipped objective over choices with the same
+        advantage."""
         at_draw = torch.from_numpy(choices["density"].copy())
         ratio = (_log_densities(self.network, choices) - at_draw).exp()
         held = ratio.clamp(1.0 - self.settings.clip, 1.0 + self.settings.clip)
@@ -349,7 +350,7 @@ class LearnedHardness(HardnessSchedule):
         return found[~np.isnan(found["q"])]
 
     def _baseline(self) -> tuple[int, float, float]:
-        """Return how often rewards came, their running mean and their standard deviation."""
+        """Return the number of rewards, their running mean and their standard deviation."""
         total, squares, weight = self._rewards
         if not weight:
             return 0, 0.0, 0.0
@@ -366,7 +367,7 @@ class LearnedHardness(HardnessSchedule):
         self.optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the network, what it learns with and the choices, as plain tensors and numbers."""
+        """Return network, optimizer, baseline and choices as plain tensors and numbers."""
         return {
             "network": copy.deepcopy(self.network.state_dict()),
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),
@@ -393,13 +394,14 @@ def _log_densities(network: nn.Module, choices: Choices) -> Tensor:
 
 
 def as_bytes(choices: Choices) -> NDArray[np.uint8]:
-    """Return choices ``(n,)`` as ``(n, bytes of one)``: tensors have no records."""
+    """Return choices ``(n,)`` as bytes ``(n, bytes of a choice)``, since tensors have no
+    records."""
     rows = np.ascontiguousarray(choices).view(np.uint8)
     return rows.reshape(len(choices), choices.dtype.itemsize).copy()
 
 
 def from_bytes(rows: NDArray[np.uint8], kind: np.dtype[Any]) -> Choices:
-    """Undo `as_bytes`; all but the last axis become one."""
+    """Undo `as_bytes`, flattening all axes but the last."""
     found: Choices = rows.copy().reshape(-1).view(kind)
     return found
 
@@ -410,15 +412,15 @@ def language_loss(
 ) -> Tensor:
     """Return the mean language loss of a mini-batch's own pairs (scalar), without training.
 
-    The model is in evaluation mode meanwhile, and MLM hides the same words in every call with the
-    same ``seed``, so that two calls differ by the model's weights only. The mode of each module and
-    all random states are as before afterwards.
+    The model is in evaluation mode, and MLM hides the same words in every call with the same
+    ``seed``, so that two calls differ only by the model's weights. The mode of each module and all
+    random states are restored afterwards.
 
     Args:
-        model: whose modules ``backbone`` drives.
+        model: the model that ``backbone`` drives.
         samples: ``image`` ``(B, 3, H, W)`` and captions, as in
             `lavis_mafa.algorithm.step.run_step`.
-        seed: of the words that MLM hides.
+        seed: seed of the words that MLM hides.
     """
     images: Tensor = samples["image"]
     with evaluating(model), torch.random.fork_rng([images.device.index] if images.is_cuda else []):

@@ -34,14 +34,14 @@ _LABELS = {
     "false_negative_rate_in_itm": "false negatives in ITM (percent)",
     "any_r1": "R@1, any valid pair (percent)",
 }
-# Of three_data_sets.svg.
+# For three_data_sets.svg.
 _BASE, _RANDOM_ECM = "ALBEF-base", "ALBEF-base + ECM"
 _SYSTEMS = [_BASE, _RANDOM_ECM, "GRIT-VLP", "ECM", "MAFA"]
-_APART = 0.16  # of the data sets' marks in one system's place
+_APART = 0.16  # offsets of the data sets' marks at one system
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add no arguments: all figures are drawn."""
+    """Add no arguments, since all figures are drawn."""
 
 
 def run(args: argparse.Namespace) -> None:
@@ -87,7 +87,7 @@ def _content_of(name: str) -> Any:
 
 
 def _figures_of(name: str) -> pd.DataFrame:
-    """Return the figures of recorded results by row and seed."""
+    """Return recorded results by row and seed."""
     return frame_of({row: own["seeds"] for row, own in _content_of(name)["rows"].items()})
 
 

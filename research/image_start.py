@@ -1,7 +1,7 @@
-"""Train a start for a small model's image encoder from labels of images.
+"""Pre-train the image encoder of a small model on labels of images.
 
-Small models that are trained from random weights need it in place of ImageNet's weights: contrast
-with captions alone teaches them little about images in a few epochs.
+Small models need it instead of weights trained on ImageNet: from random weights, a contrastive loss
+teaches them little about images in a few epochs.
 
     python -m research image-start --cfg-path albef_small_own_data --labels labels.json \\
         --images images --output start.pth
@@ -51,8 +51,8 @@ def train_encoder(
     """Train an image encoder with linear heads by AdamW and a one-cycle schedule.
 
     Args:
-        batches: at least ``steps``.
-        loss_of: returns a mini-batch's loss, and what computes its accuracy (0 to 1).
+        batches: at least ``steps`` mini-batches.
+        loss_of: returns a mini-batch's loss, and a function that computes its accuracy (0 to 1).
 
     Returns:
         The accuracy over the last tenth of the steps, 0 to 1.
@@ -84,14 +84,14 @@ def save_encoder(encoder: nn.Module, path: Path) -> None:
 
 
 class _LabelledImages(Dataset[tuple[Tensor, int]]):
-    """Images with the number of their label.
+    """Images with the numbers of their labels.
 
     Args:
-        labels: by path below ``folder``.
+        labels: labels by path below ``folder``.
         processor: PIL image (RGB) -> tensor.
 
     Attributes:
-        names: of the labels, sorted; a number is a place in it.
+        names: the sorted names of the labels; a label's number is its index.
     """
 
     def __init__(self, labels: Mapping[str, str], folder: str, processor: Any) -> None:
@@ -112,7 +112,7 @@ def read_labels(path: str | os.PathLike[str]) -> dict[str, str]:
     """Read labels by image path from a JSON object.
 
     Raises:
-        ValueError: if it has another form, or fewer than two different labels.
+        ValueError: if the object has another form, or fewer than two different labels.
     """
     content = read_json(path)
     if not isinstance(content, dict) or len(set(map(str, content.values()))) < 2:
@@ -127,12 +127,12 @@ def _start_from_labels(cfg: Any, labels: Mapping[str, str], args: argparse.Names
     """Train the image encoder of a config's model to predict labels, and save it.
 
     Labels are predicted from [CLS], which ITC uses, and from the mean of the patches, which fusion
-    attends to. Images are processed as in training. The model starts as its config says.
+    attends to. Images are processed as in training. The model is initialised as its config says.
 
     Args:
         cfg: a checked config; its first dataset has the training processor of images.
-        labels: by path below ``args.images``.
-        args: of the command.
+        labels: labels by path below ``args.images``.
+        args: arguments of the command.
 
     Returns:
         The accuracy of [CLS] on augmented images over the last tenth of the steps, 0 to 1.
@@ -181,15 +181,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--images", required=True, help="folder that the paths are relative to")
     parser.add_argument("--output", type=Path, required=True, help="checkpoint to write")
     parser.add_argument("--epochs", type=int, default=30, help="passes over the images (30)")
-    parser.add_argument("--batch-size", type=int, default=64, help="images of a mini-batch (64)")
+    parser.add_argument("--batch-size", type=int, default=64, help="images per mini-batch (64)")
     parser.add_argument("--lr", type=float, default=2e-3, help="highest learning rate (2e-3)")
-    parser.add_argument("--seed", type=int, default=42, help="of weights, order, crops (42)")
+    parser.add_argument("--seed", type=int, default=42, help="seed of weights, order, crops (42)")
 
 
 def run(args: argparse.Namespace) -> None:
     """Train the encoder and write its checkpoint."""
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    # Several threads wait for each other longer than they help a model of this size.
+    # For a model of this size, several threads are slower than one.
     torch.set_num_threads(1)
     try:
         labels = read_labels(args.labels)

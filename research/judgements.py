@@ -1,4 +1,4 @@
-"""Read the judgements by people of Flickr8k: whether an image and a caption of another one match.
+"""Read people's judgements of Flickr8k: whether an image and another image's caption match.
 
 The file (Hodosh, Young and Hockenmaier 2013) is a JSON object: ``expert`` has lists ``[image,
 caption_of, caption_index, rating, rating, rating]`` with grades from 1 to 4, and ``crowd`` lists
@@ -6,8 +6,8 @@ caption_of, caption_index, rating, rating, rating]`` with grades from 1 to 4, an
 image that it was written for and its place among the captions of that image, from 0.
 
 A pair is valid if the median of its grades is at least 3, or at least two thirds of its votes are
-yes; it is invalid at a median of at most 2, or at most one third. Between these, and where grades
-and votes contradict each other, it is undecided.
+yes; it is invalid at a median of at most 2, or at most one third. Otherwise, and if grades and
+votes contradict each other, it is undecided.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 _LENGTHS = {"expert": 6, "crowd": 5}
 _HIGHEST = 4  # grade
-_VALID_FROM, _INVALID_TO = 3, 2  # median of the grades
-_VALID_SHARE, _INVALID_SHARE = 2 / 3, 1 / 3  # of yes
+_VALID_FROM, _INVALID_TO = 3, 2  # bounds of the median grade
+_VALID_SHARE, _INVALID_SHARE = 2 / 3, 1 / 3  # bounds of the share of yes
 
 
 def judged_pairs(
@@ -38,23 +38,22 @@ def judged_pairs(
     image_ids: npt.NDArray[Any],
     sources: Iterable[tuple[str, str]],
 ) -> tuple[Ints, Ints, Bools]:
-    """Return the decided pairs of different images.
+    """Return the decided pairs of different images, which may be none.
 
-    A judgement holds for all captions of the same words. Judgements of images that are not in the
-    data are skipped.
+    A judgement applies to all captions with the same words. Judgements of images that are not in
+    the data are skipped.
 
     Args:
-        path: of the file.
-        image_ids: ``(N,)``, equal for samples of one image.
-        sources: the file of the image and the caption of each of the N samples, in order.
+        path: path of the file.
+        image_ids: ``(N,)`` ids, equal for samples of one image.
+        sources: image file and caption of each of the N samples, in order.
 
     Returns:
-        images and texts ``(K,)``, the first samples with the image and with the caption, and
-        whether they match.
+        Images and texts ``(K,)`` (numbers of the first samples with them), and whether they match.
 
     Raises:
         ValueError: if the file has another form, a row names two images or a caption that its image
-            does not have, or no row is about the data.
+            does not have.
     """
     samples: dict[str, list[int]] = defaultdict(list)
     words: list[str] = []
@@ -79,8 +78,6 @@ def judged_pairs(
         else:
             votes[pair][0] += answers[0]
             votes[pair][1] += answers[1]
-    if not grades and not votes:
-        raise ValueError(f"{path}: no judgement is about an image and a caption of the data")
     decided: dict[tuple[int, int], bool] = {}
     for pair in grades.keys() | votes.keys():
         verdicts = {_by_grades(grades.get(pair, [])), _by_votes(*votes.get(pair, (0, 0)))} - {None}
@@ -111,7 +108,7 @@ def _is_row(row: Any, length: int, most: float) -> bool:
 
 
 def _by_grades(grades: list[float]) -> bool | None:
-    """Return whether a pair is valid; None if that is undecided."""
+    """Return whether a pair is valid by its grades; None if undecided."""
     if not grades:
         return None
     median = statistics.median(grades)

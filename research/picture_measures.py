@@ -1,4 +1,4 @@
-"""Measure models that a study trained on real pictures, some of whose valid pairs are known."""
+"""Measure models that a study trained on real pictures, for which some valid pairs are known."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from research.studies.results import BY_IMAGE
 from research.toy_measures import Examined, negatives_of, r1
 
 _JUDGEMENTS = "judgements.json"
-_PAIRS = 3000  # of a kind that ITM's AUC is taken on, at most
-_THRESHOLD = 0.8  # of P(match), as `connections.high`
-SEED = 0  # of the choice of pairs
+_PAIRS = 3000  # maximum number of pairs of a kind for ITM's AUC
+_THRESHOLD = 0.8  # threshold of P(match), as in `connections.high`
+SEED = 0  # seed of the choice of pairs
 
 Pairs = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 
 @dataclass
 class KnownSplit:
-    """Test images with what is known of their pairs.
+    """Test images, and what is known about their pairs.
 
     Attributes:
         own: ``(I, T)`` bool, the pairs of the file.
@@ -44,7 +44,7 @@ class KnownSplit:
         same_class: ``(I, T)`` bool, whether image and caption are of one class; None if classes
             are not known.
         k_test: candidates of a query that are re-ranked, ``run.k_test``.
-        judged: pairs that people judged, and their verdicts ``(P,)`` bool; None if there are none.
+        judged: pairs that people judged, with their verdicts ``(P,)`` bool; None if there are none.
     """
 
     data: EvalPairs
@@ -56,7 +56,7 @@ class KnownSplit:
 
     @classmethod
     def of(cls, run: Job) -> KnownSplit:
-        """Return the test images of a run's config."""
+        """Return the test split of a run's config."""
         cfg = load_config(run.config, list(run.options), machine=False)
         given = cfg.datasets_cfg.image_text_json
         config: Any = OmegaConf.create(OmegaConf.to_container(given, resolve=True))
@@ -68,7 +68,7 @@ class KnownSplit:
             of_image = np.array([class_of(image, classes) or image for image in data.image])
             of_text = of_image[[data.txt2img[text] for text in range(len(data.text))]]
             same = of_image[:, None] == of_text
-        # Judgements are for data that know of no valid pairs but those of the file.
+        # Judgements are used if only the pairs of the file are known to be valid.
         judged = _judged(_test_split(config, None), folder)
         return cls(data, own, data.truth_matrix(), same, cfg.run_cfg.k_test, judged)
 
@@ -80,30 +80,33 @@ def _test_split(config: Any, truth: str | None) -> Any:
 
 
 def _judged(data: EvalPairs, folder: Path) -> tuple[Pairs, npt.NDArray[np.bool_]] | None:
-    """Return images and captions that people judged, each other's or not, and their verdicts."""
+    """Return images and captions that people judged, each other's or not, and their verdicts.
+
+    None if the data have no judgements, or if they are about the images of another split.
+    """
     path = folder / _JUDGEMENTS
     if not path.is_file():
         return None
     image_ids = np.array([data.txt2img[text] for text in range(len(data.text))], np.int64)
     names = [data.image[image] for image in image_ids]
     images, texts, valid = judged_pairs(path, image_ids, zip(names, data.text, strict=True))
-    return (image_ids[images], texts), valid
+    return ((image_ids[images], texts), valid) if len(valid) else None
 
 
 def measure(runs: Sequence[Job], judges: Sequence[Job]) -> Iterator[tuple[Job, dict[str, Any]]]:
     """Measure retrieval, ITM and hard negatives of runs, on the test images of their data.
 
     Args:
-        runs: all with the same test images.
-        judges: not used: the pairs do not depend on models.
+        runs: runs with the same test images.
+        judges: not used, since the pairs do not depend on models.
 
     Yields:
-        Each run with its figures: percentages of retrieval against original pairs and those valid
-        by their text, as ``itc_*`` those of ITC alone;
-        ``ceiling_txt_r1`` and ``ceiling_img_r1`` (`ceilings`); `itm_figures`;
-        `_figures_of_judgements`; `negatives_of`; and those of every image.
+        Each run with its figures: percentages of retrieval against original pairs and against pairs
+        valid by their text (``itc_*``: without re-ranking); ``ceiling_txt_r1`` and
+        ``ceiling_img_r1`` (`ceilings`); `itm_figures`; `_figures_of_judgements`; `negatives_of`;
+        and the figures of every image.
     """
-    # Several threads wait for each other longer than they help models of this size.
+    # For models of this size, several threads are slower than one.
     torch.set_num_threads(1)
     test = KnownSplit.of(runs[0])
     loader: Any = DataLoader(test.data, batch_size=64, collate_fn=test.data.collater)
@@ -122,8 +125,8 @@ def measure(runs: Sequence[Job], judges: Sequence[Job]) -> Iterator[tuple[Job, d
 
 
 def _of_images(one: Examined, test: KnownSplit) -> dict[str, list[float]]:
-    """Return the figures of each image whose means are ``itc_r1``, R@1 of ITC against original
-    pairs in both directions, and ``judged_auc_itm``."""
+    """Return, for each image, the figures whose means are ``itc_r1`` (R@1 of ITC against original
+    pairs, both directions) and ``judged_auc_itm``."""
     found = ranked_truth(one.similarity, test.own)[:, 0]
     image_of = test.own.argmax(axis=0)
     of_texts = ranked_truth(one.similarity.T, test.own.T)[:, 0]
@@ -139,16 +142,16 @@ def _of_images(one: Examined, test: KnownSplit) -> dict[str, list[float]]:
 def auc_by_image(
     scores: npt.NDArray[Any], valid: npt.NDArray[np.bool_], images: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
-    """Return a figure for each image that has pairs; their mean is the AUC of all pairs.
+    """Return a figure for each image with pairs, such that their mean is the AUC of all pairs.
 
     An image's figure is the AUC plus what its pairs add to the AUC's error (DeLong's placements),
-    so that the means of other draws of images vary as the AUC does.
+    so that the mean varies over draws of images as the AUC does.
 
     Args:
         scores, valid, images: ``(P,)`` of pairs, some valid and some not.
     """
     ranks, below = rankdata(scores), np.empty(len(scores))
-    for kind in (valid, ~valid):  # share of the other kind's pairs with a lower score
+    for kind in (valid, ~valid):  # share of the other kind's pairs that have a lower score
         below[kind] = (ranks[kind] - rankdata(scores[kind])) / np.count_nonzero(~kind)
     placed = np.where(valid, below, 1.0 - below)
     auc = placed[valid].mean()
@@ -159,10 +162,11 @@ def auc_by_image(
 
 def ceilings(own: npt.NDArray[np.bool_], truth: npt.NDArray[np.bool_]) -> dict[str, float]:
     """Return R@1 against original pairs, in percent, of a model that ranks all valid candidates
-    first, in random order: no better is expected of one that knows nothing but what is valid.
+    first in random order, the best that can be expected of a model that knows only which pairs are
+    valid.
 
     Args:
-        own, truth: ``(I, T)``, original pairs and all valid ones.
+        own, truth: ``(I, T)`` original pairs, and all valid pairs.
     """
     images = 100.0 * float((own.sum(axis=1) / truth.sum(axis=1)).mean())
     texts = 100.0 * float((own.sum(axis=0) / truth.sum(axis=0)).mean())
@@ -170,12 +174,12 @@ def ceilings(own: npt.NDArray[np.bool_], truth: npt.NDArray[np.bool_]) -> dict[s
 
 
 def itm_figures(one: Examined, test: KnownSplit) -> dict[str, float | None]:
-    """Return how well ITM tells valid pairs that are not original from invalid ones.
+    """Return how well ITM separates valid pairs that are not original from invalid pairs.
 
     Returns:
-        ``itm_auc_same`` and ``itm_auc_far``, 0 to 1, of P(match) against invalid pairs of the same
-        class and of other classes; without classes ``itm_auc_far`` against any invalid pair. None
-        if there is no pair of a kind.
+        ``itm_auc_same`` and ``itm_auc_far``: AUC (0 to 1) of P(match) against invalid pairs of the
+        same class and of other classes; without classes, ``itm_auc_far`` is against any invalid
+        pair. None if there are no pairs of a kind.
     """
     rng = np.random.default_rng(SEED)
     same = np.zeros_like(test.truth) if test.same_class is None else test.same_class
@@ -189,9 +193,9 @@ def _figures_of_judgements(one: Examined, test: KnownSplit) -> dict[str, float |
     """Return how well ITC and ITM agree with people on pairs that people judged.
 
     Returns:
-        ``judged_auc_itc`` and ``judged_auc_itm``; of the pairs with P(match) above `_THRESHOLD` the
-        share that people call valid (None if there is no such pair) and, of all valid pairs, the
-        share found; ``judged_base_rate``. All 0 to 1; {} without judgements.
+        ``judged_auc_itc`` and ``judged_auc_itm``; the share of pairs above the `_THRESHOLD` of
+        P(match) that people call valid (None if there is no such pair), and the share of all valid
+        pairs above it; ``judged_base_rate``. All are 0 to 1; {} without judgements.
     """
     if test.judged is None:
         return {}

@@ -1,4 +1,4 @@
-"""Run a study: train and evaluate the systems of a study file, and set their figures side by side.
+"""Run a study: train and evaluate the systems of a study file, and compare their figures.
 
 Finished runs are kept: rerun the command to resume. `research.studies` describes study files.
 """
@@ -107,14 +107,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def parsed(*words: object) -> argparse.Namespace:
-    """Return the arguments of ``python -m research study`` as they are typed."""
+    """Parse arguments of ``python -m research study``."""
     parser = argparse.ArgumentParser(prog="study")
     add_arguments(parser)
     return parser.parse_args([str(word) for word in words])
 
 
 def study_of(args: argparse.Namespace) -> Study:
-    """Return the study that the arguments name, with only the rows and columns that they choose.
+    """Return the study that the arguments name, reduced to the rows and columns they choose.
 
     Raises:
         StudyError: with all problems.
@@ -129,7 +129,7 @@ def study_of(args: argparse.Namespace) -> Study:
 
 
 def _recorded_of(args: argparse.Namespace, study: Study) -> Results:
-    """Return the results in the recorded files.
+    """Return the results in the files of ``--recorded``.
 
     Raises:
         ValueError: if they cannot be read, or do not fit the study or each other.
@@ -140,10 +140,10 @@ def _recorded_of(args: argparse.Namespace, study: Study) -> Results:
 
 
 def plan_of(args: argparse.Namespace, study: Study) -> Plan:
-    """Return the runs of a study, after checking all that can be checked before they start.
+    """Return the runs of a study, after all checks that are possible before they start.
 
     Raises:
-        ValueError: naming all problems of one kind.
+        ValueError: naming all problems of a kind.
     """
     seeds = list(dict.fromkeys(args.seeds or study.file.seeds))
     output, page = _folders(args, study)
@@ -161,7 +161,7 @@ def conduct(plan: Plan, path: Path | None = None) -> tuple[Results, int]:
     """Run, measure and report a study; return its results and the exit status.
 
     Args:
-        path: of the Markdown file; None: in the folder of the page.
+        path: path of the Markdown file; None: in the folder of the page.
     """
     jobs, at_once = plan.jobs, plan.study.file.at_once
 
@@ -169,14 +169,14 @@ def conduct(plan: Plan, path: Path | None = None) -> tuple[Results, int]:
         done = sum(job.done for job in jobs.values())
         print(f"\nstopping: {done} of {len(jobs)} runs are done, the others save their state.")
         print(f"All of it is kept in {plan.output}; rerun the command to go on", flush=True)
-        sys.exit(128 + number)  # while it unwinds, `run_all` stops the runs
+        sys.exit(128 + number)  # `run_all` stops the runs when this exception leaves it
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     with exclusive(plan.output):
         left = sum(not job.done for job in jobs.values())
         print(f"{len(jobs)} runs, {left} to do, {at_once} at the same time", flush=True)
-        # Measured beside the runs that are left: no core waits, and a stopped study has figures.
+        # Measured while other runs continue: no core is idle, and a stopped study has figures.
         if plan.study.file.in_process:
             failed = run_here(jobs)
         else:
@@ -195,7 +195,7 @@ def write(results: Results, path: Path | None, page: Path) -> None:
     """Write results and print what was found.
 
     Args:
-        path: of the Markdown file; None: in the folder ``page``, where the page is in any case.
+        path: path of the Markdown file; None: in the folder ``page``, which always gets the page.
     """
     path = path or page / RESULTS
     write_all(results, path, page / PAGE)
@@ -203,14 +203,14 @@ def write(results: Results, path: Path | None, page: Path) -> None:
 
 
 def _folders(args: argparse.Namespace, study: Study) -> tuple[Path, Path]:
-    """Return the folder of the runs, and that of the page."""
+    """Return the folders of the runs and of the page."""
     output = (args.output or Path("output/study") / (study.at or study.path.stem)).resolve()
     # Without a base no other study shares the folder of runs.
     return output, output / study.path.stem if study.at else output
 
 
 def _command_of(args: argparse.Namespace, study: Study, seeds: Sequence[int]) -> str:
-    """Return the command that reproduces the figures, without output folder and speed."""
+    """Return the command that reproduces the figures, without options that do not affect them."""
     path = study.path.resolve()
     known = path.is_relative_to(PROJECTS)
     shown = f"projects/{path.relative_to(PROJECTS)}" if known else path.name
@@ -228,7 +228,7 @@ def _command_of(args: argparse.Namespace, study: Study, seeds: Sequence[int]) ->
 
 
 def _commands_of(plan: Plan) -> list[str]:
-    """Return lines that say what would be done: all runs, their state and their commands."""
+    """Return lines that list all runs with their states and commands."""
     lines = []
     for job in plan.jobs.values():
         state = "done" if job.done else "begun" if job.folder.is_dir() else "to do"
@@ -238,7 +238,7 @@ def _commands_of(plan: Plan) -> list[str]:
 
 
 def _refuse_missing(plan: Plan) -> None:
-    """Refuse given checkpoints that do not exist; relative paths start at the checkout's root."""
+    """Raise an error for given checkpoints that do not exist; paths are relative to the clone."""
     missing = [
         f"shared.{name}: there is no {path}; train it, or name another by --given {name}=PATH"
         for name, path in plan.given.items()

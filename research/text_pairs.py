@@ -1,11 +1,12 @@
-"""Fine-tune MiniLM on captions of one image each, and search held-out captions: one run of a study.
+"""Fine-tune MiniLM on pairs of captions of one image, and search held-out captions (a run of a
+study).
 
     python -m research.text_pairs --data FOLDER --model MINILM --output measured.json loss=mined
 
-The word embeddings and the lower layers are frozen, so that what they say of a text is computed
-once. Two captions match if an image has both, which is known. ``key=value`` pairs after the options
-are ``loss`` (library, gist, mined or none), ``judge`` (guide, the model before training, or truth),
-``hardness`` of grouping, ``no_duplicates``, ``learning_rate`` and settings of `MinedLoss`.
+The word embeddings and the lower layers are frozen, so that their output is computed once for each
+text. Two captions match if an image has both. ``key=value`` pairs after the options are ``loss``
+(library, gist, mined or none), ``judge`` (guide, the model before training, or truth), ``hardness``
+of grouping, ``no_duplicates``, ``learning_rate`` and settings of `MinedLoss`.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ from lavis_mafa.integrations.sentence_transformers import Grit, MinedLoss, numbe
 from lavis_mafa.io.files import read_json, write_json
 from research.studies.plan import Job
 
-TRAINED = 2  # layers, the highest ones
+TRAINED = 2  # number of trained layers, the highest ones
 _BATCH, _EPOCHS = 64, 2
 
 
 def captions_of(folder: str | Path, split: str) -> dict[str, list[str]]:
-    """Return the different captions of each image of a split, as `_same` writes them."""
+    """Return the distinct captions of each image of a split, normalised by `_same`."""
     found: dict[str, dict[str, None]] = {}
     for row in read_json(Path(folder) / f"{split}.json"):
         texts = row["caption"] if isinstance(row["caption"], list) else [row["caption"]]
@@ -55,13 +56,14 @@ def captions_of(folder: str | Path, split: str) -> dict[str, list[str]]:
 
 
 def _same(text: str) -> str:
-    """Return a text in lower case without punctuation, as a tokenizer's decoding may differ."""
+    """Return a text in lower case without punctuation, in which a tokenizer's decoding may
+    differ."""
     words = "".join(one if one.isalnum() else " " for one in text.lower()).split()
     return " ".join(words)
 
 
 class _Kept(nn.Module):
-    """What frozen layers say of texts, computed once for each; in the place of the embeddings."""
+    """Replacement of the embeddings by the output of the frozen layers, computed once per text."""
 
     def __init__(self, embeddings: nn.Module, layers: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -78,7 +80,7 @@ class _Kept(nn.Module):
         return self.known[ids]
 
     def forward(self, input_ids: Tensor, **_: Any) -> Tensor:
-        """Return hidden states ``(B, T, H)``; those of padding, which is id 0, are 0."""
+        """Return hidden states ``(B, T, H)``, which are 0 for padding (id 0)."""
         rows = [self._of(tuple(one[one != 0].tolist())) for one in input_ids]
         width = input_ids.shape[1]
         return torch.stack([nn.functional.pad(one, (0, 0, 0, width - len(one))) for one in rows])
@@ -92,7 +94,7 @@ def _frozen(path: str, trained: int) -> _Kept:
 
 
 def load(path: str, trained: int = TRAINED) -> SentenceTransformer:
-    """Return MiniLM with so many trained layers; all others are kept."""
+    """Return MiniLM with frozen lower layers whose outputs are stored."""
     model = SentenceTransformer(path, device="cpu")
     bert: Any = model[0].model
     bert.embeddings = _frozen(path, trained)
@@ -101,7 +103,7 @@ def load(path: str, trained: int = TRAINED) -> SentenceTransformer:
 
 
 class Truth:
-    """Knows which captions match: those that an image has both."""
+    """A judge that knows which captions match: two captions that an image has both."""
 
     reads_texts = True
 
@@ -121,7 +123,7 @@ class Truth:
 
 
 def training_pairs(captions: dict[str, list[str]], share: float, seed: int) -> Dataset:
-    """Return two different captions of each image of a random share of the images."""
+    """Return two distinct captions of each image in a random share of the images."""
     rng = np.random.default_rng(seed)
     images = rng.permutation(list(captions))[: round(share * len(captions))]
     pairs = [rng.permutation(captions[image])[:2].tolist() for image in images]
@@ -142,7 +144,7 @@ def train(
 
     Args:
         guide: the frozen model, for GISTEmbed and ``judge=guide``.
-        options: of the run; what is not named here are settings of `MinedLoss`.
+        options: options of the run; names not used here are settings of `MinedLoss`.
     """
     options = dict(options)
     rate, kind = options.pop("learning_rate"), options.pop("loss")
@@ -185,10 +187,10 @@ def train(
 
 
 def search(model: SentenceTransformer, captions: dict[str, list[str]]) -> list[float]:
-    """Return for each image the mean mAP@R of its captions as queries, in percent.
+    """Return, for each image, the mean mAP@R (percent) of its captions as queries.
 
-    A query is compared with all other captions of the split; those that share an image with it are
-    right.
+    A query is compared with all other captions of the split; captions that share an image with it
+    are relevant.
     """
     texts = sorted({text for own in captions.values() for text in own})
     place = {text: number for number, text in enumerate(texts)}
@@ -213,7 +215,7 @@ def _average_precision_at_r(scores: NDArray[Any], right: NDArray[Any]) -> NDArra
 
 
 def measure(runs: Sequence[Job], judges: Sequence[Job]) -> Iterator[tuple[Job, dict[str, Any]]]:
-    """Yield each run with what it measured."""
+    """Yield each run with its measured figures."""
     for run in runs:
         yield run, json.loads(run.checkpoint.read_text(encoding="utf-8"))
 
@@ -227,8 +229,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--data", required=True, help="folder with train.json, val.json, test.json")
     parser.add_argument("--model", required=True, help="folder of all-MiniLM-L6-v2")
-    parser.add_argument("--split", default="test", help="whose captions are searched")
-    parser.add_argument("--share", type=float, default=0.5, help="of the training images")
+    parser.add_argument("--split", default="test", help="split to search")
+    parser.add_argument("--share", type=float, default=0.5, help="share of the training images")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
     parser.add_argument("options", nargs="*", help="key=value")

@@ -32,7 +32,7 @@ from lavis_mafa.training.run_log import mean_of, read_log
 from research.studies.plan import Job
 
 K_TEST = 32
-_SHORTLIST = 16  # texts for each image in the pairs that ITM's AUC is taken on
+_SHORTLIST = 16  # number of texts per image in the pairs for ITM's AUC
 _ANY_PAIR = ("valid_txt", "valid_img", "detailed_valid_txt", "detailed_valid_img")
 RATES = (
     "false_negative_rate",
@@ -46,7 +46,7 @@ RATES = (
 
 @dataclass
 class Examined:
-    """A trained model with the test images and texts that it encoded."""
+    """A trained model, with its encoded test images and texts."""
 
     backbone: Any
     images: Images
@@ -58,7 +58,7 @@ class Examined:
     def of(cls, run: Job, loader: Any) -> Examined:
         whole = load_config(run.config, list(run.options), machine=False)
         cfg = whole.model_cfg
-        # A checkpoint's own paths are not followed, those of the run's config are.
+        # The run's config is trusted, but paths in the checkpoint are not followed.
         own, device = {name: cfg[name] for name in PLACES if cfg.get(name)}, whole.run_cfg.device
         model = load_model(cfg.arch, None, True, device, str(run.checkpoint), own)
         with torch.inference_mode():
@@ -70,11 +70,11 @@ class Examined:
 
     def retrieval(self, test: Any, truth: np.ndarray, k_test: int) -> dict[str, Any]:
         """Return percentages of retrieval, re-ranked by ITM, against original pairs and the truth;
-        as ``odds_*`` those with ``run.rerank_by: odds``.
+        ``odds_*`` are re-ranked by ``run.rerank_by: odds``.
 
         Args:
             test: the data set that was encoded.
-            truth: ``(I, T)`` bool, all its valid pairs.
+            truth: ``(I, T)`` bool, all valid pairs of the data set.
         """
         found: dict[str, Any] = {}
         orders = ("odds", self.rerank_by)
@@ -87,9 +87,9 @@ class Examined:
 
     @torch.inference_mode()
     def probability_of_match(self, images: np.ndarray, texts: np.ndarray) -> np.ndarray:
-        """Return ITM's P(match) of pairs ``(P,)`` of image and text numbers.
+        """Return ITM's P(match) for pairs ``(P,)`` of image and text numbers.
 
-        One logit alone says nothing about the other class's.
+        A probability, since one logit says nothing without the other.
         """
         pairs = torch.from_numpy(images), torch.from_numpy(texts)
         logits = ManyPairs(self.backbone).match(self.images, self.texts, *pairs)
@@ -108,14 +108,13 @@ def measure(runs: Sequence[Job], judges: Sequence[Job]) -> Iterator[tuple[Job, d
 
     Args:
         runs: all with the same test images.
-        judges: ITM's AUC is taken on the pairs that these runs together find most similar. All
-            runs share them: a model with a weak ITC would choose easy pairs for itself.
+        judges: runs that together choose the most similar pairs, on which ITM's AUC of all runs is
+            computed. By itself, a model with a weak ITC would choose easy pairs.
 
     Yields:
         Each run with its figures: percentages of retrieval against original pairs and full truth,
-        in a world with topics also those of detailed captions (``detailed_*``), ``any_r1``, the
-        mean of R@1 against the full truth over all of them, ``itm_auc`` (0 to 1), and
-        `negatives_of`.
+        in a world with topics also for detailed captions (``detailed_*``); ``any_r1``, the mean of
+        R@1 against the full truth over all of these; ``itm_auc`` (0 to 1); and `negatives_of`.
     """
     # Several threads wait for each other longer than they help models of this size.
     torch.set_num_threads(1)
@@ -133,7 +132,7 @@ def measure(runs: Sequence[Job], judges: Sequence[Job]) -> Iterator[tuple[Job, d
         figures["itc_valid_txt_r1"] = r1(one.similarity, truth)
         figures["itc_valid_img_r1"] = r1(one.similarity.T, truth.T)
         for captions, valid_captions in detailed:
-            # Only the captions differ: the images are encoded already.
+            # Only the captions differ, so the images need not be encoded again.
             with torch.inference_mode():
                 texts = ManyPairs(one.backbone).encode_texts(captions.text, max_length=MAX_TOKENS)
             other = replace(one, texts=texts)
@@ -157,7 +156,7 @@ def r1(similarity: np.ndarray, truth: np.ndarray) -> float:
 
 
 def _shortlist(similarities: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pairs that models together find most similar, the same number for each image."""
+    """Return the pairs that several models find most similar, equally many for each image."""
     ranks = sum(np.argsort(np.argsort(-sim, axis=1), axis=1) for sim in similarities)
     k = min(_SHORTLIST, similarities[0].shape[1])
     texts = np.argsort(ranks, axis=1, kind="stable")[:, :k]
@@ -165,11 +164,11 @@ def _shortlist(similarities: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def negatives_of(folder: Path) -> dict[str, float | None]:
-    """Return rates of a run's last epoch, the mean of both directions.
+    """Return rates of a run's last epoch, averaged over both directions.
 
     ``false_negative_rate``: share of valid pairs among the hard negatives that were picked, 0 to 1;
-    ``false_negative_rate_in_itm``: among the pairs that ITM then learned as "no match"; those of
-    Con-D as in the log (``con_d_lift`` is its precision divided by the base rate).
+    ``false_negative_rate_in_itm``: among the pairs that ITM then learned as "no match"; Con-D's
+        rates are named as in the log (``con_d_lift`` is its precision divided by the base rate).
     """
     epochs = read_log(folder, "epoch")
     last = epochs[-1] if epochs else {}
@@ -177,10 +176,10 @@ def negatives_of(folder: Path) -> dict[str, float | None]:
 
 
 def headline(figures: Mapping[str, Mapping[str, Any]]) -> tuple[str, list[Bars]]:
-    """Return in words what mining did to false negatives, and how good the systems are as bars.
+    """Return a sentence on how mining changed false negatives, and bars that compare the systems.
 
     Args:
-        figures: what was measured of systems by the name of their run, each with its ``name``.
+        figures: measured figures by the name of the run, with the system's ``name``.
     """
     grit, mafa = figures.get("grit", {}), figures.get("mafa", {})
     before, after = (one.get("false_negative_rate_in_itm") for one in (grit, mafa))

@@ -1,7 +1,7 @@
-"""Train a start for the tiny image encoder: it predicts attributes of scenes of no other data set.
+"""Pre-train the tiny image encoder on attributes of scenes that no data set uses.
 
-It takes the place of the papers' ImageNet weights: from random weights, a model does not learn
-shapes within a demo.
+This replaces the papers' ImageNet weights, since a model with random weights does not learn shapes
+within a demo.
 
     python -m research.toy_start --output start.pth --arch albef_mafa --seed 0
 """
@@ -37,21 +37,22 @@ from research.image_start import save_encoder, train_encoder
 
 LR = 5e-3
 BATCH = 128
-SEED = 1_000_003  # of the scenes; no data set uses it
-# Number of classes of an attribute of a cell, in the order of `cell_attributes`; 0: an empty cell.
+SEED = 1_000_003  # seed of the scenes; no data set uses it
+# Number of classes of a cell's attributes, in the order of `cell_attributes`; class 0: empty.
 CLASSES = {"shape": len(SHAPES) + 1, "colour": len(COLOURS) + 1, "size": len(SIZES) + 1}
 
 
 def _train(encoder: Any, world: WorldConfig, steps: int, attributes: Sequence[str]) -> float:
     """Train a ViT to predict attributes of the object in every cell, and the background.
 
-    A cell is predicted from the patches that cover it, and all cells from [CLS], which ITC uses.
+    A cell is predicted from the patches that cover it, and all cells also from [CLS], which ITC
+    uses.
 
     Args:
         encoder: a ViT of LAVIS (ALBEF's, BLIP's, BLIP-2's); patches must tile cells evenly.
-        world: what scenes look like.
-        steps: mini-batches of `BATCH` new scenes.
-        attributes: names in `CLASSES` that are learned.
+        world: config of the scenes.
+        steps: number of mini-batches of `BATCH` new scenes.
+        attributes: names in `CLASSES` to learn.
 
     Returns:
         Accuracy on attributes of occupied cells from [CLS], 0 to 1, over the last tenth of steps.
@@ -88,7 +89,7 @@ def _normalised(images: np.ndarray) -> Tensor:
 
 
 def _pool_cells(tokens: Tensor, grid: int) -> Tensor:
-    """``(B, patches, D)`` to ``(B, cells, D)``: mean over the patches of a cell."""
+    """Average patches ``(B, patches, D)`` over each cell: ``(B, cells, D)``."""
     side = int(tokens.shape[1] ** 0.5)
     if side * side != tokens.shape[1] or side % grid:
         raise ValueError(f"{tokens.shape[1]} patches do not tile a grid of {grid} x {grid} cells")
@@ -114,13 +115,17 @@ def _accuracy(logits: Sequence[Tensor], labels: Tensor) -> float:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="image_start", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--output", type=Path, required=True, help="checkpoint to write")
-    parser.add_argument("--arch", default="albef_mafa", help="whose image encoder")
-    parser.add_argument("--preset", default="dense", help="what scenes look like")
+    parser.add_argument("--arch", default="albef_mafa", help="model of the image encoder")
+    parser.add_argument("--preset", default="dense", help="preset of the scenes")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument(
-        "--attributes", nargs="+", choices=list(CLASSES), default=list(CLASSES), help="to predict"
+        "--attributes",
+        nargs="+",
+        choices=list(CLASSES),
+        default=list(CLASSES),
+        help="attributes to predict",
     )
-    parser.add_argument("--seed", type=int, default=42, help="of the encoder's random weights")
+    parser.add_argument("--seed", type=int, default=42, help="seed of the random weights")
     args = parser.parse_args(argv)
     args.output.parent.mkdir(parents=True, exist_ok=True)
     # Several threads wait for each other longer than they help a model of this size.

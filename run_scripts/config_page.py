@@ -20,7 +20,7 @@ from lavis_mafa.io.files import ROOT, write_text
 from lavis_mafa.io.problems import Registered
 from lavis_mafa.judges.discriminators import DISCRIMINATORS
 from lavis_mafa.settings.check import UNSET, Key, Keys, keys_of
-from lavis_mafa.settings.registered import DATASET, LISTED, MODEL, OURS, PARTS, RUN, own_keys
+from lavis_mafa.settings.registered import LISTED, MODEL, OURS, PARTS, RUN, own_keys
 
 COMMAND = "python run_scripts/config_page.py"
 PAGE = ROOT / "docs" / "config.md"
@@ -40,13 +40,17 @@ file is a path, or a file of LAVIS or `lavis_mafa/configs/models/`.
 """
 INTROS = {
     "run.grit": "Grouped mini-batches, for models with `model.mafa`: [concepts](concepts.md#grit).",
-    "model": "Models of this package take the first six and those of their default YAMLs.",
+    "model": "Models of this package take the first four, `load_pretrained`, `load_finetuned`, and "
+    "those of their default YAMLs.",
     "model, of this package": "`vit_weights` and the keys after it: models whose default YAML has "
     "the key.",
     "model.mafa": "The training step: [concepts](concepts.md).",
     "model.mafa.con_d": "[How to get a Con-D](con_d.md).",
-    "datasets.BUILDER": "Processors also take the arguments of their constructors, builders the "
-    "keys of their default YAML.",
+    "datasets.BUILDER": "`type` names the default YAML, whose keys may be given; "
+    "`vis_processor.train.name`, also `text_processor` and `eval`, a registered processor, with "
+    "the arguments of its constructor; `build_info.annotations.train.storage`, also `val` and "
+    "`test`, the files, which may be fetched from `url` and checked by `md5`; "
+    "`build_info.images.storage` or `features.storage` a folder.",
 }
 SHORT = {"True or False": "bool", "a whole number": "int", "a number": "float", "one of ": ""}
 SHORT |= {"a string or a list of strings": "str or list", "a string": "str", "a list": "list"}
@@ -68,7 +72,6 @@ def page() -> str:
     of_lavis = {name for keys in LISTED for name in keys}
     run = {name: key for name, key in RUN.items() if name not in of_lavis | {"grit"}}
     model = {name: key for name, key in MODEL.items() if name not in of_lavis}
-    dataset = {name: key for name, key in DATASET.items() if name not in of_lavis}
     ours = {name: key for name, key in OURS.items() if name != "mafa"}
     sections = {
         "run": run,
@@ -78,7 +81,7 @@ def page() -> str:
         "model.mafa": mafa,
         "model.mafa.connections": of_mafa["connections"].keys,
         "model.mafa.con_d": con_d.keys,
-        "datasets.BUILDER": dataset,
+        "datasets.BUILDER": {},
     }
     printed: dict[Any, str] = {}
     list(_lines(sections["model.mafa.con_d"], "model.mafa.con_d", "", printed))

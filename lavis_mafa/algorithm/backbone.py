@@ -37,8 +37,8 @@ class Images:
 
 @dataclass
 class Texts:
-    """Encoded captions: ``ids`` and ``mask`` ``(N, L)``, ``embeds`` ``(N, L, D)`` where the family
-    fuses those, normalised ``features`` ``(N, E)``; None if encoded for matching only."""
+    """Encoded captions: ``ids`` and ``mask`` ``(N, L)``; ``embeds`` ``(N, L, D)`` if the family
+    fuses them; normalised ``features`` ``(N, E)``, None if encoded for matching only."""
 
     ids: Tensor
     mask: Tensor
@@ -51,7 +51,7 @@ class Teacher:
     """A momentum copy of the model, whose predictions the language loss learns from (ALBEF eq. 7).
 
     Attributes:
-        backbone: drives the copy.
+        backbone: the driver of the copy.
         images: the same N images, encoded by it.
         alpha: weight of its predictions, 0 to 1.
     """
@@ -77,7 +77,7 @@ class Backbone(Protocol):
         """Encode images ``(B, 3, H, W)``.
 
         Args:
-            seen: ``image_tokens(images)``, if it is known already.
+            seen: ``image_tokens(images)``, if already computed.
             for_matching: leave out what `match` does not need.
         """
 
@@ -139,13 +139,13 @@ FAMILIES: Registry[Any] = Registry("family")
 
 
 def backbone_of(model: Any) -> Backbone:
-    """Return the driver of a LAVIS model: the one of `FAMILIES` that says it drives the model.
+    """Return a driver of a LAVIS model: the class in `FAMILIES` that says it can drive it.
 
-    Where several do, the one registered last is taken, so that a user's driver of a variant comes
-    before ours.
+    If several can, the one registered last is used, so that a user's driver takes precedence over
+    ours.
 
     Raises:
-        TypeError: if none does.
+        TypeError: if no driver can.
     """
     for driver in reversed(list(FAMILIES.values())):
         if driver.drives(model):
@@ -158,7 +158,8 @@ def backbone_of(model: Any) -> Backbone:
             "BLIP-2 stage-1 model that was pre-trained or fine-tuned for retrieval"
         )
     raise TypeError(
-        f"{name} is of no registered family ({', '.join(FAMILIES)}): expected a Q-Former (BLIP-2), "
-        "a text encoder with a fusion_layer (ALBEF), or a tokenizer with enc_token_id (BLIP). "
+        f"{name} belongs to no registered family ({', '.join(FAMILIES)}): expected a "
+        "Q-Former (BLIP-2), a text encoder with a fusion_layer (ALBEF), or a tokenizer with "
+        "enc_token_id (BLIP). "
         "Register a driver with FAMILIES.register"
     )

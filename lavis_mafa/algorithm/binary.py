@@ -21,7 +21,7 @@ TENTHS = 10
 def precisions(
     probability: NDArray[Any], valid: NDArray[Any], weight: NDArray[Any] | None = None
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return every threshold that changes the classification, and the precision above each.
+    """Return every threshold at which the classification changes, and the precision above each.
 
     Args:
         probability: ``(P,)``, 0 to 1.
@@ -40,8 +40,8 @@ def precisions(
     original = np.asarray(probability)
     probability, valid, weight = _checked(probability, valid, weight)
     distinct, called, hits = _cumulative(original, valid, weight)
-    # Computed in the precision of the probabilities (float32 or float64). There the middle of two
-    # neighbouring values can round up to the upper one, which must stay above the threshold.
+    # Computed in the dtype of the probabilities (float32 or float64), in which the midpoint of two
+    # neighbouring values can round up to the upper one. That one must stay above the threshold.
     lower = np.concatenate([np.zeros(1, distinct.dtype), distinct[:-1]])
     middle = lower + (distinct - lower) / 2
     threshold = np.where(middle < distinct, middle, lower)[::-1].astype(np.float64)
@@ -77,8 +77,8 @@ def area_under_roc(scores: NDArray[Any], relevant: NDArray[Any]) -> float:
 def _cumulative(
     scores: NDArray[Any], relevant: NDArray[Any], weight: NDArray[Any]
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Return the K distinct scores, ascending, and for each from the highest to the lowest the
-    weight ``(K,)`` of the pairs, and of the relevant pairs, that score at least as high."""
+    """Return the K distinct scores in ascending order, and in descending order of the scores the
+    weights ``(K,)`` of all pairs and of relevant pairs that score at least as high."""
     distinct, row = np.unique(scores, return_inverse=True)
     called = np.bincount(row, weight, len(distinct))[::-1].cumsum()
     hits = np.bincount(row, weight * relevant, len(distinct))[::-1].cumsum()
@@ -91,7 +91,7 @@ class Figures:
 
     Attributes:
         called: share of pairs classified as a match.
-        precision, recall: of this classification.
+        precision, recall: precision and recall of this classification.
         precision_low, precision_high, recall_low, recall_high: 95 % Wilson intervals that treat
             pairs as independent; unequal weights reduce the number of draws (Kish's effective
             sample size).
@@ -140,8 +140,8 @@ def figures_at(
 def lift(precision: float | None, base_rate: float | None) -> float | None:
     """Return the precision of the pairs classified as matches divided by the base rate.
 
-    1 is a classifier that does not discriminate, whatever its precision; below 1 it is worse than
-    chance. The highest value is 1 / base rate.
+    A lift of 1 means that the classifier does not discriminate, whatever its precision; below 1 it
+    is worse than chance. The highest value is 1 / base rate.
 
     Args:
         precision: share of true matches among pairs classified as a match, 0 to 1.
@@ -206,13 +206,13 @@ _MEANING = (
 
 
 def require_finite(what: str, scores: NDArray[Any]) -> None:
-    """Refuse scores of any shape if some are NaN or infinite.
+    """Raise an error if some scores, of any shape, are NaN or infinite.
 
     Args:
         what: names the scores in the message.
 
     Raises:
-        ValueError: with their number and the place of the first.
+        ValueError: with the number of bad scores and the position of the first.
     """
     bad = ~np.isfinite(scores)
     if bad.any():

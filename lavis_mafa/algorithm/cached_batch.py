@@ -1,9 +1,9 @@
 """Mini-batches larger than memory, by recomputing activations (GradCache, Gao et al. 2021).
 
-Every anchor is compared with the whole mini-batch, but an encoder's activations are stored for no
-pair: the backward pass recomputes them, chunk by chunk, when the gradient of the features is known.
-GradCache does so in two passes over the mini-batch. PyTorch's activation checkpointing of a whole
-encoder does the same within one backward pass, so that losses, mining and optimizer need not know.
+Every anchor is compared with the whole mini-batch, but encoders store no activations: the backward
+pass recomputes them, chunk by chunk, when the gradient of the features is known. GradCache does so
+in two passes over the mini-batch. PyTorch's activation checkpointing of a whole encoder does the
+same within one backward pass, so that losses, mining and optimizer need not know.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ from lavis_mafa.algorithm.tokens import Captions, Tokens
 class _CachedBatch:
     """A backbone that encodes, matches and predicts text in chunks, and recomputes activations.
 
-    Losses and gradients equal the backbone's up to rounding, if it draws no random numbers;
-    dropout and MLM's masks are drawn for every chunk by itself. Encoded images and texts of the
-    whole mini-batch stay in memory, and everything is computed twice.
+    Losses and gradients equal the backbone's up to rounding, except for random numbers: dropout and
+    MLM's masks are drawn separately for every chunk. Encoded images and texts of the whole
+    mini-batch stay in memory, and everything is computed twice.
 
     Args:
-        backbone: computes the chunks.
+        backbone: the backbone that computes the chunks.
         size: pairs in a chunk.
     """
+
+    match_and_predict = None  # chunks of ITM's pairs are not those of the language loss
 
     def __init__(self, backbone: Backbone, size: int) -> None:
         self.backbone, self.size = backbone, size
 
     def __getattr__(self, name: str) -> Any:
-        # What needs no chunks, and what only some families have, such as `regions`.
+        # Everything that needs no chunks, and methods that only some families have (`regions`).
         return getattr(self.backbone, name)
 
     def encode_images(
@@ -80,7 +82,7 @@ class _CachedBatch:
         if len(image_of) <= self.size:
             logits: Tensor = self._recomputed(self._match, images, texts, image_of, text_of)
             return logits
-        # Pairs of one image in one chunk: its keys and values are computed once there.
+        # Keep the pairs of an image in one chunk, so that its keys and values are computed once.
         order = torch.argsort(image_of, stable=True)
         parts = [
             self._recomputed(self._match, images, texts, image_of[rows], text_of[rows])
@@ -89,7 +91,7 @@ class _CachedBatch:
         return torch.cat(parts)[torch.argsort(order)]
 
     def _match(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
-        # The second computation would reuse keys and values that the first one kept.
+        # The recomputation must not reuse keys and values that the first computation kept.
         return self.backbone.match(replace(images, memory={}), texts, image_of, text_of)
 
     def language_losses(
@@ -129,12 +131,11 @@ class _CachedBatch:
 
 
 def recomputed(place: Tensor, function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function without storing activations; a backward pass calls it again for them.
+    """Call a function without storing activations; the backward pass calls it again.
 
     Args:
-        place: any tensor of the device on which it computes. The random states that the second
-            call begins with are those of the devices of tensors among the arguments, and neither
-            captions nor slices of a mini-batch say where it is.
+        place: any tensor on the device on which the function computes. Checkpointing restores the
+            random state of the devices of tensor arguments, but captions and slices have no device.
     """
     if not torch.is_grad_enabled():
         return function(*args)
@@ -142,7 +143,8 @@ def recomputed(place: Tensor, function: Callable[..., Any], *args: Any) -> Any:
 
 
 def in_chunks(backbone: Backbone, size: int | None) -> Backbone:
-    """Return a backbone that computes in chunks of ``size`` pairs, or the given one without."""
+    """Return a backbone that computes in chunks of ``size`` pairs; without a size, the given
+    one."""
     return _CachedBatch(backbone, size) if size else backbone
 
 

@@ -15,7 +15,7 @@ from lavis_mafa.algorithm.backbone import Backbone, Images, Teacher, Texts
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.tokens import captions_of
 
-HARD_TEXTS = "hard_texts"  # of samples: features (M, E) of texts that are in no pair
+HARD_TEXTS = "hard_texts"  # key of samples: features (M, E) of texts that are in no pair
 NO_GROUP = -1  # ``group_id`` of a pair that is in no group
 
 
@@ -28,13 +28,13 @@ def known_positives(
 ) -> Tensor:
     """Return which candidates ``(B, C)`` bool are known to match each anchor.
 
-    These are its own pair; with ``same_image: positive`` all pairs of its image; and with
-    ``same_group: positive`` all pairs of its group.
+    These are its own pair, all pairs of its image (with ``same_image: positive``), and all pairs of
+    its group (with ``same_group: positive``).
 
     Args:
-        numbers: of the C candidates; ``image_id`` and ``group_id`` ``(C,)`` where they are known.
+        numbers: ``image_id`` and ``group_id`` ``(C,)`` of the candidates, where they are known.
         own: ``(B,)``, the anchors' numbers among the candidates.
-        count: C.
+        count: C, the number of candidates.
         same_image, same_group: see `StepSettings`.
     """
     positives = own[:, None] == torch.arange(count, device=own.device)
@@ -47,10 +47,10 @@ def known_positives(
 
 
 def of_one_group(groups: Tensor, others: Tensor) -> Tensor:
-    """Return which of N pairs ``(B, N)`` bool are of the anchors' groups.
+    """Return which of N pairs ``(B, N)`` bool belong to the anchors' groups.
 
     Args:
-        groups: ``(B,)`` int64 of the anchors, `NO_GROUP` for none, which is not a group either.
+        groups: ``(B,)`` int64 of the anchors; `NO_GROUP` matches nothing, not even itself.
         others: ``(N,)`` of the pairs.
     """
     return (groups[:, None] == others[None, :]) & (groups != NO_GROUP)[:, None]
@@ -62,7 +62,7 @@ def within_modalities(images: Tensor, texts: Tensor, ranks: Ranks) -> tuple[Tens
 
     Args:
         images, texts: ``(B, E)`` vectors of this rank.
-        ranks: whose vectors are the candidates; all of them must call it.
+        ranks: the ranks whose vectors are the candidates; all of them must call this function.
     """
     images, texts = (F.normalize(one.float(), dim=-1) for one in (images, texts))
     return images @ ranks.gather(images).t(), texts @ ranks.gather(texts).t()
@@ -74,16 +74,16 @@ class MiniBatch:
 
     Attributes:
         backbone: the model in training.
-        settings: of the step, `lavis_mafa.algorithm.settings.StepSettings`. Not imported here, as
-            scores read mini-batches, and settings choose scores.
-        samples: as the data loader gave them.
-        ranks: whose mini-batches the candidates are.
+        settings: the step's `lavis_mafa.algorithm.settings.StepSettings`, which is not imported
+            here because it would be a circular import by way of the scores.
+        samples: the mini-batch as the data loader gave it.
+        ranks: the ranks whose mini-batches are the candidates.
         own: ``(B,)`` numbers of this rank's pairs among the candidates.
         numbers: ``image_id``, ``loaded_index`` and ``group_id`` ``(C,)`` of the candidates, where
             known.
-        own_images, own_texts: encoded, of this rank; gradients flow through all of them.
-        images, texts: encoded, of all candidates; with ``settings.detach_other`` their features are
-            detached.
+        own_images, own_texts: encoded images and texts of this rank, with gradients.
+        images, texts: encoded images and texts of all candidates; with ``settings.detach_other``
+            their features are detached.
     """
 
     backbone: Backbone
@@ -138,15 +138,16 @@ class MiniBatch:
 
     @cached_property
     def dropped(self) -> Tensor | None:
-        """Candidates ``(B, C)`` bool of the anchors' groups that are not positives and are left out
-        of all losses; None if there are no groups, or they are not dropped."""
+        """Candidates ``(B, C)`` bool that are left out of all losses, because they are of the
+        anchor's group but not positives; None if there are no groups or groups are not dropped."""
         if self.own_groups is None or self.settings.same_group != "dropped":
             return None
         return of_one_group(self.own_groups, self.numbers["group_id"]) & ~self.positives
 
     @cached_property
     def never_negative(self) -> Tensor:
-        """Candidates ``(B, C)`` bool that are not negatives: known positives, and dropped ones."""
+        """Candidates ``(B, C)`` bool that are not negatives: known positives and dropped
+        candidates."""
         return self.positives if self.dropped is None else self.positives | self.dropped
 
     @property
@@ -171,8 +172,8 @@ class MiniBatch:
         and of its texts to their texts; detached.
 
         An image with several query features (BLIP-2) is represented by the one most similar to its
-        own text, as in GRIT. The first access gathers over ranks: all ranks must make it at the
-        same place.
+        own text, as in GRIT. The first access gathers over ranks, so all ranks must make it at the
+        same point of the step.
         """
         return within_modalities(*self.vectors, self.ranks)
 
@@ -183,7 +184,7 @@ class MiniBatch:
         similarity = self.backbone.similarity
         i2t = similarity(images, self.texts.features)
         t2i = similarity(self.images.features, texts).t()
-        if HARD_TEXTS in self.samples:  # further columns, as those of a queue
+        if HARD_TEXTS in self.samples:  # further columns, such as a queue's
             hard = self.ranks.gather(self.samples[HARD_TEXTS], with_grad=True)
             i2t = torch.cat([i2t, similarity(images, hard)], dim=1)
         return Compared(i2t / self.temperature, t2i / self.temperature)
@@ -191,8 +192,8 @@ class MiniBatch:
     def zero_of_gathered(self) -> Tensor | float:
         """Return 0 that depends on all gathered embeddings.
 
-        Gathering takes part in the backward pass on every rank or on none: without this term a rank
-        whose losses need no other rank's embeddings would leave the others waiting.
+        Gathering must take part in the backward pass on all ranks or on none: without this term, a
+        rank whose losses use no other rank's embeddings would leave the others waiting.
         """
         if self.ranks.world == 1:
             return 0.0
@@ -214,10 +215,10 @@ class MomentumView:
     """A mini-batch as momentum encoders see it.
 
     Attributes:
-        backbone: drives the momentum encoders.
-        images, texts: encoded by them, of this rank.
-        all_images, all_texts: their features ``(N, E)`` of all candidates, then of the queue.
-        teacher: for the language loss; None if that learns from no momentum encoder.
+        backbone: the driver of the momentum encoders.
+        images, texts: this rank's images and texts, encoded by them.
+        all_images, all_texts: features ``(N, E)`` of all candidates, followed by the queue's.
+        teacher: the teacher of the language loss; None if it does not learn from momentum encoders.
     """
 
     backbone: Backbone
@@ -232,15 +233,16 @@ class MomentumView:
 class Compared:
     """Similarities of the anchors to all candidates, divided by the temperature.
 
-    The N columns are the C candidates of the mini-batches, then the Q of the momentum queue.
+    The N columns are the C candidates of the mini-batches, then the Q entries of the queue.
 
     Attributes:
         i2t, t2i: ``(B, N)`` of images to texts and of texts to images.
-        soft_i2t, soft_t2i: ``(B, N)`` of momentum encoders, from which soft labels follow.
-        alpha: weight of these labels.
-        queued_positives: ``(B, Q)`` bool, which of the queue shows an anchor's image.
-        momentum: what the momentum encoders gave.
-        queued_dropped: ``(B, Q)`` bool, which of the queue are left out, as `MiniBatch.dropped`.
+        soft_i2t, soft_t2i: ``(B, N)`` from momentum encoders, to compute soft labels.
+        alpha: weight of the soft labels.
+        queued_positives: ``(B, Q)`` bool, which entries of the queue show the anchor's image.
+        momentum: the mini-batch as the momentum encoders see it.
+        queued_dropped: ``(B, Q)`` bool, which entries of the queue are left out, as in
+            `MiniBatch.dropped`.
     """
 
     i2t: Tensor

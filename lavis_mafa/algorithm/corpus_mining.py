@@ -15,8 +15,8 @@ from lavis_mafa.algorithm.rules import KEPT, POSITIVE, RULES, Margin, MiningRule
 from lavis_mafa.algorithm.scores import SIMILARITY
 from lavis_mafa.algorithm.settings import StepSettings
 
-MAX_SIMILARITIES = 2**26  # in memory at once: 256 MB
-# What is more similar than 95 % of the own pair's similarity is not a negative (NV-Retriever).
+MAX_SIMILARITIES = 2**26  # maximum number of similarities in memory: 256 MB
+# A candidate above 95 % of the own pair's similarity is not a negative (NV-Retriever).
 BY_MARGIN = StepSettings(
     connections=MiningRule(score=SIMILARITY, rule="margin"),
     own={"margin": Margin(0.05, "relative")},
@@ -25,14 +25,14 @@ BY_MARGIN = StepSettings(
 
 @dataclass(frozen=True)
 class MinedCorpus:
-    """What `mine_corpus` found; all numbers are numbers of pairs.
+    """The result of `mine_corpus`; rows of the corpus are numbered from 0.
 
     Attributes:
         negatives: ``(N, K)`` hard negatives of every anchor, the most similar first; -1 where there
             are fewer.
-        connections: ``(C, 2)`` anchors and positives of other pairs that match, each once.
-        score: ``(C,)`` of these, by what judged.
-        judged: number of pairs, each counted once for all rows that hold the same.
+        connections: ``(C, 2)`` anchor and positive of each match that the corpus does not list.
+        score: ``(C,)`` score of each connection, from whatever judged it.
+        judged: number of distinct pairs that were judged; equal rows count once.
     """
 
     negatives: Tensor
@@ -57,27 +57,28 @@ def mine_corpus(
 ) -> MinedCorpus:
     """Judge the most similar positives of every anchor, and keep those that do not match.
 
-    Positives above the rule's ``high`` are connections (ECM before training, MAFA Table 20), those
-    between ``low`` and ``high`` are neither. Pairs of the corpus are never judged. What a rule
-    compares with the own pair is compared with the least similar positive of an anchor.
+    Candidates that score above the rule's ``high`` are connections (ECM before training, MAFA Table
+    20); those between ``low`` and ``high`` are discarded. Pairs of the corpus are never judged. A
+    rule that compares with the own pair uses the anchor's least similar positive.
 
     Args:
-        anchors, positives: ``(N, E)`` of N pairs, such as images and captions.
-        settings: their ``connections``, and the settings of its rule; score: similarity, or con_d.
-        con_d: judges where ``connections.score`` is ``con_d``; its ``loaded_index`` is 0 to N - 1.
-        negatives: K, at least 1.
-        search: most similar positives of an anchor that are judged, at least K.
-        skip: so many of the most similar ones are passed over first (B3).
-        anchor_ids, positive_ids: ``(N,)`` integers, equal for rows that hold the same; None: all
-            rows differ. Of equal positives the first stands for all.
-        chunk: anchors that are compared, and pairs that con_d judges, at once; None: 1,024, or as
-            many as are compared with 256 MB.
-        progress: shows it, such as ``tqdm.tqdm``.
+        anchors, positives: ``(N, E)`` features of N pairs, such as images and captions.
+        settings: of these, ``connections`` and the settings of its rule are used; the score must be
+            ``similarity`` or ``con_d``.
+        con_d: the judge if ``connections.score`` is ``con_d``; ``loaded_index`` is 0 to N - 1.
+        negatives: K, hard negatives of an anchor, at least 1.
+        search: how many of an anchor's most similar candidates are judged, at least K.
+        skip: how many of the most similar candidates are passed over first (B3).
+        anchor_ids, positive_ids: ``(N,)`` integers, equal for rows with equal content; None: all
+            rows differ. The first of equal positives stands for all.
+        chunk: number of anchors compared, and of pairs judged, at a time; None: at most 1,024, or
+            as many anchors as can be compared in 256 MB.
+        progress: wraps an iterable to show progress, such as ``tqdm.tqdm``.
 
     Raises:
-        ValueError: for other scores or a rule that needs the scores of all candidates, for a judge
-            that is missing or not used, for sizes that do not fit, and for rows without features,
-            or own pairs without a probability where the rule needs it.
+        ValueError: if the score or rule is not supported, the judge is missing or not used, sizes
+            do not fit, features are zero or not finite, or the rule needs a probability of an own
+            pair and there is none.
     """
     rule, entry, size = settings.connections, RULES.entry(settings.connections.rule), len(anchors)
     sizes = size and 1 <= negatives <= search and skip >= 0
@@ -97,11 +98,11 @@ def mine_corpus(
     anchors, positives = _normalised(anchors, "anchors"), _normalised(positives, "positives")
     rows = torch.arange(size, device=device)
     chunk = chunk or max(1, min(1024, MAX_SIMILARITIES // size))
-    # Everything is compared and judged once for all rows that hold the same.
+    # Rows with equal content are compared and judged once.
     anchor_of, of_anchor = (rows, rows) if anchor_ids is None else _first(anchor_ids.to(device))
     first, candidate = (rows, rows) if positive_ids is None else _first(positive_ids.to(device))
     candidates = positives[first].t()
-    # Rows in the order of their anchors, and where those of each anchor end.
+    # Rows sorted by anchor, and the end of each anchor's rows.
     by_anchor, ends = of_anchor.argsort(stable=True), of_anchor.bincount().cumsum(dim=0)
 
     def judge(anchor: Tensor, other: Tensor) -> Tensor:
@@ -162,7 +163,7 @@ def _normalised(features: Tensor, name: str) -> Tensor:
     """Return unit rows.
 
     Raises:
-        ValueError: naming rows that have none, which would be the most similar to every other.
+        ValueError: naming rows whose vector is zero or not finite.
     """
     unit = F.normalize(features, dim=-1)
     wrong = unit.isnan().any(dim=1).nonzero()[:, 0]
@@ -179,7 +180,7 @@ def _some(rows: Tensor) -> list[int]:
 
 
 def _first(ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first row ``(U,)`` with each id, and the number of each row's id ``(N,)``."""
+    """Return the first row ``(U,)`` of each id, and for every row the number of its id ``(N,)``."""
     values, number = torch.unique(ids, return_inverse=True)
     rows = torch.arange(len(ids), device=ids.device)
     first = rows.new_full((len(values),), len(ids)).scatter_reduce(0, number, rows, "amin")
@@ -197,7 +198,7 @@ def nearest(
         compare: returns the similarities ``(A, end - begin)`` to the candidates from ``begin`` to
             ``end``; -inf for known positives.
         anchors, count: numbers of anchors and of candidates.
-        k: candidates of an anchor.
+        k: number of candidates to return for an anchor.
 
     Returns:
         Positions ``(A, K)``, `NONE` where no candidate is left, and similarities ``(A, K)``; K is
@@ -225,8 +226,8 @@ def _largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     k = min(k, count)
     top, columns = values.topk(min(k + 1, count), dim=1)
     if 0 < k < count:
-        # The last that is returned equals the first that is not: which of the equal ones was
-        # returned is arbitrary. Repeated captions and images make this common.
+        # If the last value returned equals the first one left out, topk chose among them
+        # arbitrarily. Repeated captions and images make this common.
         unclear = (top[:, k] == top[:, k - 1]).nonzero().flatten()
         for rows in torch.split(unclear, 256):
             columns[rows, :k] = _columns_of_largest(values[rows], top[rows, k - 1 : k], k)

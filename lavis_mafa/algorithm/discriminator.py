@@ -1,7 +1,7 @@
 """The interfaces between frozen models and the training step.
 
-They are Con-D (MAFA 4.1), and an encoder that hard negatives are picked by: with it, ITM has hard
-negatives even where ITC trains no similarities (GRIT-VLP, Table 1).
+The frozen models are Con-D (MAFA 4.1) and an encoder whose similarities pick hard negatives. With
+the latter, ITM has hard negatives even if ITC trains no similarities (GRIT-VLP, Table 1).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import Tensor
 
 from lavis_mafa.algorithm.ranks import Ranks
 
-# Whether images and texts of these numbers match, ``(P,)`` bool; known of the toy world only.
+# Whether images and texts with these numbers match, ``(P,)`` bool; needs data with known truth.
 Truth = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]
-VIEW = "con_d_image"  # key of a mini-batch's images in Con-D's own transform, where it differs
+VIEW = "con_d_image"  # key of images transformed for Con-D, if it has a transform of its own
 
 
 class Discriminator(Protocol):
@@ -38,14 +38,15 @@ class Discriminator(Protocol):
                 captions; `VIEW` ``(B, 3, H', W')`` if the discriminator has a view of its own;
                 ``loaded_index`` ``(C,)`` of all candidates, where known.
             image_of, text_of: ``(P,)`` numbers of candidates.
-            ranks: whose mini-batches the candidates are; None: this rank's. With several ranks all
-                must call it, even with P = 0.
+            ranks: the ranks whose mini-batches are the candidates; None: this rank. With several
+                ranks, all must call it, even with P = 0.
             seen: ``(B, S, V)`` output of the image encoder of the model in training.
         """
 
 
-# A pair to which the first discriminator gives less than this is not judged by the second. Captions
-# give more to seven of eight held-out captions of an image, and to 1 % of random ones.
+# The second discriminator does not judge pairs to which the first gives less than this. The judge
+# from captions gives more to seven of eight held-out captions of an image, and to 1 % of random
+# ones.
 LEFT = 0.1
 
 
@@ -55,8 +56,8 @@ def judge_in_turn(
     """Return the probabilities ``(P,)`` of pairs by a discriminator, see `Discriminator.judge`.
 
     If it has an attribute ``first``, that discriminator, which is cheap and judges samples by their
-    numbers, judges before it: pairs to which it gives less than `LEFT` keep its verdict, as in the
-    cascade of RLHN (Thakur et al. 2025).
+    numbers, judges all pairs first. Pairs to which it gives less than `LEFT` keep its verdict, as
+    in the cascade of RLHN (Thakur et al. 2025).
     """
     first = getattr(con_d, "first", None)
     if first is None:
@@ -68,7 +69,7 @@ def judge_in_turn(
     return found
 
 
-ENCODER_VIEW = "negatives_image"  # key of images in the encoder's own transform, where it differs
+ENCODER_VIEW = "negatives_image"  # key of images transformed for the encoder
 ENCODER_TOKENS = "negatives_text_tokens"  # key of the captions, tokenised for the encoder
 
 
@@ -79,7 +80,7 @@ class EncodedByFrozen:
     Attributes:
         i2t, t2i: ``(B, C)`` similarities of images to texts and of texts to images, divided by
             ``temperature``.
-        temperature: of the frozen encoder (scalar).
+        temperature: temperature of the frozen encoder (scalar).
         image_vectors, text_vectors: ``(B, E)``, normalised, for GRIT.
     """
 
@@ -101,7 +102,7 @@ class NegativesEncoder(Protocol):
         Args:
             samples: this rank's mini-batch: ``image`` ``(B, 3, H, W)`` and ``text_input``, B
                 captions; `ENCODER_VIEW` ``(B, 3, H', W')`` if the encoder has a view of its own.
-            ranks: whose mini-batches the candidates are; None: this rank's. With several ranks all
-                must call it.
+            ranks: the ranks whose mini-batches are the candidates; None: this rank. With several
+                ranks, all must call it.
             seen: ``(B, S, V)`` output of the image encoder of the model in training.
         """

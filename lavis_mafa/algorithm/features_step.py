@@ -20,25 +20,25 @@ from lavis_mafa.algorithm.mining import ALL
 from lavis_mafa.algorithm.output import COUNTS, StepOutput
 from lavis_mafa.algorithm.parts import StepParts, build_parts
 from lavis_mafa.algorithm.ranks import Ranks
-from lavis_mafa.algorithm.rules import POSITIVE, RULES, ScoredPairs
+from lavis_mafa.algorithm.rules import RULES, Margin
 from lavis_mafa.algorithm.scores import SIMILARITY
 from lavis_mafa.algorithm.settings import LossWeights, StepSettings
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.algorithm.tokens import TOKENS, Captions, Tokens
 
-# What CLIP and sentence-transformers do: InfoNCE, gradients to both sides of every pair.
+# As CLIP and sentence-transformers: InfoNCE with gradients to both sides of every pair.
 PLAIN = StepSettings(detach_other=False, soft_labels=SoftLabels("one_hot"))
 
 
 class _Features:
-    """A backbone whose images and texts are encoded already: features ``(B, E)``. It has what ITC
-    needs of a `Backbone`."""
+    """A backbone of images and texts that are encoded already, as features ``(B, E)``. It
+    implements only the part of `Backbone` that ITC needs."""
 
     def __init__(self, images: Tensor, texts: Tensor, temperature: Tensor) -> None:
         self.images, self.texts, self.temperature = images, texts, temperature
 
     def encode_images(self, images: Tensor) -> Images:
-        # Nothing attends to embeddings, which ranks exchange as well: one number an image.
+        # Ranks exchange embeddings too, but nothing attends to them: one number per image.
         return Images(self.images[:, None, :1].detach(), self.images)
 
     def encode_texts(self, captions: Captions) -> Texts:
@@ -53,8 +53,9 @@ class _Features:
 
 
 def _own_pairs_loss(parts: StepParts, samples: Mapping[str, Any]) -> Callable[..., Tensor] | None:
-    """Return the form's loss for steps with one-hot labels in which nothing is mined, or false
-    negatives by a margin of cosines; None if the step is another one, or the form has none."""
+    """Return the form's own loss for one-hot labels, if the step mines nothing or finds false
+    negatives by a margin of cosines. Return None for other steps, or if the form has no such
+    loss."""
     settings, rule = parts.settings, parts.settings.connections
     soft = settings.soft_labels
     by_margin = (rule.rule, rule.score, rule.top_k) == ("margin", SIMILARITY, ALL)
@@ -66,45 +67,49 @@ def _own_pairs_loss(parts: StepParts, samples: Mapping[str, Any]) -> Callable[..
         and not soft.label_smoothing
         and not samples.keys() & {"image_id", "group_id", HARD_TEXTS}
     )
-    found = ITC_LOSSES.entry(settings.itc_loss).traits.own_pairs
-    return getattr(parts.form, "own_pairs", found) if plain else None
+    return ITC_LOSSES.entry(settings.itc_loss).traits.own_pairs if plain else None
 
 
 def _one_hot_itc(
-    loss: Callable[..., Tensor], parts: StepParts, images: Tensor, texts: Tensor, divisor: Tensor
+    loss: Callable[..., Tensor],
+    parts: StepParts,
+    images: Tensor,
+    texts: Tensor,
+    temperature: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return ITC by `_own_pairs_loss`, and the counts of `StepOutput`.
-
-    Args:
-        divisor: the temperature.
-    """
+    """Return ITC by `_own_pairs_loss`, and the counts of `StepOutput`."""
     ranks, rule = Ranks(parts.settings.all_ranks), parts.settings.connections
     own = ranks.own(len(images), images.device)
-    sides = [("i2t", images, texts), ("t2i", texts, images)]
+    margin = parts.settings.own_of(RULES.entry("margin")) or Margin()
+    together = ranks.world == 1  # one product serves both directions
+    sides = [(images, texts), (texts, images)]
+    if together or (rule.by_con_d and ITC_LOSSES.entry(parts.settings.itc_loss).traits.symmetric):
+        del sides[1]
     counts = torch.zeros(2, len(COUNTS), device="cpu" if rule.by_con_d else images.device)
-    if rule.by_con_d and ITC_LOSSES.entry(parts.settings.itc_loss).traits.symmetric:
-        sides = sides[:1]
     terms = []
-    for (direction, one, other), count in zip(sides, counts, strict=False):
-        cosine = one @ ranks.gather(other, with_grad=True).t()
-        found: Tensor | None = None
+    for direction, (one, other) in enumerate(sides):
+        sim = one / temperature @ ranks.gather(other, with_grad=True).t()
+        found: list[Tensor | None] = [None, None] if together else [None]
         if not rule.by_con_d:
-            score = cosine.detach()
+            score = sim.detach() * temperature.detach()
             own_score = score.gather(1, own[:, None])
-            pairs = ScoredPairs(direction, score, own_score, own[:, None])
-            found = (parts.rule(pairs, rule) == POSITIVE).scatter(1, own[:, None], False)
             picked = score.numel() - len(own)
-            count[:2], count[2] = picked, found.count_nonzero()
-            count[4], count[5] = picked - count[2], score.sum() - own_score.sum()
-            count[6] = 0 if picked else len(own)
-        terms.append(loss(cosine, own, divisor, found, rule.action == "drop"))
+            # Of the rows, and of the columns where they are anchors, too.
+            for n, compared in enumerate((own_score, own_score.t())[: len(found)]):
+                false = margin.exceeded(score, compared).scatter_(1, own[:, None], False)
+                count = counts[direction + n]
+                count[:2], count[2] = picked, false.count_nonzero()
+                count[4], count[5] = picked - count[2], score.sum() - own_score.sum()
+                count[6] = 0 if picked else len(own)
+                found[n] = false
+        terms.append(loss(parts.form, sim, own, temperature, found, rule.action == "drop"))
     return torch.stack(terms).mean(), counts.cpu()
 
 
 def _mean_of_ranks(gradient: Tensor) -> Tensor:
     """Return the mean over the ranks of the gradient of a loss's parameter.
 
-    The loss stands beside the model that DDP wraps, so that DDP does not average it.
+    The loss is outside the model that DDP wraps, so DDP does not average its gradients.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return gradient
@@ -114,24 +119,24 @@ def _mean_of_ranks(gradient: Tensor) -> Tensor:
 
 
 class FeaturesLoss(nn.Module):
-    """ITC of features that any two encoders made, with every setting of ``model.mafa``.
+    """ITC on the features of any two encoders, with every setting of ``model.mafa``.
 
     Images and texts may be any two sides of pairs, such as questions and answers.
 
     Args:
-        settings: see docs/false_negatives.md; the default is InfoNCE without mining. Its weights of
-            losses are not used.
-        con_d: judges hard negatives, see `Discriminator`.
+        settings: see docs/false_negatives.md; the default is InfoNCE without mining. Its loss
+            weights are not used.
+        con_d: the judge of hard negatives, see `Discriminator`.
 
     Attributes:
-        parts: of the step.
-        output: of the last step: what was picked, found and converted.
+        parts: the parts of the step.
+        output: the output of the last step: what was picked, found and converted.
     """
 
     def __init__(self, settings: StepSettings = PLAIN, con_d: Discriminator | None = None) -> None:
         super().__init__()
         only_itc = {**dict.fromkeys(asdict(LossWeights()), 0.0), "itc": 1.0}
-        # Gradients to both sides of a pair, as in other libraries, unless the settings say else.
+        # Gradients flow to both sides of a pair, as in other libraries, unless the settings differ.
         settings = replace(settings, detach_other=bool(settings.detach_other))
         self.parts = build_parts(replace(settings, loss_weights=only_itc), con_d)
         if settings.soft_labels.needs_momentum:
@@ -139,7 +144,7 @@ class FeaturesLoss(nn.Module):
                 f"soft_labels: {settings.soft_labels.type} needs momentum encoders, which features "
                 "of another library's model do not have: choose other labels"
             )
-        # Forms, labels and rules that learn or remember.
+        # Forms, labels and rules that have parameters or state.
         modules = {k: one for k, one in self.parts.objects.items() if isinstance(one, nn.Module)}
         self.objects = nn.ModuleDict(modules)
         self._average_gradients()
@@ -157,7 +162,7 @@ class FeaturesLoss(nn.Module):
             parameter.register_hook(hook(_mean_of_ranks))  # type: ignore[no-untyped-call]
 
     def on_all(self, flag: bool) -> bool:
-        """Return whether a flag is set on all ranks, if candidates come from all of them."""
+        """Return whether a flag is set on all ranks whose mini-batches are candidates."""
         ranks = Ranks(self.parts.settings.all_ranks)
         if ranks.world == 1:
             return flag
@@ -180,16 +185,19 @@ class FeaturesLoss(nn.Module):
             temperature: scalar; similarities are divided by it.
             samples: optional keys of `run_step`: ``image_id``, ``group_id``, ``loaded_index``,
                 ``epoch``, and what Con-D reads.
-            mines: whether Con-D judges.
-            hard_texts: ``(M, E)``, normalised: negatives of every image that are in no pair. They
-                are compared, not judged.
+            mines: whether to judge and mine hard negatives.
+            hard_texts: ``(M, E)``, normalised: texts that are in no pair and are negatives of every
+                image. They are compared, but not judged.
 
         Raises:
-            ValueError: if the form or the labels of ITC cannot use ``hard_texts``, or there are no
-                pairs.
+            ValueError: if the form or the labels of ITC cannot use ``hard_texts``, the sides do not
+                fit, or there are no pairs.
         """
-        if not len(images):
-            raise ValueError("the mini-batch has no pairs: leave it out, or set drop_last=True")
+        if not len(images) or images.shape != texts.shape:
+            raise ValueError(
+                f"got features {tuple(images.shape)} and {tuple(texts.shape)}, expected (B, E) of "
+                "both sides of B >= 1 pairs: leave out a mini-batch without pairs"
+            )
         rows = torch.arange(len(images), device=images.device)[:, None]
         own = {TOKENS: Tokens(rows, torch.ones_like(rows)), **(samples or {}), "image": images}
         if hard_texts is not None:
@@ -216,7 +224,7 @@ class FeaturesLoss(nn.Module):
             return plain
         output = run_step(backbone, own, parts)
         found: Tensor = output["loss"]
-        # Without the graph of the step, which would stay in memory until the next one.
+        # Detached, since the graph would otherwise stay in memory until the next step.
         terms = {name: term.detach() for name, term in output.losses.items()}
         self.output = replace(output, loss=found.detach(), losses=terms)
         return found

@@ -22,7 +22,7 @@ from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.rules import KEPT, POSITIVE, RULES, ScoredPairs
 
-MOST_SORTED = 2**22  # scores at a time
+MOST_SORTED = 2**22  # maximum number of scores per call of quantile
 BETAS, EPS = (0.9, 0.98), 1e-8  # of Adam
 
 
@@ -58,7 +58,7 @@ class _GlobalThresholds(nn.Module):
         own: see `_GlobalThreshold`.
     """
 
-    state_of_run = True  # of the run's samples: another run's checkpoint does not give it
+    state_of_run = True  # a checkpoint of another run must not set it
     i2t: Tensor
     t2i: Tensor
 
@@ -69,7 +69,7 @@ class _GlobalThresholds(nn.Module):
         self.allocate(0)
 
     def allocate(self, size: int) -> None:
-        """Prepare for the samples 0 to ``size`` - 1; NaN: not seen yet."""
+        """Allocate thresholds for samples 0 to ``size`` - 1; NaN: not seen yet."""
         for name in DIRECTIONS:
             device = getattr(self, name).device if hasattr(self, name) else None
             self.register_buffer(name, torch.full((size,), float("nan"), device=device))
@@ -83,17 +83,17 @@ class _GlobalThresholds(nn.Module):
         index: Tensor | None,
         epoch: int | None,
     ) -> None:
-        """Take a step of every anchor's threshold, with the mini-batches of all ranks.
+        """Take one step with every anchor's threshold, using the mini-batches of all ranks.
 
         Args:
-            scores: ``(B, C)`` of both directions, from -1 to 1.
-            positives: ``(B, C)`` bool, known positives, which are left out.
+            scores: ``(B, C)`` in both directions, from -1 to 1.
+            positives: ``(B, C)`` bool, known positives, which are ignored.
             index: ``(B,)`` numbers of the anchors' samples in the data set.
-            epoch: of the run, from 0 on.
+            epoch: number of the epoch, from 0 on.
 
         Raises:
-            ValueError: if the epoch is unknown, or the samples have no number, or none that
-                `allocate` prepared for.
+            ValueError: if the epoch is unknown, or a sample has no number or one that `allocate`
+                did not prepare for.
         """
         if not self.training:  # rows of an evaluation set have no thresholds: none is judged
             for name, score in zip(DIRECTIONS, scores, strict=True):
@@ -107,8 +107,8 @@ class _GlobalThresholds(nn.Module):
             )
         if epoch is None:
             raise ValueError(
-                "connections.rule: global_threshold got no epoch, by whose number it corrects its "
-                "steps; give it, from 0 on, as samples['epoch']"
+                "connections.rule: global_threshold needs the number of the epoch, from 0 on; give "
+                "it as samples['epoch']"
             )
         together = Ranks(True)
         places = together.gather(index)
@@ -120,7 +120,7 @@ class _GlobalThresholds(nn.Module):
             if bool(unseen.any()):
                 before[unseen] = _quantiles(score[unseen], 1 - self.own.share)
             above = (score > before[:, None]).sum(dim=1) / (~positives).sum(dim=1)
-            # 0 / 0, of an anchor without a negative: it learns nothing.
+            # An anchor without a negative gives 0 / 0; it learns nothing.
             gradient = (self.own.share - above).nan_to_num(float("inf"))
             self._step(name, places, together.gather(torch.stack([before, gradient])[None]), epoch)
             bounds = known[index]
@@ -136,14 +136,14 @@ class _GlobalThresholds(nn.Module):
         known, moments = getattr(self, name), getattr(self, f"{name}_moments")
         before, gradient = gathered.transpose(0, 1).flatten(1)
         old = moments[:, places]
-        # Samples may occur twice, as replacements of unreadable ones: the larger threshold and the
-        # smaller gradient, so that every rank stores the same whatever the order of writing.
+        # A sample may occur twice, as the replacement of an unreadable one. Take its larger
+        # threshold and smaller gradient, so that all ranks store the same in any order of writing.
         known.scatter_reduce_(0, places, before, "amax", include_self=False)
         moments[0].scatter_reduce_(0, places, gradient, "amin", include_self=False)
         before, gradient = known[places], moments[0, places]
         betas = torch.tensor(BETAS, device=old.device)[:, None]
         new = betas * old + (1 - betas) * torch.stack([gradient, gradient**2])
-        # As the authors: by the number of epochs, not of the sample's own steps.
+        # As in the authors' code, by the number of epochs, not of the sample's own steps.
         mean, square = new / (1 - betas ** (epoch + 1))
         after = (before - self.own.rate * mean / (square.sqrt() + EPS)).clamp(-1.0, 1.0)
         learns = after.isfinite()
@@ -151,14 +151,14 @@ class _GlobalThresholds(nn.Module):
         moments[:, places] = torch.where(learns, new, old)
 
     def forward(self, pairs: ScoredPairs, rule: MiningRule) -> Tensor:
-        """Return states ``(R,)`` of nominations; see `lavis_mafa.algorithm.rules`."""
-        # Nothing is above NaN.
+        """Return the states ``(R,)`` of nominations; see `lavis_mafa.algorithm.rules`."""
+        # A comparison with NaN is False.
         found = pairs.score > self._bounds[pairs.direction][pairs.anchor]
         return torch.where(found, POSITIVE, KEPT)
 
 
 def _quantiles(rows: Tensor, share: float) -> Tensor:
-    """Return the quantile of every row ``(R, C)`` without its NaN; NaN of a row without numbers."""
+    """Return the quantile of every row ``(R, C)``, ignoring NaN; NaN for a row of NaN only."""
     # Several versions of torch refuse more than 16 million numbers at a time.
     parts = torch.split(rows, max(1, MOST_SORTED // max(1, rows.shape[1])))
     return torch.cat([part.nanquantile(share, dim=1) for part in parts])

@@ -28,7 +28,7 @@ def wilson(hits: float, count: float) -> tuple[float, float]:
     centre = share + spread / 2
     half = math.sqrt(max(0.0, spread * (share * (1.0 - share) + spread / 4)))
     low, high = ((centre + sign * half) / (1.0 + spread) for sign in (-1.0, 1.0))
-    # Rounding must not leave the share outside of its own interval.
+    # Rounding must not put the share outside of its own interval.
     return max(0.0, min(low, share)), min(1.0, max(high, share))
 
 
@@ -56,7 +56,7 @@ def clustered(hits: NDArray[Any], counts: NDArray[Any]) -> tuple[float, float]:
 def ratio(hits: NDArray[Any], counts: NDArray[Any]) -> tuple[float, float]:
     """Return the 95 % normal interval of ``hits.sum() / counts.sum()`` over clusters.
 
-    Unlike `clustered`, for hits that may be negative, such as differences of two counts.
+    Unlike `clustered`, it allows negative hits, such as differences of two counts.
 
     Args:
         hits, counts: ``(C,)`` for each cluster, at least one count above 0.

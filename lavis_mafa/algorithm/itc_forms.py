@@ -8,7 +8,7 @@ or a class whose objects are called like it; register it in `ITC_LOSSES` to use 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from lavis_mafa.algorithm.labels import ItcSide, without
 from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.algorithm.registry import MAFA, Registry
 
-_SMALLEST = 1e-30  # sums below it have no normal float32 reciprocal
+_SMALLEST = 1e-30  # smaller sums have no normal float32 reciprocal
 _LARGEST_EXPONENT = 10.0  # its exponential is still a float16
 
 
@@ -32,8 +32,7 @@ class _ItcTraits:
         soft_labels: it can use labels for candidates that are not positives.
         queue: it can use the candidates of the momentum queue.
         fixed_temperature: minimising it over the temperature gives no useful temperature.
-        own_pairs: of a function, the same loss with one-hot labels, see `info_nce`; objects of a
-            class have it as a method.
+        own_pairs: the same loss with one-hot labels, see `_info_nce`; None: there is none.
         symmetric: both directions are the same loss where only own pairs match.
     """
 
@@ -63,10 +62,10 @@ def contrastive_loss(sim: Tensor, labels: Tensor, dropped: Tensor | None = None)
 
 
 def degrees(labels: Tensor) -> Tensor:
-    """Return the degree ``(B, N)`` from 0 to 1 to which every candidate counts as a positive.
+    """Return to which degree ``(B, N)``, from 0 to 1, every candidate counts as a positive.
 
-    It is a candidate's label relative to the largest one of its anchor: 1 for every positive of
-    one-hot labels however many there are, and Con-D's probability for a judged pair with
+    It is a candidate's label divided by the largest label of its anchor: 1 for every positive with
+    one-hot labels, however many there are, and Con-D's probability for a judged pair with
     ``connections.labels: probability``.
 
     Args:
@@ -75,30 +74,42 @@ def degrees(labels: Tensor) -> Tensor:
     return labels / labels.amax(dim=1, keepdim=True)
 
 
-def info_nce(
-    cosine: Tensor,
+def _info_nce(
+    form: Any,
+    sim: Tensor,
     own: Tensor,
     temperature: Tensor,
-    found: Tensor | None = None,
-    drop: bool = False,
+    found: Sequence[Tensor | None],
+    drop: bool,
 ) -> Tensor:
-    """Return InfoNCE of one direction with one-hot labels: ITC without a matrix of labels.
+    """Return InfoNCE with one-hot labels: ITC without a matrix of labels.
 
     Args:
-        cosine: ``(B, C)``.
+        form: the form itself; it is not used.
+        sim: ``(B, C)``, divided by the temperature.
         own: ``(B,)``, the anchors' numbers among the candidates.
-        found: ``(B, C)`` bool, false negatives, never an own pair; None: none.
+        temperature: scalar; it is not used.
+        found: ``(B, C)`` bool, false negatives of the rows and, if the columns are anchors, too, of
+            the columns; never an own pair. None: none.
         drop: they are left out; otherwise they are positives.
     """
-    sim = cosine / temperature
-    if found is None or drop:
-        return F.cross_entropy(without(sim, found), own)
-    positives = found.scatter(1, own[:, None], True)
-    of_positives = (sim * positives).sum(dim=1) / positives.count_nonzero(dim=1)
-    return (sim.logsumexp(dim=1) - of_positives).mean()
+    terms = []
+    for dim, false in zip((1, 0), found, strict=False):
+        at = own.unsqueeze(dim)
+        # An added constant is several times faster than `without`, and has no backward pass.
+        least = torch.finfo(sim.dtype).min
+        shown = sim + false.to(sim.dtype).mul_(least) if drop and false is not None else sim
+        log_p = F.log_softmax(shown, dim)
+        if drop or false is None:
+            terms.append(-log_p.gather(dim, at).mean())
+        else:
+            positives = false.scatter(dim, at, True).to(log_p.dtype)
+            labels = positives / positives.sum(dim, keepdim=True)
+            terms.append(-(log_p * labels).sum() / len(own))
+    return torch.stack(terms).mean()
 
 
-@ITC_LOSSES.register("softmax", source="MAFA eq. 1", own_pairs=info_nce)
+@ITC_LOSSES.register("softmax", source="MAFA eq. 1", own_pairs=_info_nce)
 def softmax(side: ItcSide, labels: Tensor) -> Tensor:
     """Compare an anchor with all candidates by cross-entropy (InfoNCE)."""
     return contrastive_loss(side.sim, labels, side.dropped)
@@ -126,20 +137,50 @@ def _sigmoid_loss(logits: Tensor, targets: Tensor, dropped: Tensor | None = None
         targets: ``(B, N)`` probabilities that the pairs match.
         dropped: ``(B, N)`` bool, pairs left out.
     """
-    losses = F.binary_cross_entropy_with_logits(logits.float(), targets, reduction="none")
+    logits = _full(logits)
+    losses = F.binary_cross_entropy_with_logits(logits, targets.to(logits), reduction="none")
     if dropped is not None:
         losses = losses.masked_fill(dropped, 0.0)
     return losses.sum(dim=1).mean()
 
 
+def _sigmoid_of_own_pairs(
+    form: _SigmoidForm,
+    sim: Tensor,
+    own: Tensor,
+    temperature: Tensor,
+    found: Sequence[Tensor | None],
+    drop: bool,
+) -> Tensor:
+    """Return the sigmoid loss with one-hot labels, see `_info_nce`."""
+    # A difference of a matrix and a scalar would negate the whole gradient.
+    logits = _full(sim + (-form.relative_bias / temperature))
+    losses, of_own = F.softplus(logits), logits.gather(1, own[:, None]).sum()
+    masks = [false.to(logits.dtype) for false in found if false is not None]
+    if not masks:
+        return (losses.sum() - of_own) / len(own)
+    share = masks[0]
+    for other in masks[1:]:  # a pair counts for its row and for its column
+        share = share.add_(other).mul_(0.5)
+    if drop:
+        return (losses.sum() - (losses * share).sum() - of_own) / len(own)
+    # -log s(l) of a positive is -log s(-l) less l.
+    return (losses.sum() - (logits * share).sum() - of_own) / len(own)
+
+
 # A queue's negatives, thousands for every anchor, would outweigh its positives in the sum.
 @ITC_LOSSES.register(
-    "sigmoid", settings=_SigmoidRule, source="SigLIP eq. 1, FFF", queue=False, symmetric=True
+    "sigmoid",
+    settings=_SigmoidRule,
+    source="SigLIP eq. 1, FFF",
+    queue=False,
+    own_pairs=_sigmoid_of_own_pairs,
+    symmetric=True,
 )
 class _SigmoidForm(nn.Module):
-    """Decide for every pair by itself whether it matches, by a sigmoid with a learned bias.
+    """Classify every pair separately, by a sigmoid with a learned bias.
 
-    An anchor may have any number of positives, each with a target of its own, see `degrees`.
+    An anchor may have any number of positives, each with its own target, see `degrees`.
 
     The logit of a pair is ``(cosine - r) / temperature`` with a learned relative bias r. SigLIP
     learns the bias ``b = -r / temperature`` instead and starts at -10 with a temperature of 1 / 10,
@@ -147,10 +188,10 @@ class _SigmoidForm(nn.Module):
     over to the temperature of a trained model: at 0.01 and b = -10 every pair with a cosine above
     0.1 is a match.
 
-    The mean of both directions counts every pair once: it is the paper's loss, and so are its
-    gradients with ``detach_other: False``. The temperature differs from the paper's: it is the
-    model's, a divisor that starts at ``model.temp`` (0.07; SigLIP: 1 / 10) and is clamped, while
-    SigLIP learns the logarithm of a factor without limits.
+    The mean of both directions counts every pair once: it equals the paper's loss and, with
+    ``detach_other: False``, its gradients. The temperature differs: ours is the model's, a divisor
+    that starts at ``model.temp`` (0.07; SigLIP: 1 / 10) and is clamped, whereas SigLIP learns the
+    logarithm of an unbounded factor.
     """
 
     def __init__(self, own: _SigmoidRule | None = None) -> None:
@@ -161,22 +202,6 @@ class _SigmoidForm(nn.Module):
         """Return the loss of one direction."""
         logits = side.sim - self.relative_bias / side.temperature
         return _sigmoid_loss(logits, degrees(labels), side.dropped)
-
-    def own_pairs(
-        self,
-        cosine: Tensor,
-        own: Tensor,
-        temperature: Tensor,
-        found: Tensor | None = None,
-        drop: bool = False,
-    ) -> Tensor:
-        """Return the loss of one direction with one-hot labels, see `info_nce`."""
-        logits = ((cosine - self.relative_bias) / temperature).float()
-        losses = F.softplus(without(logits, found if drop else None)).sum()
-        # -log s(l) of a positive is -log s(-l) less l.
-        if found is None or drop:
-            return (losses - logits.gather(1, own[:, None]).sum()) / len(own)
-        return (losses - (logits * found.scatter(1, own[:, None], True)).sum()) / len(own)
 
 
 @dataclass(frozen=True)
@@ -198,9 +223,9 @@ def _debiased(side: ItcSide, labels: Tensor, own: _DebiasedRule) -> Tensor:
 
     Chuang et al., NeurIPS 2020. The loss of a positive p is ``-log e^p / (e^p + K g)`` with ``g =
     max((mean_k e^k - prior * mean_p e^p) / (1 - prior), e^(-1 / temperature))`` over the K
-    negatives k and all positives of the anchor. Here candidates are positives to a degree d (see
-    `degrees`) and negatives to 1 - d, which are the weights of both means, K is the sum of 1 - d,
-    and an anchor's loss is the mean over its positives by their labels. With prior 0 and one
+    negatives k and all positives of the anchor. Here a candidate is a positive with weight d (see
+    `degrees`) and a negative with weight 1 - d in both means, K is the sum of 1 - d, and an
+    anchor's loss is the mean over its positives, weighted by their labels. With prior 0 and one
     positive it is InfoNCE.
 
     Args:
@@ -208,7 +233,7 @@ def _debiased(side: ItcSide, labels: Tensor, own: _DebiasedRule) -> Tensor:
         labels: ``(B, N)``, rows sum to 1.
         own: settings.
     """
-    sim, negative, degree = side.sim.float(), _negatives(side, labels), degrees(labels)
+    sim, negative, degree = _full(side.sim), _negatives(side, labels), degrees(labels)
     # Sums are of e^(similarity - top); the estimate is a difference, so no logarithms before it.
     top = without(sim, side.dropped).amax(dim=1, keepdim=True).detach()
     scaled = torch.exp(without(sim, side.dropped) - top)
@@ -253,19 +278,19 @@ def _rince(side: ItcSide, labels: Tensor, own: _RinceRule) -> Tensor:
 
     Chuang et al., CVPR 2022. The loss of a positive p is ``-e^(q p) / q + (lambda (e^p + sum_k
     e^k))^q / q`` over its negatives k; as q approaches 0 it becomes InfoNCE + log lambda, and at q
-    = 1 it is symmetric. Degrees (see `degrees`) weight the negatives by 1 - d, and an anchor's loss
-    is the mean over its positives by their labels.
+    = 1 it is symmetric. Negatives are weighted by 1 - d (see `degrees`), and an anchor's loss is
+    the mean over its positives, weighted by their labels.
 
-    The loss falls without bound with the temperature, which must therefore be fixed. Where ``q /
-    temperature`` is above 10 the exponentials would overflow in fp16: the loss is then multiplied
-    by ``e^(10 - q / temperature)``, the same for all pairs.
+    The loss falls without bound with the temperature, which must therefore be fixed. If ``q /
+    temperature`` is above 10, the exponentials would overflow in fp16, so the loss of all pairs is
+    multiplied by ``e^(10 - q / temperature)``.
 
     Args:
         side: a direction of ITC.
         labels: ``(B, N)``, rows sum to 1.
         own: settings.
     """
-    sim, negative = side.sim.float(), _negatives(side, labels)
+    sim, negative = _full(side.sim), _negatives(side, labels)
     top = without(sim, side.dropped).amax(dim=1, keepdim=True).detach()
     scaled = torch.exp(without(sim, side.dropped) - top)
     among = scaled + (scaled * negative).sum(dim=1, keepdim=True)
@@ -285,6 +310,11 @@ def _negatives(side: ItcSide, labels: Tensor) -> Tensor:
     """Return the weight ``(B, N)`` of every candidate as a negative, 0 where it is dropped."""
     negative = 1.0 - degrees(labels)
     return negative if side.dropped is None else negative.masked_fill(side.dropped, 0.0)
+
+
+def _full(sim: Tensor) -> Tensor:
+    """Return similarities in float32 if they have half precision, and as they are otherwise."""
+    return sim.to(torch.promote_types(sim.dtype, torch.float32))
 
 
 def _constant(temperature: Tensor | float, like: Tensor) -> Tensor:

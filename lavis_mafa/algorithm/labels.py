@@ -28,10 +28,10 @@ def labels_from_positives(positives: Tensor) -> Tensor:
         ``(B, N)`` float32, rows sum to 1.
 
     Raises:
-        ValueError: if an anchor has no positive. On a GPU, where that would wait for the device,
-            its labels are NaN.
+        ValueError: if an anchor has no positive. On a GPU, where this check would wait for the
+            device, its labels are NaN instead.
     """
-    # Of bool, `sum` would make integers of all elements first.
+    # `sum` of bool would first convert all elements to integers.
     whole = positives.dtype == torch.bool
     counts = (positives.count_nonzero(dim=1) if whole else positives.sum(dim=1))[:, None]
     if counts.device.type == "cpu" and bool((counts == 0).any()):
@@ -65,7 +65,7 @@ def distilled_labels(sim: Tensor, dropped: Tensor | None = None) -> Tensor:
 
 
 def mix(labels: Tensor, soft: Tensor, alpha: float) -> Tensor:
-    """Return ``(1 - alpha) * labels + alpha * soft``, the labels of distillation (ALBEF eq. 6).
+    """Return the labels of distillation, ``(1 - alpha) * labels + alpha * soft`` (ALBEF eq. 6).
 
     Args:
         labels, soft: ``(B, N)``, rows sum to 1.
@@ -82,8 +82,8 @@ def without(sim: Tensor, dropped: Tensor | None) -> Tensor:
 def consistency_loss(sim: Tensor, other_direction: Tensor, dropped: Tensor | None = None) -> Tensor:
     """Return ``E[KL(sg(q) || p)]`` of GRIT-VLP eq. 6 for one direction.
 
-    p is the distribution of an image (or text) over the candidates, q its own partner's in
-    the other direction; q is the pseudo-target and passes no gradient.
+    p is the distribution of an image (or text) over the candidates, and q the distribution of its
+    own partner in the other direction. q is the target and passes no gradient.
 
     Args:
         sim, other_direction: ``(B, N)``, divided by the temperature, with the same anchors (pair b
@@ -108,9 +108,9 @@ class ItcSide:
         positives: ``(B, N)`` bool, known and mined positives; with ``connections.labels:
             probability`` weights from 0 to 1.
         dropped: ``(B, N)`` bool, candidates left out of the loss; None: none.
-        soft_sim: ``(B, N)`` similarities of momentum encoders; None without them.
-        momentum_weight: share of labels from momentum encoders, as it has grown so far.
-        temperature: of the similarities.
+        soft_sim: ``(B, N)`` similarities from momentum encoders; None without them.
+        momentum_weight: share of the labels that comes from momentum encoders, after its ramp.
+        temperature: the temperature of ITC.
         intra_modal_of: returns similarities ``(B, C)`` of the anchors to samples of their own
             modality, see `intra_modal`; None: unknown.
     """
@@ -127,11 +127,11 @@ class ItcSide:
     def intra_modal(self) -> Tensor:
         """Return cosine similarities ``(B, C)`` of the anchors to samples of their own modality.
 
-        Column c is the image (or text) of the pair whose text (or image) is candidate c. There is
-        none for the momentum queue. The first call of a step gathers over ranks.
+        Column c belongs to the image (or text) of the pair whose text (or image) is candidate c;
+        the momentum queue has no columns. The first call in a step gathers over ranks.
 
         Raises:
-            ValueError: if they are unknown, as where labels are listed without a model.
+            ValueError: if they are unknown, because there is no training step.
         """
         if self.intra_modal_of is None:
             raise ValueError(
@@ -145,7 +145,8 @@ class ItcSide:
         return labels_from_positives(self.positives)
 
     def smoothed(self, alpha: float, labels: Tensor | None = None) -> Tensor:
-        """Return labels (None: `one_hot`) with a share ``alpha`` of the uniform distribution."""
+        """Return labels (None: `one_hot`) mixed with a share ``alpha`` of the uniform
+        distribution."""
         labels = self.one_hot() if labels is None else labels
         return smooth(labels, alpha, self.dropped) if alpha else labels
 
@@ -159,8 +160,8 @@ class _LabelTraits:
 
     Attributes:
         needs_momentum: the model has momentum encoders, and ``side.soft_sim`` their similarities.
-            Such labels are soft from the first step, see `SoftLabels.active`.
-        extra_loss: term that ITC adds for each direction, with the arguments of the label.
+            Such labels are soft from the first step on, see `SoftLabels.active`.
+        extra_loss: a function with the same arguments, whose result ITC adds in each direction.
     """
 
     needs_momentum: bool = False
@@ -227,10 +228,9 @@ def _smoothed(side: ItcSide, soft: SoftLabels) -> Tensor:
 
 
 def _weighted_consistency(side: ItcSide, soft: SoftLabels) -> Tensor:
-    """Return lambda * KL of GRIT-VLP eq. 6.
+    """Return the consistency loss times its weight (GRIT-VLP eq. 6).
 
-    Mixed into the labels instead, the other direction's distribution would also lower the weight of
-    the own pair.
+    It is not mixed into the labels, which would lower the weight of the own pair.
     """
     return soft.weight * consistency_loss(side.sim, side.other, side.dropped)
 
@@ -260,13 +260,13 @@ def _pseudo_positives(side: ItcSide, soft: SoftLabels, own: _PseudoPositives) ->
 
     Chun, ICLR 2024, compares distances of probabilistic embeddings and adds a loss on
     pseudo-positives; here similarities of the model itself are compared, and the weight of that
-    loss is the pseudo-positives' label relative to the positives'. A positive is a candidate of the
-    largest weight; with ``connections.labels: probability`` a judged candidate keeps its own, if
-    that is larger.
+    loss is the pseudo-positives' label relative to the positives'. Positives are the candidates
+    with the largest weight; with ``connections.labels: probability``, a judged candidate keeps its
+    weight if that is larger.
 
     Args:
         side: a direction of ITC.
-        soft: settings; of them ``label_smoothing`` is used.
+        soft: settings, of which ``label_smoothing`` is used.
         own: settings.
     """
     weights = side.positives.float()
@@ -297,14 +297,14 @@ def _softclip(side: ItcSide, soft: SoftLabels, own: _SoftClip) -> Tensor:
     """Mix one-hot labels with the anchors' similarities within their own modality.
 
     Gao et al., AAAI 2024: the labels of image i over texts j are ``softmax_j(image_i . image_j /
-    temperature)``, those of text i over images j the same of texts. Similarities are those of the
-    model in training, where the paper has features of detected objects and of attribute tags;
-    its re-weighting of the negatives and its symmetric KL divergence are left out. Candidates of a
+    temperature)``, and the labels of text i over images j use text similarities. The similarities
+    come from the model in training; the paper uses features of detected objects and attribute tags.
+    Its re-weighting of negatives and its symmetric KL divergence are left out. Candidates of a
     momentum queue get no share.
 
     Args:
         side: a direction of ITC.
-        soft: settings; of them ``label_smoothing`` is used.
+        soft: settings, of which ``label_smoothing`` is used.
         own: settings.
     """
     similar = side.intra_modal().detach().float() / own.temperature

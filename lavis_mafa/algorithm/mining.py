@@ -25,10 +25,10 @@ from lavis_mafa.algorithm.rules import (
 )
 from lavis_mafa.algorithm.rules import MiningRule as MiningRule
 
-# The directions of retrieval and of mining, and their names for people.
+# The directions of retrieval and of mining, and their names in reports.
 DIRECTIONS = {"i2t": "image → text", "t2i": "text → image"}
 Judge = Callable[[Tensor, Tensor], Tensor]
-ALL = 0  # of ``top_k``: all candidates
+ALL = 0  # value of ``top_k``: all candidates
 STATE_NAMES = {KEPT: "negative", AMBIGUOUS: "ambiguous", POSITIVE: "positive"}
 
 
@@ -36,22 +36,22 @@ STATE_NAMES = {KEPT: "negative", AMBIGUOUS: "ambiguous", POSITIVE: "positive"}
 class Connections:
     """The hard negatives of one direction, with Con-D's verdicts.
 
-    Every anchor has K nominations, R = K * B in all: the B hardest first, one per anchor, then the
-    B second hardest, and so on.
+    Every anchor has K nominations, R = K * B in all. The hardest of every anchor come first, then
+    the second hardest of every anchor, and so on.
 
     Attributes:
         positives: ``(B, N)`` bool, positives that are known without Con-D.
         hard: ``(R,)`` nominated candidates, `NONE` where there is none.
-        second: ``(B,)`` the hardest that was not nominated, `NONE` where there is none.
-        probability: ``(R,)`` Con-D's probability that anchor and ``hard`` match, or the score in
-            its place (a cosine, say); NaN if not judged.
+        second: ``(B,)`` hardest candidate that was not nominated, `NONE` where there is none.
+        probability: ``(R,)`` Con-D's probability that anchor and ``hard`` match, or the score that
+            replaces it, such as a cosine; NaN if not judged.
         state: ``(R,)`` `KEPT`, `AMBIGUOUS`, `POSITIVE`, or `ABSENT` where ``hard`` is `NONE`.
-        dropped: ``(B, N)`` bool, candidates that are known to be no negatives and are left out of
-            ITC; none of them is nominated. None: none.
-        by_number: each anchor in turn nominates all C candidates in the order of their numbers.
+        dropped: ``(B, N)`` bool, candidates that are left out of ITC and never nominated, because
+            they are known not to be negatives. None: there are none.
+        by_number: each anchor nominates all C candidates, in the order of their numbers.
 
-    Which pairs follow from the verdicts is decided on the host: on a GPU every selection among
-    tensors of the device would wait for it.
+    Pairs are selected on the host, because on a GPU every selection by a mask would wait for the
+    device.
     """
 
     positives: Tensor
@@ -90,7 +90,7 @@ class Connections:
         return self._host
 
     def _rows(self, chosen: Tensor) -> Tensor:
-        """Return the numbers ``(R',)``, on the device, of nominations chosen on the host."""
+        """Return the numbers ``(R',)`` of chosen nominations, moved from the host to the device."""
         return torch.nonzero(chosen).flatten().to(self.hard.device, non_blocking=True)
 
     def itc_targets(self, rule: MiningRule) -> tuple[Tensor, Tensor | None]:
@@ -119,13 +119,12 @@ class Connections:
     def itm_pairs(self, rule: MiningRule) -> tuple[Tensor, Tensor, Tensor]:
         """Return anchors, candidates and labels of the nominated pairs for ITM.
 
-        Of each anchor these are the positives found, and as "no match" the hardest candidate that
-        is neither positive nor, with re-sampling, ambiguous. If all others are ambiguous the second
-        choice takes that place.
+        Each anchor contributes its positives and, as "no match", its hardest candidate that is
+        neither positive nor (with re-sampling) ambiguous; if there is none, its second choice.
 
         Returns:
-            Three ``(P,)`` tensors in the order of anchors; labels are 0 or 1, or with ``labels:
-            probability`` Con-D's probabilities of all judged pairs.
+            Three ``(P,)`` tensors in the order of anchors. Labels are 0 or 1; with ``labels:
+            probability``, a judged pair's label is Con-D's probability.
         """
         anchors, candidates, labels = self.host._itm_pairs(rule)
         device = self.hard.device
@@ -165,10 +164,10 @@ class Connections:
 
 
 def _read_together(sides: Sequence[Connections]) -> None:
-    """Copy nominations and verdicts of several directions to the host, waiting once."""
+    """Copy nominations and verdicts of several directions to the host in one transfer."""
     parts = [(one.hard, one.second, one.probability, one.state) for one in sides]
     flat = [part for four in parts for part in four]
-    # float64 holds numbers of candidates and float32 exactly.
+    # float64 represents both candidate numbers and float32 probabilities exactly.
     read = torch.split(torch.cat([x.double() for x in flat]).cpu(), [len(x) for x in flat])
     typed = [copy.to(part.dtype) for copy, part in zip(read, flat, strict=True)]
     for number, one in enumerate(sides):
@@ -181,9 +180,9 @@ def pick(
 ) -> tuple[Tensor, Tensor]:
     """Nominate ``top_k`` candidates per anchor, and a second choice, in one direction.
 
-    Where no candidate is left they are `NONE`; without ``second_choice`` all second choices are.
-    With ``top_k`` `ALL` the picker's candidate comes first, then all others from the most to the
-    least similar; no second choice is left.
+    They are `NONE` where no candidate is left; without ``second_choice``, all second choices are
+    `NONE`. If ``top_k`` is `ALL`, the picker's candidate comes first, then all others by descending
+    similarity, and there is no second choice.
 
     Returns:
         ``hard`` ``(K * B,)`` and ``second`` ``(B,)``, see `Connections`.
@@ -203,14 +202,15 @@ def pick(
 
 
 def _all_by_hardness(sim: Tensor, positives: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-    """Return all candidates that are not positives, ``first`` ``(B,)`` of them first, as `pick`."""
+    """Return all candidates that are not positives, starting with ``first`` ``(B,)``, as `pick`
+    does."""
     hardness = sim.nan_to_num().masked_fill(positives, float("-inf"))
     place = first.clamp(min=0)[:, None]
     before = torch.where((first != NONE)[:, None], float("inf"), hardness.gather(1, place))
     hardness = hardness.scatter(1, place, before)
     order = hardness.argsort(dim=1, descending=True, stable=True)
     order = torch.where(positives.gather(1, order), NONE, order)
-    # Every anchor has a positive, its own pair. Equal on all ranks, as gathering needs it.
+    # One less than C, as every anchor has a positive, its own pair. Gathering needs equal sizes.
     order = order[:, : max(1, sim.shape[1] - 1)]
     return order.t().flatten(), torch.full_like(first, NONE)
 
@@ -227,8 +227,8 @@ def _unique_pairs(
         own: ``(B,)`` number of each anchor among the candidates.
 
     Returns:
-        Image and text numbers ``(P,)`` of the distinct pairs, and for both directions the row
-        ``(R,)`` of each nomination in them, `NONE` where it is `NONE`.
+        Image and text numbers ``(P,)`` of the distinct pairs, and for both directions the index
+        ``(R,)`` of each nomination's pair, `NONE` for nominations that are `NONE`.
     """
     images = torch.cat([own.repeat(len(hard_i2t) // max(1, len(own))), hard_t2i])
     texts = torch.cat([hard_i2t, own.repeat(len(hard_t2i) // max(1, len(own)))])
@@ -258,10 +258,10 @@ def _connect(
     Args:
         positives: ``(B, N)`` bool.
         hard, second: ``(R,)`` and ``(B,)`` from `pick`.
-        score: ``(P,)`` of pairs; None: nothing judges, and every negative is kept.
-        row: ``(R,)`` number of each nomination's pair among them.
-        own_score: ``(B,)`` of the own pairs, where the rule needs it.
-        verdict: makes states of scores; None: ``rule.rule`` with its defaults.
+        score: ``(P,)`` scores of pairs; None: there is no judge, and every negative is kept.
+        row: ``(R,)`` index of each nomination's pair in ``score``.
+        own_score: ``(B,)`` scores of the own pairs, if the rule needs them.
+        verdict: the rule that turns scores into states; None: ``rule.rule`` with its defaults.
         direction: ``i2t`` or ``t2i``.
         dropped: ``(B, N)`` bool, see `Connections`.
     """
@@ -269,7 +269,7 @@ def _connect(
     judged = torch.full(hard.shape, float("nan"), device=hard.device)
     found = Connections(positives, hard, second, judged, torch.full_like(hard, KEPT), dropped)
     if score is not None:
-        # `NONE` as a row takes the last value.
+        # The index `NONE` reads the last value, which is NaN.
         padded = F.pad(score.to(judged.dtype), (0, 1), value=float("nan"))
         found.probability = judged = padded[row].masked_fill(absent, float("nan"))
         anchor = found.anchor
@@ -280,9 +280,9 @@ def _connect(
 
 
 def _states(pairs: ScoredPairs, rule: MiningRule, verdict: Rule | None) -> Tensor:
-    """Return the verdicts ``(R,)`` of the rule, checked."""
+    """Return the verdicts ``(R,)`` of the rule after checking their shape and type."""
     found: Tensor = (verdict or RULES.entry(rule.rule).make())(pairs, rule)
-    # Of bool, True would mean "ambiguous".
+    # bool is refused, because True would mean "ambiguous".
     if found.shape != pairs.score.shape or found.dtype not in (torch.int32, torch.int64):
         raise ValueError(
             f"rule {rule.rule} returned an array {tuple(found.shape)} of "
@@ -304,7 +304,7 @@ def _connect_all(
     """Assign verdicts to all candidates of one direction, see `Connections.by_number`.
 
     Args:
-        scores: ``(B, C)``; the others as in `_connect`.
+        scores: ``(B, C)``; other arguments as in `_connect`.
     """
     shape, device = scores.shape, own.device
     absent = (positives if dropped is None else positives | dropped).reshape(-1)
@@ -337,23 +337,23 @@ def find_connections(
     dropped: Tensor | None = None,
     by_hardness: bool = True,
 ) -> tuple[Connections, Connections, int]:
-    """Pick, judge and connect, both directions (MAFA Algorithm 1).
+    """Pick and judge hard negatives and find connections in both directions (MAFA Algorithm 1).
 
     Args:
         sim_i2t, sim_t2i: ``(B, C)`` similarities, row b of both for pair b.
         positives: ``(B, C)`` bool, see `lavis_mafa.algorithm.context.known_positives`.
         own: ``(B,)``, the anchors' numbers among the candidates.
-        pickers: of images and of texts, such as `lavis_mafa.algorithm.pickers.hardest`.
-        rule: what follows from a verdict.
-        judge: Con-D: from numbers of images and texts ``(P,)`` to probabilities ``(P,)``; None
-            without ``scores`` leaves every hard negative a negative.
-        judge_none: call it even if no pair was picked, as other ranks may wait for this one.
-        scores: ``(B, C)`` of both directions, which judge in place of Con-D.
+        pickers: pickers for images and for texts, such as `lavis_mafa.algorithm.pickers.hardest`.
+        rule: thresholds, and what a verdict leads to.
+        judge: Con-D, a function from image and text numbers ``(P,)`` to probabilities ``(P,)``.
+            With neither ``judge`` nor ``scores``, every hard negative stays a negative.
+        judge_none: call ``judge`` even if no pair was picked, as other ranks may wait.
+        scores: ``(B, C)`` in both directions, used instead of Con-D.
         verdict: the rule of `RULES` with its settings; None: ``rule.rule`` with its defaults.
         dropped: ``(B, C)`` bool, candidates that are neither picked nor negatives of ITC, see
             `lavis_mafa.algorithm.context.MiniBatch.dropped`; None: none.
-        by_hardness: nominations are needed in the order of hardness; ITC by itself does without,
-            which saves sorting where all candidates are scored.
+        by_hardness: order nominations by hardness. ITC alone does not need it, which saves sorting
+            if all candidates are scored.
 
     Returns:
         Connections of images and of texts, and how many pairs Con-D judged.
@@ -396,11 +396,12 @@ def find_connections(
     return i2t, t2i, judged
 
 
-Both = tuple[Tensor, Tensor]  # of images and of texts as anchors
+Both = tuple[Tensor, Tensor]  # with images and with texts as anchors
 
 
 def _looked_up(scores: Both, hard: Both, own: Tensor) -> tuple[Both, Both, Both]:
-    """Return the nominations' rows ``(R,)``, scores ``(B * C,)`` and own pairs' scores ``(B,)``."""
+    """Return the nominations' indices ``(R,)``, scores ``(B * C,)`` and own pairs' scores
+    ``(B,)``."""
 
     def row_of(candidates: Tensor) -> Tensor:
         anchor = torch.arange(len(candidates), device=own.device) % max(1, len(own))
@@ -417,11 +418,11 @@ def _looked_up(scores: Both, hard: Both, own: Tensor) -> tuple[Both, Both, Both]
 def _by_con_d(
     judge: Judge | None, hard: Both, own: Tensor, needs_own: bool, judge_none: bool
 ) -> tuple[Both, tuple[Tensor | None, ...], tuple[Tensor | None, ...], int]:
-    """Return what `_looked_up` does, of distinct pairs, and how many of them Con-D judged."""
+    """Return the same as `_looked_up` for distinct pairs, and how many of them Con-D judged."""
     if judge is None:
         return hard, (None, None), (None, None), 0
     given = (*hard, own)
-    # One wait for the device in place of one for every selection.
+    # Wait for the device once, instead of at every selection.
     copies = torch.split(torch.cat(given).cpu(), [len(one) for one in given])
     found = _unique_pairs(*copies)
     pairs = len(found[0])

@@ -1,4 +1,4 @@
-"""Momentum encoders, the queue of their features and what they add to a step (ALBEF 3.1, 3.4)."""
+"""Momentum encoders, the queue of their features, and their part in a step (ALBEF 3.1, 3.4)."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.tokens import captions_of
 
 PARTS = ("visual_encoder", "text_encoder", "vision_proj", "text_proj")
-SECOND_VIEW = "image_view2"  # key of other augmentations of a mini-batch's images
+SECOND_VIEW = "image_view2"  # key of a second augmentation of a mini-batch's images
 NO_IMAGE = -100  # image id of empty places in the queue, as in LAVIS
 GROUP_QUEUE = "group_queue"  # buffer of the queue's groups, which LAVIS does not have
-RAMP_EPOCHS = 2.0  # over which the weight of the soft labels grows to alpha, as in LAVIS
+RAMP_EPOCHS = 2.0  # epochs until the weight of the soft labels is alpha, as in LAVIS
 
 
 class Momentum(MovingCopies):
@@ -37,18 +37,19 @@ class Momentum(MovingCopies):
     the data have groups the model has a buffer ``group_queue`` as well.
 
     Args:
-        model: has `PARTS`.
-        drive: returns the backbone that drives a model with these parts.
-        width: of the features, E.
-        queue_size: features kept of each modality, in any proportion to the batch size. 0: no
-            queue, only momentum features of the mini-batch (MDNQ, MAFA Table 17).
+        model: a model with the attributes in `PARTS`.
+        drive: a function from such a model to its driver.
+        width: E, the width of the features.
+        queue_size: number of features of each modality in the queue, which need not be a multiple
+            of the batch size. 0: no queue, only momentum features of the mini-batch (MDNQ, MAFA
+            Table 17).
         rate: share of a copy that is kept at each step, 0 to 1 (0.995).
         alpha: weight of the soft labels, 0 to 1 (0.4).
-        ramp_epochs: first epochs over which their weight grows from 0 to alpha: 1 in ALBEF's
-            pre-training, 2 in LAVIS and BLIP; 0: it is alpha from the start.
+        ramp_epochs: number of epochs in which their weight grows from 0 to alpha: 1 in ALBEF's
+            pre-training, 2 in LAVIS and BLIP; 0: alpha from the start.
 
     Attributes:
-        cached_batch: pairs that the copies encode at a time; None: all of a mini-batch.
+        cached_batch: number of pairs that the copies encode at a time; None: a whole mini-batch.
     """
 
     cached_batch: int | None = None
@@ -72,7 +73,7 @@ class Momentum(MovingCopies):
         self.backbone: Backbone = drive(_Copies(model))
 
     def queue_groups(self) -> None:
-        """Queue the groups of pairs as well; those queued before count as pairs of no group."""
+        """Queue the groups of pairs as well; pairs that are queued already count as ungrouped."""
         if not hasattr(self.model, GROUP_QUEUE):
             groups = torch.full_like(self.model.idx_queue, NO_GROUP)
             self.model.register_buffer(GROUP_QUEUE, groups)
@@ -86,7 +87,8 @@ class Momentum(MovingCopies):
         return images, backbone.encode_texts(captions_of(samples))
 
     def _queued(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return features ``(Q, E)`` of earlier images and captions, and ``(Q,)`` image ids."""
+        """Return features ``(Q, E)`` of queued images and captions, and their image ids
+        ``(Q,)``."""
         model = self.model
         # Copies: `_enqueue` overwrites the queue before the backward pass reads them.
         return (
@@ -96,7 +98,7 @@ class Momentum(MovingCopies):
         )
 
     def _queued_groups(self) -> Tensor | None:
-        """Return the groups ``(Q,)`` of what `_queued` returns; None if they are unknown."""
+        """Return the groups ``(Q,)`` of the queued pairs; None if they are unknown."""
         groups: Tensor | None = getattr(self.model, GROUP_QUEUE, None)
         return None if groups is None else groups[0].clone()
 
@@ -110,7 +112,7 @@ class Momentum(MovingCopies):
     ) -> None:
         """Replace the oldest features in the queue with the new features of all ranks.
 
-        There is one queue for all ranks, whether or not candidates come from all of them.
+        All ranks have the same queue, whether or not candidates come from all of them.
 
         Args:
             images, texts: ``(B, E)`` of this rank.
@@ -138,7 +140,7 @@ class Momentum(MovingCopies):
         model.queue_ptr[0] = following
 
     def compare(self, batch: MiniBatch) -> Compared:
-        """Compare a mini-batch with what the momentum encoders make of all candidates.
+        """Compare a mini-batch with the momentum features of all candidates and of the queue.
 
         The momentum encoders' own similarities give the soft labels (ALBEF eq. 6).
         """
@@ -183,11 +185,11 @@ class Momentum(MovingCopies):
     def _with_groups(
         self, positives: Tensor | None, groups: Tensor | None, same_group: str
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Return which of the queue ``(B, Q)`` are positives, and which are dropped.
+        """Return which entries of the queue ``(B, Q)`` are positives, and which are dropped.
 
         Args:
-            positives: ``(B, Q)`` by image; None if images are unknown.
-            groups: ``(B,)`` of the anchors; None if they have no effect.
+            positives: ``(B, Q)`` positives by image; None if images are unknown.
+            groups: ``(B,)`` groups of the anchors; None if groups have no effect.
             same_group: see `lavis_mafa.algorithm.settings.StepSettings`.
         """
         queued = self._queued_groups()
@@ -213,6 +215,6 @@ class _Copies:
         self._model = model
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # `copy` looks such names up before there is a model
+        if name.startswith("_"):  # `copy` looks up such names before the model is set
             raise AttributeError(name)
         return getattr(self._model, f"{name}_m" if name in PARTS else name)

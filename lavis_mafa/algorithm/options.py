@@ -1,7 +1,7 @@
 """Settings classes: dataclasses whose fields carry documentation, range and source.
 
-A setting has its default, range and text here and nowhere else: the config check, the page of all
-config keys and the defaults of a run are read from the same fields.
+The default, range and text of a setting are defined only in its field. The config check, the page
+of all config keys and the defaults of a run are derived from it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class Option:
         source: section of a paper, or ``lavis_mafa``.
         low, high: range, both ends included.
         above: the lower end is excluded.
-        choices: the only values, or the only items of a tuple; a `Registry` gives the names it has
+        choices: the permitted values, or items of a tuple; with a `Registry`, the names that it has
             when a value is checked.
-        also: other common names of the setting; used to suggest the right one.
-        path: what must exist under the value: ``file``, ``file or URL``, ``file, folder or URL``,
+        also: other common names of the setting, for suggestions in messages.
+        path: what the value must name: ``file``, ``file or URL``, ``file, folder or URL``,
             ``file, folder, URL or timm/NAME``, ``.npy file``, ``path or name`` (on the hub),
             or ``library file``, which may also be below LAVIS or ``configs/models/``.
         words: special values of a path, such as ``auto``.
-        needed: the setting must be given; or when: ``always``, for ``training``, or for the named
-            tasks and runners.
+        needed: when the setting must be given: ``always``, for ``training``, or for the named tasks
+            and runners.
         by_task: defaults that differ for some tasks.
         keys: settings class whose fields are the keys of a mapping.
     """
@@ -58,7 +58,7 @@ class Option:
         return self.limits()
 
     def limits(self) -> str:
-        """Return the range in words: ``from 0 to 1``; "" for none."""
+        """Return the range in words, such as ``from 0 to 1``; "" if there is none."""
         if self.low is not None and self.high is not None and not self.above:
             return f"from {self.low:g} to {self.high:g}"
         limits = []
@@ -69,7 +69,8 @@ class Option:
         return " and ".join(limits)
 
     def allows(self, value: Any) -> bool:
-        """Return whether a value, or every item of a tuple, is permitted; None always is."""
+        """Return whether a value, or every item of a tuple, is permitted; None is always
+        permitted."""
         if isinstance(value, tuple | list):
             return all(self.allows(item) for item in value)
         if value is None:
@@ -96,9 +97,9 @@ def option(
     """Return a dataclass field with an `Option` as its metadata.
 
     Args:
-        default: of the field; omit it for a required field.
+        default: default value; omit it for a required field.
         doc: one line.
-        factory: makes the default, for mutable values and nested settings.
+        factory: function that makes the default, for mutable values and nested settings.
         about: the other attributes of `Option`.
     """
     metadata = {METADATA: Option(doc, **about)}
@@ -118,7 +119,7 @@ def options_of(settings: type) -> dict[str, Option]:
 
 
 class Checked:
-    """Base of settings classes whose values are checked when they are constructed.
+    """Base of settings classes that check their values when they are constructed.
 
     Raises:
         ValueError: naming the first value out of its range or choices.

@@ -17,7 +17,7 @@ from lavis_mafa.algorithm.losses import LOSSES
 from lavis_mafa.algorithm.mining import Connections
 from lavis_mafa.algorithm.rules import ABSENT, AMBIGUOUS, POSITIVE
 
-# Figures of `StepOutput.counts`. "found": judged positive, whether or not it is used.
+# Columns of `StepOutput.counts`. "found": judged positive, whether or not it is used.
 COUNTS = (
     "picked",
     "judged",
@@ -25,32 +25,32 @@ COUNTS = (
     "ambiguous",
     "kept",
     "probability_sum",
-    "without_negative",  # anchors that have no candidate but known positives
+    "without_negative",  # anchors all of whose candidates are known positives
 )
-LOSS = "loss_"  # before the name of a loss
+LOSS = "loss_"  # prefix of a loss's name
 _Array = NDArray[np.int64]
 
 
 @dataclass(eq=False)
 class StepOutput(Mapping[str, Any]):
-    """The loss of a step, its terms, and what was found.
+    """The loss of a step, its terms, and the hard negatives that were judged.
 
     It is a mapping as well, as LAVIS's tasks expect: ``output["loss"]``, ``output.items()``. The
-    term ``itc`` is ``output.loss_itc`` and ``output["loss_itc"]``. A value that is None
-    is an attribute, but not an item.
+    term ``itc`` is ``output.loss_itc`` and ``output["loss_itc"]``. Values that are None are
+    attributes, but not items.
 
     Attributes:
         loss: weighted sum (scalar).
-        losses: scalars by name, of the losses that were computed.
+        losses: the losses that were computed (scalars) by name.
         temperature: scalar.
         image_features, text_features: ``(B, E)``, normalised and detached, for GRIT.
-        own: ``(B,)``, numbers of the mini-batch's pairs among the C candidates.
-        candidates: ``(C,)``, ``loaded_index`` of the candidates' samples; None if unknown.
+        own: ``(B,)`` numbers of the mini-batch's pairs among the C candidates.
+        candidates: ``(C,)`` ``loaded_index`` of the candidates; None if unknown.
         i2t, t2i: the hard negatives of both directions and their verdicts.
-        counts: ``(2, 7)`` on the CPU, per direction (i2t, t2i) the figures named in `COUNTS`; with
-            a score in place of Con-D, ``probability_sum`` is the sum of scores.
-        judged_pairs: number of distinct pairs that Con-D judged; own pairs that a rule asks for are
-            among them. 0 with a score in Con-D's place.
+        counts: ``(2, 7)`` on the CPU: for each direction (i2t, t2i) the figures named in `COUNTS`.
+            If a score replaces Con-D, ``probability_sum`` is the sum of scores.
+        judged_pairs: number of distinct pairs that Con-D judged, including own pairs that a rule
+            needs; 0 if a score replaces Con-D.
     """
 
     loss: Tensor | None = None
@@ -73,7 +73,8 @@ class StepOutput(Mapping[str, Any]):
 
     @cached_property
     def samples_on_host(self) -> tuple[_Array, _Array]:
-        """``candidates`` ``(C,)`` and ``own`` ``(B,)`` as arrays, from one copy."""
+        """Return ``candidates`` ``(C,)`` and ``own`` ``(B,)`` as arrays, in one copy to the
+        host."""
         assert self.candidates is not None and self.own is not None
         both = torch.cat([self.candidates, self.own]).cpu().numpy()
         return both[: len(self.candidates)], both[len(self.candidates) :]
@@ -108,7 +109,7 @@ def _from_entries(values: Any, keys: list[str]) -> StepOutput:
 
 # DDP with a static graph (BLIP-2 with activation checkpointing) passes every tensor that a model
 # returns through a function of its own, whose backward pass starts the first all-reduce. It finds
-# them with pytree, to which an unknown class is a leaf: gradients would stay unaveraged.
+# them with pytree, to which an unregistered class is a leaf: gradients would not be averaged.
 _pytree.register_pytree_node(
     StepOutput, lambda output: (list(output.values()), list(output.keys())), _from_entries
 )
@@ -118,17 +119,17 @@ def counts_of(found: Connections, judged: bool) -> Tensor:
     """Return the figures ``(7,)`` named in `COUNTS`, on the host.
 
     Args:
-        found: of one direction.
+        found: the hard negatives of one direction.
         judged: whether Con-D or a score judges.
     """
-    if not found.by_number:  # nominations are few, and their copy is there already
+    if not found.by_number:  # there are few nominations, and they are on the host already
         found = found.host
     present = found.state != ABSENT
     positive = found.state == POSITIVE
     ambiguous = found.state == AMBIGUOUS
     if found.by_number:
         without = ~present.view_as(found.positives).any(dim=1)
-    else:  # the first nominations, one for each anchor
+    else:  # the first nomination of each anchor
         without = ~present[: len(found.second)]
     return (
         torch.stack(
@@ -138,7 +139,7 @@ def counts_of(found: Connections, judged: bool) -> Tensor:
                 positive.count_nonzero(),
                 ambiguous.count_nonzero(),
                 (present & ~positive & ~ambiguous).count_nonzero(),
-                # A probability that is not finite must show here: the runner checks the sum.
+                # A probability that is not finite must reach the sum, which the runner checks.
                 torch.where(present & judged, found.probability, 0.0).sum(),
                 without.count_nonzero(),
             ]

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-EMPTY = -1  # index of a place without a pair
+EMPTY = -1  # index of an empty place
 
 
 def ring_places(
     begin: int, count: int, size: int, device: torch.device | str = "cpu"
 ) -> tuple[Tensor, int]:
-    """Return the places ``(count,)`` of the next entries of a ring memory, and the following one.
+    """Return the places ``(count,)`` of a ring's next entries, and the place after them.
 
     Args:
         begin: place of the first entry.
@@ -32,8 +32,8 @@ class MovingCopies:
     They are submodules of the model and are saved with it.
 
     Args:
-        model: has the encoders; it gets ``model_pairs``, with which runners keep dropout off in
-            the copies.
+        model: the model with the encoders. It is given ``model_pairs``, by which runners turn off
+            dropout in the copies.
         parts: names of the encoders.
         rate: share of a copy that is kept at each step, 0 to 1 (0.995).
     """
@@ -62,16 +62,16 @@ class PairMemory(nn.Module):
     All ranks hold the same memory. It is in buffers, so that checkpoints contain it.
 
     Args:
-        size: M, number of pairs, in any proportion to the batch size; 0: none.
-        width: of the features, E.
+        size: M, number of pairs, which need not be a multiple of the batch size; 0: no memory.
+        width: E, the width of the features.
 
     Attributes:
         images, texts: ``(M, E)`` features.
-        image_ids: ``(M,)`` equal for pairs of one image.
+        image_ids: ``(M,)`` ids, equal for pairs of one image.
         indices: ``(M,)`` numbers of the samples in their data set, `EMPTY` in empty places.
     """
 
-    state_of_run = True  # features of a run's data, by its weights
+    state_of_run = True  # these features belong to one run
     images: Tensor
     texts: Tensor
     image_ids: Tensor
@@ -91,7 +91,7 @@ class PairMemory(nn.Module):
 
     @property
     def empty(self) -> Tensor:
-        """Which places ``(M,)`` bool hold no pair yet."""
+        """Return which places ``(M,)`` bool hold no pair yet."""
         return self.indices == EMPTY
 
     @torch.no_grad()

@@ -24,26 +24,27 @@ from lavis_mafa.algorithm.settings import StepSettings
 
 @dataclass
 class StepParts:
-    """What `lavis_mafa.algorithm.step.run_step` consists of; `build_parts` makes it.
+    """The parts of `lavis_mafa.algorithm.step.run_step`; use `build_parts` to make them.
 
     A part is a function with its settings bound, or the object of a registered class.
 
     Attributes:
-        settings: from which the parts were built.
-        picker: of hard negatives, see `lavis_mafa.algorithm.pickers`.
-        soft_label: labels of ITC from `SoftLabels.start_epoch` on; one-hot before.
-        extra_loss: term that ITC adds with these labels; None: none.
-        form: of ITC.
-        losses: the losses that have a weight, by name, in the order of computation.
-        rule: makes verdicts of scores.
-        scores: of candidates, by name, that pick hard negatives or judge them.
-        objects: of registered classes, by registered name. Those that are modules may hold
-            parameters and state, which belong in the checkpoints of the model that is trained.
-        con_d: the discriminator; None leaves every hard negative a negative (GRIT-VLP, ALBEF),
-            unless ``connections.score`` judges them. With such a score it is not used.
-        momentum: momentum encoders and queue, for soft labels that need them, such as ``momentum``.
-        negatives_encoder: a frozen model whose similarities hard negatives are picked by, and whose
-            features GRIT groups by; None: the model in training.
+        settings: the settings from which the parts were built.
+        picker: the picker of hard negatives, see `lavis_mafa.algorithm.pickers`.
+        soft_label: the labels of ITC from `SoftLabels.start_epoch` on; one-hot before.
+        extra_loss: the term that ITC adds with these labels; None: there is none.
+        form: the form of ITC.
+        losses: the losses with a weight above 0, by name, in the order of computation.
+        rule: the rule that turns scores into verdicts.
+        scores: the scores that pick or judge hard negatives, by name.
+        objects: instances of registered classes, by registered name. Modules among them may hold
+            parameters and state, which must be saved in the model's checkpoints.
+        con_d: the discriminator, which is not used if ``connections.score`` names another score. If
+            it is None and there is no such score, every hard negative stays a negative (GRIT-VLP,
+            ALBEF).
+        momentum: momentum encoders and queue, for soft labels that need them.
+        negatives_encoder: a frozen model whose similarities pick hard negatives and whose features
+            GRIT uses for grouping; None: the model in training.
     """
 
     settings: StepSettings
@@ -62,7 +63,7 @@ class StepParts:
     def zero(self) -> Tensor | float:
         """Return 0 that depends on all trained parameters of the objects.
 
-        DDP waits for the gradients of all parameters, also of soft labels that have not begun.
+        DDP waits for the gradients of all parameters, even those of soft labels that start later.
         """
         modules = [one for one in self.objects.values() if isinstance(one, nn.Module)]
         trained = [p for one in modules for p in one.parameters() if p.requires_grad]
@@ -73,7 +74,8 @@ class StepParts:
         """Prepare the objects for training data of ``size`` samples, before state is resumed.
 
         Objects with state for each sample have a method ``allocate(size)``, which registers buffers
-        (not parameters, which the optimizer would miss) for ``loaded_index`` from 0 to size - 1.
+        for ``loaded_index`` from 0 to size - 1 (not parameters, which the optimizer would not
+        know).
         """
         for one in self.objects.values():
             if hasattr(one, "allocate"):
@@ -86,7 +88,7 @@ def build_parts(
     momentum: Momentum | None = None,
     negatives_encoder: NegativesEncoder | None = None,
 ) -> StepParts:
-    """Build the parts of the step: one object of every registered class that is in use.
+    """Build the parts of the step, with one instance of every registered class in use.
 
     Args:
         settings: see `StepSettings`.
@@ -95,7 +97,7 @@ def build_parts(
     Raises:
         ValueError: if two objects have the same name, or the rule needs scores that Con-D does not
             give.
-        KeyError: if a loss with a weight is not registered.
+        KeyError: if a loss with a weight above 0 is not registered.
     """
     classes: dict[str, Entry[Any]] = {}
     objects: dict[str, Any] = {}
@@ -109,11 +111,11 @@ def build_parts(
                 f"{known.value.__qualname__} and {entry.value.__qualname__}; register one of them "
                 "under another name"
             )
-        if entry.name not in objects:  # one score may both pick and judge
+        if entry.name not in objects:  # the same score may pick and judge
             objects[entry.name] = settings.make(entry)
         return objects[entry.name]
 
-    # The objects' parameters have the order of this function in a model and its optimizer.
+    # The order here decides the order of the objects' parameters in a model and its optimizer.
     label = SOFT_LABELS.entry(settings.soft_labels.type)
     soft_label, extra_loss = part(label), label.traits.extra_loss
     if extra_loss is not None and label.settings is not None:
@@ -144,7 +146,7 @@ def build_parts(
         soft_label,
         extra_loss,
         form,
-        # In the order of registration: it decides on the random stream.
+        # In the order of registration, since the order of computation decides the random draws.
         {name: losses[name] for name in LOSSES if name in losses},
         verdict,
         scores,
@@ -158,11 +160,11 @@ def build_parts(
 class _PickerByEpoch(nn.Module):
     """Pick by one picker in the first epochs and by another from then on.
 
-    It is a picker with preparation, see `WithPreparation`, and a module, so that checkpoints hold
-    the state of both. Each observes only the epochs in which it picks.
+    It is a `WithPreparation`, and a module, so that checkpoints hold the state of both pickers.
+    Each picker observes only the epochs in which it picks.
 
     Args:
-        first, later: functions or objects; both are pickers.
+        first, later: two pickers, functions or objects.
         epochs: number of epochs in which ``first`` picks.
     """
 

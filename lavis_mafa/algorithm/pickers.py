@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lavis_mafa.algorithm.registry import MAFA, Registry
 
-NONE = -1  # candidate number: no candidate is left
+NONE = -1  # candidate number if no candidate is left
 Picker = Callable[[Tensor, Tensor], Tensor]
 # Functions, and classes whose instances are pickers.
 PICKERS: Registry[Callable[..., Any]] = Registry("picker", MAFA)
@@ -41,8 +41,8 @@ class WithPreparation(Protocol):
             sim_i2t, sim_t2i: ``(B, C)`` similarities divided by ``temperature``.
             positives: ``(B, C)`` bool, known positives.
             own: ``(B,)`` numbers of the anchors' own pairs among the C candidates.
-            temperature: of the similarities.
-            epoch: of the run, None if unknown.
+            temperature: the temperature of ITC.
+            epoch: number of the epoch, None if unknown.
         """
 
 
@@ -57,7 +57,7 @@ def hardest(sim: Tensor, positives: Tensor) -> Tensor:
     Returns:
         ``(B,)`` int64 candidate numbers, `NONE` where nothing is left to pick.
     """
-    # On raw similarities with -inf: after a softmax, low temperatures underflow to ties at 0.
+    # Raw similarities, because after a softmax low temperatures underflow to ties at 0.
     best = sim.masked_fill(positives, float("-inf")).argmax(dim=1)
     return torch.where(positives.all(dim=1), NONE, best)
 
@@ -68,7 +68,7 @@ def sampled(sim: Tensor, positives: Tensor) -> Tensor:
 
     Args and returns as `hardest`; ``sim`` is divided by the temperature.
     """
-    # A NaN must not stop the draw here: it reaches the loss, whose check names the samples.
+    # A NaN must not raise here: it reaches the loss, whose check names the samples.
     allowed = sim.nan_to_num().masked_fill(positives, float("-inf"))
     return _draw(torch.softmax(allowed, dim=1), positives)
 
@@ -77,8 +77,8 @@ def sampled(sim: Tensor, positives: Tensor) -> Tensor:
 def _sampled_blip(sim: Tensor, positives: Tensor) -> Tensor:
     """Draw one candidate per anchor by LAVIS's weights for BLIP and BLIP-2.
 
-    These are ``softmax(sim) + 1e-4`` over all candidates, and 0 for known positives. Where the own
-    pair has most of the softmax, the others have nearly equal probabilities.
+    The weights are ``softmax(sim) + 1e-4`` over all candidates, and 0 for known positives. If the
+    own pair dominates the softmax, all others have nearly equal probabilities.
 
     Args and returns as `hardest`; ``sim`` is divided by the temperature.
     """
@@ -93,8 +93,8 @@ def _draw(weights: Tensor, positives: Tensor) -> Tensor:
 
 
 def one_of(weights: Tensor) -> Tensor:
-    """Draw a column number ``(B,)`` for each row of weights ``(B, N)``, the same as
-    `torch.multinomial`, but without its checks, for which the host waits for a GPU."""
+    """Draw a column number ``(B,)`` for each row of weights ``(B, N)``, as `torch.multinomial`
+    does, but without its checks, which make the host wait for a GPU."""
     return (weights / torch.empty_like(weights).exponential_()).argmax(dim=1)
 
 
@@ -102,6 +102,6 @@ def one_of(weights: Tensor) -> Tensor:
 def _uniform(sim: Tensor, positives: Tensor) -> Tensor:
     """Draw one candidate per anchor, each with the same probability.
 
-    Args and returns as `hardest`; of ``sim`` only the shape is used.
+    Args and returns as `hardest`; only the shape of ``sim`` is used.
     """
     return sampled(torch.zeros_like(sim), positives)

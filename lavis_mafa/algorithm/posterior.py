@@ -1,4 +1,4 @@
-"""Negatives drawn by the posterior that they are false (FNE, Li et al., ACM MM 2023).
+"""Draw negatives by the posterior probability that they are false (FNE, Li et al., ACM MM 2023).
 
 Similarities of positives and of hard negatives are modelled as two normal distributions. Bayes'
 rule then gives the probability that a candidate of a given similarity really matches its anchor.
@@ -25,7 +25,7 @@ _NARROWEST = 1e-6
 
 @dataclass(frozen=True)
 class PosteriorRule(Checked):
-    """How negatives are drawn by the posterior that they are false."""
+    """Settings of drawing negatives by the posterior probability that they are false."""
 
     prior: float = option(
         1e-4,
@@ -54,15 +54,8 @@ class PosteriorRule(Checked):
         source="FNE",
         choices=("hardest", "sampled"),
     )
-    suspicion: float = option(
-        1e-3,
-        "posterior above which it replaces the similarity in a candidate's weight",
-        source="FNE",
-        low=0,
-        above=True,
-        high=1,
-    )
-    sharpness: float = option(0.5, "factor in the exponent of the weights", source="FNE", low=0)
+    suspicion: float = 1e-3  # posterior above which it replaces the similarity in a weight
+    sharpness: float = 0.5  # factor in the exponent of the weights
     each_epoch: bool = option(
         True,
         "restart the distributions with every epoch, as similarities drift during training",
@@ -75,7 +68,7 @@ class _RunningNormal(nn.Module):
 
     Count, mean and sum of squared deviations are merged by Chan's formulas in float64, so that
     neither a large offset nor the order of the values costs precision. They are buffers, so that
-    checkpoints contain them.
+    they are saved in checkpoints.
     """
 
     count: Tensor
@@ -92,7 +85,7 @@ class _RunningNormal(nn.Module):
         """Add the values of all ranks, which must all call it.
 
         Args:
-            values: of this rank, of any shape; there may be none.
+            values: this rank's values in any shape, possibly empty.
         """
         values = values.detach().flatten().to(self.mean)
         own = torch.zeros(1, 3, dtype=torch.float64, device=self.mean.device)
@@ -105,7 +98,7 @@ class _RunningNormal(nn.Module):
         total = count.sum()
         if total == 0:
             return
-        # Differences to one of the means are small: a large common offset costs no precision.
+        # Differences to one of the means are small, so a large common offset costs no precision.
         base = mean[count > 0][0]
         joined = base + (count * (mean - base)).sum() / total
         self.squares.copy_(squares.sum() + (count * (mean - joined) ** 2).sum())
@@ -114,12 +107,12 @@ class _RunningNormal(nn.Module):
 
     @property
     def variance(self) -> Tensor:
-        """Unbiased variance (float64 scalar); NaN for less than two values."""
+        """Return the unbiased variance (float64 scalar); NaN for fewer than two values."""
         spread = self.squares / (self.count - 1.0).clamp(min=1.0)
         return torch.where(self.count > 1.0, spread, math.nan)
 
     def log_density(self, x: Tensor) -> Tensor:
-        """Return the log density at ``x`` in float64; NaN for less than two values."""
+        """Return the log density at ``x`` in float64; NaN for fewer than two values."""
         deviation = self.variance.sqrt().clamp(min=_NARROWEST)
         z = (x.double() - self.mean) / deviation
         return -0.5 * z * z - deviation.log() - 0.5 * math.log(2.0 * math.pi)
@@ -135,17 +128,17 @@ def _posterior(
 ) -> Tensor:
     """Return the probability that pairs of the given similarities match (FNE, Bayes' rule).
 
-    ``prior p+ / (prior p+ + (1 - prior) p-)``, p+ and p- being the densities of positives and of
-    negatives; with a prior of 10^-4 it is FNE's ``p+ / (p+ + (10^4 - 1) p-)``. It is computed from
-    the difference of log densities, so that it is correct where both densities underflow.
+    ``prior p+ / (prior p+ + (1 - prior) p-)``, where p+ and p- are the densities of positives and
+    of negatives; with a prior of 10^-4 it is FNE's ``p+ / (p+ + (10^4 - 1) p-)``. It is computed
+    from the difference of log densities, so that it is correct where both densities underflow.
 
-    Two normal distributions of different width cross twice: if positives spread wider, the
-    posterior rises again far below the mean of the negatives. The cut-down excludes these
-    candidates.
+    The densities of two normal distributions of different width cross twice. If positives spread
+    wider, the posterior rises again far below the mean of the negatives; the cut-down excludes
+    these candidates.
 
     Args:
         sim: any shape, cosine similarities.
-        positive, negative: of at least two values each.
+        positive, negative: distributions of at least two values each.
         prior: probability that a random pair matches, above 0 and below 1.
 
     Returns:
@@ -165,19 +158,20 @@ def _sampling_weights(
     sharpness: float = 0.5,
     suspicion: float = 1e-3,
 ) -> Tensor:
-    """Return the weights with which candidates are drawn (FNE's sampling and cut-down).
+    """Return the weights for drawing candidates (FNE's sampling and cut-down).
 
     They are ``exp(-sharpness * (s - own)^2)``, replaced by ``exp(-sharpness * posterior)`` where
-    the posterior is above ``suspicion``; 0 for known positives and for easy negatives, those with
+    the posterior is above ``suspicion``; and 0 for known positives and for easy negatives, where
     ``s <= mean_positive - margin``.
 
     Args:
         sim: ``(B, N)`` cosine similarities of anchors to candidates.
-        own_sim: ``(B,)``, of anchors to their own pair.
-        posterior: ``(B, N)`` of `_posterior`; None while it is not known.
+        own_sim: ``(B,)`` similarities of anchors to their own pairs.
+        posterior: ``(B, N)`` result of `_posterior`; None while it is unknown.
         known_positives: ``(B, N)`` bool, candidates that may not be drawn.
-        mean_positive: mean similarity of positives; None while it is not known: no cut-down.
-        margin: of the triplet loss.
+        mean_positive: mean similarity of positives; None while it is unknown, which disables the
+            cut-down.
+        margin: the margin of the triplet loss.
 
     Returns:
         ``(B, N)`` float64, 0 to 1.
@@ -195,7 +189,7 @@ def _sampling_weights(
 def draw(weights: Tensor, sim: Tensor, known_positives: Tensor) -> Tensor:
     """Draw one candidate per anchor in proportion to its weights.
 
-    Where all weights are 0 the hardest is picked (FNE).
+    If all weights of an anchor are 0, its hardest candidate is picked (FNE).
 
     Args:
         weights: ``(B, N)``, at least 0, 0 where ``known_positives``.
@@ -206,7 +200,7 @@ def draw(weights: Tensor, sim: Tensor, known_positives: Tensor) -> Tensor:
         ``(B,)`` int64 candidate numbers, `NONE` where nothing is left to pick.
     """
     fallback = hardest(sim, known_positives)
-    weights = weights.nan_to_num()  # a NaN reaches the loss, whose check names the samples
+    weights = weights.nan_to_num()  # a NaN must reach the loss, whose check names the samples
     nothing = weights.sum(dim=1) <= 0.0
     return torch.where(nothing, fallback, one_of(weights.masked_fill(nothing[:, None], 1.0)))
 
@@ -216,17 +210,16 @@ class PosteriorPicker(nn.Module):
     """Draw negatives by the posterior that they are false.
 
     The picker estimates the two distributions of similarities from the mini-batches it observes.
-    `run_step` calls `prepare`. On its own, call `observe` once a step, then `pick`. Until
-    ``rule.minimum`` positives have
-    been observed it picks the hardest, or as ``rule.beginning`` says.
+    `run_step` calls `prepare`. Elsewhere, call `observe` once a step, then `pick`. Until it has
+    observed ``rule.minimum`` positives, it picks as ``rule.beginning`` says.
 
-    Its state is in buffers: as a submodule of a model it is saved in checkpoints.
+    Its state is in buffers, so that checkpoints contain it if it is a submodule of a model.
 
     Args:
         rule: see `PosteriorRule`.
     """
 
-    state_of_run = True  # of a run's similarities, which another model's differ from
+    state_of_run = True  # these similarities belong to one run's model
     epoch: Tensor
 
     def __init__(self, rule: PosteriorRule | None = None) -> None:
@@ -250,11 +243,11 @@ class PosteriorPicker(nn.Module):
         own: Tensor | None = None,
         epoch: int | None = None,
     ) -> None:
-        """Add a mini-batch's similarities, of the pairs that rank first in both directions (FNE).
+        """Add the similarities of a mini-batch's pairs that rank first in both directions (FNE).
 
-        Of each such pair its own similarity is one positive, and the similarities to the hardest
-        negatives of both directions are two negatives. A pair ranks first if it is more similar
-        than all candidates that are not known positives.
+        The similarity of such a pair is one positive value, and its similarities to the hardest
+        negatives of both directions are two negative values. A pair ranks first if it is more
+        similar than all candidates that are not known positives.
 
         Args:
             sim_i2t, sim_t2i: ``(B, N)`` cosine similarities, not divided by the temperature; anchor
@@ -316,8 +309,8 @@ class PosteriorPicker(nn.Module):
 
             return pick
 
-        # With momentum encoders an image's similarity to its text differs from the text's to the
-        # image: one of the two features is the momentum encoder's.
+        # With momentum encoders, image-to-text and text-to-image similarities of a pair differ,
+        # since one of the two features comes from the momentum encoder.
         of_images, of_texts = (cos.gather(1, own[:, None]).squeeze(1) for cos in cosines)
         return picker(of_images), picker(of_texts)
 
@@ -328,7 +321,7 @@ class PosteriorPicker(nn.Module):
         Args:
             sim: ``(B, N)`` cosine similarities, not divided by the temperature.
             positives: ``(B, N)`` bool, candidates that may not be picked.
-            own_sim: ``(B,)`` of anchors to their own pairs.
+            own_sim: ``(B,)`` similarities of anchors to their own pairs.
 
         Returns:
             ``(B,)`` int64 candidate numbers, `NONE` where nothing is left to pick.

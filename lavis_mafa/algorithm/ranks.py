@@ -1,4 +1,4 @@
-"""Treat the mini-batches of all ranks as one: own columns, gathering, exact means."""
+"""Treat the mini-batches of all ranks as one: numbering, gathering and exact means."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def _world_and_rank() -> tuple[int, int]:
 
 
 class _GatherWithGradient(torch.autograd.Function):
-    """All ranks' tensors; in the backward pass every rank sums the gradients of its own one.
+    """Gather the tensors of all ranks; the backward pass sums the gradients of a rank's own tensor.
 
-    ``all_gather`` by itself cuts the graph: candidates of other ranks would get no gradient.
+    ``all_gather`` alone would cut the graph, so that candidates of other ranks get no gradient.
     """
 
     @staticmethod
@@ -40,14 +40,14 @@ class _GatherWithGradient(torch.autograd.Function):
 
 
 class Ranks:
-    """The ranks whose mini-batches are candidates: only this one, or all of them.
+    """The ranks whose mini-batches are candidates: this rank only, or all ranks.
 
-    Candidates are numbered rank by rank, so that a number means the same pair on all ranks. Every
-    rank must bring a mini-batch of the same size.
+    Candidates are numbered rank by rank, so that a number means the same pair on all ranks.
+    Mini-batches must have the same size on all ranks.
 
     Args:
-        together: candidates come from all ranks; otherwise, or in a single process, the methods
-            below return their argument unchanged.
+        together: candidates come from all ranks; otherwise, and in a single process, the methods
+            return their argument unchanged.
     """
 
     def __init__(self, together: bool) -> None:
@@ -78,7 +78,7 @@ class Ranks:
         features = self._features(images.features, detach_features)
         if self.world == 1:
             return dataclasses.replace(images, features=features)
-        # What a family keeps for `language_losses` is large and stays on its rank.
+        # The cache for `language_losses` is large and stays on its rank.
         return dataclasses.replace(
             images,
             embeds=self.gather(images.embeds, with_grad=True),
@@ -113,7 +113,7 @@ class Ranks:
     def mean(self, values: Tensor) -> Tensor:
         """Return this rank's share of the mean of all ranks' ``(P,)`` values; P may differ.
 
-        Averaged over ranks, as DDP does with gradients, it is the mean of all values together.
+        Averaging the shares over ranks, as DDP does with gradients, gives the mean of all values.
         """
         if self.world == 1:
             return values.sum() / max(1, len(values))

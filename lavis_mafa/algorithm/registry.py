@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, cast
 from torch import Tensor
 
 T = TypeVar("T")
-V = TypeVar("V")  # what a decorator gets, it returns: a registered function keeps its signature
+V = TypeVar("V")  # what a decorator takes and returns: its signature stays
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,10 @@ class Entry(Generic[T]):
     Attributes:
         name: its name in a config.
         value: the object itself.
-        settings: dataclass of its own settings, with fields made by `option`; None: it has none.
+        settings: dataclass of the entry's own settings, with fields made by `option`; None: none.
         doc: one line for listings.
         source: paper and section, or the module that added it.
-        traits: what else its registry must know of it, such as `LabelTraits`; None: nothing.
+        traits: further properties that the registry needs, such as `_LabelTraits`; None: none.
     """
 
     name: str
@@ -35,13 +35,13 @@ class Entry(Generic[T]):
     traits: Any = None
 
     def make(self, own: Any = None, *first: Any) -> Any:
-        """Return what the entry names, ready to be used.
+        """Return the registered function or a new instance of the registered class, ready to use.
 
-        This is a function with its settings bound as ``own``, or a new object of a class.
+        A function has its settings bound as ``own``; a class is constructed with them.
 
         Args:
-            own: its settings; None: their defaults, if it has any.
-            first: what a class is constructed with before its settings.
+            own: the entry's settings; None: their defaults, if it has settings.
+            first: arguments of a class's constructor before its settings.
         """
         if self.settings is not None and own is None:
             own = self.settings()
@@ -52,7 +52,7 @@ class Entry(Generic[T]):
 
 
 class Section:
-    """A section of a config in which entries have their own settings, each under its name.
+    """A section of a config that holds the settings of entries, each under the entry's name.
 
     Args:
         path: dotted name of the section.
@@ -65,10 +65,10 @@ class Section:
         self.registries: list[Registry[Any]] = []
 
     def reserve(self, keys: Iterable[str]) -> None:
-        """Add keys of the section, which no entry with settings may be called.
+        """Reserve keys of the section, so that no entry with settings can have these names.
 
         Raises:
-            ValueError: if one is.
+            ValueError: if an entry has one of these names already.
         """
         self.keys |= set(keys)
         for one in self.registries:
@@ -77,7 +77,7 @@ class Section:
                     self._refuse_taken(name, one.kind)
 
     def _refuse_taken(self, name: str, kind: str) -> None:
-        """Refuse settings under a name that something else in the section has.
+        """Raise an error if something else in the section has the name of these settings.
 
         Raises:
             ValueError: if the name is taken.
@@ -99,9 +99,9 @@ class Registry(Mapping[str, T]):
 
     Args:
         kind: what is registered, in the singular, for messages: ``picker``.
-        section: where a config gives the entries' own settings; None: entries have none.
-        traits: makes an entry's traits of further keyword arguments of `register`; None: there are
-            no further ones.
+        section: the config section of the entries' own settings; None: entries have none.
+        traits: builds an entry's traits from further keyword arguments of `register`; None: there
+            are none.
     """
 
     def __init__(
@@ -133,11 +133,11 @@ class Registry(Mapping[str, T]):
             settings: dataclass of its own settings; a config gives them under the same name.
             doc: one line for listings; the first sentence of the docstring if empty.
             source: paper and section; the module if empty.
-            traits: what the registry must know of it, such as ``needs_momentum`` of a soft label.
+            traits: properties that the registry needs, such as ``needs_momentum`` of a soft label.
 
         Raises:
-            ValueError: if the name is taken by another object, or its settings would be given by a
-                key that has another meaning.
+            ValueError: if another object has the name, or the key of its settings has another
+                meaning.
             TypeError: for a trait that the registry does not have.
         """
         if traits and self._traits is None:
@@ -165,7 +165,7 @@ class Registry(Mapping[str, T]):
         """Return the entry of a name: the object, its settings and documentation.
 
         Raises:
-            KeyError: if the name is not registered; the message lists those that are.
+            KeyError: if the name is not registered; the message lists the registered names.
         """
         try:
             return self._entries[name]
@@ -192,7 +192,7 @@ def first_sentence(doc: str | None) -> str:
     """Return the first sentence of a docstring in one line, without its full stop and markup."""
     paragraph = (doc or "").strip().split("\n\n")[0]
     line = " ".join(paragraph.replace("`", "").split())
-    # A capital follows the end of a sentence, but not "eq." of "eq. 5".
+    # A sentence ends before a capital letter; "eq. 5" does not end one.
     return re.split(r"\.\s+(?=[A-Z])", line)[0].rstrip(".")
 
 
@@ -202,9 +202,9 @@ def _origin(value: Any) -> str:
 
 
 # Pickers, soft labels, losses and the like have their settings in ``model.mafa``, whose other keys
-# are the fields of `lavis_mafa.algorithm.settings.StepSettings` and what else is reserved there.
+# are the fields of `lavis_mafa.algorithm.settings.StepSettings` and the keys reserved there.
 MAFA = Section("model.mafa")
 
-# (step) or (step, own=settings) -> scalar; None: nothing to train in this step. It is here because
-# losses are functions of settings, which read the registry; `lavis_mafa.algorithm.losses` fills it.
+# (step) or (step, own=settings) -> scalar; None: nothing to train in this step. The registry is
+# defined here to avoid a circular import; `lavis_mafa.algorithm.losses` fills it.
 LOSSES: Registry[Callable[..., Tensor | None]] = Registry("loss", MAFA)

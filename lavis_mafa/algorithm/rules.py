@@ -16,7 +16,7 @@ from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.algorithm.registry import MAFA, Registry
 from lavis_mafa.algorithm.scores import CON_D, JUDGES, SCORES
 
-_CONNECTED = ("itc", "itm", "lm")  # losses that connections can change
+_CONNECTED = ("itc", "itm", "lm")  # losses whose labels connections can change
 KEPT, AMBIGUOUS, POSITIVE, ABSENT = 0, 1, 2, 3
 
 
@@ -26,10 +26,10 @@ class ScoredPairs:
 
     Attributes:
         direction: ``i2t`` or ``t2i``.
-        score: ``(R,)``, NaN where there is none.
-        own_score: ``(R,)`` of each nomination's anchor with its own pair; None unless the rule
+        score: ``(R,)``, NaN for pairs without a score.
+        own_score: ``(R,)`` score of the own pair of each nomination's anchor; None unless the rule
             needs it, see `_RuleTraits`.
-        anchor: ``(R,)``, 0 to B - 1.
+        anchor: ``(R,)`` anchor of each nomination, 0 to B - 1.
     """
 
     direction: str
@@ -43,11 +43,11 @@ class _RuleTraits:
     """What the step must know of a rule; keyword arguments of ``register``.
 
     Attributes:
-        needs_own: it reads ``own_score``. With Con-D, which then judges the own pairs as well, that
-            is one more pair per anchor.
-        needs_all: it learns from the scores of all candidates, which Con-D does not give. Its class
-            has a method ``observe(scores, positives, index, epoch)``, which the step calls before
-            the verdicts, on all ranks.
+        needs_own: the rule reads ``own_score``. Con-D then also judges the own pairs, one more pair
+            per anchor.
+        needs_all: the rule learns from the scores of all candidates, which Con-D does not give. Its
+            class has a method ``observe(scores, positives, index, epoch)``, which the step calls
+            before the verdicts, on all ranks.
     """
 
     needs_own: bool = False
@@ -60,12 +60,12 @@ RULES: Registry[Rule] = Registry("rule", MAFA, _RuleTraits)
 
 @dataclass(frozen=True)
 class MiningRule(Checked):
-    """Rule for a hard negative that Con-D, or another score, judged.
+    """Settings that say what happens to a hard negative that Con-D, or another score, has judged.
 
-    With ``top_k`` from 2 on, ITM gets all positives found and the hardest candidate that is neither
-    positive nor ambiguous. With ``labels: probability``, Con-D's probability is a judged pair's
-    label in ITM, and in ITC its weight relative to the own pair's 1; nothing is re-sampled then,
-    and the language loss uses the thresholds.
+    If ``top_k`` is 2 or more, ITM gets all positives that were found, and the hardest candidate
+    that is neither positive nor ambiguous. With ``labels: probability``, Con-D's probability is a
+    judged pair's label in ITM and its weight in ITC, where the own pair has 1; nothing is
+    re-sampled, and the language loss uses the thresholds.
     """
 
     low: float = option(
@@ -127,7 +127,7 @@ class MiningRule(Checked):
 
     @property
     def by_con_d(self) -> bool:
-        """Whether Con-D judges, rather than a score of all candidates."""
+        """Return whether Con-D judges, rather than a score of all candidates."""
         return self.score == CON_D
 
     def uses(self, loss: str) -> bool:
@@ -135,7 +135,7 @@ class MiningRule(Checked):
         return self.action != "keep" and loss in self.use_in
 
     def softens(self, loss: str) -> bool:
-        """Return whether a loss takes Con-D's probabilities as labels of judged pairs."""
+        """Return whether a loss uses Con-D's probabilities as labels of judged pairs."""
         return self.labels == "probability" and self.uses(loss)
 
     def states(self, probability: Tensor) -> Tensor:
@@ -148,22 +148,23 @@ class MiningRule(Checked):
 
 @RULES.register("thresholds", source="MAFA 4.1")
 def _thresholds(pairs: ScoredPairs, rule: MiningRule) -> Tensor:
-    """Call a pair positive above ``high``, ambiguous above ``low``, else negative.
+    """Classify pairs above ``high`` as positive, above ``low`` as ambiguous, all others as
+    negative.
 
     Args:
-        pairs: R nominations.
-        rule: of ``model.mafa.connections``.
+        pairs: R nominations with their scores.
+        rule: the settings ``model.mafa.connections``.
 
     Returns:
         States ``(R,)`` int64: `POSITIVE`, `AMBIGUOUS` or `KEPT`. A pair without a score is kept.
     """
-    # NaN is above no threshold: pairs that were not judged are kept.
+    # A comparison with NaN is False, so pairs that were not judged are kept.
     return rule.states(pairs.score)
 
 
 @dataclass(frozen=True)
 class Margin(Checked):
-    """How much lower than the own pair's score a false negative may score."""
+    """Settings of the margin below the own pair's score within which a candidate is false."""
 
     margin: float = option(
         0.05, "of the own pair's score: a difference, or a share of it", source="NV-Retriever",
@@ -176,6 +177,11 @@ class Margin(Checked):
         choices=("absolute", "relative"),
     )
 
+    def exceeded(self, score: Tensor, own_score: Tensor) -> Tensor:
+        """Return whether scores are above the own pairs' scores minus the margin."""
+        width = self.margin * (own_score.abs() if self.kind == "relative" else 1.0)
+        return score > own_score - width
+
 
 @RULES.register(
     "margin",
@@ -184,13 +190,11 @@ class Margin(Checked):
     needs_own=True,
 )
 def _margin(pairs: ScoredPairs, rule: MiningRule, own: Margin) -> Tensor:
-    """Call a pair positive if it scores above its anchor's own pair minus a margin.
+    """Classify pairs as positive if they score above their anchor's own pair minus a margin.
 
     ``absolute``: s > s_own - m; m = 0 is GISTEmbed. ``relative``: s > s_own - m |s_own|, which for
-    positive scores is NV-Retriever's s > (1 - m) s_own, and never asks more than the own score of
-    negative ones. No pair is ambiguous. Args and returns as `_thresholds`.
+        positive scores is NV-Retriever's s > (1 - m) s_own; the absolute value keeps the bound
+        below a negative own score. No pair is ambiguous. Args and returns as `_thresholds`.
     """
     assert pairs.own_score is not None, "registered with needs_own"
-    width = own.margin * (pairs.own_score.abs() if own.kind == "relative" else 1.0)
-    found = pairs.score > pairs.own_score - width
-    return torch.where(found, POSITIVE, KEPT)
+    return torch.where(own.exceeded(pairs.score, pairs.own_score), POSITIVE, KEPT)

@@ -2,7 +2,7 @@
 
 A score is a function ``(view) -> (i2t, t2i)`` of an encoded mini-batch, `PairView`; register it in
 `SCORES` to use its name as ``model.mafa.connections.score`` or ``model.mafa.negatives_by``. Con-D
-is not such a score: it judges single pairs, and each costs a forward pass.
+is not such a score: it judges single pairs, each at the cost of a forward pass.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from lavis_mafa.algorithm.context import MiniBatch, within_modalities
 from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.algorithm.registry import MAFA, Registry
 
-CON_D = "con_d"  # of ``connections.score``: Con-D judges the nominated pairs
+CON_D = "con_d"  # value of ``connections.score``: Con-D judges the nominated pairs
 SIMILARITY = "similarity"
 
 
 @dataclass(frozen=True)
 class PairView:
-    """A mini-batch after encoding, as a score sees it; nothing of it passes gradients.
+    """A mini-batch after encoding, as a score sees it, without gradients.
 
     Attributes:
-        i2t, t2i: ``(B, C)`` cosine similarities of images to texts and of texts to images, of the
-            model in training or of the frozen ``negatives_encoder`` where there is one.
-        image_vectors, text_vectors: ``(B, E)`` of this rank's pairs, normalised, of the same model.
-        batch: everything else.
+        i2t, t2i: ``(B, C)`` cosine similarities of images to texts and of texts to images, by the
+            frozen ``negatives_encoder`` if there is one, otherwise by the model in training.
+        image_vectors, text_vectors: ``(B, E)`` normalised vectors of this rank's pairs, by the same
+            model.
+        batch: the mini-batch itself.
     """
 
     i2t: Tensor
@@ -44,9 +45,9 @@ class _ScoreTraits:
     """What the step must know of a score; keyword arguments of ``register``.
 
     Attributes:
-        probability: scores are probabilities that pairs match, so that they can be labels.
+        probability: the scores are probabilities that pairs match, so they can serve as labels.
         compares_own: the own pair's score says how well it matches. Image-image and text-text
-            similarities do not: they compare the pair with itself, and give 1.
+            similarities do not, as they compare the pair with itself and give 1.
     """
 
     probability: bool = False
@@ -58,7 +59,7 @@ SCORES: Registry[Score] = Registry("score", MAFA, _ScoreTraits)
 
 
 class _Judges(Collection[str]):
-    """Con-D and the names of all scores, also of those registered later."""
+    """A container of Con-D and the names of all scores, including scores registered later."""
 
     def __contains__(self, name: object) -> bool:
         return name == CON_D or name in SCORES
@@ -75,13 +76,13 @@ JUDGES = _Judges()  # values of ``connections.score``
 
 @SCORES.register(SIMILARITY, source="GISTEmbed (Solatorio 2024)")
 def _similarity(view: PairView) -> tuple[Tensor, Tensor]:
-    """Compare images with texts, by the model in training or by ``negatives_encoder``."""
+    """Compare images with texts, by ``negatives_encoder`` or else by the model in training."""
     return view.i2t, view.t2i
 
 
 @dataclass(frozen=True)
 class _IntraModal(Checked):
-    """How image-image and text-text similarity make one score."""
+    """Settings of the score from image-image and text-text similarities."""
 
     combine: str = option(
         "max",
@@ -92,11 +93,11 @@ class _IntraModal(Checked):
 
 @SCORES.register("intra_modal", settings=_IntraModal, source="FFF (CVPR 2024)", compares_own=False)
 def _intra_modal(view: PairView, own: _IntraModal) -> tuple[Tensor, Tensor]:
-    """Compare images with images and texts with texts: near duplicates match each other's partner.
+    """Compare images with images and texts with texts, as near duplicates match each other's
+    partner.
 
-    By default the larger of both counts, as FFF finds positives by either: a caption of an equal
-    image describes the image, and so does an equal caption of another image. Both directions have
-    the same scores.
+    By default, the score is the larger similarity, as in FFF: an image is described by a caption of
+    an equal image, and by an equal caption of another image. Both directions have the same scores.
     """
     images, texts = within_modalities(view.image_vectors, view.text_vectors, view.batch.ranks)
     if own.combine == "mean":

@@ -38,8 +38,8 @@ class StepSettings(Checked):
     Attributes:
         all_ranks: candidates come from the mini-batches of all ranks, as in BLIP-2, instead of only
             the rank's own; ``model.negative_all_rank`` of a config.
-        own: settings of registered pickers, soft labels, losses, scores and rules that have some,
-            by the entry's name; an entry that is not listed has its defaults.
+        own: settings of registered pickers, soft labels, losses, scores and rules, by the entry's
+            name; entries that are not listed have their defaults.
     """
 
     negatives: str = option(
@@ -117,7 +117,7 @@ class StepSettings(Checked):
         """Build from ``model.mafa`` and ``model.negative_all_rank``; missing keys keep defaults.
 
         Raises:
-            ValueError: if a key is unknown or a value out of its range.
+            ValueError: if a key is unknown or a value is out of its range.
         """
         for name in cfg:
             if name not in MAFA.keys and name != "posterior":
@@ -135,14 +135,14 @@ class StepSettings(Checked):
         return cls(**given, all_ranks=all_ranks, own=own)
 
     def own_of(self, entry: Entry[Any]) -> Any:
-        """Return the own settings of a registered entry; None: their defaults, or it has none."""
+        """Return the settings of a registered entry; None if it has its defaults or no settings."""
         # The settings of `posterior` are a field of `StepSettings`, not an entry of `own`.
         given = self.own.get(entry.name, getattr(self, entry.name, None))
         known = entry.settings is not None and isinstance(given, entry.settings)
         return given if known else None
 
     def make(self, entry: Entry[Any]) -> Any:
-        """Return what a registered entry names, with its own settings, see `Entry.make`."""
+        """Return a registered function or object with its own settings, see `Entry.make`."""
         return entry.make(self.own_of(entry))
 
 
@@ -157,17 +157,18 @@ def entries_with_settings() -> dict[str, Any]:
 
 
 def nearest_of(name: str, known: Collection[str]) -> str:
-    """Return the end of a message about an unknown name: the most similar known one, or all."""
+    """Return the end of a message about an unknown name: the most similar known name, or all
+    names."""
     ordered = sorted(known)
     near = get_close_matches(name, ordered, n=1)
     return f", did you mean {near[0]!r}?" if near else f"; known: {', '.join(ordered)}"
 
 
 def _own_entry(name: str) -> Any:
-    """Return the registered entry whose own settings a name holds.
+    """Return the registered entry to which the settings of this name belong.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if there is no such entry.
     """
     found = entries_with_settings()
     if name not in found:
@@ -176,7 +177,7 @@ def _own_entry(name: str) -> Any:
 
 
 def _own(name: str, given: Any) -> Any:
-    """Return the own settings of an entry, from an object or from a mapping of its fields."""
+    """Return the settings of an entry, from an object or from a mapping of its fields."""
     kind = _own_entry(name).settings
     found = kind(**given) if isinstance(given, Mapping) else given
     if not isinstance(found, kind):

@@ -1,12 +1,12 @@
 """One training step, the same for every family and every system.
 
-ALBEF-base, GRIT-VLP and MAFA are settings of it. It is a function of a backbone, a mini-batch and
-the step's parts, so it can be called from any trainer.
+ALBEF-base, GRIT-VLP and MAFA differ only in its settings. The step is a function of a backbone, a
+mini-batch and the step's parts, so that any trainer can call it.
 
-FNE (`lavis_mafa.families.fne_retrieval`) has a step of its own: its negatives may come
-from a memory of earlier pairs, which holds only their features. ITM, the language loss and Con-D
-need the pair itself, so this step picks among mini-batches only. FNE has none of the three; what
-both need (pickers, the posterior, ranks, memories) are the same modules.
+FNE (`lavis_mafa.families.fne_retrieval`) has a step of its own, as its negatives may come from a
+memory that holds only features of earlier pairs. ITM, the language loss and Con-D, which FNE does
+not have, need the pairs themselves, so this step picks from mini-batches only. Both steps share
+pickers, posterior, ranks and memories.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def run_step(
             ``epoch`` (int) and ``grouped`` (bool, whether the mini-batch was grouped by
             similarity). With ``settings.all_ranks`` B must be the same on all ranks, and optional
             keys must be present on all ranks or on none.
-        parts: made by `build_parts` once before training. Or the settings alone, if they name
-            functions only, with
-        con_d, momentum: see `StepParts`; None with parts, which hold them.
+        parts: the parts, made once before training by `build_parts`; or only the settings, if they
+            name no classes, with
+        con_d, momentum: see `StepParts`; None if ``parts`` holds them.
 
     Raises:
         ValueError: if all losses are off, or the parts do not fit each other.
@@ -76,7 +76,7 @@ def run_step(
         loss=loss + batch.zero_of_gathered() + parts.zero(),
         losses=losses,
         temperature=backbone.temperature.detach(),
-        # Grouping looks for mini-batches with hard negatives: by the model that picks them.
+        # Grouping uses the model that picks hard negatives, so that grouped pairs are hard for it.
         image_features=view.image_vectors,
         text_features=view.text_vectors,
         own=batch.own,
@@ -91,7 +91,7 @@ def run_step(
 def _parts(
     given: StepParts | StepSettings, con_d: Discriminator | None, momentum: Momentum | None
 ) -> StepParts:
-    """Return the parts; refuse objects that would be new in every step, and missing encoders."""
+    """Return the parts; raise an error for classes that were not built, and missing encoders."""
     if isinstance(given, StepSettings):
         parts = build_parts(given, con_d, momentum)
         if parts.objects:
@@ -113,13 +113,12 @@ def _parts(
 
 
 def _view(batch: MiniBatch, compared: Compared, parts: StepParts) -> tuple[PairView, Tensor]:
-    """Return the mini-batch as the model that picks hard negatives sees it, and its temperature.
+    """Return the mini-batch as seen by the model that picks hard negatives, and its temperature.
 
-    Similarities of the view are divided by that temperature.
+    The similarities of the view are divided by this temperature.
     """
     if parts.negatives_encoder is None:
-        # Only candidates of mini-batches: the queue holds features without an image or a text that
-        # ITM could match.
+        # The queue is left out, since it has no images and texts that ITM could match.
         sims = compared.i2t[:, : batch.count], compared.t2i[:, : batch.count]
         return PairView(*sims, *batch.vectors, batch), batch.temperature
     frozen = parts.negatives_encoder.compare(
@@ -132,7 +131,7 @@ def _view(batch: MiniBatch, compared: Compared, parts: StepParts) -> tuple[PairV
 def _connections(
     batch: MiniBatch, view: PairView, temperature: Tensor, parts: StepParts
 ) -> tuple[Connections, Connections, int]:
-    """Pick, judge and mine by the settings, see `find_connections`."""
+    """Pick, judge and mine as the settings say, see `find_connections`."""
     settings, rule = parts.settings, parts.settings.connections
     scores_of = _scores(batch, view, temperature, parts)
     by = view.i2t, view.t2i
@@ -166,7 +165,7 @@ def _scores(
 ) -> Callable[[str], tuple[Tensor, Tensor]]:
     """Return a function from a score's name to its scores ``(B, C)`` of both directions."""
 
-    @cache  # one score may both pick and judge; it may gather over ranks, or hold state
+    @cache  # called once, even if it picks and judges: it may gather over ranks, or hold state
     def scores_of(name: str) -> tuple[Tensor, Tensor]:
         i2t, t2i = (sim.detach() * temperature for sim in (view.i2t, view.t2i))
         found = parts.scores[name](PairView(i2t, t2i, view.image_vectors, view.text_vectors, batch))
@@ -194,9 +193,9 @@ def _pickers(
 
 
 def _judge(batch: MiniBatch, con_d: Discriminator | None) -> Judge | None:
-    """Return Con-D's verdict as a function of pairs of candidates; None without Con-D."""
+    """Return a function from pairs of candidates to Con-D's probabilities; None without Con-D."""
     if con_d is None:
         return None
     candidates = {**batch.samples, **batch.numbers}
-    # `seen`: a Con-D with the same frozen image encoder need not run it a second time.
+    # With `seen`, a Con-D that shares the frozen image encoder need not run it again.
     return partial(judge_in_turn, con_d, candidates, ranks=batch.ranks, seen=batch.own_images.seen)

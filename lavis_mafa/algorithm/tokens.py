@@ -1,4 +1,4 @@
-"""Captions as token ids, made in the workers of a data loader or in a model."""
+"""Tokenise captions, in the workers of a data loader or in a model."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from torch.utils.data import get_worker_info
 
 TOKENS = "text_tokens"  # key of a mini-batch's captions, tokenised for the model in training
 CON_D_TOKENS = "con_d_text_tokens"  # and for Con-D
-# Keys of a mini-batch's numbers of captions that were cut, and of those without a known word.
+# Keys of a mini-batch: how many captions were cut, and how many have no known word.
 CUT, UNKNOWN = COUNTS = ("captions_cut", "captions_unknown")
 
 
 class Tokens(NamedTuple):
     """Captions as ``input_ids`` and ``attention_mask`` ``(B, L)`` int64, padded to the longest.
 
-    A named tuple, as data loaders pass these between processes and pin their memory.
+    A named tuple, which data loaders can pass between processes and pin in memory.
     """
 
     input_ids: Tensor
@@ -38,7 +38,7 @@ Captions = Sequence[str] | Tokens
 
 
 def captions_of(samples: Mapping[str, Any], key: str = TOKENS) -> Captions:
-    """Return a mini-batch's captions, as tokens if it has them; ``text_input`` is then not needed.
+    """Return a mini-batch's captions: its tokens if it has them, otherwise its ``text_input``.
 
     Code that changes ``text_input`` of a mini-batch must remove its tokens.
 
@@ -68,7 +68,7 @@ def _tokenised(tokenizer: Any, captions: Sequence[str], max_length: int) -> Any:
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A model's tokenizer, for the workers of a data loader.
+    """The tokenizer of a model, for the workers of a data loader.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
@@ -89,17 +89,17 @@ class Tokenizer:
     def counted(
         self, captions: Sequence[str], cut_before: Sequence[bool] = ()
     ) -> tuple[Tokens, dict[str, int]]:
-        """Return tokens and two counts of captions.
+        """Return tokens, and how many captions were cut and are unknown.
 
-        `CUT` counts those that were cut, here or before, `UNKNOWN` those with special tokens and
-        unknown words only. Slow tokenizers do not report what they cut; captions of exactly
-        ``max_length`` tokens count as cut there.
+        `CUT` counts captions that were cut, here or before; `UNKNOWN` counts captions that consist
+        of special tokens and unknown words. Slow tokenizers do not report cuts, so with them every
+        caption of exactly ``max_length`` tokens counts as cut.
 
         Args:
-            cut_before: whether each caption was cut before; empty: none was.
+            cut_before: whether each caption was cut before; empty if none was.
         """
         if get_worker_info() is not None:
-            # Threads of the main process do not exist in a forked worker: it would wait for them
+            # A forked worker does not have the threads of the main process, and would wait for them
             # forever.
             os.environ["TOKENIZERS_PARALLELISM"] = "false"
         made = _tokenised(self.tokenizer, captions, self.max_length)
@@ -114,19 +114,19 @@ class Tokenizer:
 
     @cached_property
     def _special(self) -> Tensor:
-        """Ids of padding, [CLS], [UNK] and the like."""
+        """Return the ids of padding, [CLS], [UNK] and other special tokens."""
         return torch.tensor(self.tokenizer.all_special_ids)
 
     def agrees_with(self, other: Tokenizer) -> bool:
-        """Return whether both give equal tokens for every caption: same rules, words and length."""
+        """Return whether two tokenizers give equal tokens for every caption."""
         return self.max_length == other.max_length and self._rules() == other._rules()
 
     def _rules(self) -> Any:
-        """Return everything that decides on tokens, except their maximum number."""
+        """Return everything that the tokens depend on, except their maximum number."""
         tokenizer = self.tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:  # a slow tokenizer equals only itself
             return id(tokenizer)
         rules = json.loads(backend.to_str())
-        rules["padding"] = rules["truncation"] = None  # left over from the last call
+        rules["padding"] = rules["truncation"] = None  # settings of the last call, not rules
         return rules, tokenizer.padding_side, tokenizer.truncation_side, tokenizer.pad_token_id

@@ -20,9 +20,9 @@ _PAIR_FILES = (
 )
 
 
-# Types of arguments: what does not exist is refused at once, not after seconds of imports.
+# Argument types refuse missing files at once, not after seconds of imports.
 def existing(text: str) -> Path:
-    """Parse the path of a file or a folder."""
+    """Parse the path of an existing file or folder."""
     path = Path(text).expanduser()
     if not path.exists():
         where = "" if path.is_absolute() else f" in {os.getcwd()}"
@@ -31,14 +31,14 @@ def existing(text: str) -> Path:
 
 
 def existing_files(text: str) -> str:
-    """Parse a file or a folder, or what names several: a glob, a brace list, a URL."""
+    """Parse an existing file or folder, or a glob, brace list or URL."""
     if "://" not in text and not set(text) & set("*?[{"):
         existing(text)
     return text
 
 
 def folder_of_images(given: Path | None, files: Sequence[str]) -> Path:
-    """Return the value of ``--images``, by default the folder that is given or contains the first
+    """Return the value of ``--images``, or else the given folder or the folder of the first
     file."""
     first = Path(files[0])
     return given or next(one for one in (first, *first.parents) if one.is_dir())
@@ -60,10 +60,10 @@ def _run_folder(text: str) -> Path:
 
 
 def add_options(parser: argparse.ArgumentParser, run: str | None = None) -> Any:
-    """Add LAVIS's ``--cfg-path`` and ``--options``, and ``--run`` if ``run`` says its use.
+    """Add LAVIS's ``--cfg-path`` and ``--options``, and ``--run`` with the help text ``run``.
 
     Returns:
-        the group of mutually exclusive arguments, to which others can be added.
+        The group of mutually exclusive arguments, to which others can be added.
     """
     sources = parser.add_mutually_exclusive_group(required=True)
     sources.add_argument(
@@ -85,7 +85,7 @@ def add_options(parser: argparse.ArgumentParser, run: str | None = None) -> Any:
 
 
 def add_trust_argument(parser: argparse.ArgumentParser) -> None:
-    """Add ``--trust``, which the program itself reads."""
+    """Add ``--trust``, which `lavis_mafa.cli` reads."""
     parser.add_argument(
         "--trust",
         action="append",
@@ -103,8 +103,8 @@ RUN_HELP = (
 
 
 def take_run(args: argparse.Namespace) -> None:
-    """Let ``--run`` stand for the config of a run, and for its checkpoint if the command has
-    ``--checkpoint``; ``--options`` still win.
+    """Replace ``--run`` by the config of the run, and by its checkpoint if the command has
+    ``--checkpoint``; ``--options`` override both.
 
     Raises:
         FileNotFoundError: if the folder has no checkpoint.
@@ -132,7 +132,7 @@ def take_run(args: argparse.Namespace) -> None:
 
 
 def add_analysed_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what names the pairs, the model and the judges of an analysis: a config, or files."""
+    """Add the arguments for pairs, model and judges of an analysis, from a config or from files."""
     sources = add_options(parser, run=RUN_HELP)
     sources.add_argument(
         "--data",
@@ -150,7 +150,7 @@ def add_analysed_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="MODEL",
         help="what encodes both sides: a folder or a name on the Hugging Face hub of a CLIP or a "
-        "SigLIP in transformers, or of a SentenceTransformer; open_clip:NAME, "
+        "SigLIP in transformers, or of a SentenceTransformer of images; open_clip:NAME, "
         "open_clip:NAME/PRETRAINED or a folder of open_clip; or two .npy files of features, of "
         "images and of captions, with a row for each pair",
     )
@@ -161,23 +161,17 @@ def add_analysed_arguments(parser: argparse.ArgumentParser) -> None:
         "SentenceTransformer); a folder or a name on the hub of BLIP-2 with a matching head, of a "
         "SigLIP, or of a CrossEncoder (default: only the similarity of the encoder)",
     )
-    files.add_argument(
-        "--text-keys",
-        nargs=2,
-        metavar=("ANCHOR", "POSITIVE"),
-        help="pairs of two texts: their columns",
-    )
     _add_columns(files)
 
 
 def _check_analysed(args: argparse.Namespace) -> None:
     """End with an error for arguments of files with a config, and the reverse."""
-    of_files = ("encoder", "judge", "text_keys", "images", "image_key", "caption_key")
+    of_files = ("encoder", "judge", "images", "image_key", "caption_key")
     wrong = ("options", "checkpoint", "con_d") if args.data else (*of_files, "image_id_key")
     for name in wrong:
         if getattr(args, name):
             option, other = name.replace("_", "-"), "--cfg-path" if args.data else "--data"
-            args.error(f"--{option} belongs to {other}")
+            args.error(f"--{option} needs {other}")
     if args.data and not args.encoder:
         args.error("--data needs --encoder: what encodes the pairs, see --help")
     if args.data:
@@ -186,11 +180,11 @@ def _check_analysed(args: argparse.Namespace) -> None:
 
 @contextmanager
 def analysing(args: argparse.Namespace) -> Iterator[None]:
-    """Check the arguments of `add_analysed_arguments`, and say what to install where a package of
-    an analysis of ``--data`` is missing.
+    """Check the arguments of `add_analysed_arguments`; if ``--data`` lacks a package, say what to
+    install.
 
     Raises:
-        ValueError: in the place of the ImportError.
+        ValueError: instead of the ImportError.
     """
     _check_analysed(args)
     try:
@@ -233,7 +227,7 @@ def _add_con_d_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def number(least: int) -> Callable[[str], int]:
-    """Return a parser of whole numbers that are not smaller than ``least``."""
+    """Return a parser of integers that are at least ``least``."""
 
     def parse(text: str) -> int:
         if not text.isdecimal() or int(text) < least:

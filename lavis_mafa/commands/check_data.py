@@ -6,10 +6,10 @@
     lavis-mafa check-data train.json --images images/ --vocab vocab.txt
 
 Reads every annotation row (or every sample of tar shards) and every image, and reports what
-training would skip, cut or refuse: missing and unreadable images, duplicates, captions without a
-word or with too many, malformed rows. With --vocab, a lower-case WordPiece vocabulary is trained
-from all captions of the files, for model.tokenizer: a BERT vocab.txt, one token a line.
-Exit status: 0 no problems, 1 problems found, 2 unusable arguments or files.
+training would skip, cut or refuse: missing and unreadable images, duplicates, captions with no or
+too many words, malformed rows. --vocab trains a lower-case WordPiece vocabulary from all captions
+of the files, for model.tokenizer: a BERT vocab.txt with one token per line. Exit status: 0 no
+problems, 1 problems found, 2 unusable arguments or files.
 """
 
 from __future__ import annotations

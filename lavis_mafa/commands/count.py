@@ -1,8 +1,8 @@
 """Count false negatives among the hard negatives of random and grouped mini-batches
 (MAFA Tables 1 and 9, Figures 2 and 5).
 
-With --data, pairs in files are counted by any encoder and judge, without LAVIS: --judge captions
-needs no weights.
+With --data, any encoder and judge count in files of pairs, without LAVIS; --judge captions needs no
+weights.
 
 All samples are encoded once by a checkpoint. For each mini-batch size and search space, one epoch
 of mini-batches is formed, and the hardest negatives in it are judged by each discriminator, and by

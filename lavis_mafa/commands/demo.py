@@ -1,4 +1,4 @@
-"""Train systems with and without MAFA on the toy world and compare them (in a checkout)."""
+"""Train systems with and without MAFA on the toy world and compare them (only in a clone)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ NOT_HERE = (
 
 
 def _demo() -> Any:
-    """Return the module of the demo in the checkout that holds this package; None without one."""
+    """Return the demo's module in the clone that contains this package; None if there is no
+    clone."""
     if not (ROOT / "research" / "demo.py").is_file():
         return None
     if str(ROOT) not in sys.path:
@@ -25,7 +26,7 @@ def _demo() -> Any:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``lavis-mafa demo``; without a checkout, exit with a message."""
+    """Add the arguments of ``lavis-mafa demo``; outside a clone, exit with a message."""
     demo = _demo()
     if demo is None:
         parser.exit(2, NOT_HERE)
@@ -34,6 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo of the checkout; return the exit status."""
+    """Run the demo and return the exit status."""
     status: int = _demo().run(args)
     return status

@@ -34,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="checkpoint of the model (default: BLIP-2's published one)",
     )
-    parser.add_argument("--image-size", type=int, help="side in pixels (default: the model's)")
+    parser.add_argument(
+        "--image-size", type=int, help="side of the images in pixels (default: the model's)"
+    )
     parser.add_argument(
         "--views",
         nargs="+",
@@ -49,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K/N",
         help="make one of N parts, to use N processes",
     )
-    parser.add_argument("--batch-size", type=int, default=64, help="(default: 64)")
+    parser.add_argument(
+        "--batch-size", type=int, default=64, help="images per mini-batch (default: 64)"
+    )
     parser.add_argument(
         "--workers",
         type=int,
@@ -57,11 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="processes that read images (default: %(default)s)",
     )
-    parser.add_argument("--device", default="cpu", help="such as cuda (default: cpu)")
+    parser.add_argument("--device", default="cpu", help="device, such as cuda (default: cpu)")
 
 
 def _part(text: str) -> tuple[int, int]:
-    """Parse ``K/N``, the K-th of N parts from 0 on."""
+    """Parse ``K/N``, part number K (from 0 on) of N parts."""
     found = re.fullmatch(r"(\d+)/(\d+)", text)
     if not found or int(found[1]) >= int(found[2]):
         raise argparse.ArgumentTypeError(
@@ -71,7 +75,7 @@ def _part(text: str) -> tuple[int, int]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make the features."""
+    """Compute the features and return the exit status."""
     from lavis_mafa.tools.feature_making import load_encoder, make_features, pictures_of
 
     try:

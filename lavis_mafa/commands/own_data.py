@@ -1,4 +1,4 @@
-"""A config for one's own pairs, chosen by what they are: ``lavis-mafa train --data``."""
+"""Write a config that suits the user's own pairs: ``lavis-mafa train --data``."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-_LARGE = 100_000  # pairs from which ViT-B is trained, on a GPU
-_STEPS = 600  # of the small model, at least, if that takes no more than `_EPOCHS`
+_LARGE = 100_000  # number of pairs from which on ViT-B is trained on a GPU
+_STEPS = 600  # minimum for the small model, within `_EPOCHS`
 _EPOCHS = (3, 30)
-_HELD_OUT = (0.1, 0.3)  # share of the images, and that of few
-_IMAGES = (20, 30, 1000)  # least; held out where there are few, and many
+_HELD_OUT = (0.1, 0.3)  # held-out share of many images, and of few
+_IMAGES = (20, 30, 1000)  # minimum; held out of few, and of many
 
 
 def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
     """Write a config that trains on the pairs in files, and the vocabulary of a small model.
 
-    It mines in random mini-batches with a Con-D that compares captions, which needs no weights;
-    grouping before ITM has learned breaks ITM (docs/results.md). Both files lie in ``output/NAME``,
-    after the first file; the files of an earlier call are replaced.
+    The config mines in random mini-batches, because grouping before ITM has learned breaks ITM
+    (docs/results.md). Its Con-D compares captions and needs no weights. Both files are written to
+    ``output/NAME``, named after the first file, and replace those of an earlier call.
 
     Args:
-        data: annotation files, shards, a folder that ``save_to_disk`` of Hugging Face's
-            ``datasets`` has written, or one of pictures, each with a text file of the same name.
+        data: annotation files, shards, a folder written by ``save_to_disk`` of Hugging Face's
+            ``datasets``, or a folder of pictures, each with a text file of the same name.
         images: folder that the paths of images are relative to; None: the folder that is given, or
             the folder of the first file.
 
     Returns:
-        the config, and in words what was chosen and why.
+        The path of the config, and a text that says what was chosen and why.
 
     Raises:
         FileNotFoundError, ValueError: if the files cannot be read, or have too few images.
@@ -85,7 +85,7 @@ def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
         batch = next(size for size in (64, 32, 16, 8, 4) if size <= max(trained // 10, 4))
         epochs = -(-_STEPS * batch // max(trained, 1))
         run.batch_size_train, run.max_epoch = batch, min(max(epochs, _EPOCHS[0]), _EPOCHS[1])
-        run.rerank_by = "odds"  # what LAVIS does is worse where models are small
+        run.rerank_by = "odds"  # LAVIS's choice is worse for small models
         run.grit.search_space = min(run.grit.search_space, max(trained // 2 // batch, 2) * batch)
         why = f"{count:,} pairs are too few for a large one" if gpu else "there is no GPU"
         model = f"a small ALBEF from random weights (96 pixels, 1 M weights), as {why}"

@@ -2,9 +2,8 @@
 
     lavis-mafa train --data pairs.json --images pictures/
     lavis-mafa train --cfg-path albef_toy --options run.max_epoch=3
-    lavis-mafa train --cfg-path blip2_stage1 --toy
     lavis-mafa train --cfg-path albef_toy --print-config
-    lavis-mafa train --list losses
+    lavis-mafa train --list
 
 Under torch.distributed.run every rank runs this command.
 """
@@ -22,10 +21,11 @@ from lavis_mafa.commands.arguments import (
     existing_files,
 )
 from lavis_mafa.io.launcher import rank_in_environment
+from lavis_mafa.io.project_files import shipped_names
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add LAVIS's arguments and those that do something else than training."""
+    """Add LAVIS's arguments, and arguments for other things than training."""
     if parser.prog.endswith("evaluate"):
         add_options(parser, run=f"{RUN_HELP}. Results go to FOLDER/evaluate")
         add_checkpoint_argument(parser)
@@ -48,16 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "folder that is given, or the folder of the first file)",
         )
         sources.add_argument(
-            "--list",
-            nargs="*",
-            metavar="KIND",
-            help="print what a config can name, with its settings: models, tasks, datasets, "
-            "pickers, losses, configs, ... (default: everything)",
+            "--list", action="store_true", help="print the names of the shipped configs"
         )
         parser.add_argument(
             "--toy",
             action="store_true",
-            help="try the config of --cfg-path in about a minute: a tiny model, toy pairs, two "
+            help="try the config of --cfg-path in about a minute: a tiny model, toy data, two "
             "epochs, this machine's device; no downloads",
         )
     only = parser.add_mutually_exclusive_group()
@@ -73,16 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Train or evaluate, or print what was asked for."""
-    if getattr(args, "list", None) is not None:
-        from lavis_mafa.commands.listing import print_names
-
-        try:
-            return print_names(args.list)
-        except ValueError as error:
-            args.error(str(error))
+    if getattr(args, "list", False):
+        print("\n".join(shipped_names()))
+        return None
     if getattr(args, "toy", False):
         if args.data:
-            args.error("--toy has pairs of its own; leave out --data, or give --cfg-path")
+            args.error("--toy has data of its own; leave out --data, or give --cfg-path")
         from lavis_mafa.settings.toy_run import write_toy_config
 
         try:
@@ -99,7 +91,7 @@ def run(args: argparse.Namespace) -> None:
     if args.print_config:
         from lavis_mafa.settings import format_config, load_config
 
-        # Whether the machine has the files and the GPUs is another question: see --dry-run.
+        # Does not check that the machine has the files and GPUs, unlike --dry-run.
         sys.stdout.write(format_config(load_config(args.cfg_path, options, machine=False)))
         return None
     from lavis_mafa.training import session
@@ -112,7 +104,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _take_data(args: argparse.Namespace) -> None:
-    """Let ``--data`` stand for a config that is written for it."""
+    """Write a config for ``--data`` and use it."""
     from lavis_mafa.commands.own_data import write_config
 
     try:

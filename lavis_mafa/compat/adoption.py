@@ -1,11 +1,12 @@
-"""Give LAVIS's models a base class and a tokenizer with what newer transformers lack."""
+"""Give LAVIS's models a base class and a tokenizer with the methods that newer transformers
+lack."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
 
-# The classes of LAVIS that derive from PreTrainedModel, by module.
+# LAVIS's classes that derive from PreTrainedModel, by module.
 _HEIRS = {
     "lavis.models.med": "BertPreTrainedModel",
     "lavis.models.blip2_models.Qformer": "BertPreTrainedModel",
@@ -13,7 +14,7 @@ _HEIRS = {
     "lavis.models.blip2_models.modeling_opt": "OPTPreTrainedModel",
     "lavis.models.blip2_models.modeling_t5": "T5PreTrainedModel",
 }
-# The modules of LAVIS that load BERT's tokenizer.
+# LAVIS's modules that load BERT's tokenizer.
 _READERS = (
     "lavis.models.albef_models",
     "lavis.models.blip_models.blip",
@@ -22,7 +23,7 @@ _READERS = (
 
 
 def adopt() -> None:
-    """Replace the base class and the tokenizer of LAVIS's models, after their import, if needed."""
+    """Replace the base class and the tokenizer of LAVIS's models after their import, if needed."""
     modeling_utils = importlib.import_module("transformers.modeling_utils")
     if hasattr(modeling_utils.PreTrainedModel, "get_head_mask"):
         return

@@ -1,4 +1,4 @@
-"""A base class for LAVIS's models with what transformers' `PreTrainedModel` once had."""
+"""A base class for LAVIS's models with the methods that older `PreTrainedModel` classes had."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from torch import Tensor
 from transformers import modeling_utils
 from transformers.generation.utils import GenerationMixin
 
-# Models of older versions can all generate.
+# In older versions, all models can generate.
 _BASES: tuple[Any, ...] = (GenerationMixin, modeling_utils.PreTrainedModel)
 if issubclass(modeling_utils.PreTrainedModel, GenerationMixin):
     _BASES = (modeling_utils.PreTrainedModel,)
 
 # T5Config of transformers 5 sets `tie_word_embeddings` to True, ties all weights that a file has
-# once, and keeps the file's value under this name. LAVIS's T5 scales its logits by the file's.
+# once, and keeps the file's own value under this name. LAVIS's T5 scales its logits by that value.
 _SCALES = "scale_decoder_outputs"
 
 
 class LavisPreTrainedModel(*_BASES):  # type: ignore[misc]
-    """`PreTrainedModel` as LAVIS expects it."""
+    """`PreTrainedModel` with the interface that LAVIS expects."""
 
     def __init__(self, config: Any, *inputs: Any, **kwargs: Any) -> None:
         if hasattr(config, _SCALES):
@@ -29,13 +29,13 @@ class LavisPreTrainedModel(*_BASES):  # type: ignore[misc]
 
     @classmethod
     def can_generate(cls) -> bool:
-        """Return whether the class prepares inputs for generation itself."""
+        """Return whether the class itself prepares inputs for generation."""
         return "prepare_inputs_for_generation" in {
             name for one in cls.__mro__ if one is not GenerationMixin for name in vars(one)
         }
 
     def _supports_default_dynamic_cache(self) -> bool:
-        """Keep earlier keys and values as the tuples that LAVIS's models return and index."""
+        """Keep past keys and values as tuples, which LAVIS's models return and index."""
         return False
 
     def _prepare_cache_for_generation(
@@ -43,7 +43,7 @@ class LavisPreTrainedModel(*_BASES):  # type: ignore[misc]
     ) -> Any:
         """Restore the attention mask ``(rows, L)`` that `generate` drops when it has only ones.
 
-        LAVIS's OPT would make one without the soft prompts before the text.
+        LAVIS's OPT would otherwise build a mask without the soft prompts before the text.
         """
         length = getattr(generation_config, "_mask_length", None)
         if length and model_kwargs.get("attention_mask", False) is None:
@@ -55,9 +55,9 @@ class LavisPreTrainedModel(*_BASES):  # type: ignore[misc]
         )
 
     def save_pretrained(self, folder: Any, *others: Any, **options: Any) -> Any:
-        """Save a shared weight once, under the first of its names.
+        """Save every shared weight once, under the first of its names.
 
-        Newer versions refuse to guess, since LAVIS's models do not declare what they share.
+        Newer versions raise an error, since LAVIS's models do not declare shared weights.
         """
         given = options.pop("state_dict", None) or self.state_dict()
         repeated = _repeated_names(self)
@@ -65,25 +65,26 @@ class LavisPreTrainedModel(*_BASES):  # type: ignore[misc]
         return super().save_pretrained(folder, *others, state_dict=kept, **options)
 
     def init_weights(self) -> None:
-        """Initialise and tie the weights; LAVIS's BERT calls it where others call `post_init`."""
+        """Initialise and tie the weights; LAVIS's BERT calls this instead of `post_init`."""
         if hasattr(self, "all_tied_weights_keys"):  # `post_init` has begun
             super().init_weights()
         else:
             self.post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """Return what shared weights are tied to: a first name by each further name.
+        """Return the first name of every shared weight by each of its other names.
 
-        Newer versions tie what `_tied_weights_keys` names, which LAVIS's models lack: without this,
-        their heads would silently be weights of their own.
+        Newer versions tie the weights named in `_tied_weights_keys`, which LAVIS's models lack.
+        Without this, their heads would silently have separate weights.
         """
         if all_submodels:
             of_parts: dict[str, str] = super().get_expanded_tied_weights_keys(all_submodels=True)
             return of_parts
-        # A head's bias has two names: a file has one, and what seems missing would become zero.
+        # A head's bias has two names, of which a file has one; the other would seem missing and
+        # become zero.
         found = _repeated_names(self)
         output, config = self.get_output_embeddings(), self.config
-        # Transformers unties what a file has separately, as Flan-T5's has.
+        # transformers unties weights that a file has separately, as in Flan-T5.
         tied = getattr(config, "tie_word_embeddings", True) or hasattr(config, _SCALES)
         if output is None or not tied:
             return found
@@ -92,11 +93,11 @@ class LavisPreTrainedModel(*_BASES):  # type: ignore[misc]
         return {**found, f"{names[id(output)]}.weight": tied_to}
 
     def get_output_embeddings(self) -> Any:
-        """Return the head that predicts tokens; None: the model has none."""
+        """Return the head that predicts tokens, or None."""
         return None
 
     def invert_attention_mask(self, mask: Tensor) -> Tensor:
-        """Return what to add to logits ``(B, 1, 1 or L, L)``: 0 where the mask is 1."""
+        """Return the tensor ``(B, 1, 1 or L, L)`` to add to logits: 0 where the mask is 1."""
         extended = mask[:, None, :, :] if mask.ndim == 3 else mask[:, None, None, :]
         return (1.0 - extended.to(self.dtype)) * torch.finfo(self.dtype).min
 
@@ -117,7 +118,7 @@ class LavisPreTrainedModel(*_BASES):  # type: ignore[misc]
     def get_head_mask(
         self, head_mask: Tensor | None, num_hidden_layers: int, is_attention_chunked: bool = False
     ) -> Any:
-        """Return a mask for each layer; without a given one, None for each."""
+        """Return a mask for each layer; None for each if no mask is given."""
         if head_mask is not None:
             raise NotImplementedError(
                 "head_mask is not supported with this version of transformers"
@@ -126,7 +127,7 @@ class LavisPreTrainedModel(*_BASES):  # type: ignore[misc]
 
 
 def _repeated_names(model: Any) -> dict[str, str]:
-    """Return the first name of each parameter by its further names."""
+    """Return the first name of each parameter by its other names."""
     named = list(model.named_parameters(remove_duplicate=False))
     first = {id(weight): name for name, weight in reversed(named)}
     return {name: first[id(weight)] for name, weight in named if first[id(weight)] != name}

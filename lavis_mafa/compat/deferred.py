@@ -1,4 +1,4 @@
-"""Modules that LAVIS and timm import at their start and hardly ever use."""
+"""Defer the import of modules that LAVIS and timm import at start and hardly ever use."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-# Imported by lavis.common.utils, lavis.models.img2prompt_models and timm.utils.summary, which have
-# one function each that uses it. They take a fifth of the time that LAVIS's import takes.
+# Imported by lavis.common.utils, lavis.models.img2prompt_models and timm.utils.summary, each for
+# one function. They take a fifth of LAVIS's import time.
 SELDOM_USED = ("pandas", "spacy", "wandb")
 
 
 class _Deferred(ModuleType):
-    """Stands for a module that is imported as soon as an attribute is read."""
+    """A stand-in that imports its module when an attribute is read."""
 
     def __init__(self, spec: ModuleSpec) -> None:
         super().__init__(spec.name)
-        # Read of every imported module, as by `inspect.stack`: no reason to import this one.
+        # `inspect.stack` and others read these of every module, which is no reason to import it.
         self.__spec__, self.__file__ = spec, spec.origin
 
     def __getattr__(self, name: str) -> Any:
@@ -32,10 +32,10 @@ class _Deferred(ModuleType):
 
 @contextmanager
 def deferred_modules() -> Iterator[None]:
-    """Have what is imported meanwhile import the modules `SELDOM_USED` only when it uses them.
+    """Replace the modules `SELDOM_USED` by stand-ins for everything imported in this context.
 
-    Afterwards ``import`` gives everyone else the modules themselves. A module that has been
-    imported already, or is not installed, is left to the importer as it is.
+    Afterwards, ``import`` returns the real modules again. Modules that are imported already or not
+    installed are not replaced.
     """
     deferred = []
     for name in SELDOM_USED:

@@ -1,4 +1,4 @@
-"""Tokenizers as LAVIS uses them, and a check that one has words."""
+"""LAVIS's tokenizer, and a check that a tokenizer has a vocabulary."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _Parent: Any = BertTokenizer  # its methods have no types
 
 
 class LavisBertTokenizer(_Parent):  # type: ignore[misc]
-    """`BertTokenizer` as LAVIS's models expect it."""
+    """`BertTokenizer` with the interface that LAVIS's models expect."""
 
     @classmethod
     def from_pretrained(cls, name: Any, *arguments: Any, **options: Any) -> Any:
-        """Load it.
+        """Load the tokenizer.
 
         Raises:
             OSError: if no vocabulary is found.
@@ -23,17 +23,17 @@ class LavisBertTokenizer(_Parent):  # type: ignore[misc]
 
     @property
     def additional_special_tokens_ids(self) -> list[int]:
-        """The numbers of the tokens added as ``additional_special_tokens``."""
+        """Return the ids of the tokens added as ``additional_special_tokens``."""
         return [self.convert_tokens_to_ids(token) for token in self.extra_special_tokens]
 
 
 def with_vocabulary(loaded: Any, name: str) -> Any:
-    """Return what was loaded, unless it is a tokenizer that knows only special tokens.
+    """Return a loaded object, unless it is a tokenizer that knows only special tokens.
 
-    From version 5 on, transformers returns such a tokenizer where it finds no vocabulary.
+    From version 5 on, transformers returns such a tokenizer if it finds no vocabulary.
 
     Raises:
-        OSError: if it is one.
+        OSError: if it is such a tokenizer.
     """
     if isinstance(loaded, PreTrainedTokenizerBase):
         if not set(loaded.get_vocab()) - set(loaded.all_special_tokens):

@@ -1,4 +1,4 @@
-"""Names that LAVIS imports, and newer versions of transformers or some machines lack."""
+"""Provide names that LAVIS imports, but newer transformers or some machines lack."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NO_VIDEO = "this environment: LAVIS reads videos with decord, which is not inst
 
 
 class _NoBridge:
-    """Stands for ``decord.bridge``; LAVIS chooses the type of frames when it is imported."""
+    """A stand-in for ``decord.bridge``, which LAVIS calls when it is imported."""
 
     @staticmethod
     def set_bridge(name: str) -> None:
@@ -34,7 +34,7 @@ def _unsupported(name: str, why: str) -> Callable[..., Any]:
 
 
 def _missing() -> dict[str, dict[str, Any]]:
-    """Return what to lend, by module and name."""
+    """Return the names to provide by module, with their values."""
     utilities = importlib.import_module("transformers.pytorch_utils")
     lent: dict[str, dict[str, Any]] = {}
     for name in (
@@ -46,14 +46,14 @@ def _missing() -> dict[str, dict[str, Any]]:
         lent.setdefault("transformers.modeling_utils", {})[name] = found
         lent.setdefault("transformers.pytorch_utils", {})[name] = found
     lent[PARALLEL] = {n: _unsupported(n, _OLDER) for n in ("assert_device_map", "get_device_map")}
-    # decord has wheels for x86-64 only.
+    # decord has wheels only for x86-64.
     lent["decord"] = {"bridge": _NoBridge, "VideoReader": _unsupported("VideoReader", _NO_VIDEO)}
     return lent
 
 
 @contextmanager
 def lent_names() -> Iterator[None]:
-    """Provide the names that LAVIS imports while it is imported, and take them back afterwards."""
+    """Provide missing names while LAVIS is imported, and remove them afterwards."""
     given: list[tuple[ModuleType, str]] = []
     modules: list[str] = []
     for module_name, names in _missing().items():

@@ -1,4 +1,4 @@
-"""Automatic classes of transformers beside the timm 0.4.12 that LAVIS pins."""
+"""Make transformers' Auto classes work with timm 0.4.12, which LAVIS pins."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_old_timm() -> Iterator[None]:
-    """Let transformers do without timm inside, if timm is too old for it.
+    """Hide timm from transformers in this context, if timm is too old for it.
 
-    `AutoModel` looks through the configs of all models, of which one imports names that timm 0.4.12
-    lacks, and would fail for every model.
+    `AutoModel` reads the configs of all models. One of them imports names that timm 0.4.12 lacks,
+    so that every model would fail.
     """
     utilities = importlib.import_module("transformers.utils.import_utils")
     try:

@@ -1,10 +1,10 @@
-"""Registration with LAVIS: at once if LAVIS is imported already, else right after its import.
+"""Register with LAVIS: at once if LAVIS is imported already, otherwise right after its import.
 
 Registration imports nearly every module of this package, and those import LAVIS. It must therefore
-not start in the middle of an import of either, or it would meet modules that are half executed:
-``import lavis_mafa.families``, for example, imports LAVIS while that package is still empty.
-A finder at the head of ``sys.meta_path`` notes when the import of LAVIS ends and when the outermost
-import of a module of this package ends, and registers when both have ended.
+not start during an import of either, when modules are only partly executed: ``import
+lavis_mafa.families``, for example, imports LAVIS while that package is still empty. A finder at the
+head of ``sys.meta_path`` notes when the import of LAVIS ends and when the outermost import of a
+module of this package ends, and registers when both have ended.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from lavis_mafa.compat.names import lent_names
 from lavis_mafa.compat.versions import check_versions
 
 PACKAGE = "lavis_mafa"
-# Importing these registers what they define, in this order.
+# Packages that register their classes when imported, in this order.
 _ROOMS = ("data", "families", "training", "tasks", "toyworld.builder")
-# Imported when LAVIS's registry is asked for a name that is not registered; may be absent.
+# Imported when LAVIS's registry is asked for an unregistered name; may be absent.
 ON_DEMAND = f"{PACKAGE}.downstream"
 
 
 def register() -> None:
     """Register models, tasks, runners, processors and data sets with LAVIS; import LAVIS if needed.
 
-    Installed plugins (see `lavis_mafa.io.plugins`) are imported too. A second call does nothing.
+    A second call does nothing.
     """
     if _finder.registered:
         return
@@ -45,7 +45,6 @@ def register() -> None:
         for room in _ROOMS:
             importlib.import_module(f"{PACKAGE}.{room}")
         _extend_registry()
-        importlib.import_module(f"{PACKAGE}.io.plugins").load_plugins()  # the installed ones
         # LAVIS listed its models when it was imported.
         lavis.models.model_zoo.model_zoo = _ModelTypes()
     except BaseException:
@@ -55,7 +54,7 @@ def register() -> None:
 
 
 def register_on_demand() -> None:
-    """Import `ON_DEMAND` if it is installed, which registers what it defines."""
+    """Import `ON_DEMAND` if it is installed, which registers its classes."""
     try:
         importlib.import_module(ON_DEMAND)
     except ModuleNotFoundError as error:
@@ -64,11 +63,10 @@ def register_on_demand() -> None:
 
 
 class _Names(MutableMapping[str, Any]):
-    """A table of LAVIS's registry, completed by `register_on_demand` when a name is missing.
+    """A table of LAVIS's registry that calls `register_on_demand` when a name is missing.
 
-    Looking up a name that is not registered, and listing the names, import what is registered on
-    demand. Asking whether a name is registered (``in``) does not, because LAVIS asks this before it
-    registers a class.
+    Looking up an unregistered name and listing the names import `ON_DEMAND`. The operator ``in``
+    does not, because LAVIS uses it before it registers a class.
     """
 
     def __init__(self, registered: Mapping[str, Any]) -> None:
@@ -118,7 +116,7 @@ def _table(kind: str) -> MutableMapping[str, Any]:
 
 
 def _extend_registry() -> None:
-    """Let LAVIS's registry find what `ON_DEMAND` registers."""
+    """Make LAVIS's registry find the names that `ON_DEMAND` registers."""
     from lavis.common.registry import registry
 
     for kind in ("builder", "model", "task"):
@@ -126,36 +124,36 @@ def _extend_registry() -> None:
 
 
 def register_with_lavis() -> None:
-    """Register now if LAVIS has been imported, else as soon as it is."""
+    """Register now if LAVIS has been imported, otherwise as soon as it is."""
     if _imported("lavis"):
         register()
     elif _finder not in sys.meta_path:
         # A package that is imported a second time (its modules were removed from ``sys.modules``,
-        # as notebooks and test runners do) must not leave the first one's finder in place: each
-        # would ask the other without end.
+        # as notebooks and test runners do) must remove the first import's finder, or the two would
+        # ask each other without end.
         sys.meta_path[:] = [one for one in sys.meta_path if not _is_ours(one)]
         sys.meta_path.insert(0, _finder)
 
 
 def _is_ours(finder: object) -> bool:
-    """Return whether a finder is a `_Finder` of this or of an earlier import of this module."""
+    """Return whether a finder is a `_Finder` of this or an earlier import of this module."""
     cls = finder if isinstance(finder, type) else type(finder)
     return (cls.__module__, cls.__qualname__) == (__name__, _Finder.__qualname__)
 
 
 def _imported(name: str) -> bool:
-    """Return whether a module has been imported and is not being imported at this moment."""
+    """Return whether the import of a module has ended."""
     module = sys.modules.get(name)
     return module is not None and not getattr(module.__spec__, "_initializing", False)
 
 
 class _Finder:
-    """Finds modules as the other finders do, and watches LAVIS's and this package's imports.
+    """A finder that delegates to the other finders and watches imports of LAVIS and this package.
 
     Attributes:
         registered: registration has been done or has begun.
         imported: the import of LAVIS has ended, if it began under this finder.
-        depth: how many imports of modules of this package are in progress, one inside the other.
+        depth: number of nested imports of this package's modules in progress.
     """
 
     def __init__(self) -> None:
@@ -174,11 +172,11 @@ class _Finder:
                 self._watch(spec)
                 return spec
         if name == "lavis":
-            check_versions()  # says what to install
+            check_versions()  # raises an error that says what to install
         return None
 
     def _watch(self, spec: ModuleSpec) -> None:
-        """Have `_load` execute the module of a spec, through the loader's own method."""
+        """Make a spec's loader execute its module by way of `_load`."""
         loader: Any = spec.loader
         execute = getattr(loader, "exec_module", None)
         if execute is None:  # a namespace package has nothing to execute
@@ -188,14 +186,14 @@ class _Finder:
             del loader.exec_module
             self._load(execute, module)
 
-        # The loader is this module's own: setting its attribute leaves its type, and with it
-        # `inspect` and `importlib.resources`, as they are.
+        # Every module has its own loader. Setting its attribute keeps its type, on which `inspect`
+        # and `importlib.resources` depend.
         loader.exec_module = exec_module
 
     def _load(self, execute: Any, module: ModuleType) -> None:
         if module.__name__ == "lavis":
             check_versions()
-            # LAVIS's imports from old places warn at every start.
+            # LAVIS imports from deprecated places, which warn at every start.
             for module_name in ("fairscale", "timm", r"torch\.jit"):
                 warnings.filterwarnings("ignore", category=FutureWarning, module=module_name)
             with deferred_modules(), lent_names():

@@ -1,8 +1,7 @@
-"""Properties of model classes that the package needs before a model is built.
+"""Properties of model classes that are needed before a model is built.
 
-A class declares its traits as class attributes with the names of the fields of `Traits`; its
-subclasses inherit them, under whatever name they are registered. LAVIS's own classes, which we
-cannot edit, are described by one table.
+A class declares its traits as class attributes with the names of the fields of `Traits`; subclasses
+inherit them. A table describes LAVIS's own classes, which we cannot edit.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ class Traits:
     """Traits of a model class.
 
     Attributes:
-        family: models of one family take each other's checkpoints; "" if unknown.
+        family: models of one family load each other's checkpoints; "" if unknown.
         stage: 2 for a Q-Former in front of a language model (BLIP-2), which has no text encoder and
             no ITC and ITM heads; otherwise 1.
         loads_with_our_loader: reads ``tokenizer``, ``vit`` and weights as this package's models do,
-            and only the config keys of its default YAMLs.
-        starts_from_parts: may be built with ``load_pretrained`` and without a checkpoint: its
+            and no config keys except those of its default YAMLs.
+        starts_from_parts: can be built with ``load_pretrained`` but no checkpoint, since its
             encoders have published weights of their own.
-        trains_by_step: trains by `run_step`: reads ``model.mafa`` and yields features for GRIT.
+        trains_by_step: trains by `run_step`, reads ``model.mafa`` and returns features for GRIT.
         can_judge: can serve as Con-D; None if only a built model can tell.
-        has_temperature: has the temperature of ITC, so that one that can judge can also serve as
-            the encoder of hard negatives.
+        has_temperature: has ITC's temperature, so that a model that can judge can also be the
+            encoder of hard negatives.
         patch_size: side of the ViT's patches where no config states it.
         takes_conv_stem: reads ``vit.stem``.
         keeps_word_states: keeps a state of every word, as TCL's local loss needs.
-        attends_from_text: has text layers that attend to the image, of which heat maps are drawn.
+        attends_from_text: has text layers that attend to the image, from which heat maps are made.
         images_per_sample: 2 for models that read pairs of images; None if unknown.
         ranks_without_itm: its retrieval accepts ``run.k_test: 0``.
         reranks: its retrieval re-ranks ``run.k_test`` candidates by ITM.
@@ -74,7 +73,7 @@ _CLIP = replace(
     reranks=False,
     pretrained_is_file=False,
 )
-# LAVIS's classes by a name that LAVIS registers them under.
+# LAVIS's classes, each by one of its registered names.
 _LAVIS_MODELS = {
     "albef_classification": _ALBEF,
     "albef_feature_extractor": _ALBEF,
@@ -105,21 +104,20 @@ _LAVIS_MODELS = {
 
 
 def traits_of(model: Any) -> Traits:
-    """Return the traits of a model class, of a model, or of what is registered under a name.
+    """Return the traits of a model class, a model, or a registered name.
 
-    Classes that are neither LAVIS's nor declare anything have the defaults of `Traits`, and so has
-    a name under which nothing is registered.
+    Unregistered names, and classes that declare nothing and are not LAVIS's, have the defaults.
     """
     if isinstance(model, str):
         model = registry.get_model_class(model)
     if model is None:
         return _UNKNOWN
     cls = model if isinstance(model, type) else type(model)
-    # By class, so that a name under which a user registers a subclass finds its parent's traits.
+    # By class, so that a user's subclass under another name has its parent's traits.
     table = {registry.get_model_class(name): traits for name, traits in _LAVIS_MODELS.items()}
     traits = next((table[base] for base in cls.__mro__ if base in table), _UNKNOWN)
     declared = {field.name: getattr(cls, field.name, None) for field in fields(Traits)}
-    # A class may use one of these names for a property or method of its own.
+    # A class may have a property or method of its own under one of these names.
     plain: dict[str, Any] = {
         name: one for name, one in declared.items() if isinstance(one, (bool, int, str))
     }
@@ -127,7 +125,7 @@ def traits_of(model: Any) -> Traits:
 
 
 def shipped_config(model_cls: Any, model_type: str | None = None) -> Any:
-    """Return the default YAML of a model type; None: of the class's first one."""
+    """Return the default YAML of a model type; None: of the class's first type."""
     first = next(iter(model_cls.PRETRAINED_MODEL_CONFIG_DICT))
     return OmegaConf.load(model_cls.default_config_path(model_type or first))
 
@@ -143,8 +141,8 @@ def judges() -> Iterator[str]:
 
 
 def same_model(one: Any, other: Any) -> bool:
-    """Return whether two registered names are of one class, or of a class and its subclass, that
-    load with our loader: what a config says of one then holds for the other."""
+    """Return whether two registered names are of the same class, or of a class and its subclass,
+    that load with our loader. A config of one is then valid for the other."""
     if one == other:
         return True
     a, b = (registry.get_model_class(name) for name in (one, other))
@@ -157,7 +155,7 @@ def same_model(one: Any, other: Any) -> bool:
 def image_size_of(model: Any) -> int | None:
     """Return the image size of a LAVIS model's image encoder in pixels, None if unknown."""
     encoder = getattr(model, "visual_encoder", None)
-    # LAVIS's ViTs do not record their image size, their patch embedding does.
+    # LAVIS's ViTs do not record their image size, but their patch embedding does.
     size = getattr(getattr(encoder, "patch_embed", None), "img_size", None)
     if size is not None:
         return int(size[0])

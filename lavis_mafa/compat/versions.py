@@ -1,10 +1,11 @@
-"""Refuse versions of packages that cannot work, before LAVIS fails on them."""
+"""Refuse unsupported versions of packages, before LAVIS fails with them."""
 
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-# What LAVIS 1.0.2 and this package run with; `run_scripts/requirements/` has tested sets of them.
+# Versions with which LAVIS 1.0.2 and this package run; `run_scripts/requirements/` has tested sets
+# of them.
 SUPPORTED = {
     "salesforce-lavis": "==1.0.2",
     "torch": ">=2.0",
@@ -13,7 +14,7 @@ SUPPORTED = {
     "omegaconf": ">=2.1,<3",
     "fairscale": ">=0.4.4",
 }
-# LAVIS's own metadata would replace the others by versions of 2023.
+# --no-deps, as LAVIS's metadata would replace other packages by versions of 2023.
 INSTALL = (
     'run in a clone of lavis_mafa: pip install ".[lavis]" && '
     f'pip install --no-deps "salesforce-lavis{SUPPORTED["salesforce-lavis"]}"'
@@ -21,14 +22,15 @@ INSTALL = (
 
 
 class UnsupportedVersionError(ImportError):
-    """A package is missing, or has a version that LAVIS or this package cannot run with."""
+    """A package is missing, or has a version with which LAVIS or this package cannot run."""
 
 
 def check_versions() -> None:
-    """Check the packages that LAVIS and this package build on.
+    """Check the packages that LAVIS and this package need.
 
     Raises:
-        UnsupportedVersionError: naming what is there, what is needed and the command that mends it.
+        UnsupportedVersionError: naming the installed and the needed version, and the command to
+            run.
     """
     for name, wanted in SUPPORTED.items():
         try:

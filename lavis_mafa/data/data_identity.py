@@ -110,7 +110,7 @@ def _listed_rows(part: Any) -> Iterator[tuple[Any, Any]]:
 def _content(train_set: TrainingSet, number: int) -> bytes:
     """Return the name of a sample's image file, without its folder; without a file, its bytes."""
     try:
-        path, _ = train_set.source(number)
-        return os.path.basename(path).encode() if path else train_set.image_bytes(number)[0]
+        path = train_set.source(number).path
+        return os.path.basename(path).encode() if path else train_set.image_bytes(number)
     except (OSError, LookupError, AttributeError, AssertionError):  # data with nothing but ids
         return b""

@@ -26,13 +26,6 @@ from PIL import EpsImagePlugin, ExifTags, Image, ImageFile, ImageOps, Unidentifi
 from lavis_mafa.io.pictures import to_rgb
 
 _FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
-_SUFFIXES = {
-    **{name: name.lower() for name in _FORMATS},
-    "JPEG": "jpg",
-    "MPO": "jpg",
-    "JPEG2000": "jp2",
-    "TIFF": "tif",
-}
 _LYING = (5, 6, 7, 8)  # values of EXIF's orientation that exchange width and height
 _LARGEST_FILE = 2**30  # bytes; uncompressed pixels of the most that Pillow reads take 0.7 GB
 
@@ -123,19 +116,14 @@ def read_file(path: str, root: str | os.PathLike[str]) -> bytes:
         return file.read()
 
 
-def suffix_of(data: bytes) -> str | None:
-    """Return the usual suffix of an image file, such as ``jpg``, by its content; None if its format
-    is none of `_FORMATS`."""
+def suffix_of(data: bytes) -> str:
+    """Return a suffix for an image file, such as ``png``, by its content; ``jpg`` if the content is
+    in none of `_FORMATS`."""
     try:
         with _opened("", data) as image:
-            return _SUFFIXES.get(image.format or "")
+            return str(image.format).lower()
     except Exception:  # Pillow fails on broken files with almost any class
-        return None
-
-
-def image_suffix(path: str | os.PathLike[str]) -> str:
-    """Return the suffix of a file name, such as ``jpg``; that if it has none."""
-    return os.path.splitext(path)[1].lower().lstrip(".") or "jpg"
+        return "jpg"
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,17 +17,28 @@ from torch.utils.data.dataloader import default_collate
 
 from lavis_mafa.data.caption_truth import CaptionTruth, PairTruth
 from lavis_mafa.data.feature_folder import FeatureFolder, FeatureView, KeptImage, processed
-from lavis_mafa.data.image_reading import (
-    image_suffix,
-    read_file,
-    read_rgb,
-    require_below,
-    suffix_of,
-)
+from lavis_mafa.data.image_reading import read_file, read_rgb, require_below
 from lavis_mafa.data.pair_conversion import converted
 from lavis_mafa.data.picture_identity import PictureFolder
 
 _LOOKED_FOR = 50  # images, spread over the data
+
+
+class PairSource(NamedTuple):
+    """What a training pair was made from.
+
+    Attributes:
+        path: of the image's file; None if it has no file of its own.
+        caption: unprocessed.
+        name: of the image, as in the annotation file.
+        image_id, group_id: as in the annotation file; None without one.
+    """
+
+    path: str | None
+    caption: str
+    name: str | None = None
+    image_id: str | int | None = None
+    group_id: str | int | None = None
 
 
 class Pairs(Dataset[dict[str, Any]]):
@@ -188,38 +199,30 @@ class TrainPairs(Pairs):
         if the data have no groups."""
         return self.table.group_ids
 
-    def path(self, index: int) -> str | None:
-        """Return the path of pair `index`'s image, including the image root; None if the image
-        lies in another file."""
-        return self._path_of(index)
+    @property
+    def parts(self) -> list[TrainPairs]:
+        """The data as a `TrainingSet` has them: in one part."""
+        return [self]
 
-    def image_bytes(self, index: int) -> tuple[bytes, str]:
-        """Return the image file of pair `index`, and its suffix."""
-        name, path = self.table.image(index), self._path_of(index)
+    def image_bytes(self, index: int) -> bytes:
+        """Return the image file of pair `index`."""
+        path = self._path_of(index)
         if path is not None:
-            return read_file(path, self.vis_root or ""), image_suffix(path)
+            return read_file(path, self.vis_root or "")
         data = self.table.image_bytes(index)
         assert data is not None
-        by_content = None if self.table.meta["shards"] else suffix_of(data)
-        return data, by_content or image_suffix(name)
+        return data
 
-    def own_image_id(self, index: int) -> str | None:
-        """Return the `image_id` that pair `index` has in its file; None without one."""
-        found: str | None = self.table.value("image_id", index)
-        return found
-
-    def own_group_id(self, index: int) -> str | None:
-        """Return the id that the group of pair `index` has in its file; None if it is unknown."""
-        found: str | None = self.table.value("group_id", index)
-        return found
-
-    def annotated(self, index: int) -> tuple[str, str]:
-        """Return the name of the image of pair `index` in the table, and its caption."""
-        return self.table.image(index), self.table.caption(index)
-
-    def caption(self, index: int) -> str:
-        """Return the unprocessed caption of pair `index`."""
-        return self.table.caption(index)
+    def source(self, index: int) -> PairSource:
+        """Return what pair `index` was made from."""
+        value = self.table.value
+        return PairSource(
+            self._path_of(index),
+            self.table.caption(index),
+            self.table.image(index),
+            value("image_id", index),
+            value("group_id", index),
+        )
 
     def show(self, index: int) -> tuple[Image.Image, str]:
         """Return the unprocessed image (RGB) and caption of pair `index`."""
@@ -277,16 +280,3 @@ class EvalPairs(Pairs):
     def know(self, truth: CaptionTruth) -> None:
         """Take over which pairs of the table are valid."""
         self.truth_matrix = partial(truth.matrix, self._row_of_text)
-
-    def annotated(self, number: int) -> tuple[str, str]:
-        """Return the image's name and the caption that the table has for caption `number`."""
-        row = int(self._row_of_text[number])
-        return self.table.image(row), self.table.caption(row)
-
-    def path(self, index: int) -> str | None:
-        """Return the path of image `index`, as `TrainPairs.path`."""
-        return self._path_of(self._rows[index])
-
-    def show_image(self, index: int) -> Image.Image:
-        """Return the unprocessed image `index` (RGB)."""
-        return self.picture(self._rows[index])

@@ -14,9 +14,12 @@ By content, the same bytes take the place of the same file and the same place.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import unicodedata
+from collections.abc import Iterable
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from lavis_mafa.data.annotation_rows import Row
@@ -204,3 +207,18 @@ class Copies:
                     if other != key:
                         found.append((row.image, name))
         return found
+
+
+def warn_of_copies(paths: Iterable[str]) -> None:
+    """Warn of files with equal bytes among the first pictures of data sets that have no table."""
+    copies = Copies(PictureFolder("/"))
+    for path in islice(paths, _COMPARED):
+        name = os.fsencode(path)
+        copies.add(name, name, Row("", path, [""], None), "")
+    if found := copies.pairs():
+        logging.warning(
+            "%d pictures are copies of another one, first %r of %r: they count as different "
+            "images, which can be negatives of each other; name one file in the rows of all",
+            len(found),
+            *found[0],
+        )

@@ -30,15 +30,11 @@ from lavis_mafa.algorithm.tokens import TOKENS, Tokenizer, Tokens
 from lavis_mafa.data.augmentation import ImageBytes, QuickAugmentation, quick
 from lavis_mafa.data.caption_reading import require_readable, was_cut
 from lavis_mafa.data.feature_folder import processed
-from lavis_mafa.data.image_reading import (
-    image_suffix,
-    read_file,
-    read_rgb,
-    require_below,
-)
+from lavis_mafa.data.image_reading import read_file, read_rgb, require_below
 from lavis_mafa.data.lavis_rows import read_here, read_sample
-from lavis_mafa.data.pairs import TrainPairs
-from lavis_mafa.data.picture_identity import PictureFolder
+from lavis_mafa.data.pairs import PairSource, TrainPairs
+from lavis_mafa.data.picture_identity import PictureFolder, warn_of_copies
+from lavis_mafa.io.processes import is_main_process
 
 UNREADABLE = (
     OSError,
@@ -133,7 +129,7 @@ class TrainingSet(Dataset[dict[str, Any]]):
         if isinstance(sample.get("text_input"), str):
             processor = getattr(part, "text_processor", None)
             require_readable(sample["text_input"].removeprefix(getattr(processor, "prompt", "")))
-            if was_cut(processor, lambda: self.source(index)[1], sample["text_input"]):
+            if was_cut(processor, lambda: self.source(index).caption, sample["text_input"]):
                 sample = {**sample, "was_cut": True}
         if isinstance(sample.get("image"), dict):  # of `_Views`
             return {**sample, **sample["image"]}
@@ -188,75 +184,41 @@ class TrainingSet(Dataset[dict[str, Any]]):
         """
         dataset, local = self._part_of(index)
         if (root := getattr(dataset, "vis_root", None)) is not None:
-            require_below(self.source(index)[0], root)
+            require_below(self.source(index).path, root)
         if hasattr(dataset, "show"):
             shown: tuple[Image.Image, str] = dataset.show(local)
             return shown
-        path, caption = self.source(index)
-        assert path is not None
-        return read_rgb(path), caption
+        source = self.source(index)
+        assert source.path is not None
+        return read_rgb(source.path), source.caption
 
-    def source(self, index: int) -> tuple[str | None, str]:
-        """Return the file of a sample's image (None: it has no file) and its unprocessed caption.
+    def source(self, index: int) -> PairSource:
+        """Return what a sample was made from.
 
-        A data set provides them by ``path(i)`` and ``caption(i)``, or by LAVIS's ``annotation``.
+        A data set provides it by ``source(i)``, or by LAVIS's ``annotation``; of any other only the
+        processed caption is known.
         """
         dataset, local = self._part_of(index)
-        if hasattr(dataset, "caption"):
-            path = dataset.path(local) if hasattr(dataset, "path") else None
-            return path, dataset.caption(local)
-        annotation = dataset.annotation[local]
-        return os.path.join(dataset.vis_root, annotation["image"]), annotation["caption"]
+        if hasattr(dataset, "source"):
+            return PairSource(*dataset.source(local))
+        row = dataset.annotation[local] if getattr(dataset, "annotation", None) else {}
+        if "image" not in row or "caption" not in row:
+            return PairSource(None, str(dataset[local]["text_input"]))
+        path = os.path.join(dataset.vis_root, row["image"])
+        return PairSource(path, row["caption"], row["image"], row.get("image_id"))
 
-    def annotated(self, index: int) -> tuple[str | None, str]:
-        """Return the name of a sample's image (None: it has no name) and the caption, as in the
-        annotation file.
-
-        A data set provides them by ``annotated(i)``, or by LAVIS's ``annotation``; the name of an
-        image is otherwise its path.
-        """
-        dataset, local = self._part_of(index)
-        if hasattr(dataset, "annotated"):
-            given: tuple[str | None, str] = dataset.annotated(local)
-            return given
-        path, caption = self.source(index)
-        annotation = getattr(dataset, "annotation", None)
-        return (annotation[local]["image"] if annotation else path), caption
-
-    def own_image_id(self, index: int) -> str | int | None:
-        """Return the ``image_id`` that a sample has in its annotation file; None without one.
-
-        A data set provides it by ``own_image_id(i)``, or by LAVIS's ``annotation``.
-        """
-        dataset, local = self._part_of(index)
-        if hasattr(dataset, "own_image_id"):
-            own: str | int | None = dataset.own_image_id(local)
-            return own
-        annotation = getattr(dataset, "annotation", None)
-        found = annotation[local].get("image_id") if annotation else None
-        return found if isinstance(found, (str, int)) else None
-
-    def own_group_id(self, index: int) -> str | int | None:
-        """Return the id that a sample's group has in its annotation file; None if it is unknown.
-
-        A data set provides it by ``own_group_id(i)``.
-        """
-        dataset, local = self._part_of(index)
-        found: str | int | None = getattr(dataset, "own_group_id", lambda _: None)(local)
-        return found
-
-    def image_bytes(self, index: int) -> tuple[bytes, str]:
-        """Return a sample's image file and its suffix, such as ``jpg``; a PNG if it has no file."""
+    def image_bytes(self, index: int) -> bytes:
+        """Return a sample's image file; a PNG if it has no file."""
         dataset, local = self._part_of(index)
         if hasattr(dataset, "image_bytes"):
-            stored: tuple[bytes, str] = dataset.image_bytes(local)
+            stored: bytes = dataset.image_bytes(local)
             return stored
-        path, _ = self.source(index)
+        path = self.source(index).path
         if path is not None:
-            return read_file(path, getattr(dataset, "vis_root", "/")), image_suffix(path)
+            return read_file(path, getattr(dataset, "vis_root", "/"))
         buffer = io.BytesIO()
         self.show(index)[0].save(buffer, "png")
-        return buffer.getvalue(), "png"
+        return buffer.getvalue()
 
     def _part_of(self, index: int) -> tuple[Any, int]:
         """Return the part of the data that contains a sample, and the sample's index in it."""
@@ -357,6 +319,8 @@ def _image_ids_of(parts: list[Any]) -> npt.NDArray[np.int64]:
             own = np.arange(first_free, first_free + len(part))
         ids.append(own)
         first_free = max(first_free + len(part), int(own.max(initial=0)) + 1)
+    if is_main_process():
+        warn_of_copies(paths)
     return np.concatenate(ids)
 
 

@@ -15,6 +15,7 @@ from transformers.models.auto.tokenization_auto import AutoTokenizer
 
 from lavis_mafa.algorithm.losses.language import IGNORED
 from lavis_mafa.downstream.language_model import Blip2Llm, check_prompt
+from lavis_mafa.downstream.tiny_language_models import tiny_opt
 from lavis_mafa.downstream.yamls import model_yamls
 from lavis_mafa.families.beams import OneRowPerBeam
 from lavis_mafa.families.blip2_parts import Parts
@@ -60,6 +61,7 @@ class Blip2OptMafa(Blip2Llm, Blip2OPT):
         "tiny",
     )
     llm_key, llm_proj, llm_tokenizer = "opt_model", "opt_proj", "opt_tokenizer"
+    write_tiny_llm = staticmethod(tiny_opt)
     llm_options = ("llm_precision",)
 
     def __init__(self, parts: Parts | None = None, **options: Any) -> None:

@@ -16,6 +16,7 @@ from transformers.models.t5.configuration_t5 import T5Config
 
 from lavis_mafa.algorithm.losses.language import IGNORED
 from lavis_mafa.downstream.language_model import Blip2Llm, check_prompt
+from lavis_mafa.downstream.tiny_language_models import tiny_t5
 from lavis_mafa.downstream.yamls import model_yamls
 
 
@@ -62,6 +63,7 @@ class Blip2T5Mafa(Blip2Llm, Blip2T5):
         "tiny",
     )
     llm_key, llm_proj, llm_tokenizer = "t5_model", "t5_proj", "t5_tokenizer"
+    write_tiny_llm = staticmethod(tiny_t5)
     llm_options = ("apply_lemmatizer",)
 
     def language_loaders(self, apply_lemmatizer: bool = False) -> tuple[Any, Any]:

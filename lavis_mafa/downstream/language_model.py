@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
@@ -47,6 +48,7 @@ class Blip2Llm(Blip2Parts, Blip2Base):
         llm_options: further constructor arguments that a config gives under the same name.
         language_loaders: a method of `llm_options` that returns the ``from_pretrained`` of
             tokenizer and language model.
+        write_tiny_llm: writes an untrained language model into a folder, for a toy run.
     """
 
     stage = 2
@@ -57,6 +59,7 @@ class Blip2Llm(Blip2Parts, Blip2Base):
     llm_tokenizer: str
     llm_options: tuple[str, ...] = ()
     language_loaders: Callable[..., tuple[Any, Any]]
+    write_tiny_llm: Callable[[Path], Path]
 
     @classmethod
     def from_config(cls, cfg: Any) -> Any:

@@ -98,17 +98,15 @@ class _GroundingTrain(BaseDataset):
             [numbers.setdefault(one, len(numbers)) for one in names], np.int64
         )
 
-    def path(self, index: int) -> str:
-        """Return the path of an expression's image."""
-        return os.path.join(self.vis_root, self.annotation[index]["image"])
-
-    def caption(self, index: int) -> str:
-        """Return an expression, unprocessed."""
-        return str(self.annotation[index]["text"])
+    def source(self, index: int) -> tuple[str, str, str]:
+        """Return the path of an expression's image, the expression and the image's name."""
+        name = self.annotation[index]["image"]
+        return os.path.join(self.vis_root, name), str(self.annotation[index]["text"]), name
 
     def show(self, index: int) -> tuple[Image.Image, str]:
         """Return the unprocessed image (RGB) and the expression."""
-        return read_rgb(self.path(index)), self.caption(index)
+        path, text, _ = self.source(index)
+        return read_rgb(path), text
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         picture, text = self.show(index)

@@ -1,4 +1,4 @@
-"""Models registered with LAVIS."""
+"""The model families that are registered with LAVIS."""
 
 from lavis_mafa.families.albef_mafa import AlbefMafa
 from lavis_mafa.families.blip2_mafa import Blip2Mafa

@@ -1,4 +1,4 @@
-"""ALBEF, trained by the step of this package: ALBEF-base, GRIT-VLP or MAFA by its settings."""
+"""ALBEF trained by this package's step, whose settings make it ALBEF-base, GRIT-VLP or MAFA."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class AlbefMafa(MafaModel, AlbefBase):
 
     Supported model types:
         - base: ViT-B/16 and BERT with 6 text and 6 fusion layers, the settings of the paper.
-        - tiny: built only from its config, for small images and tests.
-        - small: the same for pictures of 96 pixels, with a convolutional stem.
+        - tiny: built from its config without files, for small images and tests.
+        - small: also without files, for pictures of 96 pixels, with a convolutional stem.
 
     Usage:
         >>> from lavis_mafa import load_model
@@ -79,8 +79,8 @@ class AlbefMafa(MafaModel, AlbefBase):
 
         With ``load_pretrained`` and no ``pretrained`` path, training starts from DeiT and BERT as
         in the papers; with a path, from that checkpoint; with neither, from random weights.
-        Momentum encoders start as copies of these, or with ``momentum_start: initial`` as if there
-        were no checkpoint.
+        Momentum encoders start as copies of the encoders, or with ``momentum_start: initial`` as if
+        there were no checkpoint.
 
         Raises:
             OSError: if weights or a tokenizer must be downloaded and cannot be.
@@ -105,7 +105,7 @@ class AlbefMafa(MafaModel, AlbefBase):
 
 
 def _problem_of_fusion(cfg: Any) -> str | None:
-    """Return why the text encoder's JSON config has no fusion layers; None if it has.
+    """Return why the text encoder's JSON config has no fusion layers; None if it has them.
 
     Args:
         cfg: a ``model`` config.
@@ -137,7 +137,7 @@ def _text_encoder(cfg: Any, from_pretrained: bool, tokenizer: Any) -> BertForMas
 
 
 def _published_bert(config: BertConfig) -> BertForMaskedLM:
-    """Build BERT with its published weights; token type 0 becomes part of the positions."""
+    """Build BERT with its published weights, adding token type 0 to the position embeddings."""
     config.add_type_embeddings, config.type_vocab_size = True, 2
     encoder: BertForMaskedLM
     encoder, found = from_hub(

@@ -1,7 +1,7 @@
-"""Replace LAVIS's attention by PyTorch's fused kernels, with shared keys and values of an image.
+"""Replace LAVIS's attention by PyTorch's fused kernels, which share an image's keys and values.
 
-LAVIS computes attention step by step, and its cross-attention projects an image again for each of
-its pairs. Here modules keep their weights and names; only their computation changes.
+LAVIS computes attention in separate operations, and its cross-attention projects an image again for
+each of its pairs. Only the computation changes; modules keep their weights and names.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -16,17 +17,19 @@ from lavis.models import eva_vit, med, vit
 from lavis.models.blip2_models import Qformer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.weak import TensorWeakRef
 
 if TYPE_CHECKING:
     from lavis_mafa.algorithm.backbone import Images
 
 
-_OF_LINEAR = ("weight", "bias")
+# The first of several layers: what its joined weights were made of, and the weights.
+_JOINED: WeakKeyDictionary[nn.Module, tuple[Any, TensorWeakRef]] = WeakKeyDictionary()
 _HIDDEN = -10000.0  # LAVIS adds this to the attention score of padding
 
 
 class PairedImages:
-    """Represents ``images.embeds[image_of]``, ``(P, S, D)``, as ``encoder_hidden_states`` of a
+    """Stand-in for ``images.embeds[image_of]``, ``(P, S, D)``, as ``encoder_hidden_states`` of a
     model with fused attention.
 
     Keys and values are computed once per image and layer, and cached in ``images.memory`` for later
@@ -34,18 +37,18 @@ class PairedImages:
 
     Args:
         images: N encoded images.
-        image_of: ``(P,)`` image of each pair; None: image k is in pair k.
+        image_of: ``(P,)`` number of each pair's image; None: pair k has image k.
     """
 
     def __init__(self, images: Images, image_of: Tensor | None = None) -> None:
         self.embeds, self.memory, self.image_of = images.embeds, images.memory, image_of
         if image_of is not None and len(image_of) < len(self.embeds):
-            # A rank may need only a few of the images of all ranks.
+            # Of all ranks' images, a rank may need only a few.
             needed, self.image_of = torch.unique(image_of, return_inverse=True)
             self.embeds, self.memory = take(images.embeds, needed), {}
 
     def size(self) -> tuple[int, int, int]:
-        """Return ``(P, S, D)``; LAVIS's models call this method of a tensor."""
+        """Return ``(P, S, D)``, as LAVIS's models call this method of tensors."""
         pairs = len(self.embeds if self.image_of is None else self.image_of)
         return pairs, self.embeds.shape[1], self.embeds.shape[2]
 
@@ -55,14 +58,14 @@ class PairedImages:
 
     def _keys_and_values(self, attention: Any) -> Tensor:
         """Return keys and values of the N images, ``(N, S, 2 * heads * d)``."""
-        # By weights rather than by layer, because layers may share them (BLIP's encoder and
-        # decoder); by grad mode, because tensors computed without a graph cannot be trained on.
+        # Cached by weights rather than by layer, because layers may share them (BLIP's encoder and
+        # decoder), and by grad mode, because tensors without a graph cannot be trained on.
         weights = attention.key.weight, attention.value.weight
         device = self.embeds.device.type
         cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         made_by = *map(id, weights), torch.is_grad_enabled(), cast
         if made_by not in self.memory:
-            # The weights are kept so that their ids are not reused.
+            # Keep the weights, so that Python does not reuse their ids.
             both = _project(self.embeds, attention.key, attention.value)
             self.memory[made_by] = both, weights
         both, _ = self.memory[made_by]
@@ -70,10 +73,11 @@ class PairedImages:
 
 
 class _Recomputed:
-    """A module's forward pass whose activations are recomputed in the backward pass.
+    """The forward pass of a module, with activations recomputed in the backward pass.
 
-    It replaces fairscale's, which recomputes in fp16 whatever autocast's type was, keeps calling
-    the module's former class, and in a copy of the module uses the weights of the original.
+    It replaces fairscale's checkpointing, which recomputes in fp16 whatever autocast's type was,
+    keeps calling the module's former class, and uses the original's weights in copies of the
+    module.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -85,7 +89,7 @@ class _Recomputed:
 
 
 class _FusedText:
-    """Mixin before LAVIS's attention of BERT and the Q-Former."""
+    """Mixin for LAVIS's attention of BERT and the Q-Former."""
 
     def forward(
         self: Any,
@@ -100,8 +104,8 @@ class _FusedText:
         """Compute attention with LAVIS's signature.
 
         Returns:
-            The context ``(P, L, D)``, and the keys and values that were used, each ``(P, heads, S,
-            d)``, or ``(N, heads, S, d)`` for `PairedImages`.
+            The context ``(P, L, D)`` and the keys and values used, each ``(P, heads, S, d)``, or
+            ``(N, heads, S, d)`` for `PairedImages`.
         """
         looked_at = encoder_hidden_states
         paired = isinstance(looked_at, PairedImages)
@@ -191,7 +195,7 @@ def fuse_attention(model: Any) -> None:
     attention already. Activation checkpointing is replaced by PyTorch's too, see `_Recomputed`.
     """
     for module in model.modules():
-        # By exact type: a subclass may compute something else.
+        # By exact type, since a subclass may compute something else.
         fused = FUSED.get(type(module))
         if fused is not None:
             module.__class__ = fused
@@ -201,9 +205,44 @@ def fuse_attention(model: Any) -> None:
 
 
 def _is_watched(attention: Any) -> bool:
-    """Return whether the attention weights are needed, which fused kernels do not compute."""
+    """Return whether the caller needs attention weights, which fused kernels do not compute."""
     hooks = attention.dropout._forward_hooks or attention.dropout._forward_pre_hooks
     return bool(attention.save_attention or hooks)
+
+
+def _fuse(layers: Sequence[Any], hidden: Tensor, mask: Tensor, looked_at: PairedImages) -> Tensor:
+    """Return all tokens ``(P, L, D)`` after the given fusion layers, see `first_token_after`."""
+    added = _padding_scores(mask, hidden)
+    for layer in layers:
+        hidden = layer(hidden, added, encoder_hidden_states=looked_at, mode="fusion")[0]
+    return hidden
+
+
+def tokens_after(
+    layers: Sequence[Any], hidden: Tensor, mask: Tensor, looked_at: PairedImages, rows: Tensor
+) -> Tensor:
+    """Return some tokens ``(T, D)`` after the fusion layers of LAVIS's BERT.
+
+    The last layer computes few others, which nobody reads.
+
+    Args:
+        layers, hidden, mask, looked_at: as of `first_token_after`.
+        rows: ``(T,)`` numbers of the tokens among all ``P * L``.
+    """
+    *others, last = layers
+    hidden = _fuse(others, hidden, mask, looked_at)
+    context = last.attention.self(hidden, _padding_scores(mask, hidden))[0]
+    tokens = last.attention.output(_tokens(context, rows), _tokens(hidden, rows))
+    queries = torch.zeros_like(hidden).flatten(0, 1).index_copy(0, rows, tokens.to(hidden.dtype))
+    queries = queries.view_as(hidden)
+    context = last.crossattention.self(queries, encoder_hidden_states=looked_at)[0]
+    tokens = last.crossattention.output(_tokens(context, rows), tokens)
+    chosen: Tensor = last.feed_forward_chunk(tokens)
+    return chosen
+
+
+def _tokens(hidden: Tensor, rows: Tensor) -> Tensor:
+    return take(hidden.flatten(0, 1), rows)
 
 
 def first_token_after(
@@ -211,7 +250,7 @@ def first_token_after(
 ) -> Tensor:
     """Return the first tokens ``(P, D)`` after the fusion layers of LAVIS's BERT, for ITM.
 
-    The last layer computes only the first token: there the others are only keys and values.
+    In the last layer, only the first token is computed; the others serve as keys and values.
 
     Args:
         layers: LAVIS's ``BertLayer``, the last one with cross-attention.
@@ -219,19 +258,23 @@ def first_token_after(
         mask: ``(P, L)``, 0 for padding.
         looked_at: the images of the P pairs.
     """
-    added = (1.0 - mask[:, None, None].to(hidden.dtype)) * _HIDDEN
     *others, last = layers
-    for layer in others:
-        hidden = layer(hidden, added, encoder_hidden_states=looked_at, mode="fusion")[0]
     if _is_watched(last.attention.self) or _is_watched(last.crossattention.self):
-        fused: Tensor = last(hidden, added, encoder_hidden_states=looked_at, mode="fusion")[0]
-        return fused[:, 0]
+        return _fuse(layers, hidden, mask, looked_at)[:, 0]
+    hidden = _fuse(others, hidden, mask, looked_at)
     first = last.attention(
-        hidden[:, :1], encoder_hidden_states=hidden, encoder_attention_mask=added
+        hidden[:, :1],
+        encoder_hidden_states=hidden,
+        encoder_attention_mask=_padding_scores(mask, hidden),
     )[0]
     first = last.crossattention(first, encoder_hidden_states=looked_at)[0]
-    fused = last.feed_forward_chunk(first)
+    fused: Tensor = last.feed_forward_chunk(first)
     return fused[:, 0]
+
+
+def _padding_scores(mask: Tensor, hidden: Tensor) -> Tensor:
+    """Return what is added to attention scores by a mask ``(P, L)``, 0 for padding."""
+    return (1.0 - mask[:, None, None].to(hidden.dtype)) * _HIDDEN
 
 
 def take(tensor: Tensor, rows: Tensor) -> Tensor:
@@ -242,18 +285,37 @@ def take(tensor: Tensor, rows: Tensor) -> Tensor:
 
 
 def _project(source: Tensor, *layers: Any) -> Tensor:
-    """Return ``(B, S, D)`` after several linear layers, one beside the other."""
-    # In training by one product. Without gradients it is not worth copying the weights: a caption
-    # is generated token by token.
+    """Return the outputs of several linear layers on ``(B, S, D)``, concatenated."""
+    # In training, use one product. Without gradients, copying the weights is not worth it, since
+    # captions are generated token by token.
     plain = all(type(one) is nn.Linear and not one._forward_hooks for one in layers)
     if plain and torch.is_grad_enabled():
-        weight, bias = (torch.cat([getattr(x, name) for x in layers]) for name in _OF_LINEAR)
-        return F.linear(source, weight, bias)
+        return F.linear(source, *_joined(layers))
     return torch.cat([one(source) for one in layers], dim=-1)
 
 
+def _joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor]:
+    """Return weights and biases of linear layers, one below the other.
+
+    All passes of a step share them: they live as long as the graph of one of them.
+    """
+    # Weights of another version belong to a step before; autocast would cast them in every pass.
+    weights, biases = [one.weight for one in layers], [one.bias for one in layers]
+    device = weights[0].device.type
+    half = torch.is_autocast_enabled(device)
+    kind = torch.get_autocast_dtype(device) if half else weights[0].dtype
+    made_of = kind, [one._version for one in weights + biases]
+    known, kept = _JOINED.get(layers[0], (None, None))
+    weight: Any = kept() if known == made_of and kept is not None else None
+    if weight is None:
+        weight = torch.cat(weights).to(kind)
+        weight.with_bias = torch.cat(biases).to(kind)  # no graph needs it after the product
+        _JOINED[layers[0]] = made_of, TensorWeakRef(weight)
+    return weight, weight.with_bias
+
+
 def _heads_of(attention: Any, source: Tensor, *layers: Any) -> Sequence[Tensor]:
-    """Return what linear layers make of ``(B, S, D)``, each ``(B, heads, S, d)``."""
+    """Return the outputs of linear layers on ``(B, S, D)``, each ``(B, heads, S, d)``."""
     if torch.is_grad_enabled():
         return _split(_project(source, *layers), attention.num_attention_heads, len(layers))
     return [attention.transpose_for_scores(one(source)) for one in layers]
@@ -263,7 +325,8 @@ def _split(joined: Tensor, heads: int, parts: int = 3) -> tuple[Tensor, ...]:
     """Split ``(B, S, parts * heads * d)`` into parts ``(B, heads, S, d)``."""
     rows, length, width = joined.shape  # there may be no rows
     split = joined.view(rows, length, parts, heads, width // (parts * heads))
-    return torch.unbind(split.permute(2, 0, 3, 1, 4))
+    # In this order the backward pass joins the gradients by one kernel, in the layout of `joined`.
+    return tuple(part.transpose(1, 2) for part in torch.unbind(split, dim=2))
 
 
 def _attend(
@@ -292,7 +355,7 @@ def _attend_to_images(
         of_pairs = both if image_of is None else take(both, image_of)
         key, value = _split(of_pairs, heads, 2)
         return _attend(attention.dropout, query, key, value)
-    # All pairs have the same image: the tokens of all of them are queries of one sequence.
+    # If all pairs have the same image, their tokens are the queries of one sequence.
     together = query.transpose(0, 1).flatten(1, 2)[None]
     key, value = _split(both, heads, 2)
     context = _attend(attention.dropout, together, key, value)

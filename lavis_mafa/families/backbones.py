@@ -1,1 +1,1 @@
-"""Model families: for each, a driver (`Backbone`) and the LAVIS models that it drives."""
+"""The drivers (`Backbone`) of the model families."""

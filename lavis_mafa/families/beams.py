@@ -11,10 +11,10 @@ _PER_BEAM = ("query_embeds", "encoder_hidden_states", "encoder_attention_mask")
 
 
 class OneRowPerBeam:
-    """Mixin before a decoder of LAVIS that gives every beam exactly one row of each input.
+    """Mixin for a decoder of LAVIS that gives every beam exactly one row of each input.
 
     LAVIS repeats images for every beam before it calls ``generate``; newer versions of transformers
-    repeat them again, and older ones do not repeat all of them.
+    repeat them again, and older versions do not repeat all inputs.
     """
 
     def prepare_inputs_for_generation(

@@ -1,4 +1,5 @@
-"""BLIP-2's Q-Former, stage 1: ITC by the best of the queries, ITM by their mean, causal LM."""
+"""The driver of BLIP-2's Q-Former (stage 1): ITC by the best query, ITM by their mean, causal
+LM."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ MAX_SIMILARITIES = 2**26
 
 
 def precision_of(encoder: nn.Module, device: torch.device) -> AbstractContextManager[Any]:
-    """Return the context in which an image encoder runs; on a CPU one in fp16 becomes fp32."""
+    """Return the autocast context of an image encoder; on a CPU, convert an fp16 encoder to
+    fp32."""
     if all(weight.dtype != torch.float16 for weight in encoder.parameters()):
         return nullcontext()
     if device.type == "cpu":
@@ -30,7 +32,7 @@ def precision_of(encoder: nn.Module, device: torch.device) -> AbstractContextMan
         with torch.inference_mode(False):  # as inference tensors they could not be trained
             encoder.float()
         return nullcontext()
-    # LAVIS's fp16 leaves normalisations in fp32: autocast makes the types agree.
+    # LAVIS's fp16 leaves normalisations in fp32, so autocast must make the types agree.
     return torch.autocast(device.type, torch.float16)
 
 
@@ -38,7 +40,7 @@ def precision_of(encoder: nn.Module, device: torch.device) -> AbstractContextMan
 class Blip2Backbone(ModelDriver):
     """Drive any LAVIS Q-Former of stage 1.
 
-    They are ``blip2_mafa``, ``blip2`` and ``blip2_image_text_matching``.
+    These models are ``blip2_mafa``, ``blip2`` and ``blip2_image_text_matching``.
 
     Args:
         model: has ``visual_encoder``, ``ln_vision``, ``Qformer`` (BERT with an LM head),
@@ -77,7 +79,7 @@ class Blip2Backbone(ModelDriver):
         return states
 
     def similarity(self, image_features: Tensor, text_features: Tensor) -> Tensor:
-        """Return the similarity of each image's best query (BLIP-2 3.1)."""
+        """Return the similarity of each image, by its best query (BLIP-2 3.1)."""
         queries, count = image_features.shape[1], len(text_features)
         at_once = max(1, MAX_SIMILARITIES // max(1, queries * count))
         with torch.autocast(image_features.device.type, enabled=False):
@@ -142,8 +144,8 @@ class Blip2Backbone(ModelDriver):
     def _states_of_queries(self, images: Images, image_of: Tensor) -> Any:
         """Return keys and values of the images' queries by layer, each ``(P, heads, Q, d)``.
 
-        Those of this rank's images were cached when they were encoded; for images of other ranks
-        they are computed here.
+        For this rank's images they were cached at encoding; for other ranks' images they are
+        computed here.
         """
         count = 0 if images.cache is None else len(images.cache[0][0])
         if count == len(images.embeds):  # known without reading from the device

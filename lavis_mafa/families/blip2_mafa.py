@@ -1,4 +1,4 @@
-"""BLIP-2's Q-Former (stage 1), trained by the step of this package."""
+"""BLIP-2's Q-Former (stage 1), trained by this package's step."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Blip2Mafa(MafaModel, Blip2Parts, Blip2Qformer):
     """BLIP-2's stage 1 (ITC, ITM, LM) by `lavis_mafa.algorithm.step.run_step`.
 
     Its state dict has the keys of LAVIS's ``blip2``, and it generates captions and extracts
-    features as that model does. In addition it runs without a process group, on a CPU, and with a
-    mini-batch of one.
+    features as that model does. In addition, it runs without a process group, on a CPU, and with
+    mini-batches of one pair.
 
     Supported model types:
         - pretrain: EVA ViT-g, with LAVIS's published weights of stage 1.
@@ -54,9 +54,9 @@ class Blip2Mafa(MafaModel, Blip2Parts, Blip2Qformer):
         """
         Args:
             parts: sources of the image encoder, the Q-Former and the tokenizer.
-            settings: of the step.
+            settings: the settings of the step.
             con_d: the discriminator.
-            negatives_encoder: the frozen model that hard negatives are picked by.
+            negatives_encoder: the frozen model whose similarities pick hard negatives.
             sizes: LAVIS's arguments (``vit_model``, ``img_size``, ``freeze_vit``, ...).
         """
         self.parts = parts or Parts()
@@ -73,8 +73,8 @@ class Blip2Mafa(MafaModel, Blip2Parts, Blip2Qformer):
     def from_config(cls, cfg: Any = None) -> Blip2Mafa:
         """Build from a ``model`` config.
 
-        The image encoder starts from ``vit_weights`` and the Q-Former from ``bert_weights``, as in
-        LAVIS independently of ``load_pretrained``; a checkpoint (``pretrained`` with
+        The image encoder starts from ``vit_weights`` and the Q-Former from ``bert_weights``,
+        whatever ``load_pretrained`` says, as in LAVIS; a checkpoint (``pretrained`` with
         ``load_pretrained``, ``finetuned`` with ``load_finetuned``) overrides both.
 
         Raises:

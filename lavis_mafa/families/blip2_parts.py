@@ -1,4 +1,5 @@
-"""Build the parts of LAVIS's BLIP-2 models from published weights, files, or at random."""
+"""Build the parts of LAVIS's BLIP-2 models with published weights, weights from files, or random
+ones."""
 
 from __future__ import annotations
 
@@ -34,10 +35,10 @@ _VIT_WEIGHTS = {
     "clip_L": f"{_PUBLISHED}clip_vit_L.pth",
 }
 PREFIX = "visual_encoder."
-# As in LAVIS, whose own function of this encoder downloads its weights.
+# As in LAVIS, whose function for this encoder downloads its weights.
 _EVA_CLIP_G = {"patch_size": 14, "width": 1408, "depth": 39, "heads": 16, "mlp_ratio": 4.3637}
 
-# LAVIS's constructor arguments that a ``model`` config gives under the same name.
+# Arguments of LAVIS's constructors that have the same name as their key of ``model``.
 SIZES = (
     "vit_model",
     "drop_path_rate",
@@ -52,19 +53,19 @@ SIZES = (
 
 @dataclass(frozen=True)
 class Parts:
-    """Sources of a model's parts.
+    """Sources of the parts of a model.
 
     Attributes:
         tokenizer: a ``vocab.txt``, a folder or a name on the hub; None: BERT's.
-        vit: sizes of an EVA ViT (``patch_size``, ``width``, ``depth``, ``heads``); None: as
-            ``vit_model``.
+        vit: sizes of an EVA ViT (``patch_size``, ``width``, ``depth``, ``heads``); None: the sizes
+            of ``vit_model``.
         vit_weights: a checkpoint or URL of the image encoder, or of a model that contains one as
-            ``visual_encoder``; ``timm/NAME``: timm's on the hub; ``published``: LAVIS's for
-            ``vit_model``; None: random.
+            ``visual_encoder``; ``timm/NAME``: weights of timm on the hub; ``published``: LAVIS's
+            for ``vit_model``; None: random.
         bert_weights: a folder or a name on the hub that the Q-Former starts from; None: random.
         q_former_config: JSON of the Q-Former's sizes; None: BERT-base's.
-        feature_width: V of the features in the place of the image encoder's output; None: there is
-            an image encoder.
+        feature_width: width V of the features that replace the image encoder's output; None: there
+            is an image encoder.
     """
 
     tokenizer: str | None = None
@@ -83,17 +84,17 @@ class Parts:
         return replace(parts, feature_width=width, vit_weights=None) if width else parts
 
     def without(self, content: dict[str, Any]) -> Parts:
-        """Return a copy that does not load the weights which a checkpoint contains anyway."""
+        """Return a copy that does not load weights which a checkpoint contains anyway."""
         state = content.get("model", content)
         parts = self
         if any(key.startswith(PREFIX) for key in state):
             parts = replace(parts, vit_weights=None)
-        if "Qformer.bert.embeddings.word_embeddings.weight" in state:  # not of stage 2
+        if "Qformer.bert.embeddings.word_embeddings.weight" in state:  # stage 2 does not contain it
             parts = replace(parts, bert_weights=None)
         return parts
 
     def _image_weights(self, vit_model: str) -> str | None:
-        """Return ``vit_weights`` with LAVIS's URL in the place of ``published``."""
+        """Return ``vit_weights``, with ``published`` replaced by LAVIS's URL."""
         if self.vit_weights != "published":
             return self.vit_weights
         return _VIT_WEIGHTS[vit_model] if self.vit is None else None
@@ -104,9 +105,10 @@ class _QFormer(OneRowPerBeam, BertLMHeadModel):
 
 
 class Blip2Parts:
-    """Mixin before LAVIS's BLIP-2 classes that overrides the methods which build their parts.
+    """Mixin for LAVIS's BLIP-2 classes that overrides the methods which build their parts.
 
-    LAVIS's methods download every part. A class sets `parts` before it calls LAVIS's constructor.
+    LAVIS's methods download every part. A class must set `parts` before it calls LAVIS's
+    constructor.
 
     Attributes:
         random_parts: prefixes of weights that are random unless a checkpoint is loaded; frozen ones
@@ -169,12 +171,14 @@ class Blip2Parts:
     def frozen_encoder(
         cls, model_type: str | None = None, device: str = "cpu", **changes: Any
     ) -> tuple[nn.Module, Callable[[Tensor], Tensor], int]:
-        """Return a type's image encoder, how it is called, and its image size in pixels.
+        """Return the image encoder of a model type, a function that calls it, and its image size in
+        pixels.
 
         Args:
-            model_type: empty: the first.
-            device: where to put it.
-            changes: of the type's ``model`` config, such as ``vit_weights`` and ``image_size``.
+            model_type: the model type; "": the first one.
+            device: the device for the encoder.
+            changes: changes to the type's ``model`` config, such as ``vit_weights`` and
+                ``image_size``.
 
         Raises:
             ValueError: for an unknown type, and if the encoder's weights would be random.
@@ -201,7 +205,7 @@ class Blip2Parts:
         return encoder, encode, size
 
     def report_random_encoder(self, cfg: Any, trained: bool = False) -> None:
-        """Warn that the frozen image encoder is random, if it is.
+        """Warn if the frozen image encoder has random weights.
 
         Raises:
             ValueError: instead of the warning if the rest of the model is trained, because it was
@@ -222,7 +226,8 @@ class Blip2Parts:
 def build_image_encoder(
     vit_model: str, image_size: int, drop_path_rate: float, use_grad_checkpoint: bool, sizes: Any
 ) -> Any:
-    """Build BLIP-2's image encoder at random: EVA ViT-g, CLIP's ViT-L, or a small EVA ViT.
+    """Build BLIP-2's image encoder with random weights: EVA ViT-g, CLIP's ViT-L, or a small EVA
+    ViT.
 
     Raises:
         ValueError: for an unknown ``vit_model``.
@@ -260,7 +265,7 @@ def load_image_encoder(encoder: nn.Module, url_or_filename: str) -> None:
     """Load an image encoder's weights, with position embeddings resized to its image size.
 
     Args:
-        url_or_filename: or the name of a model of timm, such as
+        url_or_filename: a URL, a file, or the name of a timm model, such as
             ``timm/vit_base_patch16_384.augreg_in21k_ft_in1k``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""BLIP: dot product of [CLS] features, ITM by the text encoder over the image, causal LM."""
+"""The driver of BLIP: dot product of [CLS] features, ITM by cross-attention, causal LM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lavis_mafa.families.family import FromFirstTokens, begin_with
 class BlipBackbone(FromFirstTokens):
     """Drive any LAVIS BLIP with an ITM head.
 
-    They are ``blip_mafa``, ``blip_pretrain``, ``blip_retrieval``, ``blip_image_text_matching``.
+    These are ``blip_mafa``, ``blip_pretrain``, ``blip_retrieval``, ``blip_image_text_matching``.
 
     Args:
         model: has ``visual_encoder``, ``text_encoder``, ``vision_proj``, ``text_proj``,

@@ -1,4 +1,4 @@
-"""BLIP, trained by the step of this package."""
+"""BLIP, trained by this package's step."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class BlipMafa(MafaModel, BlipBase):
     Supported model types:
         - base: ViT-B/16 and BERT-base.
         - large: ViT-L/16 and BERT-base.
-        - tiny: built only from its config, for small images and tests.
+        - tiny: built from its config without files, for small images and tests.
 
     Usage:
         >>> from lavis_mafa import load_model
@@ -72,7 +72,7 @@ class BlipMafa(MafaModel, BlipBase):
         for part in (text_encoder, text_decoder):
             part.resize_token_embeddings(len(tokenizer))
         with contextlib.redirect_stdout(io.StringIO()):  # it prints every weight
-            # All but self-attention is shared (BLIP 3.2).
+            # Encoder and decoder share everything except self-attention (BLIP 3.2).
             tie_encoder_decoder_weights(text_encoder, text_decoder.bert, "", "/attention")
         self.visual_encoder = image_encoder
         self.text_encoder = text_encoder

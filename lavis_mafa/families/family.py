@@ -1,4 +1,4 @@
-"""Shared parts of the drivers of all families."""
+"""Shared code of the drivers of all families."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from lavis_mafa.families.attention import fuse_attention
 
 
 class ModelDriver:
-    """Base of the drivers of ALBEF, BLIP and BLIP-2: their model, and features of captions.
+    """Base of the drivers of ALBEF, BLIP and BLIP-2.
 
     Attributes:
-        matches_states: ITM needs what ITC has encoded of a caption; otherwise only its ids.
+        matches_states: ITM needs the states of a caption's tokens; otherwise only its ids.
     """
 
     matches_states = False
@@ -68,16 +68,16 @@ class FromFirstTokens(ModelDriver):
         return Images(embeds, features, seen=embeds)
 
     def similarity(self, image_features: Tensor, text_features: Tensor) -> Tensor:
-        # In fp32 also under autocast: the temperature's gradient would lose precision otherwise.
+        # In fp32 even under autocast, for the precision of the temperature's gradient.
         with torch.autocast(image_features.device.type, enabled=False):
             return image_features @ text_features.t()
 
     def regions(self, images: Images, texts: Texts) -> tuple[Tensor, Tensor]:
-        """Return local features for TCL's LMI: ``(N, M, E)`` of image regions, ``(N, L - 1, E)`` of
-        words (mask: ``texts.mask[:, 1:]``).
+        """Return local features for TCL's LMI: image regions ``(N, M, E)`` and words ``(N, L - 1,
+        E)``, whose mask is ``texts.mask[:, 1:]``.
 
         Raises:
-            ValueError: if the family keeps no states of words.
+            ValueError: if the family does not keep the states of words.
         """
         if texts.embeds is None:
             raise ValueError("loss_weights.lmi (TCL) needs states of words: use albef_mafa")

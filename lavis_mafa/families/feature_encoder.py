@@ -1,4 +1,4 @@
-"""An image encoder over features of images, which another encoder has computed before training."""
+"""Image encoders that read image features which another encoder has computed before training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lavis_mafa.algorithm.options import option
 
 @dataclass(frozen=True)
 class FeatureOptions:
-    """Keys of ``model`` of the families that can read features."""
+    """Keys of ``model`` for families that can read features."""
 
     image_encoder: str = option(
         "vit",
@@ -30,7 +30,7 @@ def feature_width_of(cfg: Any) -> int | None:
     """Return V of a ``model`` config; None if its images are pictures.
 
     Raises:
-        ValueError: if neither the config nor a folder of features has said V.
+        ValueError: if neither the config nor a folder of features states V.
     """
     if cfg.get("image_encoder") != "features":
         return None
@@ -43,13 +43,13 @@ def feature_width_of(cfg: Any) -> int | None:
 
 
 class Features(nn.Module):
-    """BLIP-2's frozen image encoder for features: pass on ``(B, S, V)`` unchanged.
+    """Replacement of BLIP-2's frozen image encoder that returns features ``(B, S, V)`` unchanged.
 
     Args:
         feature_width: V.
 
     Raises:
-        ValueError: in the forward pass, if it is given anything else, such as pictures.
+        ValueError: in the forward pass, if the input is anything else, such as pictures.
     """
 
     takes_features = True
@@ -69,11 +69,11 @@ class Features(nn.Module):
 
 
 class ProjectedFeatures(Features):
-    """ALBEF's and BLIP's image encoder for features: a projection and a normalisation.
+    """ALBEF's and BLIP's image encoder of features: a projection and a normalisation.
 
     Args:
         feature_width: V.
-        vision_width: D, which the text encoder attends to.
+        vision_width: D, the width to which the text encoder attends.
     """
 
     def __init__(self, feature_width: int, vision_width: int) -> None:

@@ -48,11 +48,11 @@ _RULE = PosteriorRule(beginning="sampled")  # as in FNE's code
 
 @dataclass(frozen=True)
 class _FneSettings(Checked):
-    """Settings of the search for negatives; the defaults are FNE's.
+    """Settings for the search for negatives; the defaults are FNE's.
 
     Attributes:
-        momentum: of the momentum copies.
-        rule: of the posterior; the loss has the same margin.
+        momentum: momentum of the copies.
+        rule: settings of the posterior; the loss has the same margin.
     """
 
     negatives: str = option(
@@ -68,7 +68,7 @@ class _FneSettings(Checked):
         source="FNE",
         low=0,
     )
-    # With the hardest negatives, encoders with random weights collapse: all features become alike.
+    # With the hardest negatives, random encoders collapse: all features become alike.
     plain_negatives: str = option(
         "hardest",
         "negatives of these epochs; random: for encoders that start with random weights",
@@ -101,7 +101,7 @@ class _FneSettings(Checked):
 
 @dataclass(frozen=True)
 class _Posterior(PosteriorRule):
-    margin: float = _RULE.margin  # no option: here it is ``model.margin``
+    margin: float = _RULE.margin  # not an option, as it is ``model.margin`` here
 
 
 @dataclass(frozen=True)
@@ -123,13 +123,13 @@ class _FneOptions(_FneSettings):
 
 @dataclass
 class _FneOutput(ModelOutput):
-    """Output of a step.
+    """The output of a step.
 
     Attributes:
-        loss: sum of both directions (scalar).
-        loss_i2t, loss_t2i: mean over the anchors that have a negative (scalars).
-        negatives_i2t, negatives_t2i: ``(B,)`` ``loaded_index`` of the samples whose text, or image,
-            was picked (``image_id`` for samples without one); -1: none was picked.
+        loss: the sum of both directions (scalar).
+        loss_i2t, loss_t2i: the means over the anchors that have a negative (scalars).
+        negatives_i2t, negatives_t2i: ``(B,)`` ``loaded_index`` (or else ``image_id``) of the
+            samples whose text or image was picked; -1 if none was picked.
     """
 
     loss: Tensor | None = None
@@ -141,7 +141,7 @@ class _FneOutput(ModelOutput):
 
 @registry.register_model("fne_retrieval")
 class FneRetrieval(MafaModel, BaseModel):
-    """ViT and BERT, whose averaged tokens are compared by cosine; no projection, no fusion.
+    """A ViT and a BERT whose averaged tokens are compared by cosine, without projection and fusion.
 
     After the plain epochs an anchor is compared with features of the momentum copies: of the
     mini-batches of all ranks, and of the pairs in the memory. One negative is drawn for every
@@ -197,7 +197,7 @@ class FneRetrieval(MafaModel, BaseModel):
         self.picker = PosteriorPicker(self.fne.rule)
 
     def allocate(self, size: int) -> None:
-        """Do nothing: no state depends on the number of samples."""
+        """Do nothing, since no state depends on the number of samples."""
 
     @classmethod
     def from_config(cls, cfg: Any = None) -> FneRetrieval:
@@ -230,7 +230,7 @@ class FneRetrieval(MafaModel, BaseModel):
     def load_checkpoint(self, url_or_filename: str, content: dict[str, Any] | None = None) -> Any:
         """Load the weights of a checkpoint, but not its memory and distributions.
 
-        These depend on the data and the step of the run that saved them, so only
+        Both depend on the data and step of the run that saved them, so only
         ``run.resume_ckpt_path`` restores them.
         """
         loaded = super().load_checkpoint(url_or_filename, content)
@@ -248,7 +248,7 @@ class FneRetrieval(MafaModel, BaseModel):
                 ranks.
 
         Raises:
-            ValueError: without ``image_id``.
+            ValueError: if there is no ``image_id``.
         """
         if "image_id" not in samples:
             raise ValueError(
@@ -288,7 +288,7 @@ class FneRetrieval(MafaModel, BaseModel):
 
 @dataclass
 class _Step:
-    """The mini-batches of all ranks in one step: C pairs, B of them of this rank."""
+    """One step over the mini-batches of all ranks: C pairs, of which B are this rank's."""
 
     model: FneRetrieval
     ranks: Ranks
@@ -298,7 +298,7 @@ class _Step:
     epoch: int
 
     def plain(self, images: Tensor, texts: Tensor) -> _FneOutput:
-        """Compute the loss with negatives from the mini-batch; gradients flow to both sides."""
+        """Compute the loss with negatives from the mini-batch and gradients to both sides."""
         similarity = self.model.backbone.similarity
         sim_i2t = similarity(images, self.ranks.gather(texts, with_grad=True))
         sim_t2i = similarity(self.ranks.gather(images, with_grad=True), texts).t()
@@ -313,7 +313,8 @@ class _Step:
     def with_memory(
         self, images: Tensor, texts: Tensor, copied_images: Tensor, copied_texts: Tensor
     ) -> _FneOutput:
-        """Compute the loss with negatives from the C pairs' copied features and the memory."""
+        """Compute the loss with negatives from the momentum features of C pairs and from the
+        memory."""
         model, memory = self.model, self.model.memory
         sim_i2t = model.backbone.similarity(images, torch.cat([copied_texts, memory.texts]))
         sim_t2i = model.backbone.similarity(torch.cat([copied_images, memory.images]), texts).t()
@@ -368,7 +369,7 @@ def _text_encoder(cfg: Any, in_parts: bool, tokenizer: Any) -> BertModel:
 
 
 class _DualBackbone:
-    """Drive both encoders; it has no fusion, so it can neither match nor generate.
+    """Driver of both encoders. There is no fusion, so it can neither match nor generate.
 
     Features are averages over all tokens of an image, and over the tokens of a caption except
     padding, normalised, without projection.
@@ -376,7 +377,7 @@ class _DualBackbone:
     Args:
         model: has ``visual_encoder``, ``text_encoder`` (both of one width), ``tokenizer`` and
             ``max_txt_len``.
-        suffix: of the encoders' names: ``_m`` drives the momentum copies.
+        suffix: suffix of the encoders' names: ``_m`` drives the momentum copies.
     """
 
     def __init__(self, model: Any, suffix: str = "") -> None:
@@ -400,7 +401,8 @@ class _DualBackbone:
         mask = tokens.attention_mask
         encoder = getattr(self.model, f"text_encoder{self.suffix}")
         hidden = encoder(tokens.input_ids, attention_mask=mask).last_hidden_state.float()
-        # Unlike FNE's code without padding, so that a feature does not depend on other captions.
+        # Unlike in FNE's code, padding is left out, so that features do not depend on other
+        # captions.
         average = (hidden * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
         return Texts(tokens.input_ids, mask, features=F.normalize(average, dim=-1))
 

@@ -1,4 +1,4 @@
-"""The text encoder of an ALBEF for two images: every fusion layer is doubled (ALBEF 4.2)."""
+"""Double the fusion layers of ALBEF's text encoder, for tasks with two images (ALBEF 4.2)."""
 
 from __future__ import annotations
 

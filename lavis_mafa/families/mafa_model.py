@@ -1,4 +1,4 @@
-"""The mixin of all families' models: the training step, checkpoints, retrieval."""
+"""The mixin of all models: the training step, checkpoints and retrieval."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class MafaModel:
     backbone: Backbone
     step: StepParts
     temp: Any
-    keeps_initial_momentum = False  # or a checkpoint without momentum encoders fills them
-    cached_batch: int | None = None  # pairs whose activations are stored at a time; None: all
-    # As LAVIS's ALBEF and BLIP clamp it at every step; BLIP-2 has no limits.
+    keeps_initial_momentum = False  # False: copied from a checkpoint that lacks them
+    cached_batch: int | None = None  # number of pairs whose activations are stored; None: all
+    # LAVIS's ALBEF and BLIP clamp it to this range at every step; BLIP-2 does not.
     temperature_range: tuple[float, float] = (0.001, 0.5)
 
     def attach_step(
@@ -74,7 +74,7 @@ class MafaModel:
         con_d: Discriminator | None = None,
         negatives_encoder: NegativesEncoder | None = None,
     ) -> None:
-        """Set what the step needs in addition to the family's modules, see `build_parts`."""
+        """Attach the parts of the step, see `build_parts`."""
         self.backbone = backbone
         # Frozen models are not submodules, so that they are neither trained nor saved.
         self.step = build_parts(
@@ -86,7 +86,7 @@ class MafaModel:
                     f"model.mafa: {name} is an attribute of {type(self).__name__}; register "
                     f"{type(one).__name__} under another name"
                 )
-            # A submodule, if it is a module: the optimizer trains its parameters, and checkpoints
+            # A module becomes a submodule: the optimizer trains its parameters, and checkpoints
             # hold its state under the registered name.
             setattr(self, name, one)
 
@@ -103,11 +103,12 @@ class MafaModel:
 
     @property
     def step_backbone(self) -> Backbone:
-        """The backbone, in chunks of ``cached_batch`` pairs if that is set."""
+        """Return the backbone, which computes in chunks of ``cached_batch`` pairs if that is
+        set."""
         return in_chunks(self.backbone, self.cached_batch)
 
     def add_momentum(self, cfg: Any) -> None:
-        """Build the momentum encoders of a ``model`` config if the soft labels come from them."""
+        """Build the momentum encoders of a ``model`` config if the soft labels need them."""
         if self.settings.soft_labels.needs_momentum:
             model: Any = self
             self.keeps_initial_momentum = cfg.get("momentum_start") == "initial"
@@ -138,22 +139,21 @@ class MafaModel:
     def compute_sim_matrix(
         self, data_loader: Any, task_cfg: Any
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """Return retrieval scores by ``k_test``, ``pairs_per_pass``, ``rerank_by`` and
-        ``retrieval_max_txt_len`` of section ``run``."""
+        """Return retrieval scores by ``k_test``, ``rerank_by`` and ``retrieval_max_txt_len`` of
+        section ``run``."""
         return compute_sim_matrix(
             self.backbone,
             data_loader,
             task_cfg.get("k_test", 128),
-            task_cfg.get("pairs_per_pass"),
-            task_cfg.get("rerank_by", "sum"),
-            task_cfg.get("retrieval_max_txt_len", MAX_TOKENS),
+            by=task_cfg.get("rerank_by", "sum"),
+            max_tokens=task_cfg.get("retrieval_max_txt_len", MAX_TOKENS),
         )
 
     def load_checkpoint(self, url_or_filename: str, content: dict[str, Any] | None = None) -> Any:
         """Load the weights of a checkpoint of this family.
 
         Args:
-            content: of the file, if it has been read already.
+            content: content of the file, if it has been read already.
         """
         origin = str(url_or_filename)
         content = content or read_checkpoint(origin)
@@ -164,25 +164,25 @@ class MafaModel:
         return loaded
 
     def load_from_pretrained(self, url_or_filename: str, rename_text_keys: bool = False) -> Any:
-        """Load a checkpoint as `load_checkpoint` does; no key is renamed."""
+        """Load a checkpoint as `load_checkpoint` does, without renaming keys."""
         return self.load_checkpoint(url_or_filename)
 
     def _after_loading(self, missing: list[str]) -> None:
-        """Complete what `load_state` has loaded; ``missing`` are weights that the file lacks."""
+        """Handle the weights ``missing`` from the file that `load_state` has loaded."""
         if self.momentum_encoders is not None and not self.keeps_initial_momentum:
             model: Any = self
             fill_momentum(model, missing)
 
     def load_and_share(self, cfg: Any, content: dict[str, Any] | None = None) -> Any:
-        """Load the checkpoint of a ``model`` config, if it names one, and share a frozen image
+        """Load the checkpoint that a ``model`` config names, if any, and share a frozen image
         encoder with Con-D and the encoder of hard negatives.
 
         Args:
-            content: of the file, if it has been read already.
+            content: content of the file, if it has been read already.
 
         Raises:
-            ValueError: if the checkpoint does not fit, or ``load_finetuned`` is on and it lacks
-                weights of ITC or ITM.
+            ValueError: if the checkpoint does not fit, or lacks weights of ITC or ITM although
+                ``load_finetuned`` is on.
         """
         checkpoint = checkpoint_of(cfg)
         if checkpoint:
@@ -226,11 +226,11 @@ class MafaModel:
         """Build a model type from its default config.
 
         Args:
-            random_weights: build it with random weights and without a download; its tokenizer is a
-                small built-in one unless the type's is in the cache.
+            random_weights: use random weights and download nothing; if the type's tokenizer is not
+                in the cache, use a small built-in one.
 
         Raises:
-            OSError: if its weights or tokenizer are neither in the cache nor can be downloaded.
+            OSError: if weights or a tokenizer are not in the cache and cannot be downloaded.
         """
         model_cls: Any = cls
         cfg = shipped_config(model_cls, model_type).model
@@ -258,12 +258,12 @@ class MafaModel:
 
     @staticmethod
     def without_downloads(cfg: Any) -> None:
-        """Change a config in place, so that building it downloads no weights."""
+        """Change a config in place, so that building its model downloads no weights."""
         cfg.update(load_pretrained=False, load_finetuned=False, vit_weights=None, bert_weights=None)
 
 
 def checkpoint_of(cfg: Any) -> str | None:
-    """Return the checkpoint of a ``model`` config, None if it has none.
+    """Return the checkpoint of a ``model`` config, or None.
 
     Raises:
         ValueError: if ``load_finetuned`` is on and no file is named.
@@ -277,12 +277,12 @@ def checkpoint_of(cfg: Any) -> str | None:
 
 
 def step_parts(cfg: Any) -> dict[str, Any]:
-    """Build ``settings`` and ``con_d`` of a ``model`` config, and ``negatives_encoder`` if it has
-    one: a user's model may not take it, and must not ignore it."""
+    """Build ``settings`` and ``con_d`` of a ``model`` config. Add ``negatives_encoder`` only if the
+    config has one, so that a user's model that does not take it raises an error."""
     mafa: Any = OmegaConf.to_container(OmegaConf.create(cfg.get("mafa") or {}), resolve=True)
     everywhere = bool(cfg.get("negative_all_rank", False))
     settings = StepSettings.from_config(mafa, all_ranks=everywhere)
-    # Forked, so that a model starts from the same random weights with and without frozen models.
+    # Fork the random state, so that a model has the same weights with and without frozen models.
     with torch.random.fork_rng(devices=[]):
         parts = {"settings": settings, "con_d": build_discriminator(mafa.get("con_d"), cfg)}
         encoder = build_negatives_encoder(mafa.get("negatives_encoder"), cfg)

@@ -1,4 +1,4 @@
-"""ITM of many pairs, image by image, so that an image's keys and values are computed once."""
+"""ITM of many pairs, grouped by image, so that an image's keys and values are computed once."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from lavis_mafa.families.family import tokenize
 _PAIRS = {"cpu": 64, "cuda": 512}
 IMAGES = {"cpu": 16, "cuda": 64}
 _TEXTS = {"cpu": 64, "cuda": 256}
-HELD = 32  # images whose keys and values are in memory at once
+HELD = 32  # maximum number of images with keys and values in memory
 
 
 class ManyPairs:
-    """A backbone's methods for matching, for more images, texts and pairs than fit into one pass.
+    """The matching methods of a backbone for more images, texts and pairs than fit into one pass.
 
-    Results are the backbone's own: only padding is removed, and keys and values are shared by the
-    pairs of an image.
+    Results equal the backbone's. Only padding is removed, and the pairs of an image share its keys
+    and values.
 
     Args:
         backbone: a `lavis_mafa.algorithm.backbone.Backbone`.
-        pairs_per_pass: pairs that are fused at once; None: a number that suits the device.
-        progress: called after every pass with its number of pairs.
+        pairs_per_pass: number of pairs fused at a time; None: chosen for the device.
+        progress: function called after every pass with its number of pairs.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ManyPairs:
     def encode_images(
         self, images: Tensor, seen: Tensor | None = None, for_matching: bool = False
     ) -> Images:
-        """Encode ``(B, 3, H, W)``, in several passes if only for matching."""
+        """Encode images ``(B, 3, H, W)``, in several passes if only for matching."""
         size = _of_device(IMAGES, images.device)
         if seen is not None or not for_matching or len(images) <= size:
             whole: Images = self.backbone.encode_images(images, seen, for_matching)
@@ -55,7 +55,7 @@ class ManyPairs:
     def encode_texts(
         self, captions: Captions, max_length: int | None = None, for_matching: bool = False
     ) -> Texts:
-        """Encode captions of similar length together; their order is kept."""
+        """Encode captions of similar length together, and keep their order."""
         ids, mask = tokenize(self.backbone.model, captions, max_length)
         lengths, order = mask.sum(dim=1).cpu().sort()
         embeds = features = None
@@ -76,7 +76,8 @@ class ManyPairs:
         return Texts(ids, mask, embeds, features)
 
     def match(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
-        """Return ITM logits ``(P, 2)`` float32 on the texts' device; images may be on another."""
+        """Return ITM logits ``(P, 2)`` float32 on the device of the texts; images may be on
+        another."""
         device = texts.ids.device
         size = self._pairs_per_pass or _of_device(_PAIRS, device)
         image_of, text_of = image_of.cpu(), text_of.cpu()
@@ -86,7 +87,7 @@ class ManyPairs:
             numbers, own = torch.unique(image_of[pairs], return_inverse=True)
             block = Images(images.embeds[numbers.to(images.embeds.device)].to(device))
             order = lengths[pairs].argsort()
-            # Passes of equal size, so that none has only a few pairs.
+            # Passes have equal sizes, so that no pass has only a few pairs.
             for part in order.tensor_split(-(-len(pairs) // size)):
                 rows = pairs[part]
                 logits[rows.to(device)] = self.backbone.match(
@@ -103,16 +104,16 @@ class ManyPairs:
 def blocks(image_of: Tensor, pairs_per_pass: int) -> Iterator[Tensor]:
     """Yield blocks ``(p,)`` of indices into ``image_of`` ``(P,)``, of a few images each.
 
-    All pairs of an image are in one block. An image with enough pairs for a separate pass is the
-    only one of its block, so that its keys and values need not be copied. The others come `HELD` at
-    a time.
+    All pairs of an image are in one block. An image with enough pairs for a pass of its own is
+    alone in its block, so that its keys and values need not be copied. Other blocks have `HELD`
+    images each.
     """
     order = image_of.argsort(stable=True)
     _, counts = torch.unique_consecutive(image_of[order], return_counts=True)
     by_image: Sequence[Tensor] = torch.split(order, counts.tolist())
     waiting: list[Tensor] = []
-    # With fewer pairs than images a pass takes only the images it needs (`PairedImages`) and shares
-    # no keys and values with the next one.
+    # With fewer pairs than images, a pass takes only the images that it needs (`PairedImages`) and
+    # shares no keys and values with the next pass.
     most = max(1, min(HELD, pairs_per_pass // 2))
     for pairs in by_image:
         if 4 * len(pairs) >= pairs_per_pass:

@@ -18,13 +18,13 @@ from lavis_mafa.algorithm.options import option
 from lavis_mafa.families.many_pairs import ManyPairs
 from lavis_mafa.io.processes import progress
 
-MAX_TOKENS = 35  # LAVIS's length for retrieval captions
-# What orders the best candidates: similarity plus ITM logit (LAVIS, BLIP), the ITM logit alone
-# (ALBEF, GRIT-VLP, MAFA F), or ITC's logit (similarity / temperature) plus ITM's log-odds, both
-# logarithms of probability ratios.
+MAX_TOKENS = 35  # LAVIS's maximum length of captions in retrieval
+# Scores by which the best candidates are ordered: similarity plus ITM logit (LAVIS, BLIP), only the
+# ITM logit (ALBEF, GRIT-VLP, MAFA F), or ITC's logit (similarity / temperature) plus ITM's
+# log-odds, which are both logarithms of probability ratios.
 RERANK_BY = ("sum", "itm", "odds")
-_QUERIES = 1024  # queries whose candidates are searched at once
-# LAVIS's, below every similarity plus logit.
+_QUERIES = 1024  # number of queries searched at a time
+# As in LAVIS; below every similarity plus logit.
 UNRANKED = -100.0
 
 Scores = npt.NDArray[np.float32]
@@ -47,9 +47,6 @@ class RerankOptions:
     retrieval_max_txt_len: int = option(
         MAX_TOKENS, "retrieval: tokens at which captions are cut", source="LAVIS", low=2
     )
-    pairs_per_pass: int | None = option(
-        None, "pairs in one forward pass of re-ranking; null: set by the device", low=1
-    )
 
 
 @torch.inference_mode()
@@ -61,18 +58,18 @@ def compute_sim_matrix(
     by: str = "sum",
     max_tokens: int = MAX_TOKENS,
 ) -> tuple[Scores, Scores]:
-    """Return the scores of every text for every image and vice versa, for LAVIS's retrieval task.
+    """Return the scores of all texts for every image and vice versa, for LAVIS's retrieval task.
 
-    For each query the ``k_test`` candidates of highest ITC similarity get the score of ``by``, all
-    others one below. With 0 the scores are ITC similarities.
-    Several ranks share the pairs; each must read the whole split.
+    For each query, the ``k_test`` candidates with the highest ITC similarity get the score named by
+    ``by``, and all others a lower constant. With 0, all scores are ITC similarities. Ranks share
+    the work of matching, but each must read the whole split.
 
     Args:
-        data_loader: over a LAVIS retrieval evaluation set (``text``, ``image``).
-        k_test: candidates to re-rank; clipped to their number.
-        pairs_per_pass: pairs per pass of the fusion encoder; None: a number that suits the device.
+        data_loader: loader of a LAVIS retrieval evaluation set (``text``, ``image``).
+        k_test: number of candidates to re-rank, at most all of them.
+        pairs_per_pass: pairs per pass of the fusion encoder; None: chosen for the device.
         by: ``sum``, ``itm`` or ``odds``, see `RERANK_BY`.
-        max_tokens: captions are cut at this length.
+        max_tokens: number of tokens at which captions are cut.
 
     Returns:
         ``(num_images, num_texts)`` and ``(num_texts, num_images)`` float32, on all ranks.
@@ -91,15 +88,15 @@ def rerank(
     orders: Sequence[str],
     pairs_per_pass: int | None = None,
 ) -> list[tuple[Scores, Scores]]:
-    """Return the scores of `compute_sim_matrix` for encoded images and texts, for each order.
+    """Return the scores of `compute_sim_matrix` for encoded images and texts, in several orders.
 
-    A pair among the candidates of both its image and its text is matched once.
+    A pair that is a candidate of both its image and its text is matched once.
 
     Args:
-        orders: of `RERANK_BY`.
+        orders: names in `RERANK_BY`.
 
     Raises:
-        ValueError: if an order is none of `RERANK_BY`.
+        ValueError: if an order is not in `RERANK_BY`.
     """
     for by in orders:
         if by not in RERANK_BY:
@@ -133,7 +130,7 @@ def rerank(
 def encode_split(
     backbone: Backbone, data_loader: Any, max_tokens: int = MAX_TOKENS
 ) -> tuple[Images, Texts]:
-    """Encode a whole evaluation split; embeddings of images stay on the CPU."""
+    """Encode a whole evaluation split, with the embeddings of images on the CPU."""
     texts = ManyPairs(backbone).encode_texts(data_loader.dataset.text, max_length=max_tokens)
     embeds, features = [], []
     for samples in progress(data_loader, "encoding images", leave=False):
@@ -171,7 +168,7 @@ def _best_candidates(sim: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
     Args:
         sim: ``(Q, C)``.
-        k: clipped to C.
+        k: number of candidates, clipped to C.
     """
     k = min(k, sim.shape[1])
     found = [part.topk(k, dim=1) for part in torch.split(sim, _QUERIES)]
@@ -189,7 +186,7 @@ def _shared_logits(
     pairs: Tensor,
     pairs_per_pass: int | None,
 ) -> Tensor:
-    """Return logits ``(P, 2)`` of pairs on the CPU.
+    """Return the logits ``(P, 2)`` of pairs on the CPU, sharing the work among ranks.
 
     A pair's number is ``image * num_texts + text``. Every rank matches an equal share of the pairs
     and gets the logits of all.

@@ -23,7 +23,7 @@ def build_tokenizer(name: str | None) -> BertTokenizerFast:
             Hugging Face tokenizer; None: BERT's.
 
     Raises:
-        OSError: if it is neither in the cache nor can be downloaded.
+        OSError: if it is not in the cache and cannot be downloaded.
     """
     if name and name.endswith(".txt"):
         build: Any = BertTokenizerFast  # its constructor has no types
@@ -34,9 +34,9 @@ def build_tokenizer(name: str | None) -> BertTokenizerFast:
 
 
 def _vocabulary(path: str) -> dict[str, Any]:
-    """Return a file's vocabulary as an argument of the tokenizer.
+    """Return the keyword argument that gives a vocabulary file to the tokenizer.
 
-    From version 5 on, transformers ignores ``vocab_file`` without a word: every word is unknown.
+    From version 5 on, transformers silently ignores ``vocab_file``, so that every word is unknown.
     """
     if "vocab" not in inspect.signature(BertTokenizerFast.__init__).parameters:
         return {"vocab_file": path}
@@ -46,7 +46,7 @@ def _vocabulary(path: str) -> dict[str, Any]:
 
 def add_dec_token(tokenizer: Any) -> Any:
     """Add [DEC], the first token of LM in BLIP and BLIP-2."""
-    # The order of additions decides the ids: published weights have [DEC] before [ENC].
+    # The order decides the ids: in published weights, [DEC] comes before [ENC].
     tokenizer.add_special_tokens({"bos_token": "[DEC]"})
     return tokenizer
 
@@ -60,7 +60,7 @@ def add_blip_tokens(tokenizer: Any) -> Any:
 
 
 def from_hub(load: Callable[..., Any], name: str, **options: Any) -> Any:
-    """Call ``from_pretrained`` on a directory or the cache, or download if the hub answers.
+    """Call ``from_pretrained`` on a directory or the cache, or download if the hub is reachable.
 
     Raises:
         OfflineError: if ``name`` is found in none of them.

@@ -14,7 +14,7 @@ from lavis_mafa.algorithm.options import option
 from lavis_mafa.families.feature_encoder import ProjectedFeatures, feature_width_of
 from lavis_mafa.io.project_files import read_config
 
-# ImageNet's weights of LAVIS's ViT-B/16.
+# Weights of LAVIS's ViT-B/16, trained on ImageNet.
 DEIT = "https://dl.fbaipublicfiles.com/deit/deit_base_patch16_224-b5f2ef4d.pth"
 
 
@@ -35,12 +35,12 @@ class VitOptions:
 
 
 def build_vit(cfg: Any, from_pretrained: bool) -> VisionTransformerEncoder | ProjectedFeatures:
-    """Build a ViT by ``vit_type`` as LAVIS does, or by the sizes in ``vit``; with
-    ``image_encoder: features`` what takes its place.
+    """Build a ViT of ``vit_type``, as LAVIS does, or of the sizes in ``vit``, or with
+    ``image_encoder: features`` the encoder of features.
 
     Args:
         cfg: a ``model`` config.
-        from_pretrained: start from ImageNet's weights, which are downloaded.
+        from_pretrained: download and load weights trained on ImageNet.
     """
     feature_width = feature_width_of(cfg)
     if feature_width:
@@ -79,10 +79,10 @@ class _ConvStem(nn.Module):
     Args:
         image_size: side of the images in pixels.
         patch_size: 2 to the power of the number of convolutions.
-        width: of the tokens.
+        width: width of the tokens.
 
     Raises:
-        ValueError: as `_problem_of_stem`.
+        ValueError: if `_problem_of_stem` finds a problem.
     """
 
     def __init__(self, image_size: int, patch_size: int, width: int) -> None:
@@ -116,7 +116,7 @@ class _ConvStem(nn.Module):
 
 
 def _problem_of_stem(patch_size: int, width: int) -> str | None:
-    """Return why a convolutional stem of these sizes cannot be built; None if it can."""
+    """Return why a convolutional stem of these sizes cannot be built, or None if it can."""
     if patch_size < 2 or patch_size & (patch_size - 1):
         return (
             f"conv halves the image, and patch_size {patch_size} is not a power of 2; use 16 or 8"
@@ -133,9 +133,9 @@ def _channels(patch_size: int, width: int) -> list[int]:
 
 
 def begin_narrow(encoder: nn.Module) -> None:
-    """Initialise the weights of a narrow ViT again, with larger values.
+    """Initialise the weights of a narrow ViT again, with a larger standard deviation.
 
-    LAVIS's standard deviation of 0.02 suits a width of 768: with it the tokens of a narrow encoder
+    LAVIS's standard deviation of 0.02 suits a width of 768. With it, the tokens of a narrow encoder
     would be nearly equal.
     """
     for weight in encoder.parameters():

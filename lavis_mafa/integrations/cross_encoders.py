@@ -87,13 +87,14 @@ class PairJudge:
         """Return the probabilities ``(P,)`` of pairs, see `lavis_mafa.Discriminator`.
 
         Raises:
-            ValueError: if a row is not in the data set, or texts are needed and not known.
+            ValueError: if a row is not in the data set, texts are needed and not known, or the
+                encoder returns NaN.
         """
         if not len(image_of):
             return torch.zeros(0, device=image_of.device)
         pairs = list(zip(*self._sides(samples, image_of, text_of), strict=True))
-        found: Tensor = match_probabilities(self.encoder, pairs, self.batch_size)
-        return found.float().to(image_of.device)
+        found = match_probabilities(self.encoder, pairs, self.batch_size)
+        return _judged(found, image_of.device)
 
     def _sides(
         self, samples: dict[str, Any], image_of: Tensor, text_of: Tensor
@@ -137,7 +138,7 @@ class Guide:
         """Return the cosines ``(P,)`` of pairs, see `lavis_mafa.Discriminator`.
 
         Raises:
-            ValueError: if the texts are not known.
+            ValueError: if the texts are not known, or the model returns NaN.
         """
         if PAIR_TEXTS not in samples:
             raise ValueError(_NO_TEXTS)
@@ -155,8 +156,22 @@ class Guide:
             for encode, texts in zip(encoders, samples[PAIR_TEXTS], strict=True)
         )
         cosines = (anchors.float() @ positives.float().t()).to(image_of.device)
-        found: Tensor = cosines[image_of, text_of]
-        return found
+        return _judged(cosines[image_of, text_of], image_of.device)
+
+
+def _judged(scores: Tensor, device: torch.device) -> Tensor:
+    """Return scores in float32 on a device; a pair with NaN would stay a negative in silence.
+
+    Raises:
+        ValueError: if some are NaN.
+    """
+    wrong = int(scores.isnan().sum())
+    if wrong:
+        raise ValueError(
+            f"the judge returned NaN for {wrong} of {len(scores)} pairs: load it in float32 or "
+            "bfloat16, and look for NaN among its weights"
+        )
+    return scores.float().to(device)
 
 
 def _values_at(column: Any, places: Tensor) -> list[Any]:
@@ -164,6 +179,32 @@ def _values_at(column: Any, places: Tensor) -> list[Any]:
     read, number = torch.unique(places, return_inverse=True)
     values = column[read.tolist()][column.column_names[0]]
     return [values[n] for n in number.tolist()]
+
+
+def pixels_of(processor: Any, images: Sequence[Any]) -> Tensor:
+    """Return images as a processor makes them; pictures are read as viewers show them."""
+    from lavis_mafa.io.pictures import to_rgb  # needs Pillow, and the losses do not
+
+    shown = [to_rgb(one) if hasattr(one, "getpixel") else one for one in images]
+    found: Tensor = processor.image_processor(shown, return_tensors="pt")["pixel_values"]
+    return found
+
+
+def tokens_of(processor: Any, texts: list[str], config: Any, padding: bool | str = True) -> Any:
+    """Return tokens; captions are cut, and padded where asked, to the model's own length.
+
+    Some tokenizers state none, or one that the model cannot read.
+
+    Args:
+        config: of the part of the model that reads them.
+    """
+    return processor.tokenizer(
+        texts,
+        padding=padding,
+        truncation=True,
+        max_length=config.max_position_embeddings,
+        return_tensors="pt",
+    )
 
 
 class _ImagesOnce:
@@ -207,29 +248,9 @@ class _ImagesOnce:
         return scores if activation_fn is None else activation_fn(scores)
 
     def pixels(self, images: Sequence[Any]) -> Tensor:
-        """Return images as the model's processor makes them, on its device; pictures of any mode
-        are read as viewers show them."""
-        from lavis_mafa.io.pictures import to_rgb  # needs Pillow, and the losses do not
-
-        shown = [to_rgb(one) if hasattr(one, "getpixel") else one for one in images]
-        found: Tensor = self.processor.image_processor(shown, return_tensors="pt")["pixel_values"]
+        """Return images as the model's processor makes them, on its device."""
         weight = self.model.vision_model.embeddings.patch_embedding.weight
-        return found.to(weight.device, weight.dtype)
-
-    def _words(self, texts: list[str], device: torch.device, padding: bool | str) -> Any:
-        """Return tokens; captions are cut, and padded where asked, to the model's own length.
-
-        Some tokenizers state none, or one that the model cannot read.
-        """
-        config = self.model.config
-        text_config = getattr(config, "text_config", None) or config.qformer_config
-        return self.processor.tokenizer(
-            texts,
-            padding=padding,
-            truncation=True,
-            max_length=text_config.max_position_embeddings,
-            return_tensors="pt",
-        ).to(device)
+        return pixels_of(self.processor, images).to(weight.device, weight.dtype)
 
     def _encode(self, images: Sequence[Any]) -> Tensor:
         raise NotImplementedError
@@ -254,7 +275,8 @@ class Blip2CrossEncoder(_ImagesOnce):
 
     def _match(self, embeds: Tensor, texts: list[str]) -> Tensor:
         """Return the logits ``(P, 2)`` of pairs as ``Blip2ForImageTextRetrieval`` computes them."""
-        model, words = self.model, self._words(texts, embeds.device, padding=True)
+        model = self.model
+        words = tokens_of(self.processor, texts, model.config.qformer_config).to(embeds.device)
         # In half precision, transformers keeps some of the parts in float32.
         inside = _dtype(model.qformer)
         queries = model.query_tokens.expand(len(texts), -1, -1).to(_dtype(model.embeddings))
@@ -307,7 +329,8 @@ class DualEncoder(_ImagesOnce):
     def encode_texts(self, texts: list[str]) -> Tensor:
         """Return the normalised features ``(B, E)`` of captions."""
         # SigLIP has no attention mask: it was trained on captions of one padded length.
-        words = self._words(texts, next(self.parameters()).device, padding="max_length")
+        words = tokens_of(self.processor, texts, self.model.config.text_config, "max_length")
+        words = words.to(next(self.parameters()).device)
         return _unit(self.model.get_text_features(**words))
 
     def _match(self, embeds: Tensor, texts: list[str]) -> Tensor:

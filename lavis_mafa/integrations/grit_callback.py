@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import BatchSampler, RandomSampler
 from transformers import TrainerCallback
@@ -17,6 +16,7 @@ from lavis_mafa.algorithm.grit.grit_settings import GritSettings
 from lavis_mafa.algorithm.grit.schedule import GritSchedule
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.integrations.rows import Rows
+from lavis_mafa.io.processes import all_gather_objects
 
 _LOSS = "mined_loss.pth"  # file of a checkpoint with what a loss learned
 
@@ -178,7 +178,7 @@ class Grit(TrainerCallback):
         elif not (first.is_file() and own.is_file()):
             missing = own if first.is_file() else first
             problem = f"no {missing}, from which the order of a resumed run is read"
-        if _any_rank(bool(problem)):
+        if any(all_gather_objects(bool(problem))):
             raise ValueError(
                 f"{problem or 'another process cannot restore its order'}: resume with the set-up "
                 "of the run that wrote the checkpoint, or start a new run from its weights"
@@ -256,15 +256,6 @@ def _save(content: dict[str, Any], path: Path) -> None:
 def _read(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     return found
-
-
-def _any_rank(flag: bool) -> bool:
-    """Return whether a flag is set on any process; all of them must call it."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return flag
-    flags: list[Any] = [None for _ in range(dist.get_world_size())]
-    dist.all_gather_object(flags, flag)
-    return any(flags)
 
 
 class _GritSampler(BatchSampler):

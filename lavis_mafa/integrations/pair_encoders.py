@@ -1,4 +1,4 @@
-"""Encoders of images and texts, or of two texts, in other libraries behind one interface.
+"""Encoders of images and texts in other libraries behind one interface.
 
 A model's folder runs no code: none is loaded with ``trust_remote_code``. No library is imported
 before a model of it is loaded.
@@ -23,34 +23,24 @@ EXPECTED = (
 
 
 class PairEncoder:
-    """Encodes the anchors and the texts of pairs.
+    """Encodes the images and the texts of pairs.
 
     Attributes:
         model: whose weights identify the features.
-        reads_images: whether anchors may be images.
     """
 
     model: Any
-    reads_images = True
 
-    def prepare(self, anchor: Any) -> Any:
-        """Return what `encode_anchors` needs of an anchor, small enough to hold many."""
-        return anchor if isinstance(anchor, str) else self._pixels(anchor)
+    def prepare(self, image: Any) -> Any:
+        """Return what `encode_images` needs of an image, small enough to hold many."""
+        return image
 
-    def encode_anchors(self, anchors: Sequence[Any]) -> Tensor:
-        """Return the features ``(B, E)`` of prepared images or texts."""
-        if isinstance(anchors[0], str):
-            return self.encode_texts(list(anchors))
-        return self._encode_images(anchors)
+    def encode_images(self, images: Sequence[Any]) -> Tensor:
+        """Return the features ``(B, E)`` of prepared images."""
+        raise NotImplementedError
 
     def encode_texts(self, texts: list[str]) -> Tensor:
         """Return the features ``(B, E)`` of texts."""
-        raise NotImplementedError
-
-    def _pixels(self, image: Any) -> Any:
-        return image
-
-    def _encode_images(self, images: Sequence[Any]) -> Tensor:
         raise NotImplementedError
 
 
@@ -61,10 +51,10 @@ class _TwoTowers(PairEncoder):
         self.model, processor = load_two_towers(name, device)
         self._encoder = DualEncoder(self.model, processor, threshold=0.0)
 
-    def _pixels(self, image: Any) -> Any:
+    def prepare(self, image: Any) -> Any:
         return self._encoder.pixels([image]).cpu()
 
-    def _encode_images(self, images: Sequence[Any]) -> Tensor:
+    def encode_images(self, images: Sequence[Any]) -> Tensor:
         weight = next(self.model.parameters())
         return self._encoder.encode_pixels(torch.cat(list(images)).to(weight.device))
 
@@ -79,11 +69,12 @@ class _Sentences(PairEncoder):
         from sentence_transformers import SentenceTransformer
 
         self.model = SentenceTransformer(name, device=str(device), trust_remote_code=False)
-        self.reads_images = self.model.supports("image")
+        if not self.model.supports("image"):
+            raise ValueError("this SentenceTransformer reads only texts; name a CLIP or a SigLIP")
 
-    def encode_anchors(self, anchors: Sequence[Any]) -> Tensor:
+    def encode_images(self, images: Sequence[Any]) -> Tensor:
         found: Tensor = self.model.encode_query(
-            list(anchors), convert_to_tensor=True, show_progress_bar=False
+            list(images), convert_to_tensor=True, show_progress_bar=False
         )
         return found
 
@@ -107,10 +98,10 @@ class _OpenClip(PairEncoder):
         self.model.eval()
         self._tokenizer, self._device = open_clip.get_tokenizer(name), device
 
-    def _pixels(self, image: Any) -> Any:
+    def prepare(self, image: Any) -> Any:
         return self._processor(image)
 
-    def _encode_images(self, images: Sequence[Any]) -> Tensor:
+    def encode_images(self, images: Sequence[Any]) -> Tensor:
         found: Tensor = self.model.encode_image(torch.stack(list(images)).to(self._device))
         return found
 

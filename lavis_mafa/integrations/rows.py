@@ -28,7 +28,7 @@ def numbered(dataset: Any) -> Any:
     Raises:
         ValueError: if it is something else, has such a column already, or has no rows.
     """
-    _require_table(dataset)
+    require_table(dataset)
     if ROW in dataset.column_names:
         raise ValueError(
             f"the data set has a column {ROW!r} already, the name that the trainer gives to a "
@@ -46,7 +46,7 @@ def numbered(dataset: Any) -> Any:
     return dataset.add_column(ROW, numbers)
 
 
-def _require_table(dataset: Any) -> None:
+def require_table(dataset: Any) -> None:
     """Raise ValueError unless a data set is a ``datasets.Dataset`` with two columns and a row."""
     columns = getattr(dataset, "column_names", None)
     if not isinstance(columns, list) or not hasattr(dataset, "select_columns"):
@@ -78,7 +78,7 @@ class Rows:
     """
 
     def __init__(self, dataset: Any) -> None:
-        _require_table(dataset)
+        require_table(dataset)
         found = np.array(0.0)
         if ROW in dataset.column_names:
             column = dataset.with_format("arrow").select_columns([ROW])[:].column(0)

@@ -19,14 +19,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from lavis_mafa.algorithm.cached_batch import recomputed
 from lavis_mafa.algorithm.corpus_mining import BY_MARGIN, mine_corpus
-from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.integrations.cross_encoders import (
     PAIR_TEXTS,
@@ -36,7 +34,8 @@ from lavis_mafa.integrations.cross_encoders import (
 )
 from lavis_mafa.integrations.grit_callback import Grit, KeepLoss
 from lavis_mafa.integrations.pair_loss import PairLoss, numbers_of
-from lavis_mafa.integrations.rows import ROW, Rows, numbered
+from lavis_mafa.integrations.rows import ROW, Rows, numbered, require_table
+from lavis_mafa.io.processes import all_gather_objects
 
 __all__ = [
     "Blip2CrossEncoder",
@@ -201,12 +200,8 @@ class MinedLoss(PairLoss):
         # The tokenizer of StaticEmbedding is one of the library tokenizers.
         decode = getattr(tokenizer, "batch_decode", None) or tokenizer.decode_batch
         own = [decode(_ids(one), skip_special_tokens=True) for one in columns]
-        world = Ranks(self.parts.settings.all_ranks).world
-        if world == 1:
-            return own
-        gathered: list[Any] = [None for _ in range(world)]
-        dist.all_gather_object(gathered, own)
-        return [[text for one in gathered for text in one[side]] for side in range(2)]
+        of_ranks = all_gather_objects(own) if self.parts.settings.all_ranks else [own]
+        return [[text for one in of_ranks for text in one[side]] for side in range(2)]
 
     def _equal(self, columns: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
         """Return numbers ``(B,)`` of the tokens of anchors and positives, equal for equal ones."""
@@ -315,7 +310,11 @@ def mine_hard_negatives(
         too few negatives are left out, and a warning counts them; a pair that is listed several
         times is mined once. The second has the missing pairs in the two columns; training on both
         converts the false negatives.
+
+    Raises:
+        ValueError: if the data set is something else, or has no two columns or no rows.
     """
+    require_table(dataset)
     names = [name for name in dataset.column_names if name != ROW][:2]
     anchor, positive = (dataset.select_columns([name]) for name in names)
     if _encodes_alike(model):

@@ -18,10 +18,10 @@ from torch.utils.data import Sampler
 from transformers import Trainer
 
 from lavis_mafa.algorithm.settings import StepSettings
+from lavis_mafa.integrations.cross_encoders import pixels_of, tokens_of
 from lavis_mafa.integrations.grit_callback import Grit, KeepLoss
 from lavis_mafa.integrations.pair_loss import PairLoss, numbers_of
 from lavis_mafa.integrations.rows import ROW, numbered
-from lavis_mafa.io.pictures import to_rgb
 
 __all__ = ["Grit", "MinedTrainer", "PairCollator", "numbered"]
 
@@ -40,20 +40,13 @@ class PairCollator:
 
     def __init__(self, processor: Any, model: Any, image: str = "image", text: str = "text"):
         self.processor, self.image, self.text = processor, image, text
-        self.length: int = model.config.text_config.max_position_embeddings
+        self.config = model.config.text_config
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Return ``pixel_values``, the tokens and, if the rows have numbers, ``labels``."""
-        pictures = [to_rgb(row[self.image]) for row in rows]
-        found = self.processor.image_processor(pictures, return_tensors="pt")
-        words = self.processor.tokenizer(
-            [row[self.text] for row in rows],
-            padding="max_length",
-            truncation=True,
-            max_length=self.length,
-            return_tensors="pt",
-        )
-        batch = {**words, "pixel_values": found["pixel_values"]}
+        texts = [row[self.text] for row in rows]
+        batch = dict(tokens_of(self.processor, texts, self.config, "max_length"))
+        batch["pixel_values"] = pixels_of(self.processor, [row[self.image] for row in rows])
         if ROW in rows[0]:
             batch["labels"] = torch.tensor([row[ROW] for row in rows])
         return batch

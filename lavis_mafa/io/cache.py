@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import glob
 import logging
 import os
-import platform
 import shutil
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 _TEMPORARY = ".tmp-"  # in the name of a folder that is being made
+_LEFT_SECONDS = 7 * 86_400  # after which such a folder is taken for a killed process's
 
 
 def cache_root(cache_dir: str | os.PathLike[str] | None = None) -> Path:
@@ -30,8 +30,7 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> None:
         return
     _make_folder(folder.parent)
     _remove_leftovers(folder.parent)
-    name = f"{folder.name}{_TEMPORARY}{platform.node()}-{os.getpid()}-{uuid.uuid4().hex}"
-    temporary = folder.with_name(name)
+    temporary = folder.with_name(f"{folder.name}{_TEMPORARY}{uuid.uuid4().hex}")
     temporary.mkdir()  # not by `tempfile`, whose mode would lock out others who share the cache
     try:
         make(temporary)
@@ -45,22 +44,11 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> None:
 
 
 def _remove_leftovers(parent: Path) -> None:
-    """Remove what killed processes of this machine have left: perhaps as much as a whole table."""
-    for left in parent.glob(f"*{_TEMPORARY}{glob.escape(platform.node())}-*"):
-        maker = left.name.rpartition(f"{_TEMPORARY}{platform.node()}-")[2].split("-")[0]
-        if maker.isdigit() and not _is_running(int(maker)):
+    """Remove what killed processes have left: perhaps as much as a whole table."""
+    for left in parent.glob(f"*{_TEMPORARY}*"):
+        if time.time() - left.stat().st_mtime > _LEFT_SECONDS:
             logging.info("removing %s, which a killed process has left", left)
             shutil.rmtree(left, ignore_errors=True)
-
-
-def _is_running(number: int) -> bool:
-    try:
-        os.kill(number, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):  # another user's, or no number of a process
-        return True
-    return True
 
 
 def _make_folder(folder: Path) -> None:

@@ -9,12 +9,9 @@ import json
 import os
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lavis_mafa.io.files import ROOT, require_regular
-
-if TYPE_CHECKING:
-    import yaml
 
 # A wheel carries ``projects/`` inside the package; a checkout has it at its root.
 PROJECTS = next(
@@ -25,7 +22,8 @@ PROJECTS = next(
     ),
     ROOT / "projects",
 )
-_MOST_NODES = 10_000  # keys and values with every alias written out; our largest file has 600
+_DEEPEST = 100  # mappings and lists in each other
+_MOST_ALIASES = 20  # nested, they repeat a value at most some 1,500 times
 # Default YAMLs of models and data sets.
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
@@ -137,38 +135,25 @@ def check_yaml_file(path: str | os.PathLike[str]) -> None:
 
 
 def check_yaml(text: str) -> None:
-    """Refuse YAML whose aliases contain themselves or, written out, make it very large.
-
-    OmegaConf writes every alias out: nine lines of ten aliases each would fill the memory.
+    """Refuse YAML that grows without limit when it is read: OmegaConf writes every alias out.
 
     Raises:
         yaml.YAMLError: saying which, or that the text is not YAML.
     """
     import yaml  # here, as the paths above are found without it
 
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        count = _size(root, {}, set())
-    except RecursionError as error:
-        raise yaml.YAMLError("it is nested too deeply") from error
-    if count > _MOST_NODES:
-        raise yaml.YAMLError(
-            f"with its aliases written out it has {count} values, expected at most {_MOST_NODES}"
-        )
-
-
-def _size(node: yaml.Node | None, known: dict[int, int], above: set[int]) -> int:
-    """Return the number of nodes below a node, with every alias counted anew."""
-    import yaml
-
-    if node is None or isinstance(node, yaml.ScalarNode):
-        return 1
-    own = id(node)
-    if own in above:
-        raise yaml.YAMLError(f"an alias contains itself, line {node.start_mark.line + 1}")
-    if own not in known:
-        parts = node.value
-        if isinstance(node, yaml.MappingNode):
-            parts = [part for pair in node.value for part in pair]
-        known[own] = 1 + sum(_size(part, known, above | {own}) for part in parts)
-    return known[own]
+    around: list[str | None] = []  # anchors of the mappings and lists around an event
+    aliases = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            around.append(event.anchor)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            around.pop()
+        elif isinstance(event, yaml.AliasEvent):
+            aliases += 1
+            if event.anchor in around:
+                raise yaml.YAMLError(f"*{event.anchor} contains itself")
+        if len(around) > _DEEPEST:
+            raise yaml.YAMLError("it is nested too deeply")
+    if aliases > _MOST_ALIASES:
+        raise yaml.YAMLError(f"it has {aliases} aliases, expected at most {_MOST_ALIASES}")

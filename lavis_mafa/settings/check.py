@@ -188,6 +188,7 @@ class Report:
         active: conditions under which keys are required, see `Option.needed`, and names of the
             run's task, most specific first, see `Option.by_task`.
         machine: also check files and devices of this machine.
+        typed: texts of options by key: the values of keys that take a text.
 
     Attributes:
         problems: lines ``key: what is wrong and how to fix it``.
@@ -196,9 +197,14 @@ class Report:
     """
 
     def __init__(
-        self, keys: Keys, active: Collection[str] = ("always",), machine: bool = True
+        self,
+        keys: Keys,
+        active: Collection[str] = ("always",),
+        machine: bool = True,
+        typed: Mapping[str, str] | None = None,
     ) -> None:
         self.keys, self.active, self.machine = keys, active, machine
+        self.typed = typed or {}
         self.problems: list[str] = []
         self.notes: list[str] = []
         self.bad: set[str] = set()
@@ -251,6 +257,8 @@ class Report:
         if value is None and key.nullable:
             return None
         kind = key.kind
+        if kind == "str" or (kind == "strs" and not isinstance(value, list)):
+            value = self.typed.get(path, value)
         if kind in ("list", "strs") and isinstance(value, list):
             return [self._checked(f"{path}[{i}]", key._items, one) for i, one in enumerate(value)]
         if kind == "mapping" and isinstance(value, Mapping) and key.keys is None:

@@ -25,12 +25,12 @@ from lavis_mafa.io.plugins import PluginError, load_plugins
 from lavis_mafa.io.problems import ConfigError
 from lavis_mafa.io.project_files import PROJECTS, check_yaml, check_yaml_file, config_named
 from lavis_mafa.judges.frozen import FROZEN_MODELS
-from lavis_mafa.settings.check import Key, Keys, Report, filled, known_keys, section_of
+from lavis_mafa.settings.check import Report, filled, section_of
 from lavis_mafa.settings.config_of_run import LOG, is_run, is_trusted, recorded_config
 from lavis_mafa.settings.contradictions import ask_all
 from lavis_mafa.settings.foreign import usable
 from lavis_mafa.settings.named_files import check_files
-from lavis_mafa.settings.registered import FILE, keys_for, mafa_key, merge, names_of
+from lavis_mafa.settings.registered import keys_for, mafa_key, merge, names_of
 
 logger = logging.getLogger(__name__)
 
@@ -60,14 +60,12 @@ class MafaConfig(Config):
     ) -> None:
         self.args = args
         cfg_path, options = str(args.cfg_path), list(getattr(args, "options", None) or [])
-        user, problems, unused = _read(cfg_path, options, named, data_only, FILE)
+        typed: dict[str, str] = {}
+        user, problems, unused = _read(cfg_path, options, named, data_only, typed)
         if user is None:
             raise ConfigError(cfg_path, problems)
         plugins = _load_plugins(user)
-        if options or named:  # again: the keys of data sets and plugins say which are texts
-            keys = keys_for(_resolved(user))[1]
-            user, problems, unused = _read(cfg_path, options, named, data_only, keys)
-        config, found, self.notes = complete(_resolved(user), machine)
+        config, found, self.notes = complete(_resolved(user), machine, typed)
         if problems or plugins or found:
             raise ConfigError(cfg_path, [*problems, *plugins, *found, *(unused if found else [])])
         self.notes += unused
@@ -148,8 +146,7 @@ def format_config(cfg: MafaConfig) -> str:
 
 
 def _load_plugins(user: Any) -> list[str]:
-    """Import installed plugins and those in ``run.plugins``, so that their keys are known; return
-    the problems."""
+    """Import the plugins in ``run.plugins``, so that their keys are known; return the problems."""
     run = user.get("run")
     names = run.get("plugins") if isinstance(run, dict) else None
     try:
@@ -162,19 +159,26 @@ def _load_plugins(user: Any) -> list[str]:
 
 
 def _read(
-    cfg_path: str, options: list[str], named: Named | None, data_only: bool, keys: Keys
+    cfg_path: str,
+    options: list[str],
+    named: Named | None,
+    data_only: bool,
+    typed: dict[str, str],
 ) -> tuple[Any, list[str], list[str]]:
     """Merge file and options into plain data, without what a stranger may not choose.
+
+    Args:
+        typed: to which the texts of options are added, see `read_options`.
 
     Returns:
         The unresolved config, None if it cannot be used; the problems; notes on what is not used.
     """
     problems: list[str] = []
-    chosen: Any = OmegaConf.to_container(_read_options(options, problems, keys))
-    layers: list[tuple[Any, Path | None]] = [(chosen, None)]
+    layers: list[tuple[Any, Path | None]] = []
     if named is not None and named.options:
-        recorded = OmegaConf.to_container(_read_options(named.options, problems, keys))
-        layers.insert(0, (recorded, None if is_trusted(named.file) else named.file))
+        recorded = read_options(named.options, problems, typed)
+        layers.append((recorded, None if is_trusted(named.file) else named.file))
+    layers.append((read_options(options, problems, typed), None))
     try:
         layers.insert(0, _base_of(cfg_path, named))
         user: Any = {}
@@ -219,24 +223,27 @@ def _base_of(cfg_path: str, named: Named | None) -> tuple[dict[str, Any], Path |
     return plain, None if shipped else named.file
 
 
-def _read_options(
-    options: Sequence[str], problems: list[str], keys: Keys = FILE, flag: str = "--options"
-) -> DictConfig:
-    """Parse options ``key=value``; see `_value_of`.
+def read_options(
+    options: Sequence[str], problems: list[str], typed: dict[str, str], flag: str = "--options"
+) -> dict[str, Any]:
+    """Parse options ``key=value`` into nested mappings; see `_value_of`.
 
     Args:
         problems: to which those of the options are added.
-        keys: of the config.
+        typed: to which the texts of values that are not texts are added, by key.
         flag: the argument that they are given by, for messages.
     """
-    merged, known = OmegaConf.create(), dict(known_keys(keys))
+    merged = OmegaConf.create()
     for option in options:
         key, equals, text = option.partition("=")
         path = key.split(".")
         if not equals or not all(path):
             problems.append(f"{flag}: {option!r} is not of the form key=value")
             continue
-        nested = _value_of(text, known.get(key))
+        nested = _value_of(text)
+        typed.pop(key, None)
+        if nested is not None and not isinstance(nested, str):
+            typed[key] = text
         for name in reversed(path):
             nested = {name: nested}
         try:
@@ -244,51 +251,29 @@ def _read_options(
             merged.merge_with(OmegaConf.create(nested))
         except OmegaConfBaseException as error:
             problems.append(f"{key}: {option!r} cannot be read ({_one_line(error)})")
-    return merged
+    plain: Any = OmegaConf.to_container(merged)
+    return dict(plain)
 
 
-def plain_options(options: Sequence[str], keys: Keys, flag: str = "--options") -> dict[str, Any]:
-    """Parse options of other keys than those of a config, as `_read_options` does.
-
-    Raises:
-        ValueError: with all problems.
-    """
-    problems: list[str] = []
-    found: Any = OmegaConf.to_container(_read_options(options, problems, keys, flag), resolve=True)
-    if problems:
-        raise ValueError("\n".join(problems))
-    return dict(found)
-
-
-def _value_of(text: str, key: Key | None) -> Any:
+def _value_of(text: str) -> Any:
     """Return the value of an option: its text as it was typed, unless it means something else.
 
-    YAML would drop what follows " #", and blanks at the end. A number, True, False, null, and a
-    list or mapping in brackets are read as YAML where the key does not take a text. Quotation marks
-    around a whole text are removed.
-
-    Args:
-        key: that the option sets; None if it is unknown.
+    YAML would drop what follows " #", and blanks at the end. Only a number, True, False, null, and
+    a list or mapping in brackets are read as YAML. Quotation marks around a whole text are removed.
     """
     try:
         check_yaml(text)
         value = OmegaConf.to_container(OmegaConf.from_dotlist([f"x={text}"]))["x"]  # type: ignore
     except (yaml.YAMLError, OmegaConfBaseException):
         return text
-    kind = "any" if key is None else key.kind
-    if value is None:
-        return None
     plain = text.strip()
     if isinstance(value, str):
         is_meant = text[0] in "'\"" and plain[-1] == text[0]
     elif isinstance(value, list | dict):
-        is_meant = plain[0] in "[{" and kind != "str"
-    elif isinstance(value, bool) and kind != "bool":
-        is_meant = plain.lower() in ("true", "false")
+        is_meant = plain[0] in "[{"
     else:  # to YAML, 0123 is octal and 12:30 is of base 60
         is_meant = not re.search(r"^[-+]?0\d|[_:]", plain)
-    takes_text = kind in ("str", "strs") and not isinstance(value, str | list)
-    return value if is_meant and not takes_text else text
+    return value if is_meant else text
 
 
 def _one_line(error: Exception) -> str:
@@ -296,15 +281,19 @@ def _one_line(error: Exception) -> str:
 
 
 def complete(
-    user: Mapping[str, Any], machine: bool = True
+    user: Mapping[str, Any], machine: bool = True, typed: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Any], list[str], list[str]]:
     """Check a config given as plain data and add all defaults.
+
+    Args:
+        machine: also check that files and devices exist.
+        typed: texts of options by key: the values of keys that take a text.
 
     Returns:
         The whole config, the problems (empty if it is valid) and the notes.
     """
     user, keys, shipped, wrong_names = keys_for(_without_frozen(user))
-    report = Report(keys, _active(user.get("run")), machine)
+    report = Report(keys, _active(user.get("run")), machine, typed)
     report.bad |= {one.key for one in wrong_names}  # reported once, at the end
     # Values of the default YAMLs that the user did not change are not checked.
     trusted = {name: shipped[name] for name in ("model", "datasets") if name in shipped}

@@ -1,6 +1,6 @@
 """Keys of one config: those of its model, task and data sets, and of registered entries.
 
-Entries may come from this package, from installed plugins and from users' files.
+Entries may come from this package and from users' files.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ from lavis_mafa.judges.discriminators import DISCRIMINATORS
 from lavis_mafa.settings.check import UNSET, Key, Keys, keys_of, section_of, suggest
 from lavis_mafa.settings.schema import (
     BLANK,
-    LAVIS_DATASET,
+    DATASET,
     LAVIS_DEFAULTS,
     LAVIS_MODEL,
     LAVIS_RUN,
-    DatasetOptions,
     FileOptions,
     ModelOptions,
     ModelParts,
@@ -48,10 +47,9 @@ def _lavis_keys(listed: Mapping[Any, tuple[str, ...]]) -> dict[str, Key]:
 
 
 FILE = keys_of(FileOptions)
-LISTED = [_lavis_keys(one) for one in (LAVIS_RUN, LAVIS_MODEL, LAVIS_DATASET)]
+LISTED = [*map(_lavis_keys, (LAVIS_RUN, LAVIS_MODEL)), DATASET]
 RUN = {**keys_of(RunOptions), **LISTED[0]}
 MODEL = {**keys_of(ModelOptions), **LISTED[1]}
-DATASET = {**keys_of(DatasetOptions), **LISTED[2]}
 OURS, PARTS = map(keys_of, (OurModelOptions, ModelParts))
 BUILD_KEYS = ("arch", "model_type", "load_pretrained", "pretrained", "load_finetuned", "finetuned")
 _ANY = Key(Any, Option("passed on unchanged", "LAVIS"))

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from lavis_mafa.algorithm.grit.grit_settings import GritSettings
-from lavis_mafa.algorithm.options import option
+from lavis_mafa.algorithm.options import Option, option
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.families.vit import VitOptions
 from lavis_mafa.io.problems import Registered
 from lavis_mafa.judges.con_d_settings import ConDSettings, FrozenSettings
+from lavis_mafa.settings.check import Key
 from lavis_mafa.settings.loggers import LOGGERS
 from lavis_mafa.tasks.mafa_retrieval import RetrievalOptions
 from lavis_mafa.tasks.metrics import MetricNames
@@ -49,7 +50,6 @@ class RunOptions(RetrievalOptions):
 
     task: str = _lavis("what to train or evaluate", choices=Registered("task"), needed=ALWAYS)
     runner: str = _lavis("the training loop (runner_mafa if absent)", choices=Registered("runner"))
-    evaluate: bool = _lavis("evaluate only, no training", False)
     train_splits: list[str] = _lavis("splits to train on", [], choices=SPLITS, needed=TRAINING)
     valid_splits: list[str] = _lavis("splits evaluated after every epoch", [])
     test_splits: list[str] = _lavis("splits evaluated at the end", [])
@@ -101,8 +101,6 @@ class RunOptions(RetrievalOptions):
         None, words=BLANK)
     max_failed_saves: int = _ours("consecutive failed checkpoint writes before training stops", 3,
         low=0)
-    skip_bad_steps: int = _ours(
-        "steps with a non-finite loss or gradient to skip before the run stops", 0, low=0)
     max_unreadable: float = _ours("permitted share of unreadable samples, by rank and epoch", 0.01,
         low=0, high=1)
     loggers: list[str] = _ours("where figures go besides log.jsonl", ["tensorboard"],
@@ -125,27 +123,23 @@ LAVIS_RUN: Mapping[Any, tuple[str, ...]] = {
     int | None: ("block_num",),
     float: ("warmup_lr", "beta2", "length_penalty", "top_p", "repetition_penalty"),
     float | None: ("lr_decay_rate",),
-    bool: ("distributed", "use_dist_eval_sampler", "report_metric"),
+    bool: ("evaluate", "distributed", "use_dist_eval_sampler", "report_metric"),
     str: ("dist_url", "prompt", "inference_method"),
     Mapping[str, float] | None: ("train_dataset_ratios",),
     Any: ("annotation_file",),
 }
-LAVIS_DEFAULTS = {"world_size": 1, "log_freq": 50, "warmup_lr": -1.0, "beta2": 0.999,
-    "lr_decay_rate": None, "distributed": True, "use_dist_eval_sampler": True,
+LAVIS_DEFAULTS = {"evaluate": False, "world_size": 1, "log_freq": 50, "warmup_lr": -1.0,
+    "beta2": 0.999, "lr_decay_rate": None, "distributed": True, "use_dist_eval_sampler": True,
     "dist_url": "env://", "train_dataset_ratios": None}
 LAVIS_MODEL: Mapping[Any, tuple[str, ...]] = {
     int: ("vit_ckpt_layer", "embed_dim", "num_classes", "hidden_size", "num_query_token",
         "cross_attention_freq"),
     float: ("vit_drop_path_rate", "vit_layer_norm_epsilon", "momentum", "alpha", "mlm_mask_prob",
         "drop_path_rate"),
-    bool: ("vit_grad_ckpt", "use_grad_checkpoint", "use_distill", "negative_all_rank",
-        "freeze_vit", "apply_lemmatizer"),
-    str: ("vit_type", "vit_precision", "precision", "vit_model"),
+    bool: ("load_pretrained", "load_finetuned", "vit_grad_ckpt", "use_grad_checkpoint",
+        "use_distill", "negative_all_rank", "freeze_vit", "apply_lemmatizer"),
+    str: ("vit_type", "vit_precision", "precision", "vit_model", "q_former_model"),
     str | None: ("prompt",),
-}
-LAVIS_DATASET: Mapping[Any, tuple[str, ...]] = {
-    str | None: ("data_dir", "dataset_card"),
-    float: ("sample_ratio",),
 }
 
 
@@ -170,10 +164,8 @@ class ModelOptions:
 
     arch: str = _lavis("registered name of the model", choices=Registered("model"), needed=ALWAYS)
     model_type: str = _lavis("name of the arch's default YAML", needed=ALWAYS)
-    load_pretrained: bool = _lavis("start from `pretrained`")
     pretrained: str | None = _lavis("pre-trained checkpoint: file, URL, or folder of transformers",
         words=BLANK)
-    load_finetuned: bool = _lavis("start from `finetuned`")
     finetuned: str | None = _lavis("fine-tuned checkpoint: file, URL, or folder of transformers",
         words=BLANK)
     image_size: int = _lavis("image side in pixels", low=1, also=("img_size", "resolution"))
@@ -187,7 +179,6 @@ class ModelOptions:
         also=("temperature",))
     max_txt_len: int = _lavis("maximum caption length in tokens", low=3, also=("max_words",))
     queue_size: int = _lavis("features in the momentum queue", low=0)
-    q_former_model: str = _lavis("checkpoint of the Q-Former", path="file or URL")
     opt_model: str = _lavis("OPT: a name on the hub or a folder", path="path or name")
     t5_model: str = _lavis("T5: a name on the hub or a folder", path="path or name")
 
@@ -216,65 +207,35 @@ class ModelParts:
         choices=("fp16", "bf16", "fp32"))
 
 
-@dataclass(kw_only=True)
-class _AnnotationFiles:
-    """Annotation files of one split."""
-
-    url: str | list[str] | None = _lavis("source to download or copy from")
-    md5: str | list[str] | None = _lavis("checksum of the download")
-    storage: str | list[str] = _lavis("path of the file", needed=ALWAYS)
-
-
-@dataclass(kw_only=True)
-class _Splits:
-    """Keys of ``annotations``."""
-
-    train: _AnnotationFiles | None = _lavis("files of training")
-    val: _AnnotationFiles | None = _lavis("files of validation")
-    test: _AnnotationFiles | None = _lavis("files of the test")
-
-
-@dataclass(kw_only=True)
-class _Folder:
-    """Keys of ``images``, ``videos`` and ``features``."""
-
-    storage: str | list[str] = _lavis("path of the folder")
-
-
-@dataclass(kw_only=True)
-class _BuildInfo:
-    """Keys of ``build_info``; a builder adds its ``build_options``."""
-
-    annotations: _Splits = _lavis("annotation files by split")
-    images: _Folder = _lavis("folder of images")
-    features: _Folder = _lavis("folder of features")
-
-
-@dataclass(kw_only=True)
-class _ProcessorName:
-    """Keys of one processor; it takes its arguments as further keys."""
-
-    name: str = _lavis("registered name; further keys are its arguments",
-        choices=Registered("processor"), needed=ALWAYS)
-
-
-@dataclass(kw_only=True)
-class _Processors:
-    """Keys of ``vis_processor`` and ``text_processor``."""
-
-    train: _ProcessorName | None = _lavis("in training")
-    eval: _ProcessorName | None = _lavis("in evaluation")
-
-
-@dataclass(kw_only=True)
-class DatasetOptions:
-    """Keys of ``datasets.BUILDER``; those of the builder's default YAML are added."""
-
-    type: str = _lavis("name of the builder's default YAML")
-    data_type: str = _lavis("kind of visual input", choices=("images", "videos", "features"))
-    vis_processor: _Processors = _lavis("image or video processors")
-    text_processor: _Processors = _lavis("text processors")
-    build_info: _BuildInfo = _lavis("the files")
+# Keys of ``datasets.BUILDER``; those of the builder's default YAML and `build_options` are added.
+_LAVIS = Option("see LAVIS", "LAVIS")
+_PLACES = Key(str | list[str], _LAVIS)
+_PLACE = Key(dict, _LAVIS, keys={"storage": _PLACES})
+_FILES = Key(dict | None, _LAVIS, keys={
+    "url": Key(str | list[str] | None, _LAVIS),  # to download or copy from
+    "md5": Key(str | list[str] | None, _LAVIS),
+    "storage": _PLACES.about(doc="path of the file", needed=ALWAYS),
+})
+_PROCESSOR = Key(dict | None, _LAVIS, keys={  # it takes its arguments as further keys
+    "name": Key(str, Option("registered name", "LAVIS", choices=Registered("processor"),
+        needed=ALWAYS)),
+})
+_PROCESSORS = Key(dict, _LAVIS, keys={"train": _PROCESSOR, "eval": _PROCESSOR})
+DATASET: Mapping[str, Key] = {
+    "type": Key(str, _LAVIS),
+    "data_type": Key(str, Option("kind of visual input", "LAVIS",
+        choices=("images", "videos", "features"))),
+    "data_dir": Key(str | None, Option("see LAVIS", "LAVIS", words=BLANK)),
+    "dataset_card": Key(str | None, Option("see LAVIS", "LAVIS", words=BLANK)),
+    "sample_ratio": Key(float, _LAVIS),
+    "vis_processor": _PROCESSORS,
+    "text_processor": _PROCESSORS,
+    "build_info": Key(dict, _LAVIS, keys={
+        "annotations": Key(dict, _LAVIS, keys=dict.fromkeys(SPLITS, _FILES)),
+        "images": _PLACE,
+        "features": _PLACE,
+    }),
+}
 
 
 @dataclass(kw_only=True)

@@ -14,7 +14,6 @@ from torch import Tensor
 from lavis_mafa.algorithm.grit import GritSettings
 from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.io.processes import is_main_process
-from lavis_mafa.tools.corpus import Corpus
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class AnalysedPairs:
     """The pairs that a command analyses.
 
     Attributes:
-        data: the samples.
+        data: a `TrainingSet`, or `TrainPairs`.
         device: where to compute.
         batch_size: samples that are encoded at once.
         judges: by name, on all ranks the same: a `SampleJudge`, what has ``judge`` as
@@ -75,7 +74,7 @@ class AnalysedPairs:
         images_at_once: that are in memory while their pairs are judged.
     """
 
-    data: Corpus
+    data: Any
     device: torch.device
     batch_size: int
     judges: Mapping[str, Any]

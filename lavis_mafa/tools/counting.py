@@ -214,7 +214,7 @@ def _write_results(
         )
     page = report_of_judged(
         judged,
-        SampleViewer(loaded.data.pairs),
+        SampleViewer(loaded.data),
         args.output / "report.html",
         table.title,
         headline="\n".join(advice),

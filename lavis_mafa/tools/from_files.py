@@ -27,7 +27,6 @@ from lavis_mafa.judges import caption_judge  # noqa: F401  registers it
 from lavis_mafa.judges.discriminators import DISCRIMINATORS
 from lavis_mafa.judges.pretrained_judge import load_pretrained_judge
 from lavis_mafa.tools.analysed_pairs import AnalysedPairs, Encoded, Usual
-from lavis_mafa.tools.corpus import Corpus
 
 _BATCH = 64  # samples that are encoded at once: of a picture each, decoded
 _LARGEST_BATCH, _BATCHES = 256, 16  # B at most, and mini-batches in the data at least
@@ -35,7 +34,7 @@ _SPACE = 32  # mini-batches in a search space
 _NEIGHBOURS = 10  # candidates of an anchor that `mine` judges
 _SIMILARITY = "similarity"
 _NOT_LOADED = (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError)
-_RECORDED = ("data", "text_keys", "image_key", "caption_key", "image_id_key")
+_RECORDED = ("data", "image_key", "caption_key", "image_id_key")
 _BY_SIMILARITY = (
     "No judge: P is the share of own pairs that are less similar than a pair, by the encoder that "
     "also picks the hard negatives. A high P says that it cannot tell the pair from own pairs; "
@@ -44,41 +43,11 @@ _BY_SIMILARITY = (
 )
 
 
-class _FilePairs(TrainPairs):
-    """Pairs of annotation files or shards, with an image or a text as the anchor.
-
-    Args:
-        files: that have the pairs.
-        root: folder of pictures.
-        of_texts: whether the column of images has texts.
-        keys: names of the columns.
-    """
-
-    def __init__(self, files: Sequence[str], root: str, of_texts: bool, **keys: Any) -> None:
-        folder = None if of_texts else root
-        super().__init__(None, str, folder, files, **keys)  # type: ignore[arg-type]  # unprocessed
-        if not self.table.meta["with_paths"]:  # shards and parquet hold their pictures
-            self.vis_root = None
-        self.of_texts, self.parts = of_texts, [self]
-
-    def anchor(self, number: int) -> Any:
-        """Return the image, or the text, of a pair.
-
-        Raises:
-            OSError: if the image cannot be read.
-        """
-        return self.table.image(number) if self.of_texts else self.picture(number)
-
-    def source(self, number: int) -> tuple[str | None, str]:
-        """Return the file of a pair's image, None if it has no file, and the caption."""
-        return None if self.of_texts else self.path(number), self.caption(number)
-
-
 class _StoredFeatures:
     """Features ``(N, E)`` in .npy files, with a row for each pair, or for each image.
 
     Args:
-        files: of images (or anchors), and of captions.
+        files: of images, and of captions.
 
     Raises:
         OSError, ValueError: if they are no such files, or do not fit the pairs.
@@ -142,9 +111,9 @@ class _FilesAndEncoder(AnalysedPairs):
     most_unreadable = MAX_UNUSABLE
     images_at_once = 32  # in their full size
 
-    def __init__(self, pairs: _FilePairs, encoder: Any, device: torch.device) -> None:
-        self.pairs, self._encoder, self.device = pairs, encoder, device
-        self.data, self.batch_size = Corpus(pairs, None), _BATCH  # type: ignore[arg-type]
+    def __init__(self, pairs: TrainPairs, encoder: Any, device: torch.device) -> None:
+        self.data, self._encoder, self.device = pairs, encoder, device
+        self.batch_size = _BATCH
 
     @property
     def usual(self) -> Usual:
@@ -160,55 +129,55 @@ class _FilesAndEncoder(AnalysedPairs):
         """Yield the features of mini-batches of samples; an image is encoded once in each."""
         with ThreadPool(usable_cores()) as pool:
             for numbers in batches:
-                captions = [self.data.caption(int(one)) for one in numbers]
+                captions = [self.data.source(int(one)).caption for one in numbers]
                 if isinstance(self._encoder, _StoredFeatures):
-                    anchors, texts = self._encoder.rows(numbers)
+                    images, texts = self._encoder.rows(numbers)
                     errors = ["" for _ in numbers]
                 else:
                     with torch.inference_mode():
                         texts = self._encoder.encode_texts(captions).float()
-                        anchors, errors = self._anchors(pool, numbers, texts)
-                anchors, texts = (F.normalize(one, dim=1) for one in (anchors, texts))
-                yield Encoded(anchors, texts, None, captions, errors)
+                        images, errors = self._images(pool, numbers, texts)
+                images, texts = (F.normalize(one, dim=1) for one in (images, texts))
+                yield Encoded(images, texts, None, captions, errors)
 
     def pictures(self, drawn: Sequence[NDArray[Any]], judge: Any) -> Iterator[dict[str, Any]]:
-        """Yield mini-batches of samples with their images, or anchor texts, in a list."""
+        """Yield mini-batches of samples with their images in a list."""
         with ThreadPool(usable_cores()) as pool:
             for numbers in drawn:
-                read = pool.map(self._anchor, numbers.tolist())
+                read = pool.map(self._picture, numbers.tolist())
                 yield {
-                    "image": [anchor for anchor, _ in read],
+                    "image": [picture for picture, _ in read],
                     "image_id": self.data.image_ids[numbers],
-                    "text_input": [self.data.caption(int(one)) for one in numbers],
+                    "text_input": [self.data.source(int(one)).caption for one in numbers],
                     "load_error": [error for _, error in read],
                 }
 
-    def _anchors(
+    def _images(
         self, pool: ThreadPool, numbers: NDArray[Any], like: Tensor
     ) -> tuple[Tensor, list[str]]:
-        """Return the features of images or anchor texts, zero where one cannot be read, and why."""
+        """Return the features of images, zero where one cannot be read, and why."""
         ids = self.data.image_ids[numbers]
         _, first, place = np.unique(ids, return_index=True, return_inverse=True)
         read = pool.map(self._prepared, numbers[first].tolist())
         good = [row for row, (_, error) in enumerate(read) if not error]
         found = like.new_zeros(len(first), like.shape[1])
         if good:
-            found[good] = self._encoder.encode_anchors([read[row][0] for row in good]).to(found)
+            found[good] = self._encoder.encode_images([read[row][0] for row in good]).to(found)
         return found[torch.from_numpy(place)], [read[row][1] for row in place]
 
     def _prepared(self, number: int) -> tuple[Any, str]:
-        anchor, error = self._anchor(number)
-        return (anchor if error else self._encoder.prepare(anchor)), error
+        picture, error = self._picture(number)
+        return (picture if error else self._encoder.prepare(picture)), error
 
-    def _anchor(self, number: int) -> tuple[Any, str]:
+    def _picture(self, number: int) -> tuple[Any, str]:
         try:
-            return self.pairs.anchor(number), ""
+            return self.data.picture(number), ""
         except OSError as error:
             return None, str(error)
 
     def identity(self) -> dict[str, str]:
         """Return what the features depend on, by name."""
-        data, encoder = DataIdentity.of(self.pairs), self._encoder  # type: ignore[arg-type]
+        data, encoder = DataIdentity.of(self.data), self._encoder  # type: ignore[arg-type]
         is_stored = isinstance(encoder, _StoredFeatures)
         return {
             "model": encoder.identity() if is_stored else fingerprint(encoder.model),
@@ -241,38 +210,29 @@ def load_files(args: argparse.Namespace) -> _FilesAndEncoder:
             loaded.judges[name].know(pairs)
         elif args.judge is not None:
             name, config = "judge", {"arch": "judge", "checkpoint": args.judge}
-            loaded.judges = {name: load_pretrained_judge(args.judge, pairs.of_texts, device)}
+            loaded.judges = {name: load_pretrained_judge(args.judge, device)}
     loaded.configs = {name: config}
     loaded.about = about
     loaded.encoder = {"encoder": list(args.encoder), "judge": args.judge}
     return loaded
 
 
-def pairs_of(about: Mapping[str, Any]) -> _FilePairs:
+def pairs_of(about: Mapping[str, Any]) -> TrainPairs:
     """Open the pairs that arguments, or the record of an earlier analysis, name.
 
     Raises:
         FileNotFoundError, ValueError: for files that cannot be read.
     """
-    files, texts = about["data"], about["text_keys"]
-    image, caption = texts or (about["image_key"], about["caption_key"])
-    try:
-        return _FilePairs(
-            files,
-            about["images"],
-            bool(texts),
-            image_key=image,
-            caption_key=caption,
-            image_id_key=about["image_id_key"],
-        )
-    except ValueError as error:
-        if not texts:
-            raise
-        raise ValueError(f"--text-keys {image} {caption}: {error}") from error
+    keys = {name: about[name] for name in ("image_key", "caption_key", "image_id_key")}
+    # Pictures are read unprocessed.
+    pairs = TrainPairs(None, str, about["images"], about["data"], **keys)  # type: ignore[arg-type]
+    if not pairs.table.meta["with_paths"]:  # shards and parquet hold their pictures
+        pairs.vis_root = None
+    return pairs
 
 
 def _encoder_of(
-    args: argparse.Namespace, pairs: _FilePairs, device: torch.device
+    args: argparse.Namespace, pairs: TrainPairs, device: torch.device
 ) -> PairEncoder | _StoredFeatures:
     names = args.encoder
     if all(name.endswith(".npy") for name in names):
@@ -281,13 +241,7 @@ def _encoder_of(
         return _StoredFeatures(names, np.asarray(pairs.image_ids))
     if len(names) != 1:
         raise ValueError("expected one model, or two .npy files, of images and of captions")
-    found = load_pair_encoder(names[0], device)
-    if not (pairs.of_texts or found.reads_images):
-        raise ValueError(
-            "this SentenceTransformer reads only texts: for pairs of two texts name their columns "
-            "by --text-keys, for images name a CLIP or a SigLIP"
-        )
-    return found
+    return load_pair_encoder(names[0], device)
 
 
 @contextmanager

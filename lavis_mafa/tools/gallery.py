@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,10 +20,6 @@ from lavis_mafa.tools.charts import Bars, Table, format_number
 from lavis_mafa.tools.judge_check import self_check_tables
 from lavis_mafa.tools.judged_pairs import INVALID, UNKNOWN, VALID, Judged
 from lavis_mafa.tools.report_page import THUMBNAIL, ShownPair, write_report
-from lavis_mafa.tools.tables import one_line
-
-if TYPE_CHECKING:  # it needs LAVIS
-    from lavis_mafa.data.training_set import TrainingSet
 
 T = TypeVar("T")
 SHOWN = 60  # pairs on a page
@@ -34,43 +30,30 @@ class SampleViewer:
     """Reads images and captions of samples by number, as far as they can be read.
 
     Args:
-        data: the training set; None: only the numbers of the samples are known.
-        problem: why there are no data; "" if there are.
+        data: a `TrainingSet`, or `TrainPairs`.
     """
 
-    def __init__(self, data: TrainingSet | None, problem: str = "") -> None:
-        self._data, self._problem, self._missing = data, problem, 0
+    def __init__(self, data: Any) -> None:
+        self._data, self._problem, self._missing = data, "", 0
 
     def pair(self, image: int, text: int, verdict: str, truth: bool | None) -> ShownPair:
         """Return the pair of the image of one sample and the caption of another."""
-        caption, own = self._caption(text), self._caption(image)
-        if getattr(self._data, "of_texts", False):
-            anchor = self._data.annotated(image)[0]  # type: ignore[union-attr]
-            return ShownPair(None, f"{anchor} – {caption}", own, verdict, truth)
+        caption, own = self._data.source(text).caption, self._data.source(image).caption
         return ShownPair(self._image(image), caption, own, verdict, truth)
 
     def key(self, image: int, text: int) -> tuple[Any, str]:
         """Return what is equal for pairs that look the same."""
-        name = None if self._data is None else self._data.annotated(image)[0]
-        return name or image, self._caption(text)
+        return self._data.source(image).name or image, self._data.source(text).caption
 
     def notes(self) -> list[str]:
         """Return notes of what could not be read so far; [] if there is nothing."""
-        if self._data is None:
-            return [
-                f"The data could not be loaded ({self._problem}), so pairs are shown without "
-                "images and captions. Relative paths are resolved against the working directory "
-                "of the command."
-            ]
         if not self._missing:
             return []
         return [f"{self._missing} images could not be read; the first: {self._problem}"]
 
     def _image(self, number: int) -> Image.Image | None:
-        if self._data is None:
-            return None
         try:
-            picture = self._data.show(number)[0]
+            picture: Image.Image = self._data.show(number)[0]
             picture.thumbnail((THUMBNAIL, THUMBNAIL))  # many are in memory at once
             return picture
         # A builder may raise anything for a broken file; the page is useful without the image.
@@ -78,13 +61,6 @@ class SampleViewer:
             self._missing += 1
             self._problem = self._problem or f"{type(error).__name__}: {error}"
             return None
-
-    def _caption(self, number: int) -> str:
-        try:
-            assert self._data is not None
-            return self._data.source(number)[1]
-        except (AssertionError, AttributeError, IndexError, KeyError, TypeError):
-            return f"(caption of sample {number})"
 
 
 def data_of(judged: Judged, path: Path) -> Any:
@@ -98,17 +74,6 @@ def data_of(judged: Judged, path: Path) -> Any:
     from lavis_mafa.tools.model_and_data import data_of_judged
 
     return data_of_judged(judged, path)
-
-
-def view_data(load: Callable[[], TrainingSet]) -> SampleViewer:
-    """Return a viewer of data, or one that only knows numbers if they cannot be loaded."""
-    try:
-        return SampleViewer(load())
-    # Missing files or libraries, or another working directory, must not prevent the page.
-    except Exception as error:
-        kind = type(error).__name__
-        logging.warning("the page has no images: %s: %s", kind, one_line(str(error)))
-        return SampleViewer(None, kind)
 
 
 def connections_of(

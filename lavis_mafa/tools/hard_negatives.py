@@ -16,6 +16,7 @@ from lavis_mafa.algorithm.corpus_mining import nearest
 from lavis_mafa.algorithm.grit import GritCollector, GritSettings
 from lavis_mafa.algorithm.grit.grouping import Indices
 from lavis_mafa.algorithm.pickers import NONE
+from lavis_mafa.data.caption_truth import normalised
 from lavis_mafa.io.processes import all_gather_objects, get_rank, get_world_size, progress
 from lavis_mafa.tools.analysed_pairs import AnalysedPairs, log_on_main
 from lavis_mafa.tools.corpus_features import Features
@@ -275,17 +276,12 @@ def _labels(
     if new_only or loaded.usual.same_image:
         labels.append(np.asarray(loaded.data.image_ids[features.numbers]))
     if new_only and wordings:
-        captions = (normalized(loaded.data.caption(int(n))) for n in features.numbers)
+        captions = (normalised(loaded.data.source(int(n)).caption) for n in features.numbers)
         labels.append(np.fromiter(map(_hash, captions), np.int64))
     groups = _groups_of(loaded, features)
     if groups is not None:  # each sample in none has a number of its own
         labels.append(np.where(groups < 0, -1 - np.arange(len(groups)), groups))
     return labels
-
-
-def normalized(caption: str) -> str:
-    """Return a caption in lower case with single spaces."""
-    return " ".join(caption.lower().split())
 
 
 def _hash(text: str) -> int:

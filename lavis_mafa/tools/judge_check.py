@@ -31,7 +31,7 @@ def self_check_tables(checks: Mapping[str, Mapping[str, Any]]) -> list[Table]:
     columns += ["own above %", "random above %", "verdict"]
     rows: list[list[Cell]] = []
     for name, check in checks.items():
-        verdict = verdict_of(check)
+        verdict = _verdict(check)
         auc = None if check["auc"] is None else f"{check['auc']:.3f}"
         for at in check["above"] or [{}]:
             shares = (at.get(key) for key in ("own", "random"))
@@ -40,7 +40,7 @@ def self_check_tables(checks: Mapping[str, Mapping[str, Any]]) -> list[Table]:
     return [Table(TITLE, columns, rows, NOTE)]
 
 
-def verdict_of(check: Mapping[str, Any]) -> str:
+def _verdict(check: Mapping[str, Any]) -> str:
     """Return the problems that a self-check found, or that there are none.
 
     Args:

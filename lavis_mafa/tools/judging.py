@@ -26,7 +26,6 @@ from lavis_mafa.judges.self_check import (
     self_check,
 )
 from lavis_mafa.tools.analysed_pairs import AnalysedPairs, log_on_main
-from lavis_mafa.tools.corpus import Corpus
 from lavis_mafa.tools.corpus_features import Features
 from lavis_mafa.tools.hard_negatives import HardNegatives
 from lavis_mafa.tools.judged_pairs import UNKNOWN, Judged, pair_keys
@@ -68,7 +67,7 @@ def check_judges(
     return found
 
 
-def _numbers(data: Corpus, drawn: Sequence[NDArray[Any]]) -> Iterator[dict[str, Any]]:
+def _numbers(data: Any, drawn: Sequence[NDArray[Any]]) -> Iterator[dict[str, Any]]:
     """Yield mini-batches that name samples, and hold no images."""
     for numbers in drawn:
         batch = {"image": numbers, "image_id": data.image_ids[numbers], "loaded_index": numbers}
@@ -98,7 +97,7 @@ def judge_all(
     return Judged(image, text, by_image, by_text, probability, _truth_of(loaded.data, image, text))
 
 
-def _truth_of(data: Corpus, image: NDArray[Any], text: NDArray[Any]) -> NDArray[Any]:
+def _truth_of(data: Any, image: NDArray[Any], text: NDArray[Any]) -> NDArray[Any]:
     """Return the ground truth ``(P,)`` int8 of pairs; `UNKNOWN` where the data do not know it."""
     if data.truth is None:
         return np.full(len(image), UNKNOWN, np.int8)

@@ -74,7 +74,7 @@ def _write_label_page(
     Pairs with an image or caption that cannot be read are skipped.
 
     Args:
-        data: has ``show(number)`` and ``annotated(number)``, see `TrainingSet`.
+        data: has ``show(number)`` and ``source(number)``, see `TrainingSet`.
         rows: of the pairs, in the order in which they are shown.
         name: discriminator whose probabilities the CSV records; None: the first.
 
@@ -88,7 +88,7 @@ def _write_label_page(
     for row in rows:
         image, text = int(judged.image[row]), int(judged.text[row])
         try:
-            caption = data.annotated(text)[1]
+            caption = data.source(text).caption
             if image not in places:
                 images.append(data_uri(data.show(image)[0], _IMAGE_SIZE))
                 places[image] = len(images) - 1
@@ -96,7 +96,7 @@ def _write_label_page(
         except Exception as error:
             logging.warning("skipped image %d, text %d: %s", image, text, one_line(str(error)))
             continue
-        cells = [pair_id(image, text), data.annotated(image)[0] or "", caption]
+        cells = [pair_id(image, text), data.source(image).name or "", caption]
         pairs.append({"cells": [*cells, float(probability[row])], "picture": places[image]})
     if not pairs:
         raise ValueError("none of the drawn pairs can be read")

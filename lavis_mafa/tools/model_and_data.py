@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lavis.common.registry import registry
 from lavis.common.utils import get_cache_path, is_url
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from lavis_mafa.algorithm.backbone import backbone_of
 from lavis_mafa.algorithm.grit import GritSettings
 from lavis_mafa.algorithm.settings import StepSettings
+from lavis_mafa.data.data_identity import DataIdentity
 from lavis_mafa.data.local_files import reads_as_lavis
+from lavis_mafa.data.pair_table import PairTable
 from lavis_mafa.data.training_set import TrainingSet
 from lavis_mafa.families.mafa_model import checkpoint_of
 from lavis_mafa.families.many_pairs import ManyPairs
@@ -32,15 +38,14 @@ from lavis_mafa.judges.pair_reader import PairReader
 from lavis_mafa.settings import ConfigError, load_config
 from lavis_mafa.settings.check import listed
 from lavis_mafa.settings.config_of_run import LOG, is_trusted
-from lavis_mafa.settings.load import Named, check_con_d, plain_options
-from lavis_mafa.settings.registered import mafa_key
+from lavis_mafa.settings.load import Named, check_con_d, read_options
 from lavis_mafa.tools.analysed_pairs import AnalysedPairs, Encoded, Usual, log_on_main
-from lavis_mafa.tools.corpus import Corpus
 from lavis_mafa.tools.count_advice import TRUTH
 from lavis_mafa.tools.judged_pairs import Judged
 from lavis_mafa.training.launch import amp_dtype_of
 from lavis_mafa.training.loaders import to_device, training_set
 from lavis_mafa.training.session import begin, build_data, build_model
+from lavis_mafa.training.termination import ignore_signals_to_job
 from lavis_mafa.training.threads import workers_of
 
 CPU = torch.device("cpu")
@@ -55,14 +60,23 @@ class ModelAndData(AnalysedPairs):
     Attributes:
         cfg: the checked config.
         model: in evaluation mode, on ``device``, without Con-D.
-        data: the training pairs.
+        data: the training pairs, whose image processors are replaced.
         device: where to compute.
+        view: image processor of the model in evaluation; data sets that create images without a
+            processor (``toy_scenes``) ignore it. None: that of the data.
+        workers: number of loader processes.
     """
 
     cfg: Any
     model: Any
-    data: Corpus
+    data: TrainingSet
     device: torch.device
+    view: Callable[[Any], Any] | None = None
+    workers: int = 0
+
+    def __post_init__(self) -> None:
+        own = (getattr(part, "vis_processor", None) for part in self.data.parts)
+        self._views = [None if one is None else self.view or one for one in own]
 
     def _autocast(self) -> torch.autocast:
         """Return the mixed precision of ``run.amp`` and ``run.amp_dtype``."""
@@ -89,7 +103,7 @@ class ModelAndData(AnalysedPairs):
     def encode(self, batches: Sequence[NDArray[Any]]) -> Iterator[Encoded]:
         """Yield the features of mini-batches; an unreadable sample has those of another one."""
         backbone = backbone_of(self.model)
-        for batch in self.data.batches(batches):
+        for batch in self.batches(batches):
             samples = to_device(batch, self.device)
             with torch.inference_mode(), self._autocast():
                 images = backbone.encode_images(samples["image"])
@@ -102,7 +116,7 @@ class ModelAndData(AnalysedPairs):
 
     def pictures(self, drawn: Sequence[NDArray[Any]], judge: Any) -> Iterator[dict[str, Any]]:
         """Yield mini-batches of samples with images in the discriminator's view."""
-        for batch in self.data.batches(drawn, judge.processor):
+        for batch in self.batches(drawn, judge.processor):
             yield {**batch, "image": batch["image"].to(self.device)}
 
     def similarity(self, images: Tensor, texts: Tensor) -> Tensor:
@@ -115,9 +129,70 @@ class ModelAndData(AnalysedPairs):
         precision = str(run.get("amp_dtype", "fp16")) if run.get("amp", False) else "fp32"
         return {
             "model": fingerprint(self.model),
-            "data": f"{len(self.data)} samples, {self.data.fingerprint()}",
+            "data": f"{len(self.data)} samples, {self._fingerprint()}",
             "read with": f"{precision}, {getattr(self.model, 'max_txt_len', None)} tokens",
         }
+
+    def _fingerprint(self) -> str:
+        """Return a hash of the data and of how they are processed.
+
+        It covers all image ids, image files and captions, and some processed samples, which depend
+        on image size, augmentation and text processor.
+        """
+        found = hashlib.sha256(json.dumps(asdict(DataIdentity.of(self.data))).encode())
+        if not all(map(_has_rows, self.data.parts)):
+            for number in range(len(self.data)):
+                path, caption, *_ = self.data.source(number)
+                found.update(json.dumps([path, caption]).encode())
+        some = np.arange(0, len(self.data), max(1, len(self.data) // 16))
+        for batch in self.batches([some]):
+            found.update(np.ascontiguousarray(batch["image"].numpy()).tobytes())
+            found.update(json.dumps(list(batch["text_input"])).encode())
+        return found.hexdigest()[:16]
+
+    def batches(
+        self, batches: Sequence[NDArray[Any]], processor: Callable[[Any], Any] | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Load mini-batches of the given samples, as in evaluation.
+
+        Args:
+            batches: sample numbers of each mini-batch.
+            processor: image processor to use instead of ``view``.
+
+        Yields:
+            ``image`` ``(B, 3, H, W)``, ``text_input``, ``index``, ``load_error`` and whatever else
+            the data set gives. ``load_error`` is a list of strings: "" for a sample that was read;
+            a sample that cannot be read is replaced by another one.
+        """
+        for part, own in zip(self.data.parts, self._views, strict=True):
+            if own is not None:
+                part.vis_processor = processor or own
+        loader: Any = DataLoader(
+            _Numbered(self.data),
+            batch_sampler=[[int(i) for i in batch] for batch in batches],
+            # Starting workers takes longer than reading a single mini-batch.
+            num_workers=self.workers if len(batches) > 1 else 0,
+            collate_fn=self.data.collater,
+            worker_init_fn=ignore_signals_to_job,
+            generator=torch.Generator(),  # must not draw from the global random stream
+        )
+        yield from loader
+
+
+def _has_rows(part: Any) -> bool:
+    """Return whether `DataIdentity` covers every row of a part of the data."""
+    rows = getattr(part, "annotation", None)
+    return isinstance(getattr(part, "table", None), PairTable) or isinstance(rows and rows[0], dict)
+
+
+class _Numbered(Dataset[dict[str, Any]]):
+    """The training set indexed by sample number only, as in epoch 0."""
+
+    def __init__(self, pairs: TrainingSet) -> None:
+        self.pairs = pairs
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        return self.pairs[number, 0]
 
 
 def _grouping_of(run: Any) -> GritSettings:
@@ -180,8 +255,7 @@ def _load_model_and_data(args: argparse.Namespace) -> ModelAndData:
     run = cfg.run_cfg
     device = torch.device("cuda", int(run.get("gpu", 0))) if run.device == "cuda" else CPU
     view = view_of(cfg.model_cfg.arch, cfg.model_cfg.get("model_type"), model)
-    data = Corpus(train, view, workers_of(run))
-    return ModelAndData(cfg, model.to(device).eval(), data, device)
+    return ModelAndData(cfg, model.to(device).eval(), train, device, view, workers_of(run))
 
 
 def load_judged(args: argparse.Namespace) -> ModelAndData:
@@ -198,7 +272,7 @@ def load_judged(args: argparse.Namespace) -> ModelAndData:
     loaded.judges = {name: _build_judge(con_d, model_cfg) for name, con_d in configs.items()}
     for judge in loaded.judges.values():
         if hasattr(judge, "know"):  # a model has it of the discriminator before it
-            judge.know(loaded.data.pairs)
+            judge.know(loaded.data)
     options = [str(option) for option in args.options]
     loaded.about = {"cfg_path": str(args.cfg_path), "options": options}
     loaded.encoder = {"checkpoint": args.checkpoint}
@@ -218,10 +292,9 @@ def _discriminators_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     if not args.con_d:
         own = (model.get("mafa") or {}).get("con_d")
         return {} if not own or own["arch"] == ORACLE else {"con_d": own}
-    names = {option.partition(".")[0] for option in args.con_d}
-    con_d = (mafa_key().keys or {})["con_d"]
-    given = plain_options(args.con_d, dict.fromkeys(names, con_d), "--con-d")
-    found, problems = {}, []
+    found: dict[str, dict[str, Any]] = {}
+    problems: list[str] = []
+    given = read_options(args.con_d, problems, {}, "--con-d")
     for name, one in given.items():
         if name == TRUTH or not str(name).isidentifier() or not isinstance(one, dict):
             problems.append(f"--con-d {name}: expected NAME.key=value, NAME other than {TRUTH}")

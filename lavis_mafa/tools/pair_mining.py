@@ -11,19 +11,17 @@ from typing import Any
 import numpy as np
 
 from lavis_mafa.algorithm.binary import lift
-from lavis_mafa.data.annotation_rows import PairColumns
+from lavis_mafa.data.caption_truth import normalised
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.io.processes import is_main_process
 from lavis_mafa.tools import ALL
 from lavis_mafa.tools.analysed_pairs import AnalysedPairs
 from lavis_mafa.tools.charts import Cell, Table
-from lavis_mafa.tools.clean_data import FLAG_EMBEDDING, TRIPLETS, write_clean_copy, write_triplets
-from lavis_mafa.tools.corpus import Corpus
 from lavis_mafa.tools.engine import load, mine
 from lavis_mafa.tools.gallery import SampleViewer, report_of_judged
-from lavis_mafa.tools.hard_negatives import Sampling, normalized
+from lavis_mafa.tools.hard_negatives import Sampling
 from lavis_mafa.tools.judged_pairs import FILE, UNKNOWN, VALID, Judged
-from lavis_mafa.tools.pair_records import PairRecords
+from lavis_mafa.tools.pair_records import FLAG_EMBEDDING, TRIPLETS, PairRecords
 
 
 def mine_connections(args: argparse.Namespace) -> None:
@@ -64,24 +62,30 @@ def mine_connections(args: argparse.Namespace) -> None:
             float(np.nanmax(judged.probability_by(None), initial=0.0)),
         )
     records = PairRecords(loaded.data, args.output)
-    new = _new_records(records, mined)
+    new, size = _new_records(records, mined), len(loaded.data)
     records.write("mined", new)
+    records.write("augmented", chain((records.record(n, n) for n in range(size)), new))
     if args.data:
-        image, caption = args.text_keys or (args.image_key, args.caption_key)
-        columns = PairColumns(image, caption, args.image_id_key)
-        written = [write_clean_copy(records, mined, columns), TRIPLETS, FLAG_EMBEDDING]
-        made = write_triplets(records, found.negatives[0], judged, mined, thresholds[0])
+        made = records.write_triplets(found.negatives[0], judged, mined, thresholds[0])
         counts = {**counts, "triplets": made[0], "pairs with too few negatives": made[1]}
+        written = [f"augmented.json (read it with --images {records.root})"]
+        written += [TRIPLETS, FLAG_EMBEDDING]
     else:
-        written = _write_training_data(args, records, new)
+        # The control of the augmented data.
+        drawn = np.random.default_rng((args.seed, 4))
+        again = drawn.choice(size, len(new), replace=len(new) > size)
+        repeated = chain(range(size), again.tolist())
+        records.write("repeated", (records.record(n, n) for n in repeated))
+        write_text(args.output / "dataset.yaml", records.dataset_yaml())
+        written = ["augmented.json", "repeated.json", "dataset.yaml"]
     _write_summary(args, loaded, judged, mined, counts, written)
 
 
-def _select_pairs(judged: Judged, data: Corpus, threshold: float) -> tuple[Judged, dict[str, int]]:
+def _select_pairs(judged: Judged, data: Any, threshold: float) -> tuple[Judged, dict[str, int]]:
     """Select the pairs with a probability above ``threshold`` by the first discriminator.
 
     Several samples may have the same image, and several images the same caption. Each pair of an
-    image and a normalized caption is selected once, with its highest probability, and only if the
+    image and a normalised caption is selected once, with its highest probability, and only if the
     data do not contain it.
 
     Returns:
@@ -94,12 +98,13 @@ def _select_pairs(judged: Judged, data: Corpus, threshold: float) -> tuple[Judge
     rows = rows[np.lexsort((judged.text[rows], judged.image[rows], -probability[rows]))]
     ids = data.image_ids
     known = {
-        (int(ids[number]), normalized(data.caption(int(number))))
-        for number in np.flatnonzero(np.isin(ids, ids[judged.image[rows]]))
+        (int(ids[number]), normalised(data.source(number).caption))
+        for number in np.flatnonzero(np.isin(ids, ids[judged.image[rows]])).tolist()
     }
     kept, already, twice, seen = [], 0, 0, set()
     for row in rows.tolist():
-        key = (int(ids[judged.image[row]]), normalized(data.caption(int(judged.text[row]))))
+        caption = data.source(int(judged.text[row])).caption
+        key = (int(ids[judged.image[row]]), normalised(caption))
         if key in known:
             already += 1
         elif key in seen:
@@ -128,19 +133,6 @@ def _new_records(records: PairRecords, mined: Judged) -> list[dict[str, Any]]:
         score = round(float(probability[row]), 6)
         new.append({**record, "score": score, "direction": direction})
     return new
-
-
-def _write_training_data(
-    args: argparse.Namespace, records: PairRecords, new: Sequence[dict[str, Any]]
-) -> list[str]:
-    """Write the data with the new pairs, and the control, as files that training reads."""
-    size = len(records.data)
-    again = np.random.default_rng((args.seed, 4)).choice(size, len(new), replace=len(new) > size)
-    everything = range(size)
-    records.write("augmented", chain(map(records.own, everything), new))
-    records.write("repeated", map(records.own, chain(everything, again.tolist())))
-    write_text(args.output / "dataset.yaml", records.dataset_yaml())
-    return ["augmented.json", "repeated.json", "dataset.yaml"]
 
 
 def _write_summary(
@@ -174,7 +166,7 @@ def _write_summary(
     rows: list[list[Cell]] = [[name, value] for name, value in counts.items()]
     report_of_judged(
         judged,
-        SampleViewer(loaded.data.pairs),
+        SampleViewer(loaded.data),
         args.output / "report.html",
         "Mined connections",
         tables=[Table("Judged pairs", ["rule", "pairs"], rows)],

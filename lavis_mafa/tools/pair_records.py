@@ -1,74 +1,70 @@
-"""Write pairs as annotation files that training reads."""
+"""Write pairs as annotation files that training reads, and as triplets for other trainers."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from lavis_mafa.data.caption_truth import normalised
+from lavis_mafa.data.image_reading import suffix_of
 from lavis_mafa.io.files import atomic_write
-from lavis_mafa.tools.corpus import Corpus
+from lavis_mafa.tools.hard_negatives import HardNegatives
+from lavis_mafa.tools.judged_pairs import Judged
 
+TRIPLETS, FLAG_EMBEDDING = "triplets.jsonl", "flag_embedding.jsonl"
+_NEGATIVES = 3  # of a triplet: every row must have equally many columns
 _GROUP_ID = "group_id"  # column of the group, if the data have groups
-
-_OwnIds = Callable[[int], str | int | None]  # of a sample, its `image_id` in the annotation file
 
 
 class PairRecords:
     """Make annotation records of pairs, with image paths relative to a common root, and write them.
 
     An image that has no file of its own (generated data, tar shards, parquet) is written to the
-    folder ``images`` of the output, once.
+    folder ``images`` of the output, once. Images and groups have the ids of the user's file, if
+    these tell them apart; ids of two data sets may not, and are replaced by numbers.
+
+    Args:
+        data: a `TrainingSet`, or `TrainPairs`.
     """
 
-    def __init__(self, data: Corpus, output: Path) -> None:
-        self.data, self.of_texts = data, getattr(data.pairs, "of_texts", False)
-        self.output = output
-        self.written = output / "images"
-        self._files = {path.stem: path for path in self.written.glob("*.*")}
-        roots = [getattr(part, "vis_root", None) or self.written for part in data.pairs.parts]
+    def __init__(self, data: Any, output: Path) -> None:
+        self.data, self.output = data, output
+        self._written = output / "images"
+        self._files = {path.stem: path for path in self._written.glob("*.*")}
+        roots = [getattr(part, "vis_root", None) or self._written for part in data.parts]
         self.root = os.path.commonpath([os.path.abspath(root) for root in roots])
-        self.ids = _ids_of_images(data)
-        self.group_id = _ids_of_groups(data)
-
-    def anchor(self, number: int) -> str:
-        """Return the absolute path of a sample's image, or its anchor text."""
-        if self.of_texts:
-            return self.data.pairs.annotated(number)[0] or ""
-        return os.path.join(self.root, self._relative(self.data.pairs.source(number)[0], number))
-
-    def own(self, number: int) -> dict[str, Any]:
-        """Return the record of a sample with its own caption."""
-        return self.record(number, number)
+        # What identifies them in the user's file, and their numbers.
+        images: set[tuple[Any, int]] = set()
+        groups: set[tuple[Any, int]] = set()
+        for number in range(len(data)):
+            source = data.source(number)
+            name = source.path if source.image_id is None else f"id {source.image_id}"
+            images.add((name, int(data.image_ids[number])))
+            if data.group_ids is not None and data.group_ids[number] >= 0:
+                groups.add((source.group_id, int(data.group_ids[number])))
+        self._own_images, self._own_groups = _tell_apart(images), _tell_apart(groups)
 
     def record(self, image: int, text: int) -> dict[str, Any]:
         """Return the record of the image of one sample with the caption of another."""
-        path, caption = self.data.pairs.source(image)
-        if self.of_texts:
-            return {"anchor": self.anchor(image), "positive": self.data.caption(text)}
-        shown = caption if text == image else self.data.caption(text)
-        record: dict[str, Any] = {"image": self._relative(path, image), "caption": shown}
-        # The user's own id. Without one a path identifies the image, as in the user's own file.
-        own = self.ids(image) if self.ids else None
-        if own is None and (self.ids is None or not path):
-            own = int(self.data.image_ids[image])
-        if own is not None:
+        source = self.data.source(image)
+        caption = self.data.source(text).caption
+        record: dict[str, Any] = {"image": self._relative(source.path, image), "caption": caption}
+        own = _typed(source.image_id) if self._own_images else int(self.data.image_ids[image])
+        if own is not None:  # else the path identifies the image, as in the user's own file
             record["image_id"] = own
         # A new pair is of its image's group: its caption was not of that group so far.
         # None is written, too: a file without the key would be refused.
         if self.data.group_ids is not None:
-            record[_GROUP_ID] = self.group_id(image)
-        return record
-
-    def beside(self, image: int, text: int) -> dict[str, Any]:
-        """Return a record for a file in the output, from which pictures written there are found
-        without further arguments."""
-        record = self.record(image, text)
-        if "image" in record and self.root == os.path.abspath(self.written):
-            record["image"] = f"{self.written.name}/{record['image']}"
+            number = int(self.data.group_ids[image])
+            known = _typed(source.group_id) if self._own_groups else number
+            record[_GROUP_ID] = None if number < 0 else known
         return record
 
     def write(self, name: str, records: Iterable[dict[str, Any]]) -> None:
@@ -80,20 +76,47 @@ class PairRecords:
                 between = ",\n"
             file.write(b"[]\n" if between == "[\n" else b"\n]\n")
 
-    def _relative(self, path: str | None, number: int) -> str:
-        if path and path.startswith(self.root + os.sep):
-            return path[len(self.root) + 1 :]  # as the user spelt it: it may identify the image
-        return os.path.relpath(path or self._write_once(number), self.root)
+    def write_triplets(
+        self, negatives: HardNegatives, judged: Judged, mined: Judged, low: float
+    ) -> tuple[int, int]:
+        """Write images with their positives and hard negatives, in the forms of
+        sentence-transformers and of FlagEmbedding.
 
-    def _write_once(self, number: int) -> Path:
-        """Return the file of an image that has none in the data; write it if needed."""
-        name = f"{int(self.data.image_ids[number]):09d}"
-        if name not in self._files:
-            content, kind = self.data.pairs.image_bytes(number)
-            self._files[name] = path = self.written / f"{name}.{kind}"
-            with atomic_write(path) as file:
-                file.write(content)
-        return self._files[name]
+        A negative is a candidate with a probability of at most ``low``, whose wording no positive
+        has. Images are named by their absolute paths.
+
+        Args:
+            negatives: the candidates, the most similar first.
+
+        Returns:
+            The numbers of triplets, and of pairs that have too few negatives for one.
+        """
+        count = lacking = 0
+        rows = judged.rows_of(negatives.image, negatives.text)
+        of = negatives.from_image & (judged.probability_by(None)[rows] <= low)
+        found = self._by_image(negatives.image[of], negatives.text[of])
+        missing = self._by_image(mined.image, mined.text)
+        numbers = np.arange(len(self.data))
+        with (
+            atomic_write(self.output / TRIPLETS) as triplets,
+            atomic_write(self.output / FLAG_EMBEDDING) as lists,
+        ):
+            for image, (first, *others) in self._by_image(numbers, numbers).items():
+                captions = self._wordings([first, *others, *missing.get(image, ())])
+                known = self._wordings(found.get(image, ()))
+                wrong = [text for words, text in known.items() if words not in captions]
+                path = self._relative(self.data.source(first).path, first)
+                anchor, positives = os.path.join(self.root, path), list(captions.values())
+                if wrong:
+                    lists.write(_line({"query": anchor, "pos": positives, "neg": wrong}))
+                if len(wrong) < _NEGATIVES:
+                    lacking += len(positives)
+                    continue
+                columns = {f"negative_{n}": one for n, one in enumerate(wrong[:_NEGATIVES], 1)}
+                for positive in positives:
+                    triplets.write(_line({"anchor": anchor, "positive": positive, **columns}))
+                    count += 1
+        return count, lacking
 
     def dataset_yaml(self) -> str:
         """Return the part of a config that trains on the augmented data."""
@@ -111,45 +134,49 @@ class PairRecords:
             f"{groups}"
         )
 
+    def _relative(self, path: str | None, number: int) -> str:
+        if path and path.startswith(self.root + os.sep):
+            return path[len(self.root) + 1 :]  # as the user spelt it: it may identify the image
+        return os.path.relpath(path or self._write_once(number), self.root)
 
-def _ids_of_images(data: Corpus) -> _OwnIds | None:
-    """Return a function from a sample to the ``image_id`` in its annotation file, None without one.
+    def _write_once(self, number: int) -> Path:
+        """Return the file of an image that has none in the data; write it if needed."""
+        name = f"{int(self.data.image_ids[number]):09d}"
+        if name not in self._files:
+            content = self.data.image_bytes(number)
+            self._files[name] = path = self._written / f"{name}.{suffix_of(content)}"
+            with atomic_write(path) as file:
+                file.write(content)
+        return self._files[name]
 
-    None instead of a function if these ids do not tell the images of the data apart, as where two
-    data sets use the same ones: the records then need numbers of their own.
-    """
-    number_of: dict[str | None, int] = {}
-    id_of: dict[int, str | None] = {}
-    for sample in range(len(data)):
-        own, number = data.pairs.own_image_id(sample), int(data.image_ids[sample])
-        # Without ids a file with another name may show the same image, as a copy does.
-        name = data.pairs.source(sample)[0] if own is None else f"id {own}"
-        if id_of.setdefault(number, name) != name:
-            return None
-        if name is not None and number_of.setdefault(name, number) != number:
-            return None
-    return lambda sample: typed(data.pairs.own_image_id(sample))
+    def _by_image(self, image: NDArray[Any], text: NDArray[Any]) -> dict[int, list[int]]:
+        """Return the texts of pairs by image id, in their order."""
+        texts: dict[int, list[int]] = {}
+        for own, number in zip(self.data.image_ids[image].tolist(), text.tolist(), strict=True):
+            texts.setdefault(own, []).append(number)
+        return texts
 
-
-def _ids_of_groups(data: Corpus) -> _OwnIds:
-    """Return a function from a sample to the id of its group, None if it is in none.
-
-    It is the id in the annotation file; or a number, where these are unknown or do not tell the
-    groups of the data apart, as where two data sets use the same ones.
-    """
-    number_of: dict[str, int] = {}
-    for sample in range(len(data)):
-        number = data.group_id(sample)
-        if number is None:
-            continue
-        own = data.pairs.own_group_id(sample)
-        if own is None or number_of.setdefault(str(own), number) != number:
-            return data.group_id
-    return lambda sample: typed(data.pairs.own_group_id(sample))
+    def _wordings(self, texts: Iterable[int]) -> dict[str, str]:
+        """Return captions by how they are compared, each wording once."""
+        found: dict[str, str] = {}
+        for number in texts:
+            caption = self.data.source(number).caption
+            found.setdefault(normalised(caption), caption)
+        return found
 
 
-def typed(own: str | int | None) -> str | int | None:
+def _tell_apart(pairs: set[tuple[Any, int]]) -> bool:
+    """Return whether every number has one name, and every name one number."""
+    names, numbers = {name for name, _ in pairs}, {number for _, number in pairs}
+    return None not in names and len(names) == len(numbers) == len(pairs)
+
+
+def _typed(own: str | int | None) -> str | int | None:
     """Return an id that looks like a whole number as one: the table holds only text."""
     if isinstance(own, str) and re.fullmatch(r"0|[1-9][0-9]{0,99}", own):
         return int(own)  # unlike 007, which is another id than 7
     return own
+
+
+def _line(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,18 @@ from lavis_mafa.checkpoints.downloads import go_offline
 from lavis_mafa.tools.charts import Bars, Cell, Table, as_number
 from lavis_mafa.tools.gallery import (
     SHOWN,
+    SampleViewer,
     bars_of,
     connections_of,
     data_of,
     evenly,
     report_of_judged,
-    view_data,
 )
 from lavis_mafa.tools.judge_check import self_check_tables
 from lavis_mafa.tools.judged_pairs import FILE, Judged
 from lavis_mafa.tools.model_and_data import recorded_data
 from lavis_mafa.tools.report_page import write_report
+from lavis_mafa.tools.tables import one_line
 from lavis_mafa.training.con_d_check import RECORD
 from lavis_mafa.training.figures import ON_PLATEAU, PLATEAU_ADVICE
 from lavis_mafa.training.run_log import CONNECTIONS, LOG, mean_of, read_json_lines, read_log
@@ -47,7 +49,7 @@ def report(folder: Path, output: Path | None = None) -> Path:
     go_offline()
     if (folder / FILE).is_file():
         judged = Judged.load(folder)
-        show = view_data(lambda: data_of(judged, folder / FILE))
+        show = SampleViewer(data_of(judged, folder / FILE))
         title = f"Judged pairs: {folder.resolve().name}"
         return report_of_judged(judged, show, output or folder / _JUDGED_PAGE, title)
     if not (folder / LOG).is_file():
@@ -77,13 +79,20 @@ def _report_of_run(folder: Path, path: Path) -> Path:
     chosen, pairs, notes = evenly(records, SHOWN), [], []
     chosen.sort(key=lambda record: -record["probability"])
     if chosen:
-        show = view_data(lambda: recorded_data(folder))
-        pairs = list(connections_of(chosen, show, config))
-        notes.append(
-            f"{len(chosen):,} of the {len(records):,} connections that the run logged are shown: "
-            "positive and ambiguous ones, up to 64 in an epoch."
-        )
-        notes += show.notes()
+        try:
+            show = SampleViewer(recorded_data(folder))
+        # Missing files or libraries, or another working directory, must not prevent the page.
+        except Exception as error:
+            why = f"{type(error).__name__}: {one_line(str(error))}"
+            logging.warning("the page shows no pairs: %s", why)
+            notes.append(f"No pairs are shown, because the data of the run cannot be loaded: {why}")
+        else:
+            pairs = list(connections_of(chosen, show, config))
+            notes.append(
+                f"{len(pairs):,} of the {len(records):,} connections that the run logged are "
+                "shown: positive and ambiguous ones, up to 64 in an epoch."
+            )
+            notes += show.notes()
     if is_on_plateau(folder):
         notes.append(f"{PLATEAU_ADVICE}.")
     headline = _outcome(epochs, evaluations, steps)

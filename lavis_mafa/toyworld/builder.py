@@ -132,9 +132,9 @@ class _ToyScenesTrain(_ToyPictures):
         images, texts = (np.asarray(one, np.int64) for one in (image_of, text_of))
         return valid(self.captions[texts], self.scenes[self.image_ids[images]])
 
-    def caption(self, index: int) -> str:
-        """Return the unprocessed caption of a sample."""
-        return self.texts[index]
+    def source(self, index: int) -> tuple[None, str]:
+        """Return the file of a sample's picture, which has none, and its unprocessed caption."""
+        return None, self.texts[index]
 
     def show(self, index: int) -> tuple[Image.Image, str]:
         """Return the unprocessed picture and caption of a sample, for reports."""

@@ -63,22 +63,16 @@ class Figures:
         losses: Mapping[str, float],
         lr: float,
         global_step: int,
-        bad: bool = False,
     ) -> None:
         """Add the figures of a training step to the tally and log them.
 
         Args:
             samples: the mini-batch, with its ``epoch`` and its step ``iters``.
             losses: the terms of the loss, by name.
-            bad: whether a loss is not finite on any rank; then the losses are only logged, since
-                they would make the epoch's means NaN.
         """
         figures: dict[str, Any] = dict(losses)
         temperature = figures.pop(TEMPERATURE, None)
         where = {"epoch": samples["epoch"], "step": samples["iters"], "global_step": global_step}
-        if bad:
-            self.log.write("step", **where, **figures)
-            return
         self.tally.add({"steps": 1.0, **figures})
         if hasattr(self.task, "step_figures"):
             counts = self.task.step_figures(output, samples)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from lavis.common.dist_utils import get_rank
 from torch import Tensor, nn
 
 from lavis_mafa.io.processes import all_gather_objects
-from lavis_mafa.training.checkpoint import trained_state
 
 _NAMES_SHOWN = 8  # names of weights in a message
 
@@ -27,112 +26,59 @@ class UnreadableError(RuntimeError):
 class NonFiniteGuard:
     """Keeps losses and gradients that are not finite out of the weights.
 
-    Call `begin` and `check` for every mini-batch of an optimizer step, and `end` after the step. A
-    bad step is undone by `skip`: nothing of it remains in weights, momentum encoders, queues or
-    statistics. After ``allowed`` skipped steps the next bad one ends the run.
+    Call `begin` for every mini-batch of an optimizer step, `stop` if something is not finite, and
+    `end` after the step.
 
     Args:
         model: that is trained, not wrapped.
-        allowed: bad steps that may be skipped in the whole run (``run.skip_bad_steps``).
-
-    Attributes:
-        skipped: steps skipped so far.
-        bad_batch, bad_step: whether a loss of the last mini-batch, and of any mini-batch of the
-            current step, is not finite on any rank.
     """
 
-    def __init__(self, model: nn.Module, allowed: int = 0) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.allowed = allowed
-        self.skipped = 0
-        self.bad_batch = self.bad_step = False
-        # Sample indices of the step's mini-batches, and their loss terms that are not finite.
-        self._window: list[tuple[Tensor | None, dict[str, float]]] = []
-        self._before: dict[str, Tensor] = {}  # what the step's forward passes change
+        self._indices: list[Tensor | None] = []  # of the samples of the step's mini-batches
 
     def begin(self, samples: dict[str, Any]) -> None:
         """Record a mini-batch before its forward pass."""
-        if self.allowed and not self._window:
-            # Momentum encoders, queues and statistics change in the forward pass already; weights
-            # change in the optimizer step only, which a bad step never reaches.
-            trained = {name for name, value in self._parameters() if value.requires_grad}
-            self._before = {
-                name: value.clone()
-                for name, value in trained_state(self.model).items()
-                if name not in trained
-            }
-        self._window.append((samples.get("index"), {}))  # read only if it is needed
-
-    def check(self, losses: Mapping[str, float]) -> bool:
-        """Return whether a loss term of the last mini-batch is not finite on this rank."""
-        bad = {name: value for name, value in losses.items() if not math.isfinite(value)}
-        self._window[-1][1].update(bad)
-        return bool(bad)
-
-    def merge(self, bad: bool) -> None:
-        """Record whether `check` returned True on any rank."""
-        self.bad_batch = bad
-        self.bad_step |= bad
+        self._indices.append(samples.get("index"))  # read only if it is needed
 
     def end(self) -> None:
-        """Forget the mini-batches of a step that has been taken or skipped."""
-        self._window, self._before, self.bad_step = [], {}, False
+        """Forget the mini-batches of a step that has been taken."""
+        self._indices = []
 
-    def skip(self, where: str) -> str:
-        """Undo what the step's forward passes changed; all ranks must call it.
+    def stop(self, where: str, losses: Mapping[str, float] | None = None) -> None:
+        """Stop the run before a bad step; all ranks must call it.
 
         Args:
             where: epoch and step, for the message.
-
-        Returns:
-            Which rank, which loss or gradient and which samples are bad.
+            losses: of the last mini-batch, of which one is not finite on some rank; None: it is the
+                gradient, averaged over ranks, which may come from any of their samples.
 
         Raises:
-            NonFiniteError: with the same, if no more steps may be skipped.
+            NonFiniteError: always; it names the rank, the loss or gradient, and the samples.
         """
-        description = self._describe_step()
-        if self.skipped >= self.allowed:
-            done = f", {self.skipped} before it were skipped" if self.skipped else ""
-            raise NonFiniteError(
-                f"{where}: stopped before the optimizer step, weights are unchanged{done}.\n"
-                f"  {description}\n"
-                "Resume from the last checkpoint with a lower run.init_lr (and run.min_lr), with "
-                "run.max_grad_norm: 1.0, or with run.amp_dtype: bf16 instead of fp16; inspect the "
-                "samples listed. run.skip_bad_steps: N skips up to N such steps."
-            )
-        self.skipped += 1
-        state = self.model.state_dict()
-        with torch.no_grad():
-            for name, value in self._before.items():
-                # In place: the optimizer, DDP and the model's parts hold these very tensors.
-                state[name].copy_(value)
-        return description
-
-    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        # Tied weights under each of their names, as in the state dict.
-        return self.model.named_parameters(remove_duplicate=False)
-
-    def _describe_step(self) -> str:
-        """Describe what is wrong with the current step, on all ranks.
-
-        If all losses are finite, it must be a gradient; it has been averaged over ranks already, so
-        that it may come from any of their samples.
-        """
-        window = [
-            (f"sample indices: {'unknown' if index is None else index.tolist()}", bad)
-            for index, bad in self._window
+        indices = [
+            f"sample indices: {'unknown' if one is None else one.tolist()}" for one in self._indices
         ]
-        mine = [f"loss {bad} is not finite; {indices}" for indices, bad in window if bad]
-        if not self.bad_step:
-            mine = ["; ".join(indices for indices, _ in window)]
+        if losses is None:
+            mine = "; ".join(indices)
+        else:
+            bad = {name: value for name, value in losses.items() if not math.isfinite(value)}
+            mine = f"loss {bad} is not finite; {indices[-1]}" if bad else ""
         by_rank = enumerate(all_gather_objects(mine))
-        found = [f"rank {rank}: {line}" for rank, lines in by_rank for line in lines]
-        return "\n  ".join(found if self.bad_step else [self._bad_gradients(), *found])
+        found = [f"rank {rank}: {line}" for rank, line in by_rank if line]
+        described = "\n  ".join(found if losses is not None else [self._bad_gradients(), *found])
+        raise NonFiniteError(
+            f"{where}: stopped before the optimizer step, weights are unchanged.\n"
+            f"  {described}\n"
+            "Resume from the last checkpoint with a lower run.init_lr (and run.min_lr), with "
+            "run.max_grad_norm: 1.0, or with run.amp_dtype: bf16 instead of fp16; inspect the "
+            "samples listed."
+        )
 
     def _bad_gradients(self) -> str:
         names = [
             name
-            for name, value in self._parameters()
+            for name, value in self.model.named_parameters()
             if value.grad is not None and not bool(torch.isfinite(value.grad).all())
         ]
         if not names:

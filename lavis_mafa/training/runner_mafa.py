@@ -38,7 +38,7 @@ from lavis_mafa.training.checkpoint_schedule import CheckpointSchedule, NotSaved
 from lavis_mafa.training.con_d_check import RECORD, check_con_d
 from lavis_mafa.training.figures import Figures
 from lavis_mafa.training.guard import NonFiniteGuard, UnreadableSamples
-from lavis_mafa.training.run_log import RunLog, TimeLeft, duration
+from lavis_mafa.training.run_log import RunLog, duration
 from lavis_mafa.training.state import RunState
 from lavis_mafa.training.termination import Terminated, Termination
 from lavis_mafa.training.training_step import StepRunner
@@ -93,10 +93,11 @@ class RunnerMafa(StepRunner):
             share_evaluation=bool(self.use_distributed and share),
         )
         self.unreadable = UnreadableSamples(float(run.get("max_unreadable", 0.01)))
-        self.guard = NonFiniteGuard(model, int(run.get("skip_bad_steps", 0)))
+        self.guard = NonFiniteGuard(model)
         self.termination = Termination(saves=not self.evaluate_only)
         self.figures = Figures(task, self.log, self.log_freq)
-        self.time_left: TimeLeft | None = None  # since training began
+        self._began: tuple[float, int] | None = None  # time and step of the first step
+        self._shown = time.monotonic()  # when a line about progress was last logged
         self.judges: dict[str, str] = {}
         self._checkpoints: CheckpointSchedule | None = None
 
@@ -105,11 +106,13 @@ class RunnerMafa(StepRunner):
         assert self.train_set is not None
         return len(self.train_set) // (int(self.run_cfg.batch_size_train) * self.world_size)
 
-    @property
-    def _total_steps(self) -> int:
-        """Mini-batches of a rank in the whole run."""
-        steps = self.steps_per_epoch * self.max_epoch
-        return min(steps, int(self.run_cfg.get("max_steps") or steps))
+    def _time_left(self) -> str:
+        """Return the time left of the whole run at its mean speed so far, validation included."""
+        assert self._began is not None
+        began, first = self._began
+        total, done = self.steps_per_epoch * self.max_epoch, self.progress.global_step
+        left = min(total, int(self.run_cfg.get("max_steps") or total)) - done
+        return duration((time.monotonic() - began) / (done - first) * left)
 
     def set_learning_rate(self, epoch: int, global_step: int) -> None:
         """Apply LAVIS's scheduler, then ``run.grit.lr_factor`` in grouped epochs."""
@@ -134,7 +137,6 @@ class RunnerMafa(StepRunner):
                 optimizer=self.optimizer,
                 scaler=self.scaler,
                 schedule=self.schedule,
-                guard=self.guard,
                 unreadable=self.unreadable,
                 tally=self.figures.tally,
                 train_set=self.train_set,
@@ -282,8 +284,8 @@ class RunnerMafa(StepRunner):
             Whether the run continues; not if ``run.max_steps`` is reached.
         """
         first_step, self.progress.step = self.progress.step, 0
-        if self.time_left is None:
-            self.time_left = TimeLeft(self._total_steps, self.steps_per_epoch)
+        if self._began is None:
+            self._began = time.monotonic(), self.progress.global_step
         if first_step == 0:
             self._begin_epoch(epoch)
         plan = self.schedule.plan
@@ -292,7 +294,6 @@ class RunnerMafa(StepRunner):
             batches = iter(self.loaders.train(plan, epoch, first_step))
         bar = _bar(f"epoch {epoch}", first_step, plan.steps)
         self.model.train()
-        self.time_left.begin_epoch()
         for _, momentum in getattr(self._model, "model_pairs", []):
             momentum.eval()  # targets without dropout
         window = self.accum_grad_iters
@@ -310,7 +311,6 @@ class RunnerMafa(StepRunner):
                 return False
             if ends_window and step + 1 < plan.steps and self._save_is_due():
                 self.checkpoints.save(epoch, step + 1)
-                self.time_left.leave_out()
         self._end_epoch(epoch)
         return True
 
@@ -419,19 +419,15 @@ class RunnerMafa(StepRunner):
         self, output: Any, losses: dict[str, float], samples: dict[str, Any], bar: Any
     ) -> None:
         """Collect a mini-batch's features for GRIT, and log its figures."""
-        bad = self.guard.bad_batch
         if output.get("image_features") is not None and "index" in samples:
-            features = [output["image_features"], output["text_features"]]
-            if bad:  # NaN cannot be grouped, but the next order needs every pair
-                features = [torch.nan_to_num(one) for one in features]
+            features = output["image_features"], output["text_features"]
             self.schedule.collect(samples["index"], *features)
         lr = self.optimizer.param_groups[0]["lr"]
-        assert self.time_left is not None
-        left = self.time_left.after(self.progress.global_step)
-        if not bad:
-            bar.set_postfix(loss=f"{losses['loss']:.3f}", lr=f"{lr:.1e}", left=left, refresh=False)
-        if bar.disable and is_main_process() and self.time_left.is_due(_SECONDS_BETWEEN_LINES):
-            # Instead of a bar, which only a terminal shows.
+        left = self._time_left()
+        bar.set_postfix(loss=f"{losses['loss']:.3f}", lr=f"{lr:.1e}", left=left, refresh=False)
+        now = time.monotonic()
+        if bar.disable and is_main_process() and now - self._shown >= _SECONDS_BETWEEN_LINES:
+            self._shown = now  # a line instead of a bar, which only a terminal shows
             logging.info(
                 "epoch %d, step %d of %d: loss %.3f, %s left of the run",
                 samples["epoch"],
@@ -440,7 +436,7 @@ class RunnerMafa(StepRunner):
                 losses["loss"],
                 left,
             )
-        self.figures.record_step(output, samples, losses, lr, self.progress.global_step, bad)
+        self.figures.record_step(output, samples, losses, lr, self.progress.global_step)
 
 
 def _bar(name: str, done: int, total: int) -> Any:

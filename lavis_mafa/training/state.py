@@ -31,7 +31,7 @@ from lavis_mafa.training.checkpoint import (
     load_trained_state,
     trained_state,
 )
-from lavis_mafa.training.guard import NonFiniteGuard, UnreadableSamples
+from lavis_mafa.training.guard import UnreadableSamples
 from lavis_mafa.training.launch import seed_everything
 from lavis_mafa.training.run_log import RunLog
 
@@ -78,7 +78,7 @@ class RunState:
         model: not wrapped.
         optimizer, scaler: of the training; ``scaler`` None without fp16.
         schedule: GRIT's orders of this and the next epoch and the pairs collected for it.
-        guard, unreadable: counts of skipped steps and of unreadable samples.
+        unreadable: counts of unreadable samples.
         tally: sums of this epoch's figures.
         train_set: whose samples the orders of `schedule` refer to.
         log: whose files are cut back to the checkpoint when a run resumes.
@@ -93,7 +93,6 @@ class RunState:
     optimizer: torch.optim.Optimizer
     scaler: GradScaler | None
     schedule: GritSchedule
-    guard: NonFiniteGuard
     unreadable: UnreadableSamples
     tally: Tally
     train_set: TrainingSet
@@ -140,7 +139,6 @@ class RunState:
                 "global_step": progress.global_step,
                 "best": asdict(progress.best),
                 "finished_epochs": progress.finished_epochs,
-                "skipped": self.guard.skipped,
                 "data": asdict(self._data),
                 "judges": self.judges,
                 "ranks": ranks,
@@ -194,7 +192,7 @@ class RunState:
         progress = self.progress
         progress.epoch, progress.step = run["epoch"], run["step"]
         progress.global_step, progress.best = run["global_step"], BestFigure(**run["best"])
-        progress.finished_epochs, self.guard.skipped = run["finished_epochs"], run["skipped"]
+        progress.finished_epochs = run["finished_epochs"]
         if len(ranks) != self.world_size:
             ranks = _redistribute(ranks, self.world_size)
             seed_everything(self._seed_of_new_ranks())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import math
 from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any
@@ -59,20 +59,17 @@ def _optimizer_step(
     guard: NonFiniteGuard,
     max_norm: float | None,
     where: str,
-) -> str | None:
-    """Take an optimizer step with the gradients of a window, or skip it if they are bad.
+) -> None:
+    """Take an optimizer step with the gradients of a window.
 
     Args:
         scaler: of fp16, None otherwise.
-        guard: which has seen the window's mini-batches.
+        guard: that has recorded the window's mini-batches.
         max_norm: to which the norm of the whole gradient is clipped, None: not clipped.
         where: epoch and step, for messages.
 
-    Returns:
-        Why the step was skipped, None if it was taken.
-
     Raises:
-        NonFiniteError: if no more steps may be skipped.
+        NonFiniteError: before the step, if a loss or gradient is not finite.
     """
     trained = [p for p in parameters if p.grad is not None]
     if scaler:
@@ -83,21 +80,17 @@ def _optimizer_step(
     # With fp16 an infinite gradient is usual: the scaler skips the step and lowers its scale.
     # At a scale of 1 it is a fault, and the scaler would skip steps for ever.
     scale = scaler.get_scale() if scaler else 0.0
-    skipped = None
-    if guard.bad_step or not (finite or scale > 1.0):
-        skipped = guard.skip(where)
-    else:
-        if max_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(trained, max_norm, norm)
-        if scaler:
-            scaler.step(optimizer)
-        else:
-            optimizer.step()
+    if not (finite or scale > 1.0):
+        guard.stop(where)
+    if max_norm is not None:
+        torch.nn.utils.clip_grads_with_norm_(trained, max_norm, norm)
     if scaler:
+        scaler.step(optimizer)
         scaler.update()
+    else:
+        optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     guard.end()
-    return skipped
 
 
 class StepRunner(EvaluatingRunner):
@@ -182,7 +175,7 @@ class StepRunner(EvaluatingRunner):
         # One collective for all four: each costs a round trip at every step.
         bad, too_many, self._terminating, self._worker_lost = any_rank(
             [
-                self.guard.check(losses),
+                not all(map(math.isfinite, losses.values())),
                 self.unreadable.too_many,
                 self.termination.signal_name is not None,
                 self._lost_worker is not None,
@@ -191,16 +184,17 @@ class StepRunner(EvaluatingRunner):
         )
         if too_many:
             self.unreadable.stop(where)
-        self.guard.merge(bad)
+        if bad:
+            self.guard.stop(where, losses)
         # No loss: it was read only to be checked for NaN with them.
         losses.pop(CON_D, None)
         if ends_window:
             # Reading the scale waits for the GPU: only where it is needed.
             scale = self._loss_scale() if after_step is not None else 0.0
-            taken = self._update(where)
+            self._update(where)
             if after_step is not None:
                 # fp16's scaler has skipped the step if it lowered its scale.
-                losses |= after_step(taken and self._loss_scale() >= scale)
+                losses |= after_step(self._loss_scale() >= scale)
         return output, losses
 
     def _step_ahead(self, samples: dict[str, Any]) -> StepAhead:
@@ -214,14 +208,9 @@ class StepRunner(EvaluatingRunner):
                 return model(samples)  # LAVIS's train_step returns only the sum of the loss terms
             return self.task.train_step(model, samples)
 
-    def _update(self, where: str) -> bool:
-        """Take an optimizer step, or skip it and log which and why.
-
-        Returns:
-            False if it was skipped; what fp16's scaler skips by itself counts as taken.
-        """
+    def _update(self, where: str) -> None:
         limit = self.run_cfg.get("max_grad_norm")
-        skipped = _optimizer_step(
+        _optimizer_step(
             self._model.parameters(),
             self.optimizer,
             self.scaler,
@@ -229,12 +218,6 @@ class StepRunner(EvaluatingRunner):
             None if limit is None else float(limit),
             where,
         )
-        if skipped is not None:
-            left = self.guard.allowed - self.guard.skipped
-            logging.error("%s: step skipped, %d more may be skipped.\n  %s", where, left, skipped)
-            step = self.progress.global_step
-            self.log.write("skipped", global_step=step, where=where, reason=skipped)
-        return skipped is None
 
     def _loss_scale(self) -> float:
         """Return the scale of fp16's loss scaler; 0 without one."""

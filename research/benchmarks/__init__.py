@@ -1,1 +1,2 @@
-"""Benchmarks behind the project's speed claims: every ratio compares two sides timed in one run."""
+"""Benchmarks behind the project's speed claims: every ratio compares two sides timed in the same
+run."""

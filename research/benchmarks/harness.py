@@ -1,6 +1,6 @@
 """Time two sides in turn, and measure peak memory.
 
-Times vary by tens of percent from run to run: only ratios of sides that took turns are meaningful.
+Times vary by tens of percent between runs, so only ratios of sides that took turns are meaningful.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Sizes:
     Attributes:
         name: ``quick``: tiny, without meaningful results; ``cpu``: for two cores, in minutes;
             ``gpu``: the sizes of the papers, in bf16.
-        repeats: of every measurement.
+        repeats: number of repeats of every measurement.
         device: ``cpu`` or ``cuda``.
-        batch: pairs in a mini-batch; None: the part's default for ``name``.
+        batch: pairs in a mini-batch; None: the benchmark's default for ``name``.
     """
 
     name: str = "cpu"
@@ -50,10 +50,10 @@ class Row:
     Attributes:
         what: the measured comparison, ours / the reference.
         ours, reference: medians in ``unit``; None if not measured.
-        ratio: ours to the reference (median of the repeats), unless ``note`` states another.
+        ratio: ours / the reference (median of the repeats), unless ``note`` says otherwise.
         low, high: smallest and largest ratio of the repeats.
         unit: ``s``, ``MiB``, ...
-        note: sizes, the work of both sides, and its differences.
+        note: sizes, and how the work of both sides differs.
     """
 
     what: str
@@ -75,7 +75,7 @@ class Row:
         *,
         unit: str = "s",
     ) -> Row:
-        """Combine the figures of the repeats; equal positions belong to one repeat."""
+        """Combine the figures of all repeats, which are in the same order for both sides."""
         ratios = [a / b for a, b in zip(ours, reference, strict=True)]
         mine, theirs, ratio = map(statistics.median, (ours, reference, ratios))
         return cls(what, mine, theirs, ratio, min(ratios), max(ratios), unit, note)
@@ -87,13 +87,13 @@ def in_turn(
     warm_up: int = 1,
     device: str | torch.device | None = None,
 ) -> dict[str, list[float]]:
-    """Return each action's seconds of every repeat; the order is A B C, C B A, A B C, ...
+    """Return the seconds of each action in every repeat, run in the order A B C, C B A, A B C, ...
 
     Args:
         actions: actions by name.
         repeats: at least 1.
         warm_up: uncounted rounds at the beginning.
-        device: synchronised after each action, if it is a GPU.
+        device: device to synchronise after each action, if it is a GPU.
     """
     times: dict[str, list[float]] = {name: [] for name in actions}
     names = list(actions)
@@ -112,7 +112,7 @@ def in_turn(
 
 
 def _wait(device: str | torch.device | None) -> bool:
-    """Wait for a GPU; return False if the device is none."""
+    """Wait for a GPU; return False if the device is not a GPU."""
     if device is None or torch.device(device).type != "cuda":
         return False
     torch.cuda.synchronize()
@@ -120,11 +120,11 @@ def _wait(device: str | torch.device | None) -> bool:
 
 
 def peak_memory(action: Callable[[], Any], device: str | torch.device | None = None) -> float:
-    """Return the MiB that an action needs at its peak, above what was allocated before it.
+    """Return the peak memory of an action in MiB, minus the memory allocated before it.
 
-    On a GPU it is PyTorch's count. On a CPU the action runs in a new process, whose resident
-    memory is read; there it must be a function of a module, or a `functools.partial` of one.
-    Memory of the modules that it imports is not counted.
+    On a GPU, PyTorch counts it. On a CPU, the action runs in a new process, whose resident memory
+    is read, so it must be a function of a module or a `functools.partial` of one. The memory of
+    imported modules is not counted.
 
     Raises:
         RuntimeError: if the new process fails.
@@ -159,9 +159,9 @@ def _send_peak(send: Any, action: Callable[[], Any], threads: int) -> None:
 def _resident(peak: bool = False) -> int:
     """Return the bytes of resident memory, now or at the peak."""
     status = Path("/proc/self/status")
-    if not status.exists():  # macOS, which reports only the peak
+    if not status.exists():  # macOS reports only the peak
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # getrusage would also count what the parent held when it started this process.
+    # getrusage would also count the parent's memory when it started this process.
     sizes = re.findall(rf"{'VmHWM' if peak else 'VmRSS'}:\s*(\d+) kB", status.read_text())
     return 1024 * int(sizes[0])
 

@@ -1,8 +1,9 @@
-"""Count the kernels that a training step dispatches, which bound it where a GPU waits for its host.
+"""Count the kernels that a training step launches, which limit its speed if a GPU waits for its
+host.
 
-A step is forward pass with Con-D, backward pass, clipping and AdamW. Views, allocations and
-metadata are not counted; dropout and attention count as the one kernel that a GPU has for them. The
-count depends on depth, not on width: the models have the papers' depth and tiny widths.
+A step is the forward pass with Con-D, backward pass, clipping and AdamW. Views, allocations and
+metadata are not counted; dropout and attention count as one kernel each, as on a GPU. The count
+depends on depth, not on width, so the models have the papers' depth and tiny widths.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from lavis_mafa.families import AlbefMafa, Blip2Mafa, BlipMafa
 from lavis_mafa.io.project_files import find_config
 from lavis_mafa.judges.discriminators import ModelDiscriminator
 from research.benchmarks.harness import Row, Sizes
+from research.benchmarks.reference_step import PlainAlbef, reference_step
 from research.benchmarks.step_models import (
     FixedVerdicts,
     LavisAlbef,
@@ -33,11 +35,12 @@ from research.benchmarks.step_models import (
     config_of,
     lavis_can_run,
     mini_batch,
+    verdicts_by_pair,
 )
 from research.benchmarks.steps import BLIP2_MAFA, GRIT_VLP, MAFA
 
 BATCH = 8
-# BERT's layers of the papers' models; ALBEF fuses in the last six. Their dropout is .1.
+# The number of BERT's layers in the papers' models; ALBEF fuses in the last six. Dropout is .1.
 _BERT = {
     "num_hidden_layers": 12,
     "hidden_dropout_prob": 0.1,
@@ -47,7 +50,7 @@ _NO_KERNEL = ("_unsafe_view", "_local_scalar_dense", "lift_fresh", "_reshape_ali
 
 
 class Launches(TorchDispatchMode):
-    """Count operators by name while it is active."""
+    """Count operators by name while the mode is active."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +64,7 @@ class Launches(TorchDispatchMode):
 
 
 class _AsOnGpu(TorchFunctionMode):
-    """Take one kernel where a CPU has none for dropout, or for attention with dropout."""
+    """Replace dropout, and attention with dropout, by one kernel, as on a GPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -77,10 +80,10 @@ class _AsOnGpu(TorchFunctionMode):
 def launches_of(
     model: torch.nn.Module, forward: Callable[[], Mapping[str, Any]], half: bool = False
 ) -> Counter[str]:
-    """Return the kernels by name of a whole step, the second one.
+    """Return the number of kernels by name in a whole step, the second one.
 
     Args:
-        half: under autocast to bf16.
+        half: use autocast to bf16.
     """
     trained = [one for one in model.parameters() if one.requires_grad]
     optimizer = torch.optim.AdamW(trained, foreach=True)  # as on a GPU
@@ -97,7 +100,7 @@ def launches_of(
 
 
 def rows(sizes: Sizes) -> Iterator[Row]:
-    """Count a step of every family in fp32 and in bf16; ``sizes`` change nothing."""
+    """Count a step of every family in fp32 and in bf16, whatever ``sizes``."""
     with tempfile.TemporaryDirectory() as name, lavis_can_run():
         for half in (False, True):
             yield from _albef_rows(Path(name), half)
@@ -108,7 +111,9 @@ def _albef_rows(folder: Path, half: bool) -> Iterator[Row]:
     cfg = deep_config(AlbefMafa, folder, "med_config_tiny.json", 12)
     mafa, grit = (our_launches(AlbefMafa, cfg, settings, half) for settings in (MAFA, GRIT_VLP))
     samples = mini_batch(BATCH, cfg, "cpu")
-    yield _row("ALBEF: MAFA / GRIT-VLP", mafa, grit, half)
+    plain, judge = PlainAlbef(cfg).train(), PlainAlbef(cfg).eval().requires_grad_(False)
+    step = partial(reference_step, plain, judge, samples, verdicts=verdicts_by_pair)
+    yield _row("MAFA / the authors' order of work", mafa, launches_of(plain, step, half), half)
     lavis = LavisAlbef(cfg).train()
     lavis.set_momentum_outputs(samples)
     step = partial(lavis, {**samples, "epoch": 0, "iters": 0, "num_iters_per_epoch": 1})
@@ -139,7 +144,8 @@ def deep_config(cls: Any, folder: Path, bert: str, depth: int) -> Any:
 
 
 def our_launches(cls: Any, cfg: Any, settings: StepSettings, half: bool = False) -> Counter[str]:
-    """Return `launches_of` a model of this package; Con-D shares a frozen image encoder."""
+    """Return `launches_of` for a model of this package, whose Con-D shares a frozen image
+    encoder."""
     torch.manual_seed(0)
     model, judge = cls.from_config(cfg).train(), cls.from_config(cfg)
     if cls is Blip2Mafa:

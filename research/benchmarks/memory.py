@@ -1,4 +1,4 @@
-"""Measure the peak memory of a step with Con-D against one without, and of a step in chunks."""
+"""Measure the peak memory of a step with and without Con-D, and of a step in chunks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ BATCH = {"quick": 8, "cpu": 4, "gpu": 96}
 
 
 def rows(sizes: Sizes) -> Iterator[Row]:
-    """Measure a step of MAFA with a quarter of the pairs converted, and one in chunks."""
+    """Measure a step of MAFA in which a quarter of the pairs are converted, and a step in
+    chunks."""
     size = sizes.batch or BATCH[sizes.name]
     precision = "bf16" if sizes.gpu else "fp32"
 

@@ -1,4 +1,4 @@
-"""Measure ratios of this package to a reference, both timed in turn in one run.
+"""Measure ratios of this package to references, timed in turn in the same run.
 
 Each part is a module of this folder with ``rows(sizes) -> Iterable[Row]``.
 """
@@ -24,11 +24,13 @@ from lavis_mafa.tools.tables import markdown_table
 from research.benchmarks.harness import REPEATS, Row, Sizes, progress
 
 PARTS = {
-    "steps": "training steps: MAFA against GRIT-VLP, and LAVIS",
+    "steps": "training steps: MAFA against GRIT-VLP, the authors' order of work, and LAVIS",
     "launches": "kernels that a training step dispatches",
     "memory": "peak memory of a step",
     "grouping": "grouping of mini-batches by similarity",
-    "doors": "losses against open_clip's",
+    "doors": "losses and grouping in other libraries' trainings",
+    "retrieval": "retrieval with re-ranking, against LAVIS",
+    "threads": "threads of training on a CPU, next to busy processes",
 }
 HEAD = ["what", "ours", "reference", "ratio", "range", "note"]
 
@@ -41,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--gpu", action="store_true", help="the sizes of the papers, in bf16")
     size.add_argument("--quick", action="store_true", help="tiny sizes: does everything run?")
-    parser.add_argument("--repeats", type=int, help="of every measurement")
+    parser.add_argument("--repeats", type=int, help="times each is measured")
     parser.add_argument("--batch", type=int, help="pairs in a mini-batch of training steps")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write rows and machine as JSON")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table")
@@ -62,7 +64,7 @@ def run(args: argparse.Namespace) -> None:
         for row in importlib.import_module(f"research.benchmarks.{part}").rows(sizes):
             rows.append(row)
             print(" | ".join(_cells(row)[:-1]), flush=True)
-        if args.out:  # after every part, whatever becomes of the next
+        if args.out:  # after every part, in case a later part fails
             content = {"sizes": asdict(sizes), "rows": [asdict(row) for row in rows]}
             write_json(args.out, {**_machine(), **content})
     if args.markdown:

@@ -1,4 +1,4 @@
-"""Models and mini-batches of the training-step benchmarks, including LAVIS's models."""
+"""Build the models and mini-batches of the training-step benchmarks, including LAVIS's models."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from lavis.models import eva_vit
-from lavis.models.albef_models import AlbefBase
 from lavis.models.albef_models.albef_pretrain import AlbefPretrain
 from lavis.models.blip2_models.blip2 import LayerNorm
 from lavis.models.blip2_models.blip2_qformer import Blip2Qformer
@@ -29,12 +28,12 @@ from lavis_mafa.algorithm import pickers
 from lavis_mafa.families import AlbefMafa, Blip2Mafa
 from lavis_mafa.families.blip2_parts import build_image_encoder
 from lavis_mafa.families.tokenizers import add_dec_token, build_tokenizer
-from lavis_mafa.families.vit import build_vit
 from lavis_mafa.io.project_files import find_config
 from research.benchmarks.harness import Sizes
+from research.benchmarks.reference_step import PlainAlbef, Verdicts, encode
 
 WORDS = 30522  # the size of BERT's vocabulary
-CAPTION_WORDS = (10.5, 2.4)  # of COCO: mean and standard deviation
+CAPTION_WORDS = (10.5, 2.4)  # of COCO's captions: mean and standard deviation
 
 
 def albef_config(sizes: Sizes, folder: Path, **changes: Any) -> Any:
@@ -93,59 +92,39 @@ def captions(count: int, seed: int = 0) -> list[str]:
     return [" ".join(draw.choices(words, k=length)) for length in lengths]
 
 
+def first_quarter(image_of: Tensor, text_of: Tensor, probability: Tensor) -> Tensor:
+    """Return verdicts by which the first quarter of the pairs match."""
+    return (torch.arange(len(probability)) < round(len(probability) / 4)).to(probability)
+
+
+def verdicts_by_pair(image_of: Tensor, text_of: Tensor, probability: Tensor) -> Tensor:
+    """Return verdicts that depend only on the pair, so that all ranks and variants agree."""
+    return ((7 * image_of + 3 * text_of) % 4 == 0).to(probability)
+
+
 class FixedVerdicts:
-    """A discriminator whose verdicts are replaced after its work: a quarter of the pairs match."""
+    """A discriminator that judges as usual, but whose verdicts are replaced.
 
-    def __init__(self, con_d: Any) -> None:
-        self.con_d = con_d
+    Args:
+        con_d: the discriminator that judges.
+        verdicts: `first_quarter` or `verdicts_by_pair`.
+    """
 
-    def judge(self, *given: Any, **options: Any) -> Tensor:
-        probability: Tensor = self.con_d.judge(*given, **options)
-        return (torch.arange(len(probability)) < round(len(probability) / 4)).to(probability)
+    def __init__(self, con_d: Any, verdicts: Verdicts = first_quarter) -> None:
+        self.con_d, self.verdicts = con_d, verdicts
+
+    def judge(
+        self, samples: Any, image_of: Tensor, text_of: Tensor, *rest: Any, **options: Any
+    ) -> Any:
+        probability = self.con_d.judge(samples, image_of, text_of, *rest, **options)
+        return self.verdicts(image_of, text_of, probability)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.con_d, name)
 
 
-class PlainAlbef(AlbefBase):
-    """ALBEF of LAVIS's modules with random weights and the state dict keys of ``albef_mafa``.
-
-    Args:
-        cfg: a ``model`` config of ``albef_mafa``.
-    """
-
-    def __init__(self, cfg: Any) -> None:
-        super().__init__()
-        self.tokenizer = cast(Any, build_tokenizer(cfg.tokenizer))
-        config = BertConfig.from_json_file(find_config(cfg.med_config_path))
-        config.vocab_size = max(config.vocab_size, len(self.tokenizer))
-        self.visual_encoder = build_vit(cfg, from_pretrained=False)
-        self.text_encoder = BertForMaskedLM(config=config)
-        self.vision_proj = nn.Linear(self.visual_encoder.vision_width, cfg.embed_dim)
-        self.text_proj = nn.Linear(config.hidden_size, cfg.embed_dim)
-        self.itm_head = nn.Linear(config.hidden_size, 2)
-        self.temp = nn.Parameter(cfg.temp * torch.ones([]))
-        self.mlm_probability = cfg.mlm_mask_prob
-        self.max_txt_len = cfg.max_txt_len
-
-
-def _encode(model: AlbefBase, samples: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Return images ``(B, S, D)`` and captions ``(B, L, D)``."""
-    text = model.tokenizer(
-        samples["text_input"],
-        padding="longest",
-        truncation=True,
-        max_length=model.max_txt_len,
-        return_tensors="pt",
-    ).to(samples["image"].device)
-    states = model.text_encoder.bert(
-        text.input_ids, attention_mask=text.attention_mask, return_dict=True, mode="text"
-    ).last_hidden_state
-    return model.visual_encoder.forward_features(samples["image"]), states
-
-
 class _Constant(nn.Module):
-    """Return the same output for every input."""
+    """A module that returns the same output for every input."""
 
     def __init__(self, output: Any) -> None:
         super().__init__()
@@ -191,7 +170,7 @@ class LavisAlbef(AlbefPretrain):
     def set_momentum_outputs(self, samples: dict[str, Any]) -> None:
         """Replace the momentum encoders by constant outputs for this mini-batch."""
         was_training = self.training
-        images, texts = _encode(self.eval(), samples)
+        images, texts, _ = encode(self.eval(), samples)
         self.train(was_training)
         self.visual_encoder_m = _Constant(images)
         self.text_encoder_m = _Constant(torch.zeros(1, 1, 1))  # the teacher of MLM is not used
@@ -262,7 +241,7 @@ class LavisBlip2(Blip2Qformer):
 
 @contextmanager
 def lavis_can_run(device: str = "cpu") -> Iterator[None]:
-    """Provide LAVIS's requirements: a process group of one for BLIP-2, ``np.Inf`` for ALBEF."""
+    """Provide what LAVIS's models need: a process group of one for BLIP-2, ``np.Inf`` for ALBEF."""
     backend = "nccl" if device == "cuda" else "gloo"
     with tempfile.TemporaryDirectory() as folder:
         store = f"file://{folder}/store"
@@ -276,7 +255,7 @@ def lavis_can_run(device: str = "cpu") -> Iterator[None]:
 
 @contextmanager
 def deterministic_draws() -> Iterator[None]:
-    """Make random draws deterministic, because LAVIS draws in another order and other shapes.
+    """Make random draws deterministic, because LAVIS draws in another order and with other shapes.
 
     The most probable negative is drawn, and MLM masks every word.
     """

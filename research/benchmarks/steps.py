@@ -1,8 +1,8 @@
-"""Measure training steps: MAFA against GRIT-VLP, and without Con-D against LAVIS's own.
+"""Measure training steps: MAFA against GRIT-VLP, and both against independent implementations.
 
 A step is the forward and the backward pass of the whole loss, in training mode; the optimiser's
-update, which is the same on both sides, is not measured. Before LAVIS is timed, both sides must
-have computed the same losses from the same weights.
+update, which is the same on both sides, is not measured. Before timing, each comparison checks that
+both sides compute the same losses from the same weights.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.families import AlbefMafa, Blip2Mafa
 from lavis_mafa.judges.discriminators import ModelDiscriminator
 from research.benchmarks.harness import Row, Sizes, in_turn, progress
+from research.benchmarks.reference_step import PlainAlbef, reference_step
 from research.benchmarks.step_models import (
     FixedVerdicts,
     LavisAlbef,
@@ -32,15 +33,17 @@ from research.benchmarks.step_models import (
     albef_config,
     blip2_config,
     deterministic_draws,
+    first_quarter,
     lavis_can_run,
     mini_batch,
+    verdicts_by_pair,
 )
 
 BATCH = {"quick": 8, "cpu": 3, "gpu": 96}
 _BLIP2_BATCH = {**BATCH, "cpu": 2}
 GRIT_VLP = StepSettings(soft_labels=SoftLabels("consistency"))
 MAFA = StepSettings()
-# All pairs are judged, and no probability is above the thresholds.
+# With these thresholds, all pairs are judged and none is converted.
 _MAFA_FINDS_NOTHING = StepSettings(connections=MiningRule(low=1.0, high=1.0))
 _ALBEF_BASE = StepSettings(negatives="sampled", soft_labels=SoftLabels("one_hot"))
 # BLIP-2: no re-sampling, no mined pairs in LM, see blip2_mafa's configs.
@@ -52,7 +55,7 @@ _BLIP2_MAFA_FINDS_NOTHING = replace(BLIP2_MAFA, connections=replace(_BLIP2_RULE,
 _BLIP2_STAGE_1 = StepSettings(
     negatives="sampled", soft_labels=SoftLabels("one_hot", label_smoothing=0.1)
 )
-SAME = 1e-4  # relative difference of losses that are the same in fp32
+SAME = 1e-4  # relative difference of losses that count as equal in fp32
 
 
 @dataclass
@@ -60,7 +63,7 @@ class Step:
     """Run the forward and backward pass of ``forward()["loss"]``.
 
     Attributes:
-        bf16: under autocast to bf16.
+        bf16: use autocast to bf16.
     """
 
     model: torch.nn.Module
@@ -76,7 +79,7 @@ class Step:
 
 
 def rows(sizes: Sizes) -> Iterator[Row]:
-    """Measure ALBEF with and without Con-D and against LAVIS's, and BLIP-2."""
+    """Measure ALBEF with and without Con-D against the authors' order and LAVIS; then BLIP-2."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         yield from _albef_rows(sizes, folder)
@@ -86,7 +89,7 @@ def rows(sizes: Sizes) -> Iterator[Row]:
 
 
 def _albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
-    """Measure MAFA against GRIT-VLP, both ours, and a step in chunks."""
+    """Measure our MAFA against our GRIT-VLP and against the authors' order of work."""
     cfg = albef_config(sizes, folder)
     size = sizes.batch or BATCH[sizes.name]
     samples = mini_batch(size, cfg, sizes.device)
@@ -94,20 +97,20 @@ def _albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
     torch.manual_seed(0)
     model = AlbefMafa.from_config(cfg).to(sizes.device).train()
     judge = AlbefMafa.from_config(cfg)
-    con_d = ModelDiscriminator(judge.to(sizes.device), precision="bf16")
+    con_d = {name: _con_d_copy(judge, cfg, name, sizes) for name in ("fp32", "bf16")}
     samples["image_id"] = torch.arange(size, device=sizes.device)
 
-    def ours(settings: StepSettings, discriminator: Any = None) -> Step:
+    def ours(settings: StepSettings, discriminator: Any = None, half: bool = sizes.gpu) -> Step:
         forward = partial(run_step, model.backbone, samples, settings, discriminator)
-        return Step(model, forward, sizes.device, sizes.gpu)
+        return Step(model, forward, sizes.device, half)
 
     progress("MAFA and GRIT-VLP")
     part = max(1, size // 3)
     chunked = partial(run_step, in_chunks(model.backbone, part), samples, GRIT_VLP)
     grit = ours(GRIT_VLP)
     steps = {
-        "nothing converted, Con-D bf16": ours(_MAFA_FINDS_NOTHING, con_d),
-        "25 % converted, Con-D bf16": ours(MAFA, FixedVerdicts(con_d)),
+        "nothing converted, Con-D bf16": ours(_MAFA_FINDS_NOTHING, con_d["bf16"]),
+        "25 % converted, Con-D bf16": ours(MAFA, FixedVerdicts(con_d["bf16"])),
     }
     both = {"grit": grit, "chunks": Step(model, chunked, sizes.device, sizes.gpu)}
     times = in_turn({**both, **steps}, sizes.repeats, device=sizes.device)
@@ -119,6 +122,31 @@ def _albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
         f"run.cached_batch: {part}; {setting}",
         times["chunks"],
         times["grit"],
+    )
+
+    plain = PlainAlbef(cfg).to(sizes.device).train()
+    plain_judge = PlainAlbef(cfg).to(sizes.device).eval().requires_grad_(False)
+    plain.load_state_dict(model.state_dict())
+    plain_judge.load_state_dict(judge.state_dict())
+    by_pair = FixedVerdicts(con_d["fp32"], verdicts_by_pair)
+    require_equal_losses(
+        "the authors' order",
+        model,
+        partial(run_step, model.backbone, samples, MAFA, by_pair),
+        plain,
+        partial(reference_step, plain, plain_judge, samples, verdicts=verdicts_by_pair),
+    )
+    progress("MAFA and the authors' order")
+    half, precision = sizes.gpu, "bf16" if sizes.gpu else "fp32"
+    theirs = partial(reference_step, plain, plain_judge, samples, verdicts=first_quarter)
+    reference = Step(plain, theirs, sizes.device, half)
+    mafa = ours(MAFA, FixedVerdicts(con_d[precision]))
+    times = in_turn({"ours": mafa, "theirs": reference}, sizes.repeats, device=sizes.device)
+    yield Row.of(
+        f"MAFA step / the authors' order of work, both {precision}",
+        f"ALBEF {_vit_name(cfg)}, B={size}, 25 % converted; equal losses at equal weights; the "
+        "reference tokenises with the same fast tokenizer",
+        *times.values(),
     )
 
 
@@ -239,12 +267,12 @@ def require_equal_losses(
     """Compare the losses of both sides in evaluation mode, for the same draws.
 
     Args:
-        name: the reference, for the message.
+        name: name of the reference, for the message.
         ours: this package's model.
         our_forward: its forward pass.
         theirs: the reference's model.
         their_forward: its forward pass.
-        half: in bf16, where rounding may change which negative is drawn.
+        half: whether both run in bf16, where rounding may change which negative is drawn.
 
     Raises:
         AssertionError: if a loss differs.
@@ -266,6 +294,13 @@ def require_equal_losses(
         raise AssertionError(
             f"not the same work as {name}: losses ITC, ITM, language {losses[0]} and {losses[1]}"
         )
+
+
+def _con_d_copy(model: Any, cfg: Any, precision: str, sizes: Sizes) -> ModelDiscriminator:
+    """Return Con-D with a copy of the model's weights, because its precision may change them."""
+    own = AlbefMafa.from_config(cfg)
+    own.load_state_dict(model.state_dict())
+    return ModelDiscriminator(own.to(sizes.device), precision=precision)
 
 
 def _vit_name(cfg: Any) -> str:

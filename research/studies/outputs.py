@@ -10,7 +10,7 @@ from typing import Any
 from lavis_mafa._version import __version__
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.tools.charts import Bars, format_number
-from lavis_mafa.tools.gallery import connections_of, view_data
+from lavis_mafa.tools.gallery import SampleViewer, connections_of
 from lavis_mafa.tools.model_and_data import recorded_data
 from lavis_mafa.tools.report_page import ShownPair, write_report
 from lavis_mafa.tools.tables import markdown_section
@@ -20,18 +20,18 @@ from research.studies.spread import note_on_spread, spreads_of
 from research.studies.study_tables import outcome, rows_table, tables_of
 
 RESULTS, PAGE = "results.md", "report.html"
-_GALLERY = 60  # the last connections of a run
+_GALLERY = 60  # number of a run's last connections to show
 
 
 def write_all(results: Results, path: Path, page: Path) -> None:
     """Write Markdown and JSON next to each other, and the page.
 
     Args:
-        path: of the Markdown file.
-        page: of the HTML page.
+        path: path of the Markdown file.
+        page: path of the HTML page.
     """
     study = results.study
-    # Everything is made before anything is written: an error leaves the old files, which agree.
+    # Everything is made before anything is written, so that an error leaves consistent old files.
     text, figures = markdown(results), content(results)
     write_json(path.with_suffix(".json"), figures)
     write_text(path, text)
@@ -48,11 +48,11 @@ def write_all(results: Results, path: Path, page: Path) -> None:
 
 
 def outcome_lines(results: Results) -> list[str]:
-    """Return what was found in a few lines for the terminal."""
+    """Return the result in a few lines for the terminal."""
     text, bars = _headline(results)
     shown = [
         f"{one.title}: {', '.join(f'{name} {format_number(v)}' for name, v in one.values.items())}"
-        for one in bars[1:]  # the text says the first
+        for one in bars[1:]  # the headline contains the first
     ]
     return [line for line in (text, *shown) if line]
 
@@ -86,7 +86,7 @@ def markdown(results: Results) -> str:
 
 
 def content(results: Results) -> dict[str, Any]:
-    """Return the results as their JSON file has them."""
+    """Return the content of the JSON file."""
     study, spreads = results.study, spreads_of(results.figures)
     by_row: dict[str, dict[str, Any]] = {row.name: {} for row in study.rows}
     known = results.figures.astype(object).where(results.figures.notna(), None)
@@ -132,12 +132,12 @@ def content(results: Results) -> dict[str, Any]:
 
 
 def _gallery(results: Results) -> Iterator[ShownPair]:
-    """Yield the last connections that the study's run mined with its first seed."""
+    """Yield the last connections that the study's gallery run mined with its first seed."""
     plan, run = results.plan, results.study.file.gallery
     job = plan.jobs.get(f"{run}/{plan.seeds[0]}") if plan else None
     if job is not None and job.done and (job.folder / LOG).is_file():
         records = list(read_json_lines(job.folder / CONNECTIONS))
-        show = view_data(lambda: recorded_data(job.folder))
+        show = SampleViewer(recorded_data(job.folder))
         config = read_log(job.folder, "config")[-1]["config"]
         last = sorted(records[-_GALLERY:], key=lambda one: -one["probability"])
         yield from connections_of(last, show, config)

@@ -1,9 +1,9 @@
-"""The runs of a study: what each does and needs, and the check of their configs.
+"""Plan the runs of a study, with their dependencies, and check their configs.
 
-A run's key is a digest of all that its weights depend on: options, the content of the files that it
-names, code, versions, seed, and the keys of the runs that it takes checkpoints from. Folders of
-stages are named by it: rows that are the same, in one study or in several with one output folder,
-are run once, and nothing of a run is used after one of these has changed.
+A run's key is a digest of everything that its weights depend on: options, the content of the files
+it names, code, versions, seed, and the keys of the runs whose checkpoints it uses. Stages are in
+folders named by the key, so that equal rows of one or several studies are run once, and a run is
+not used after anything in its key has changed.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Job:
     """A run of a study: one call of a script or module of this repository.
 
     Attributes:
-        name: short, for progress and folders; ``title`` is its name in reports.
-        command: the script and its arguments, as a user could type them after ``python``.
-        folder: where it writes.
+        name: short name for progress and folders; ``title`` is the name in reports.
+        command: the script and its arguments, as a user would type them after ``python``.
+        folder: the folder to which it writes.
         needs: names of jobs that must be done before.
-        script, config, options: of train.py or evaluate.py; "" and () of a module.
+        script, config, options: call of train.py or evaluate.py; empty for a module.
         writes: the checkpoint that it writes to its folder.
-        key: digest of all that it depends on.
-        form: digest of its config and options, whatever runs it takes checkpoints from.
+        key: digest of everything that it depends on.
+        form: digest of its config and options, without the runs whose checkpoints it uses.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Job:
 
     @property
     def done(self) -> bool:
-        """Return whether this run, and not another one, was completed in its folder."""
+        """Return whether this run (not another one) was completed in its folder."""
         return text_if_any(self.folder / DONE) == self.key
 
     @property
@@ -88,18 +88,18 @@ class Job:
 
 @dataclass
 class Plan:
-    """All runs of some rows and seeds.
+    """The runs of some rows and seeds.
 
     Attributes:
-        output: shared runs write below it as the study's ``folders`` says, stages of rows into
-            folders below ``runs/seed_K``.
-        jobs: by name; each comes after those that it needs.
-        of: by row, seed and stage, its job; a row that shows a shared run has one stage, "".
-        judges: by seed, the runs that the measuring function judges by.
+        output: folder of all runs. Shared runs write below it as the study's ``folders`` says,
+            stages of rows below ``runs/seed_K``.
+        jobs: jobs by name, each after the jobs that it needs.
+        of: jobs by row, seed and stage; a row that shows a shared run has one stage, "".
+        judges: the runs by which the measuring function judges, by seed.
         given: existing checkpoints that replace shared runs, by name.
-        page: the folder of the page.
-        command: reproduces the study.
-        measured_by: digest of the code of the measuring function.
+        page: folder of the page.
+        command: command that reproduces the study.
+        measured_by: digest of the measuring function's code.
     """
 
     study: Study
@@ -123,7 +123,7 @@ def narrowed(
     """Return the study with only some rows and columns, and given checkpoints for shared runs.
 
     Args:
-        rows: names of rows, or of the shared runs that rows show as they are.
+        rows: names of rows, or of shared runs that rows show unchanged.
 
     Raises:
         StudyError: for unknown names.
@@ -156,7 +156,7 @@ def narrowed(
 
 
 def shows_shared(study: Study, row: Row) -> bool:
-    """Return whether a row shows a shared run as it is, not a variant of it."""
+    """Return whether a row shows a shared run unchanged, rather than a variant of it."""
     step = study.shared.get(row.run)
     return step is not None and _with(step, row.options) == step
 
@@ -164,7 +164,7 @@ def shows_shared(study: Study, row: Row) -> bool:
 def make_plan(
     study: Study, output: Path, seeds: Sequence[int], page: Path | None = None, command: str = ""
 ) -> Plan:
-    """Return the runs of all rows and seeds, and of what they need, the first seed's first."""
+    """Return the plan of all rows and seeds with the runs they need, in the order of seeds."""
     plan = Plan(study, output, seeds, page or output, command)
     if study.file.measure:
         module = study.file.measure.function.partition(":")[0]
@@ -186,7 +186,7 @@ class _Maker:
         self.plan, self.study, self.seed = plan, plan.study, seed
 
     def row(self, row: Row) -> dict[str, Job]:
-        """Return the jobs of the stages that columns need, and of the stages that these need."""
+        """Return the jobs of the stages that columns need, directly or by way of other stages."""
         if row.run:
             return {"": self._run_of(row)}
         stages = self.study.stages
@@ -198,7 +198,8 @@ class _Maker:
         return made
 
     def _run_of(self, row: Row) -> Job:
-        """Return the shared run that a row shows, or its own if it sets other options."""
+        """Return the job of the shared run that a row shows, or its own job if it sets other
+        options."""
         if not shows_shared(self.study, row):
             return self._job(row.run, _with(self.study.shared[row.run], row.options), row.name)
         job = self.shared(row.run)
@@ -236,8 +237,9 @@ class _Maker:
         """Return the job of a step.
 
         Args:
-            earlier: jobs of this row's stages; other placeholders stand for shared runs.
-            folder: where it writes; None, or if another run is there: a folder named by its key.
+            earlier: jobs of this row's earlier stages; other placeholders name shared runs.
+            folder: folder to which it writes; if None, or if another run is there, a folder named
+                by its key.
         """
         needs: dict[str, Job | str] = dict(earlier or {})
         needs |= {one: self.shared(one) for one in sorted(step.names - OWN - {*needs})}
@@ -308,7 +310,7 @@ def _with(step: Step, options: Mapping[str, Any]) -> Step:
 
 
 def _filled(value: Any, names: Mapping[str, str]) -> Any:
-    """Return a value; in a text, placeholders are replaced."""
+    """Return a value, with placeholders replaced if it is a text."""
     if not isinstance(value, str):
         return value
     return PLACEHOLDER.sub(lambda found: names[found[1]], value)
@@ -318,7 +320,7 @@ def check(plan: Plan) -> None:
     """Check every config with its options as training and evaluation would.
 
     Raises:
-        StudyError: with all problems, each once with the runs that have it.
+        StudyError: with all problems, each listed once with the runs that have it.
     """
     problems: dict[str, list[str]] = {}
     splits: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""The results of a study: figures of its runs or of recorded ones, and measuring of runs."""
+"""Collect the results of a study, from its runs or from recorded files, and measure runs."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from research.studies.spread import frame_of, spreads_of
 from research.studies.study_file import MEASURED
 from research.studies.study_parts import Column, Study, StudyError
 
-BY_IMAGE = "by_image"  # of measured figures: lists of the figure of every image, by name
+BY_IMAGE = "by_image"  # key of the figures of every image, lists by name
 
 ByRowAndSeed = Mapping[str, Mapping[int, Mapping[str, Any]]]
 
 
 @dataclass
 class Results:
-    """Figures of a study.
+    """The figures of a study.
 
     Attributes:
         figures: as `research.studies.spread` describes them.
-        origin: version, torch, date and the command.
-        by_image: figures of every test image by row, seed and column, where they were measured.
-        folders: of runs below the output folder, by row, seed and stage.
-        notes: on where the figures are from.
+        origin: version, torch, date and command.
+        by_image: figures of every test image by row, seed and column, if they were measured.
+        folders: folders of runs below the output folder, by row, seed and stage.
+        notes: notes on where the figures come from.
         plan: None if nothing was run.
     """
 
@@ -66,7 +66,7 @@ def _origin(command: str) -> dict[str, str]:
 
 
 def results_of(plan: Plan) -> tuple[Results, list[str]]:
-    """Return the results of all completed runs, and what their logs lack."""
+    """Return the results of all completed runs, and messages on what their logs lack."""
     found: dict[str, dict[int, dict[str, float | None]]] = {}
     folders: dict[str, dict[int, dict[str, str]]] = {}
     images: dict[str, dict[int, dict[str, list[float]]]] = {}
@@ -91,7 +91,7 @@ def results_of(plan: Plan) -> tuple[Results, list[str]]:
                 if column.kind == MEASURED and values is not None:
                     scaled = [column.scale * value for value in values]
                     images.setdefault(row, {}).setdefault(seed, {})[column.name] = scaled
-    # The measuring function returns None for what a system does not have, such as a Con-D.
+    # The measuring function returns None for figures that a system does not have.
     problems = [
         f"column {one.name}: no log of stage {one.stage} has {', '.join(one.keys)} in its records "
         f"of kind {one.kind}" + (f" and split {one.split}" if one.kind == "eval" else "")
@@ -104,7 +104,7 @@ def results_of(plan: Plan) -> tuple[Results, list[str]]:
 
 
 def _read_figure(plan: Plan, job: Job, column: Column) -> float | None:
-    """Return a column's figure of a run; of a log the last record counts (the run may resume)."""
+    """Return a column's figure of a run, from the last record of its log, as runs may resume."""
     if column.kind == MEASURED:
         last = measured(plan, job)
     else:
@@ -120,10 +120,10 @@ def _read_figure(plan: Plan, job: Job, column: Column) -> float | None:
 
 
 def read_recorded(paths: Sequence[Path]) -> dict[Path, Any]:
-    """Return the content of JSON files that studies wrote next to their Markdown, by path.
+    """Return, by path, the content of JSON files that studies wrote next to their Markdown.
 
     Raises:
-        ValueError: if a file is missing or is not one of these.
+        ValueError: if a file is missing or is not such a file.
     """
     found = {}
     for path in paths:
@@ -147,9 +147,9 @@ def _seeds_of(content: Mapping[str, Any]) -> list[int]:
 
 
 def recorded_results(study: Study, recorded: Mapping[Path, Any], command: str) -> Results:
-    """Return the results of recorded files: those of one file again, those of several pooled.
+    """Return the results of recorded files; the seeds of several files are pooled.
 
-    Only columns that all files have are kept.
+    Columns that some files lack are dropped.
 
     Raises:
         StudyError: if a file has other parameters, lacks a row of the study or has other options
@@ -204,7 +204,7 @@ def _as_json(values: Mapping[str, Any]) -> Any:
 
 
 def function_named(study: Study, key: str, given: str) -> Callable[..., Any]:
-    """Return a function that a study names as ``module:function``.
+    """Return the function that a study names as ``module:function``.
 
     Raises:
         StudyError: if it cannot be imported.
@@ -219,7 +219,8 @@ def function_named(study: Study, key: str, given: str) -> Callable[..., Any]:
 
 
 def headline_of(plan: Plan) -> tuple[str, list[Bars]]:
-    """Return the study's headline of what was measured so far, and its bars; "" if it has none."""
+    """Return the study's headline on the figures measured so far, and its bars; "" if it has
+    none."""
     study = plan.study
     if not study.file.headline:
         return "", []
@@ -235,13 +236,14 @@ def headline_of(plan: Plan) -> tuple[str, list[Bars]]:
 
 
 def measure_all(plan: Plan, complete: bool = True) -> None:
-    """Measure every completed run of the rows that was not measured yet.
+    """Measure every completed run of the rows that has not been measured yet.
 
-    The function is called for each seed with the runs and those that they are judged by: the runs
-    that the study names, otherwise all runs of this seed.
+    For each seed, the function is called with the runs and with the judges: the runs that the study
+    names, otherwise all runs of this seed.
 
     Args:
-        complete: no other run will be done: judge by those that are, if the study names none.
+        complete: no more runs will be done, so use the completed runs as judges if the study names
+            none.
     """
     given = plan.study.file.measure
     if given is None:
@@ -274,7 +276,8 @@ def _quiet() -> Iterator[None]:
 
 
 def measured(plan: Plan, job: Job, judges: list[Job] | None = None) -> dict[str, Any]:
-    """Return what was measured of a run; {} if nothing was, or by other code or other judges."""
+    """Return the measured figures of a run; {} if there are none, or the code or judges
+    differed."""
     path = job.folder / FIGURES
     if not path.is_file():
         return {}
@@ -286,7 +289,7 @@ def measured(plan: Plan, job: Job, judges: list[Job] | None = None) -> dict[str,
 
 
 def _measured_of(plan: Plan, job: Job) -> dict[str, str]:
-    """Return what the figures of a run depend on besides the judges."""
+    """Return what the figures of a run depend on, besides the judges."""
     return {"run": job.key, "code": plan.measured_by}
 
 

@@ -1,4 +1,4 @@
-"""Run the jobs of a study as processes, in the order of what they need."""
+"""Run the jobs of a study as processes, each after the jobs that it needs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ PRINT_SECONDS = 15.0
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Hold a lock on a folder while writing below it.
+    """Hold a lock on a folder in this context, to write below it.
 
-    Waits for other calls, and for processes that a killed call left behind: they inherit its lock.
+    Wait for other calls, and for processes left behind by a killed call, which inherit its lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "wb") as file:
@@ -43,18 +43,18 @@ def run_all(
     at_once: int,
     after: Callable[[], None] | None = None,
 ) -> dict[str, str]:
-    """Run everything that is not done, each job after those that it needs, and print progress.
+    """Run all jobs that are not done, each after the jobs that it needs, and print progress.
 
-    A run that fails does not stop the others; those that need it are not started.
+    A failed run does not stop the others, but runs that need it are not started.
 
     Args:
-        jobs: by name, in the order in which they should start.
-        at_once: how many run at the same time.
-        after: called whenever a run is done and the next ones have started, but not after the last
-            one. What it raises stops all runs.
+        jobs: jobs by name, in the order in which they should start.
+        at_once: number of runs at the same time.
+        after: function called whenever a run is done and the next ones have started, except after
+            the last run. An exception in it stops all runs.
 
     Returns:
-        By name, why runs failed or were not started.
+        Why runs failed or were not started, by name.
     """
     done = {name for name, job in jobs.items() if job.done}
     waiting = [name for name in jobs if name not in done]
@@ -102,7 +102,7 @@ def run_all(
 
 
 def run_here(jobs: Mapping[str, Job]) -> dict[str, str]:
-    """Run modules in this process, one after the other: their libraries are loaded once.
+    """Run modules in this process, one after the other, so that libraries are loaded once.
 
     Returns:
         By name, why runs failed.
@@ -125,7 +125,7 @@ def run_here(jobs: Mapping[str, Job]) -> dict[str, str]:
 
 
 def _start(job: Job) -> subprocess.Popen[bytes]:
-    """Start the process of a job, which writes what it prints to ``console.log``."""
+    """Start the process of a job, with its output in ``console.log``."""
     job.folder.mkdir(parents=True, exist_ok=True)
     write_text(job.folder / COMMAND, job.record)
     (job.folder / FIGURES).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Digests of what a run of a study depends on: the content of files and code, not their names."""
+"""Compute digests of what a run depends on: the content of files and code, not their names."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ def digest_of(content: Any) -> str:
 
 
 def with_contents(value: Any, folders: bool = False) -> Any:
-    """Return plain data with a digest of the content of every file that a text in them names.
+    """Return plain data in which every text that names a file is extended by a digest of its
+    content.
 
     A text names a file as a path, or as ``key=path``.
 
     Args:
-        folders: a folder stands for the JSON files in it; not where runs write into folders.
+        folders: also replace folders, by the JSON files in them; not for folders to which runs
+            write.
     """
     if isinstance(value, dict):
         return {str(key): with_contents(item, folders) for key, item in value.items()}
@@ -46,13 +48,13 @@ def with_contents(value: Any, folders: bool = False) -> Any:
 
 @cache
 def _digest_of_file(path: str, time: int, size: int) -> str:
-    """Return the digest of a file that was last changed at this time (ns)."""
+    """Return the digest of a file that was last changed at the given time (ns)."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def yaml_of(path: Path) -> Any:
-    """Return the content of a config; if it is not YAML, which `check` reports, its text."""
+    """Return the content of a config, or its text if it is not YAML, which `check` reports."""
     text = text_if_any(path) or ""
     try:
         return yaml.safe_load(text)
@@ -61,7 +63,7 @@ def yaml_of(path: Path) -> Any:
 
 
 def source_of(module: str) -> str:
-    """Return the code of a module; "" for none. What it imports is not in it."""
+    """Return the code of a module without its imports; "" for no module."""
     spec = importlib.util.find_spec(module) if module else None
     return text_if_any(Path(spec.origin)) or "" if spec and spec.origin else ""
 

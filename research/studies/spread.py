@@ -1,11 +1,11 @@
-"""The statistics of studies: spread over seeds, paired differences, their intervals and p-values.
+"""Statistics of studies: spread over seeds, paired differences, their intervals and p-values.
 
-Where a study recorded the figure of every test image, intervals are for other seeds *and* other
-images (`Crossed`); otherwise for other seeds alone (`Spread`). `holm` corrects for the number of
-claims. `research.coverage` checks the intervals on simulated data.
+If a study recorded the figure of every test image, intervals cover other seeds *and* other images
+(`Crossed`), otherwise only other seeds (`Spread`). `holm` corrects for the number of claims.
+`research.coverage` checks the intervals on simulated data.
 
-Figures are a data frame with an index of ``row`` and ``seed`` and a column for each figure; a run
-that has no such figure has NaN.
+Figures are a data frame with the index ``row``, ``seed`` and a column for each figure, NaN for runs
+without it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-LEVEL = 0.05  # of significance, and 1 - LEVEL of intervals
-_ROUNDING = 1e-9  # a standard deviation of this size, relative to 1 or the mean, is rounding
+LEVEL = 0.05  # level of significance; intervals have 1 - LEVEL
+_ROUNDING = 1e-9  # smaller standard deviations, relative to 1 or the mean, are rounding
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and standard deviation (n - 1 in its denominator; None for n = 1) of n figures."""
+    """Mean and sample standard deviation (None for n = 1) of n figures."""
 
     mean: float
     sd: float | None
@@ -35,11 +35,11 @@ class Spread:
 
     @classmethod
     def of(cls, values: Any) -> Spread | None:
-        """Return the spread of the values that are known; None if none is."""
+        """Return the spread of the known values; None if no value is known."""
         known = pd.Series(values, dtype=float).dropna().tolist()
         if not known:
             return None
-        # Exactly rounded, unlike those of pandas: published tables have means such as 91.85.
+        # Exactly rounded, unlike in pandas, for published means such as 91.85.
         sd = statistics.stdev(known) if len(known) > 1 else None
         return cls(statistics.fmean(known), sd, len(known))
 
@@ -52,7 +52,7 @@ class Spread:
     def interval(self) -> tuple[float, float] | None:
         """Return the 95 % interval of the mean, for normally distributed figures.
 
-        None for one figure or equal ones, which say nothing of how figures vary.
+        None for a single figure or equal figures, which do not show how figures vary.
         """
         if not self._varies:
             return None
@@ -61,21 +61,21 @@ class Spread:
 
     @property
     def _error(self) -> float:
-        """Return the standard error of the mean; there is a spread."""
+        """Return the standard error of the mean; the figures must vary."""
         assert self.sd is not None
         return self.sd / math.sqrt(self.n)
 
     @property
     def _freedom(self) -> float:
-        """Return the degrees of freedom of its error."""
+        """Return the degrees of freedom of the standard error."""
         return self.n - 1.0
 
     @property
     def p_value(self) -> float:
         """Return the probability of a mean at least as far from 0 if the true mean is 0.
 
-        It is that of a two-sided t-test; NaN for one figure, 1 for equal ones: without a spread
-        there is no evidence.
+        This is a two-sided t-test; NaN for a single figure, and 1 for equal figures, which are no
+        evidence.
         """
         if self.sd is None:
             return math.nan
@@ -98,15 +98,15 @@ class Spread:
 
 @dataclass(frozen=True)
 class Crossed(Spread):
-    """A spread over seeds whose interval is for other seeds and other images.
+    """A spread over seeds whose interval covers other seeds and other images.
 
     The figure of seed s and image i is the mean plus random effects of s, of i and of both (a
-    two-way analysis of variance without replication); degrees of freedom by Satterthwaite. Unlike
-    a bootstrap of seeds and images, it does not take five seeds for all there are.
+    two-way analysis of variance without replication); degrees of freedom by Satterthwaite. Unlike a
+    bootstrap, it does not treat five seeds as the whole population.
 
     Attributes:
-        squares: mean squares of seeds, of images and of both.
-        images: their number.
+        squares: mean squares of seeds, of images and of their interaction.
+        images: number of images.
     """
 
     squares: tuple[float, float, float]
@@ -143,11 +143,11 @@ class Crossed(Spread):
         return variance**2 / sum(square**2 / count for square, count in parts)
 
 
-Spreads = dict[str, dict[str, Spread]]  # by row and figure
+Spreads = dict[str, dict[str, Spread]]  # spreads by row and figure
 
 
 def frame_of(by_row: Mapping[str, Mapping[Any, Mapping[str, float | None]]]) -> pd.DataFrame:
-    """Return figures given by row, seed and name, as the JSON of results has them."""
+    """Return a data frame of figures given by row, seed and name, as in the JSON of results."""
     cells = {(row, int(seed)): own for row, seeds in by_row.items() for seed, own in seeds.items()}
     index = pd.MultiIndex.from_tuples(cells, names=["row", "seed"]) if cells else _EMPTY
     return pd.DataFrame(list(cells.values()), index=index, dtype=float)
@@ -174,10 +174,10 @@ def differences_to(figures: pd.DataFrame, reference: str) -> Spreads:
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Return p-values by name, corrected for their number (Holm 1979); unknown ones are left out.
+    """Return p-values by name, corrected for their number (Holm 1979), without unknown ones.
 
-    Those at most `LEVEL` are significant together: the probability of a single false one is at most
-    `LEVEL`.
+    The corrected values up to `LEVEL` are significant together: the probability of any false one is
+    at most `LEVEL`.
     """
     ordered = pd.Series(p_values, dtype=float).dropna().sort_values()
     corrected = (ordered * np.arange(len(ordered), 0, -1)).clip(upper=1.0).cummax()

@@ -1,7 +1,7 @@
-"""Reading a study from its file and its bases.
+"""Read a study from its file and its bases.
 
-What a part can hold is checked by its class in `research.studies.study_parts`; `_Resolver` then
-checks what the parts say of each other. All problems are reported together.
+Each part is checked by its class in `research.studies.study_parts`; `_Resolver` then checks
+references between parts. All problems are reported together.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from research.studies.study_parts import (
 
 STUDIES = PROJECTS / "mafa" / "studies"
 _PARAMETER = re.compile(r"(?<!\$)\{(\w+)(?:([*/-])(\d+))?\}")
-OWN = {"seed", "folder"}  # placeholders that stand for no checkpoint
+OWN = {"seed", "folder"}  # placeholders that do not stand for a checkpoint
 MEASURED = "measured"  # kind of a column whose figure the study's measuring function returns
 
 
@@ -83,7 +83,7 @@ def read_study(
     given = {**_replaced(whole, values), "parameters": values}
     resolver = _Resolver(_parsed(path, given))
     study = resolver.study(path, name)
-    # The paper's rows are those of the file, even if a section changes ours.
+    # The paper's rows come from the file, even if a section changes our rows.
     rows = {key: _replaced(own.get(key), values) for key in ("rows", "vary")}
     theirs = _parsed(path, {**given, **rows}) if given.get("paper") else resolver.file
     paper = resolver.paper(_Resolver(theirs).rows())
@@ -133,7 +133,7 @@ def _next_to(path: Path, base: str) -> Path:
 
 
 def _replaced(value: Any, parameters: Mapping[str, Any]) -> Any:
-    """Return a value with the parameters' values in the places of their names, at any depth.
+    """Return a value with parameter names replaced by their values, at any depth.
 
     A text that is one placeholder becomes the value itself, with its type. ``{name*2}``,
     ``{name/2}`` and ``{name-2}`` compute a value; the last two give a whole number of at least 1.
@@ -174,7 +174,7 @@ def _cell(value: Any) -> str:
 
 
 class _Resolver:
-    """Combine the parts of a file; what does not fit is added to ``problems``."""
+    """Combines the parts of a file, and collects what does not fit in ``problems``."""
 
     def __init__(self, file: StudyFile) -> None:
         self.file, self.problems = file, list[str]()
@@ -218,7 +218,7 @@ class _Resolver:
         shown: Sequence[str],
         stages: Mapping[str, Step],
     ) -> None:
-        """Check that everything that is named in the file exists."""
+        """Check that everything named in the file exists."""
         file, names = self.file, [row.name for row in rows]
         self._known("shows", "column", shown, columns)
         for name, column in columns.items():
@@ -280,7 +280,7 @@ class _Resolver:
         return [(row.cells, one) for row, one in found]
 
     def _of_runs(self, rows: Sequence[Row], shared: Mapping[str, Step]) -> list[Row]:
-        """Give rows that show a shared run what is peculiar to them as their options."""
+        """Set the options of rows that show a shared run to those that differ from other rows."""
         for row in rows:
             self._known(f"row {row.name}: run", "shared run", [row.run] if row.run else [], shared)
         shown = {

@@ -13,14 +13,14 @@ from pydantic import NonNegativeInt as WholeNumber
 from pydantic import PositiveInt as Count
 
 PLACEHOLDER = re.compile(r"(?<!\$)\{(\w+)\}")
-ROW = "row"  # title of the cells with names of rows
+ROW = "row"  # title of the column with the names of rows
 
 
 class StudyError(ValueError):
     """A study that cannot run.
 
     Attributes:
-        problems: one line each: where, what is wrong and how to fix it.
+        problems: one line each, with the place, the problem and how to fix it.
     """
 
     def __init__(self, path: str | Path, problems: Iterable[str]) -> None:
@@ -51,13 +51,13 @@ Options = Annotated[dict[str, Any], AfterValidator(_flat)]
 
 
 class Step(_Part):
-    """The work of one process, or a given checkpoint.
+    """The work of one process, or an existing checkpoint.
 
     Attributes:
-        script, config, options: of train.py or evaluate.py; options may hold placeholders.
-        module, arguments: of ``python -m`` instead.
-        writes: the checkpoint that it writes to its folder; "": none.
-        checkpoint: an existing one; nothing is run.
+        script, config, options: call of train.py or evaluate.py; options may contain placeholders.
+        module, arguments: call of ``python -m`` instead.
+        writes: name of the checkpoint that it writes to its folder; "": none.
+        checkpoint: an existing checkpoint; nothing is run.
     """
 
     script: Literal["train.py", "evaluate.py"] = "train.py"
@@ -77,12 +77,12 @@ class Step(_Part):
 
     @property
     def names(self) -> set[str]:
-        """The placeholders in its options and arguments."""
+        """Return the placeholders in options and arguments."""
         return placeholders([*self.arguments, *self.options.values()])
 
 
 class GivenRow(_Part):
-    """A row as the file has it, before it is combined with the values that vary."""
+    """A row of the file, before it is combined with the values that vary."""
 
     name: str = ""
     marks: dict[str, Any] = {}
@@ -95,8 +95,8 @@ class GivenRow(_Part):
 class Column(_Part):
     """A figure of a stage: the mean of ``key`` in its log's last record of a kind and split.
 
-    With kind ``measured`` the record is what the study's measuring function returned. ``range`` is
-    chance and ceiling of the figure as it is shown.
+    With kind ``measured``, the record comes from the study's measuring function. ``range`` is
+    chance and ceiling of the displayed figure.
     """
 
     name: str = ""
@@ -116,7 +116,8 @@ class Column(_Part):
 
 
 class Claim(_Part):
-    """A statement that one row is better than another, with the same seed: in all its figures."""
+    """A claim that one row is better than another with the same seed, in all figures of the
+    claim."""
 
     claim: str
     source: str = ""
@@ -131,14 +132,14 @@ class Claim(_Part):
 
 
 class Measure(_Part):
-    """A measuring function, ``module:name``, and the shared runs that it judges by."""
+    """A measuring function, ``module:name``, and the shared runs by which it judges."""
 
     function: str
     judges: list[str] = []
 
 
 class Paper(_Part):
-    """A paper's numbers: for each row of the file as many as ``columns``."""
+    """A paper's numbers: one per column, for each row of the file."""
 
     about: str = ""
     columns: list[str]
@@ -178,18 +179,18 @@ class StudyFile(_Part):
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the table.
+    """A row of the table.
 
     Attributes:
-        name: unique in the table.
-        cells: the cells before its figures, by the title of the column.
-        base: its name without the values that vary.
-        values: of the keys that vary.
-        options: what it sets beyond the first stage's options; of a row with ``run``, what it sets
-            beyond what all rows have.
-        run: the shared run that it shows, or whose options its own override; "": it has runs of its
-            own, one for each stage.
-        source: where a paper has the system.
+        name: unique name in the table.
+        cells: the cells before the figures, by the title of the column.
+        base: the name without the values that vary.
+        values: values of the keys that vary.
+        options: options in addition to the first stage's; for a row with ``run``, options that not
+            all rows have.
+        run: the shared run that it shows, or whose options it overrides; "": the row has its own
+            run for each stage.
+        source: place of the system in a paper.
     """
 
     name: str
@@ -206,9 +207,9 @@ class Study:
     """A checked study.
 
     Attributes:
-        at: the name of its base or section.
-        file: its texts and lists, as the files have them.
-        columns: those shown; ``catalogue`` has all by name.
+        at: name of the base or section.
+        file: texts and lists of the file.
+        columns: the columns that are shown; ``catalogue`` has all columns by name.
         paper: cells and numbers of the paper's rows.
     """
 
@@ -224,6 +225,6 @@ class Study:
 
 
 def placeholders(values: Iterable[Any]) -> set[str]:
-    """Return the names in braces in those of the values that are texts."""
+    """Return the names in braces in the texts among some values."""
     texts = [value for value in values if isinstance(value, str)]
     return {name for text in texts for name in PLACEHOLDER.findall(text)}

@@ -1,4 +1,4 @@
-"""The tables of a study: figures, claims and a paper's numbers."""
+"""Format the tables of a study: figures, claims and a paper's numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _VERDICTS = {"holds": "hold", "does not hold": "do not hold", "open": "are open"
 
 
 def tables_of(results: Results) -> list[Table]:
-    """Return our tables, ``mean ± sd`` over seeds, the claims, and the paper's."""
+    """Return the tables of our figures (``mean ± sd`` over seeds), the claims and the paper's
+    numbers."""
     study, spreads, tables = results.study, spreads_of(results.figures), list[Table]()
     grouped = {name for names in study.file.tables.values() for name in names}
     others = [column.name for column in study.columns if column.name not in grouped]
@@ -54,9 +55,9 @@ def _table(study: Study, title: str, columns: Sequence[Column], spreads: Spreads
 
 
 def _claims(results: Results) -> Table:
-    """Return for every claim the paired difference, its 95 % interval and a verdict.
+    """Return, for every claim, the paired difference, its 95 % interval and a verdict.
 
-    A claim about several figures has a line for each, and one p-value: the largest.
+    A claim about several figures has a line for each, and the largest p-value of all.
     """
     columns = ["claim", "source", "figure", "gain", "95 % interval", "p", "from, to", "seeds"]
     table = Table(CLAIMS, [*columns, "verdict"])
@@ -80,7 +81,7 @@ def _claims(results: Results) -> Table:
             more: list[Cell] = [", ".join(f"{level:.{column.digits}f}" for level in levels)]
             more.append(f"{int((gains > 0).sum())} of {len(gains)}")
             lines.append((claim.claim, spread, shown, more))
-            # NaN, which a single seed gives, stays NaN.
+            # A single seed gives NaN, which stays NaN.
             p_values[claim.claim] = np.maximum(p_values.get(claim.claim, 0.0), spread.p_value)
     corrected = holm(p_values)
     for name, spread, shown, more in lines:
@@ -118,7 +119,7 @@ def verdict(gain: float, p_value: float | None) -> str:
 
 
 def outcome(results: Results) -> str:
-    """Return in words how many of the claims hold."""
+    """Describe how many of the claims hold."""
     if results.figures.empty:
         return "No run is complete yet."
     claims = list({row[0]: row[-1] for row in _claims(results).rows}.values())
@@ -154,7 +155,7 @@ def _titles(cells: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def rows_table(results: Results) -> Table:
-    """Return what each row sets, and where its first seed was run if the folders are known."""
+    """Return a table of each row's options, and of the folder of its first seed if known."""
     rows, folders = results.study.rows, results.folders
     sources = ["source"] if any(row.source for row in rows) else []
     known = any(folders.values())
@@ -169,5 +170,5 @@ def rows_table(results: Results) -> Table:
 
 
 def shown_options(row: Row) -> str:
-    """Return what a row sets, as a user types it."""
+    """Return the options of a row, as a user types them."""
     return " ".join(f"{key}={written(value)}" for key, value in row.options.items())

@@ -300,7 +300,7 @@ def test_own_pairs_may_be_at_any_index_of_the_candidates():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"prior": 0}, {"prior": 1}, {"margin": -1}, {"beginning": "none"}, {"suspicion": 2}]
+    "wrong", [{"prior": 0}, {"prior": 1}, {"margin": -1}, {"beginning": "none"}]
 )
 def test_invalid_posterior_rules_are_rejected(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -92,25 +92,6 @@ def test_package_registers_with_lavis():
     in_forks(*(f"{lines}\n{REGISTERED}" for lines in sorted(FIRST)))
 
 
-def test_installed_plugins_are_registered(tmp_path):
-    (tmp_path / "my_plugin.py").write_text(
-        "from lavis.common.registry import registry\n"
-        "from lavis_mafa.families import AlbefMafa\n"
-        "@registry.register_model('albef_of_a_plugin')\n"
-        "class Mine(AlbefMafa):\n    pass\n"
-    )
-    info = tmp_path / "my_plugin-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-plugin\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[lavis_mafa.plugins]\nmine = my_plugin\n")
-    run_lines(
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r})",
-        "import lavis_mafa; from lavis.models import load_model, model_zoo",
-        "assert 'albef_of_a_plugin' in dict(model_zoo.model_zoo)",
-        "load_model('albef_of_a_plugin', 'tiny')",
-    )
-
-
 def test_a_plain_training_imports_no_package_that_it_does_not_use(tmp_path):
     size = {"train_size": 64, "val_size": 32, "test_size": 32}
     options = [

@@ -16,7 +16,8 @@ import pytest
 import torch
 from lavis.common.registry import registry
 from omegaconf import OmegaConf
-from small_language_models import tiny_opt, tiny_t5
+
+from lavis_mafa.downstream.tiny_language_models import tiny_opt, tiny_t5
 
 CAPTIONS = [
     "a red circle above a big blue square",

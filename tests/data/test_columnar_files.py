@@ -85,9 +85,9 @@ def content(data: Any) -> list[tuple[str, int, str | None, bytes, Any]]:
     """Return caption, number of the image, own id, pixels and image file of all pairs."""
     return [
         (
-            data.caption(k),
+            data.source(k).caption,
             int(data.image_ids[k]),
-            data.own_image_id(k),
+            data.source(k).image_id,
             np.asarray(data.show(k)[0]).tobytes(),
             data.image_bytes(k),
         )
@@ -119,7 +119,8 @@ def test_same_pairs_as_from_json(rows, form, name, tmp_path_factory):
     WRITERS[name](table_of(rows, form), folder / name)
     found = train_set(folder, folder / name, root=folder if "paths" in form else None)
     assert content(found) == content(expected)
-    assert [found.path(k) is None for k in range(len(found))] == ["paths" not in form] * len(found)
+    without = [found.source(k).path is None for k in range(len(found))]
+    assert without == ["paths" not in form] * len(found)
 
 
 def test_rows_of_a_sliced_and_dictionary_encoded_file(tmp_path):
@@ -129,8 +130,8 @@ def test_rows_of_a_sliced_and_dictionary_encoded_file(tmp_path):
     write_stream(table.set_column(2, "caption", texts).slice(5, 11), tmp_path / "a.arrow", rows=4)
     write_json(tmp_path, rows)
     found = train_set(tmp_path, tmp_path / "a.arrow", root=tmp_path)
-    assert [found.caption(k) for k in range(11)] == [f"word {k}" for k in range(5, 16)]
-    assert [found.path(k) for k in range(2)] == [str(tmp_path / f"{k}.png") for k in (1, 0)]
+    assert [found.source(k).caption for k in range(11)] == [f"word {k}" for k in range(5, 16)]
+    assert [found.source(k).path for k in range(2)] == [str(tmp_path / f"{k}.png") for k in (1, 0)]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +147,7 @@ def test_columns_are_found_or_named(tmp_path, image, caption, image_id):
     if image == "picture":
         keys.update(image_key=image, caption_key=caption)
     found = train_set(tmp_path, tmp_path / "a.parquet", **keys)
-    assert [found.caption(k) for k in range(4)] == [f"a {k}" for k in range(4)]
+    assert [found.source(k).caption for k in range(4)] == [f"a {k}" for k in range(4)]
     assert found.show(3)[0].getpixel((0, 0))[0] == 3
     assert found.image_ids.tolist() == ([0, 0, 1, 1] if image_id else [0, 1, 2, 3])
 
@@ -257,7 +258,7 @@ def test_null_captions_are_empty(tmp_path, name):
     captions = pa.array([None, ["b", None], []], pa.list_(pa.string()))
     WRITERS[name](pa.table({"image": STORED, "caption": captions}), tmp_path / name)
     found = train_set(tmp_path, tmp_path / name)
-    assert [found.caption(k) for k in range(len(found))] == ["b"]
+    assert [found.source(k).caption for k in range(len(found))] == ["b"]
     assert "dropped 3 empty captions" in found.table.meta["notes"]
     assert found.table.place(0).startswith(f"{tmp_path / name}, row 1")
     WRITERS[name](pa.table({"image": STORED, "caption": pa.nulls(3)}), tmp_path / name)

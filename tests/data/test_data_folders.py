@@ -185,12 +185,12 @@ def test_folders_written_by_the_package(tmp_path, hugging_face):
     for folder, numbers in expected.items():
         data = read(folder)
         texts = [text for k in numbers for text in (f"first {k}", f"second {k}")]
-        assert [data.caption(k) for k in range(len(data))] == texts
-        assert [data.own_image_id(k) for k in range(0, len(data), 2)] == [
+        assert [data.source(k).caption for k in range(len(data))] == texts
+        assert [data.source(k).image_id for k in range(0, len(data), 2)] == [
             str(100 + k) for k in numbers
         ]
         assert red_of(data) == list(numbers)
     val = read("dict/validation")
-    assert red_of(val) == [10, 8, 9] and val.caption(5) == "second 9"
+    assert red_of(val) == [10, 8, 9] and val.source(5).caption == "second 9"
     assert red_of(read("named")) == [0, 2]
     assert not list((tmp_path / "cache/image_text").glob("*/images.bin"))[1:]  # only of the hub's

@@ -94,7 +94,7 @@ def test_features_are_what_training_reads(files, caplog):
         val[COUNT - 1]
     with pytest.raises(OSError, match=r"0\.png: build_info.images.storage names no folder"):
         train.show(0)
-    assert train.caption(0) == "red circle 0", "captions do not need the pictures"
+    assert train.source(0).caption == "red circle 0", "captions do not need the pictures"
 
 
 def test_training_draws_views_as_it_draws_augmentations(files):

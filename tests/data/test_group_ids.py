@@ -81,7 +81,7 @@ def test_tar_shards_have_groups(folder):
     storage = shards(folder, "tar", [{"product": product} for product in PRODUCTS])
     grouped = shard_set(storage, group_id_key="product")
     assert grouped.group_ids.tolist() == EXPECTED
-    assert [grouped.own_group_id(k) or "" for k in range(5)] == [one or "" for one in PRODUCTS]
+    assert [grouped.source(k).group_id or "" for k in range(5)] == [one or "" for one in PRODUCTS]
     plain = shard_set(storage)
     assert plain.group_ids is None and plain.table.folder != grouped.table.folder
     assert not list(plain.table.folder.glob("group*"))

@@ -34,7 +34,7 @@ def test_builder_gives_val_what_train_lacks(tmp_path):
     rows = [{"image": f"{n}.png", "caption": f"caption {n}"} for n in range(40)]
     (tmp_path / "pairs.json").write_text(json.dumps(rows))
     found = built(tmp_path, 0.25, val=[str(tmp_path / "pairs.json")])
-    train = {found["train"].caption(n) for n in range(len(found["train"]))}
+    train = {found["train"].source(n).caption for n in range(len(found["train"]))}
     val, test = set(found["val"].text), set(found["test"].text)
     assert not train & val and train | val == test and len(test) == 40
     assert 2 < len(val) < 20 and np.all(np.bincount(found["train"].image_ids) == 1)

@@ -72,7 +72,7 @@ def test_eval_merges_rows_of_the_same_image(work_folder: Path) -> None:
     assert dataset.img2txt == {0: [0, 1, 2], 1: [3]}
     assert dataset.txt2img == {0: 0, 1: 0, 2: 0, 3: 1}
     assert len(dataset) == 2 and dataset[1]["index"] == 1
-    assert dataset.show_image(1).getpixel((0, 0)) == (255, 0, 0)
+    assert dataset.picture(1).getpixel((0, 0)) == (255, 0, 0)
 
 
 def test_eval_rejects_an_image_id_used_by_two_files(work_folder: Path) -> None:

@@ -80,10 +80,10 @@ def test_written_samples_are_read_back(work_folder: Path) -> None:
     assert [dataset[i]["image_id"] for i in range(7)] == [0, 0, 1, 1, 2, 2, 3]
     assert dataset.image_ids.dtype == np.int64
     assert dataset.image_ids.tolist() == [0, 0, 1, 1, 2, 2, 3]
-    assert [dataset.image_bytes(i) for i in range(7)] == [(s[1], "png") for s in samples]
+    assert [dataset.image_bytes(i) for i in range(7)] == [s[1] for s in samples]
     image, caption = dataset.show(5)
     assert (image.mode, image.getpixel((0, 0)), caption) == ("RGB", (5, 0, 0), "caption 5")
-    assert dataset.caption(5) == "caption 5" and dataset.deterministic is False
+    assert dataset.source(5).caption == "caption 5" and dataset.deterministic is False
     with pytest.raises(IndexError):
         dataset[7]
 
@@ -117,9 +117,9 @@ def test_shards_of_img2dataset(work_folder: Path) -> None:
         texts = [dataset[i]["text_input"] for i in range(5)]
         assert texts == ["ZERO", "ONE", "THREE", "FOUR", "FIVE"]
         assert dataset.image_ids.tolist() == list(range(5))
-        assert dataset.image_bytes(2) == (image_data(3, "jpeg"), "jpg")
+        assert dataset.image_bytes(2) == image_data(3, "jpeg")
     assert len(train("00001.tar", "00000.tar")) == 5
-    assert train("00001.tar", "00000.tar").caption(0) == "three"
+    assert train("00001.tar", "00000.tar").source(0).caption == "three"
 
 
 LONG = "k" * 130
@@ -333,7 +333,7 @@ def test_number_of_open_files_is_limited(work_folder: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     order = random.Random(0).choices(range(shards), k=4 * shards)
     for i in order:
-        assert dataset.image_bytes(i) == (image_data(i), "png")
+        assert dataset.image_bytes(i) == image_data(i)
         # the memory maps of the table
         assert len(os.listdir("/proc/self/fd")) <= before + OPEN_FILES + 2
     pair_table._opened.cache_clear()

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from lavis.datasets.datasets.base_dataset import BaseDataset, ConcatDataset
 from lavis.datasets.datasets.retrieval_datasets import RetrievalDataset
 from shard_files import png, write_shards
 
@@ -113,11 +114,11 @@ def test_a_picture_is_one_image_and_on_one_side(tmp_path, kind, identity):
 
     whole = read()
     # No two samples of a picture are negatives of each other.
-    pictures = [int(whole.caption(row).split()[0]) for row in range(len(whole))]
+    pictures = [int(whole.source(row).caption.split()[0]) for row in range(len(whole))]
     assert whole.image_ids.tolist() == pictures and whole.table.meta["copies"] == 0
     assert [whole.show(row)[0].getpixel((0, 0))[0] for row in range(len(whole))] == pictures
     sides = [read(holdout=(0.3, held)) for held in (True, False)]
-    found = [{side.image_bytes(row)[0] for row in range(len(side))} for side in sides]
+    found = [{side.image_bytes(row) for row in range(len(side))} for side in sides]
     assert len(found[0]) > 3 and not found[0] & found[1] and len(found[0] | found[1]) == COUNT
     assert sum(map(len, sides)) == len(whole)
     if kind != "ids of copies":  # which evaluation refuses
@@ -140,6 +141,29 @@ def test_copies_are_counted_in_a_warning(tmp_path, kind, caplog):
         caplog.clear()
         EvalPairs(None, str, root, files, cache_dir=tmp_path, holdout=(0.3, True))
         assert "copies of" not in caplog.text  # said once, for both splits
+
+
+def lavis_set(images, names):
+    """Return a data set with the rows of LAVIS's annotation files."""
+    data = BaseDataset(vis_root=str(images))
+    data.annotation = [{"image": name, "caption": name} for name in names]
+    return data
+
+
+def test_copies_in_and_across_lavis_data_sets_are_counted(tmp_path, caplog):
+    images, rows = rows_of(tmp_path, "mixed")  # each by three names, and a copy
+    names = [row["image"] for row in rows]
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "a.png").write_bytes(png(0))
+    first, second = lavis_set(images, [*names, "missing.png"]), lavis_set(other, ["a.png"])
+    both = TrainingSet(ConcatDataset([first, second]))
+    assert len(set(both.image_ids.tolist())) == 2 * COUNT + 2
+    (said,) = [one.getMessage() for one in caplog.records if "copies of" in one.getMessage()]
+    assert said.startswith(f"{COUNT + 1} pictures are copies of another one, first ")
+    caplog.clear()
+    TrainingSet(lavis_set(images, [name for name in names if not name.startswith("copy")]))
+    assert "copies of" not in caplog.text
 
 
 def test_a_file_with_two_ids_is_named(tmp_path, caplog):

@@ -16,12 +16,12 @@ from lavis.models.blip2_models.blip2_opt import Blip2OPT
 from lavis.models.blip2_models.blip2_t5 import Blip2T5
 from omegaconf import OmegaConf
 from packaging import version
-from small_language_models import tiny_opt, tiny_t5
 from transformers import OPTForCausalLM
 
 from lavis_mafa import load_model
 from lavis_mafa.downstream import Blip2OptMafa, Blip2T5Mafa
 from lavis_mafa.downstream.blip2_t5_mafa import _split_caption
+from lavis_mafa.downstream.tiny_language_models import tiny_opt, tiny_t5
 from lavis_mafa.families import Blip2Mafa
 from lavis_mafa.families.blip2_parts import Blip2Parts, Parts
 from lavis_mafa.training.checkpoint import trained_state

@@ -6,8 +6,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from runs import ROOT, finish, records, run_here, same_weights, start, weights
-from small_language_models import tiny_opt, tiny_t5
 
+from lavis_mafa.downstream.tiny_language_models import tiny_opt, tiny_t5
 from lavis_mafa.settings import load_config
 
 KEYS = {"blip2_opt_mafa": "opt_model", "blip2_t5_mafa": "t5_model"}

@@ -6,11 +6,11 @@ import pytest
 import toy_tasks  # noqa: F401
 from lavis.common.registry import registry
 from shipped import TOY_TASKS
-from small_language_models import tiny_opt
 from test_contradictory_configs import config_of, problems_at
 from test_malicious_files import MaliciousFile, malicious_zip  # noqa: F401
 
 from lavis_mafa import load_model
+from lavis_mafa.downstream.tiny_language_models import tiny_opt
 from lavis_mafa.settings import load_config
 from lavis_mafa.settings.load import complete
 

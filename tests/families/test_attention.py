@@ -15,8 +15,17 @@ from transformers import BertConfig
 
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.backbone import Images
-from lavis_mafa.families import AlbefMafa
-from lavis_mafa.families.attention import FUSED, PairedImages, _Recomputed, fuse_attention, take
+from lavis_mafa.families import AlbefMafa, attention
+from lavis_mafa.families.albef_driver import AlbefBackbone
+from lavis_mafa.families.attention import (
+    FUSED,
+    PairedImages,
+    _joined,
+    _project,
+    _Recomputed,
+    fuse_attention,
+    take,
+)
 
 FAMILIES = ("albef_mafa", "blip_mafa", "blip2_mafa")
 PAIRS, L, S, WIDTH, IMAGE_WIDTH = 5, 7, 11, 24, 20
@@ -290,3 +299,42 @@ def test_copied_model_recomputes_with_its_own_weights():
         copied.blocks[0].mlp.fc2.bias += 1.0
     assert torch.equal(model.visual_encoder.forward_features(image), before)
     assert not torch.equal(copied.forward_features(image), before)
+
+
+def test_itm_and_mlm_together_equal_both_apart(toy_train):
+    """Losses and gradients of one pass through the fusion layers equal those of two."""
+    found = []
+    for together in (True, False):
+        torch.manual_seed(0)
+        model = AlbefMafa.from_config(tiny_config(AlbefMafa)).train()
+        if not together:
+            model.backbone.match_and_predict = None
+        output = model(mini_batch(toy_train, range(6)))
+        output.loss.backward()
+        gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        found.append((dict(output.losses), gradients))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+
+
+def test_own_matching_of_a_variant_is_used():
+    class Variant(AlbefBackbone):
+        def match(self, *args):
+            return super().match(*args)
+
+    assert Variant.match_and_predict is None
+    assert AlbefBackbone.match_and_predict is not None
+
+
+def test_passes_of_a_step_share_joined_weights():
+    layers = [nn.Linear(4, 3) for _ in range(2)]
+    optimizer = torch.optim.SGD([p for one in layers for p in one.parameters()], 1.0)
+    source = torch.randn(1, 2, 4, requires_grad=True)
+    first = _project(source, *layers)
+    assert _joined(layers)[0] is _joined(layers)[0]
+    (first + _project(source, *layers)).sum().backward()
+    optimizer.step()
+    expected = torch.cat([one(source) for one in layers], dim=-1)
+    torch.testing.assert_close(_project(source, *layers), expected)
+    assert not torch.equal(first, expected)
+    del first, expected
+    assert attention._JOINED[layers[0]][1]() is None

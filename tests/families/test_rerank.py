@@ -19,7 +19,7 @@ from lavis_mafa import load_model
 from lavis_mafa.families import AlbefMafa
 from lavis_mafa.families.many_pairs import HELD, ManyPairs, blocks
 from lavis_mafa.families.rerank import UNRANKED, compute_sim_matrix
-from research.benchmarks.step_models import PlainAlbef
+from research.benchmarks.reference_step import PlainAlbef
 
 WORDS = ["circle", "red", "blue", "a", "above", "square", "the", "left", "of", "big"]
 LENGTHS = (1, 25, 3, 2, 14, 7)

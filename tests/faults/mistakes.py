@@ -7,8 +7,9 @@ import functools
 import json
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import Any
 
 from lavis.common.registry import registry
@@ -90,15 +91,28 @@ def valid_config(path: Any) -> dict[str, Any]:
     return config
 
 
-def misspellings(name: str) -> list[str]:
-    """Return ``name`` with a letter dropped, doubled, or swapped with the next."""
+def misspellings(name: str, others: Iterable[str]) -> list[str]:
+    """Return ``name`` with a letter dropped, doubled, or swapped with the next.
+
+    Those that are as similar to one of ``others`` are left out: nobody knows what they mean.
+    """
     positions = list(range(len(name)))
     random.Random(name).shuffle(positions)
     dropped = [name[:i] + name[i + 1 :] for i in positions if len(name) > 2]
     doubled = [name[: i + 1] + name[i:] for i in positions]
     pairs = [i for i in positions if i + 1 < len(name) and name[i] != name[i + 1]]
     swapped = [name[:i] + name[i + 1] + name[i] + name[i + 2 :] for i in pairs]
-    return [*dropped[:1], *doubled[:1], *swapped[:1]]
+    rest = [other for other in others if other != name]
+    return [
+        wrong
+        for wrong in (*dropped[:1], *doubled[:1], *swapped[:1])
+        if all(_similarity(other, wrong) < _similarity(name, wrong) for other in rest)
+    ]
+
+
+def _similarity(name: str, wrong: str) -> float:
+    same_letters = sorted(name) == sorted(wrong)  # as of `name` and `mean`
+    return 1.0 if same_letters else SequenceMatcher(None, name, wrong).ratio()
 
 
 def keys_of(config: dict[str, Any]) -> Iterator[tuple[str, Key, Any, tuple[str, ...]]]:
@@ -128,7 +142,7 @@ def mistakes(config: dict[str, Any]) -> Iterator[Mistake]:
     for path, key, default, siblings in keys_of(config):
         name = path.rsplit(".", 1)[-1]
         builder = path.count(".") == 1 and path.startswith("datasets.")
-        for wrong in misspellings(name):
+        for wrong in misspellings(name, siblings):
             if wrong not in siblings and not (builder and registry.get_builder_class(wrong)):
                 yield Mistake("misspelt", path, wrong, meant=name if builder else path)
         if builder:
@@ -166,7 +180,7 @@ def words(path: str, name: str, key: Key) -> Iterator[Mistake]:
     registered = isinstance(option.choices, Registered)
     choices = [*option.choices][: 3 if registered else None]
     for choice in choices:
-        for wrong in misspellings(choice):
+        for wrong in misspellings(choice, option.choices):
             if wrong not in option.choices and wrong != "oracle":
                 kind = "unknown name" if registered else "unknown choice"
                 yield Mistake(kind, path, name, [wrong] if is_list else wrong, meant=choice)

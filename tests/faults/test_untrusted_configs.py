@@ -278,7 +278,7 @@ def test_nothing_of_a_run_is_fetched_or_written_elsewhere(foreign, server, caplo
         ["report", foreign.pairs(folder)],
     ):
         caplog.clear()
-        assert (main(command) == 0) == (command[0] == "report")
+        assert (main(command) == 0) == (command == ["report", folder])
         assert f"train.url: '{url}' is named by {folder}/log.jsonl, not by you" in caplog.text
         assert asked == [] and not place.exists()
 

@@ -12,7 +12,7 @@ pytest.importorskip("datasets")
 from datasets import Dataset, Image  # noqa: E402
 from PIL import Image as Pictures  # noqa: E402
 from PIL import ImageColor  # noqa: E402
-from tiny_sentences import WORDS, encoder, pairs  # noqa: E402
+from tiny_sentences import WORDS, cross_encoder, encoder, pairs  # noqa: E402
 from transformers import (  # noqa: E402
     CLIPConfig,
     CLIPImageProcessor,
@@ -178,8 +178,36 @@ def test_a_mini_batch_without_pairs_is_refused_and_a_guide_judges_none(tmp_path)
     guide = Guide(encoder(tmp_path))
     assert guide.judge({PAIR_TEXTS: [[], []]}, none, none).shape == (0,)
     for judge in (None, guide):
-        with pytest.raises(ValueError, match="the mini-batch has no pairs"):
-            PairLoss(judge=judge).loss(features, features, torch.tensor(0.1))
+        for texts in (features, torch.ones(2, 4)):
+            with pytest.raises(
+                ValueError, match=r"got features \(0, 4\) and .*, expected \(B, E\)"
+            ):
+                PairLoss(judge=judge).loss(features, texts, torch.tensor(0.1))
+
+
+def test_what_cannot_be_mined_is_refused(tmp_path):
+    model, data = encoder(tmp_path), pairs(12)
+    for given, why in (
+        (data.select([]), "got 0 rows"),
+        (data.select_columns(["anchor"]), r"columns \['anchor'\], expected"),
+        ([{"anchor": "a", "positive": "b"}], "got list, expected one datasets.Dataset"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            mine_hard_negatives(given, model)
+
+
+def test_a_judge_that_returns_nan_is_refused(tmp_path):
+    broken = cross_encoder(tmp_path)
+    with torch.no_grad():
+        next(broken.parameters()).fill_(torch.nan)
+    data, settings = pairs(12), StepSettings(connections=MiningRule())
+    with pytest.raises(ValueError, match="returned NaN for .* pairs: load it in float32"):
+        mine_hard_negatives(data, encoder(tmp_path), settings, broken, negatives=1, search=4)
+    guide, texts = encoder(tmp_path, seed=5), [["red dot", "blue dot"], ["red line", "blue line"]]
+    with torch.no_grad():
+        next(guide.parameters()).fill_(torch.nan)
+    with pytest.raises(ValueError, match="returned NaN for 2 of 2 pairs"):
+        Guide(guide).judge({PAIR_TEXTS: texts}, torch.arange(2), torch.arange(2))
 
 
 def test_results_without_rows_keep_their_columns(tmp_path):

@@ -241,6 +241,73 @@ def test_accumulation_has_the_gradients_of_open_clip(form):
         assert torch.allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
+RULES = {"plain": {}, "drop": {"margin": -0.1, "action": "drop"}, "convert": {"margin": -0.1}}
+
+
+@pytest.mark.parametrize("form", PAIRS)
+@pytest.mark.parametrize("rule", RULES)
+def test_float64_stays_float64(form, rule):
+    ours, theirs = PAIRS[form]
+    images, texts = (one.detach().double() for one in features())
+    more = [torch.tensor(-5.0)] if form == "sigmoid" else []
+    found = ours(**RULES[rule])(images, texts, 12.0, *more)
+    assert found.dtype == torch.float64
+    if rule == "plain":
+        expected = theirs(0, 1)(images, texts, 12.0, *more)
+        assert found.item() == pytest.approx(expected.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("itc_loss", ["softmax", "sigmoid", "debiased", "rince"])
+def test_forms_of_the_general_step_keep_float64(itc_loss):
+    images, texts = (one.detach().double() for one in features())
+    assert ClipLoss(itc_loss=itc_loss, alpha=0.1)(images, texts, 12.0).dtype == torch.float64
+
+
+@pytest.mark.parametrize("form", PAIRS)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_half_precision_is_near_full_precision(form, rule, kind):
+    """Under autocast, and of a model in half precision."""
+    loss = PAIRS[form][0](**RULES[rule])
+    more = [torch.tensor(-5.0)] if form == "sigmoid" else []
+    found = {}
+    for name in ("full", "autocast", "half"):
+        given = [one.detach().to(kind if name == "half" else torch.float32) for one in features()]
+        given = [one.requires_grad_() for one in given]
+        with torch.autocast("cpu", kind, enabled=name == "autocast"):
+            value = loss(*given, torch.tensor(100.0), *more)
+        value.backward()
+        found[name] = value.item(), given[0].grad.float()
+    for name in ("autocast", "half"):
+        assert found[name][0] == pytest.approx(found["full"][0], rel=0.05)
+        full, other = found["full"][1], found[name][1]
+        assert other.isfinite().all() and (other - full).norm() < 0.1 * full.norm()
+
+
+@pytest.mark.parametrize("form", PAIRS)
+@pytest.mark.parametrize("rule", RULES)
+def test_a_loop_with_cached_gradients_has_those_of_the_whole_mini_batch(form, rule):
+    """GradCache: encode without a graph, differentiate the loss, encode again in chunks."""
+    tower, rows = torch.nn.Linear(16, 16), [one.detach() for one in features()]
+    loss = PAIRS[form][0](**RULES[rule])
+    more = [torch.tensor(-5.0)] if form == "sigmoid" else []
+
+    def encode(part):
+        return torch.nn.functional.normalize(tower(part), dim=1)
+
+    loss(*map(encode, rows), 12.0, *more).backward()
+    whole = tower.weight.grad.clone()
+    tower.zero_grad()
+    with torch.no_grad():
+        cached = [encode(one) for one in rows]
+    cached = [one.requires_grad_() for one in cached]
+    loss(*cached, 12.0, *more).backward()
+    for side, one in zip(rows, cached, strict=True):
+        for part, gradient in zip(side.split(3), one.grad.split(3), strict=True):
+            encode(part).backward(gradient)
+    torch.testing.assert_close(tower.weight.grad, whole)
+
+
 def test_a_schedule_gets_the_features_from_the_loss():
     schedule = GritSchedule(16, 4, GritSettings(enabled=True, queue_size=16, search_space=8))
     loss, seen = ClipLoss(grit=schedule, alpha=0.1), []

@@ -86,6 +86,7 @@ def train(folder, data=None, evaluation=None, judged=True, model=None, **changes
     "changes",
     [
         {"bf16": True},
+        {"fp16": True},
         {"gradient_checkpointing": True},
         {"dataloader_num_workers": 1},
         {"dataloader_drop_last": True, "max_steps": -1},
@@ -256,6 +257,7 @@ def test_evaluation_before_during_and_after_training(tmp_path, name):
     "changes",
     [
         {"bf16": True},
+        {"fp16": True},
         {"dataloader_num_workers": 1},
         {"dataloader_drop_last": True},
         {"gradient_checkpointing": True},

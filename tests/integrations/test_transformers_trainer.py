@@ -71,8 +71,8 @@ def train(folder, name, settings, resume=False, steps=-1, batch=8):
     names = {"model": model, "settings": settings, "ClipLoss": ClipLoss, "SigLipLoss": SigLipLoss}
     names |= {"train": data.with_format("torch"), "arguments": arguments}
     script = script_of("with_open_clip.md", 1).rsplit("trainer.train()", 1)[0]
-    assert "margin=0.0" in script
-    exec(script.replace("margin=0.0", "settings=settings"), names)
+    assert "grit=grit)" in script
+    exec(script.replace("grit=grit)", "grit=grit, settings=settings)"), names)
     seen, collect = [], GritSchedule.collect
 
     def recording(self, rows, *features):

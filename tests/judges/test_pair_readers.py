@@ -23,7 +23,6 @@ from lavis_mafa.judges.build import build_discriminator
 from lavis_mafa.judges.pair_reader import _picture_of, _WholePicture
 from lavis_mafa.judges.yes_no import _YesNo
 from lavis_mafa.settings.load import check_con_d
-from lavis_mafa.tools.corpus import Corpus
 from lavis_mafa.tools.corpus_features import Features
 from lavis_mafa.tools.judging import judge_by_image
 from lavis_mafa.tools.model_and_data import ModelAndData, _build_judge
@@ -174,7 +173,7 @@ def test_analyses_judge_as_one_by_one(vlm):
     captions = [data.source(number)[1] for number in range(12)]
     vectors = torch.nn.functional.normalize(torch.randn(12, 4), dim=1)
     features = Features(np.arange(12), vectors, vectors, vectors, captions, [])
-    opened = ModelAndData(None, None, Corpus(data, None), torch.device("cpu"))
+    opened = ModelAndData(None, None, data, torch.device("cpu"))
     image, text = np.divmod(np.random.default_rng(0).permutation(144)[:30], 12)
     judge = _build_judge(config(vlm), {})
     found = judge_by_image(opened, features, image, text, judge)

@@ -94,12 +94,16 @@ def test_verdicts_are_those_of_a_loop_over_the_rows(tmp_path_factory, content):
         ({"crowd": [["dog.jpg", "cat.jpg", 0, 1]]}, "crowd, row 0: expected image"),
         ({"expert": [["dog.jpg", "cat.jpg", 0, 1, 2, 5]]}, "expert, row 0: expected image"),
         ({"crowd": [["dog.jpg", "cat.jpg", 2, 1, 0]]}, "crowd, row 0: 'cat.jpg' has 2 captions"),
-        ({"crowd": [["horse.jpg", "cat.jpg", 0, 1, 0]]}, "no judgement is about"),
     ],
 )
 def test_unusable_judgements_are_refused(tmp_path, content, message):
     with pytest.raises(ValueError, match=message):
         judged_pairs(written(tmp_path, content), IDS, SOURCES)
+
+
+def test_judgements_of_the_images_of_another_split_are_no_pairs(tmp_path):
+    judgements = written(tmp_path, {"crowd": [["horse.jpg", "cat.jpg", 0, 1, 0]]})
+    assert [len(found) for found in judged_pairs(judgements, IDS, SOURCES)] == [0, 0, 0]
 
 
 def test_the_judgements_of_flickr8k():

@@ -27,7 +27,7 @@ from lavis_mafa.settings import (
     load_config,
 )
 from lavis_mafa.settings.check import Report, known_keys, section_of
-from lavis_mafa.settings.load import _read_options, complete
+from lavis_mafa.settings.load import complete, read_options
 from lavis_mafa.settings.registered import DATASET, FILE, MODEL, OURS, PARTS, RUN
 
 GOOD: dict[str, Any] = {
@@ -306,8 +306,9 @@ def test_an_option_of_a_text_is_what_was_typed(save, text):
 )
 def test_an_option_of_another_kind_is_read_as_yaml(option, value):
     config = put(GOOD, "run.amp_dtype", "bf16")
-    config["run"] |= OmegaConf.to_container(_read_options([option], []))["run"]
-    completed, found, _ = complete(config, machine=False)
+    typed: dict[str, str] = {}
+    config["run"] |= read_options([option], [], typed)["run"]
+    completed, found, _ = complete(config, machine=False, typed=typed)
     read = completed["run"][option.partition("=")[0].removeprefix("run.")]
     assert found == [] and read == value and type(read) is type(value)
 

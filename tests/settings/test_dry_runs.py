@@ -21,10 +21,10 @@ from omegaconf import OmegaConf
 from PIL import Image
 from shard_files import write_shards
 from shipped import SHIPPED, loaded, required_options
-from small_language_models import tiny_opt, tiny_t5
 
 from lavis_mafa.cli import main
 from lavis_mafa.compat.traits import traits_of
+from lavis_mafa.downstream.tiny_language_models import tiny_opt, tiny_t5
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "training"))
 from runs import put_small_lavis  # noqa: E402

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from shipped import STUDIES, loaded
-from test_toy_run import what_is_missing
+from test_toy_run import is_of_lavis
 from typed_commands import refusal
 
 from lavis_mafa.cli import COMMANDS, main
@@ -19,6 +19,7 @@ PAGE = (ROOT / "docs/systems.md").read_text(encoding="utf-8")
 # Sizes and files of the paper's data that toy data do not have.
 NOT_IN_TOYS = (
     "datasets.",
+    "model.pretrained=",
     "run.batch_size_train=",
     "run.grit.search_space=",
     "run.grit.first_order=",
@@ -84,8 +85,8 @@ def test_command_is_accepted_at_the_papers_size(words):
 @each(*TRAINS)
 def test_training_runs_in_its_toy_form(words, tmp_path, monkeypatch, caplog, capsys):
     config, options = config_and_options(words)
-    if what_is_missing(config):
-        pytest.skip("tests/settings/test_dry_runs.py runs it with a small language model")
+    if is_of_lavis(config):
+        pytest.skip("tests/settings/test_dry_runs.py runs LAVIS's ALBEF with small parts")
     monkeypatch.chdir(tmp_path)
     toy = [one for one in options if not one.startswith(NOT_IN_TOYS)] + ["run.job_id=job"]
     status = main(["train", "--cfg-path", str(config), "--toy", "--dry-run", "--options", *toy])

@@ -163,7 +163,7 @@ def test_counts_equal_judging_in_the_mini_batches(counted, models, tmp_path):
     similarity = opened.model.backbone.similarity
     found = hardest_negatives(features, similarity, order.reshape(-1, 16), [ids])
     hits = {True: 0, False: 0}
-    for number, batch in enumerate(opened.data.batches(order.reshape(-1, 16))):
+    for number, batch in enumerate(opened.batches(order.reshape(-1, 16))):
         row = {int(p): k for k, p in enumerate(batch["index"])}
         in_batch = found.batch == number
         image_of, text_of = (

@@ -24,9 +24,13 @@ from lavis_mafa.io.arrays import read_npz
 from lavis_mafa.io.project_files import CONFIGS
 from lavis_mafa.settings import load_config
 from lavis_mafa.tools.charts import Table
-from lavis_mafa.tools.corpus import Corpus
 from lavis_mafa.tools.judged_pairs import UNKNOWN, Judged
-from lavis_mafa.tools.model_and_data import _build_judge, _discriminators_of, _options_of
+from lavis_mafa.tools.model_and_data import (
+    ModelAndData,
+    _build_judge,
+    _discriminators_of,
+    _options_of,
+)
 from lavis_mafa.tools.tables import markdown_table, one_line
 
 CONFIG = str(ROOT / "projects/mafa/train/albef_own_data.yaml")
@@ -138,7 +142,7 @@ def test_pages_show_only_pictures_below_the_image_folder(outside):
         if inside[number] != "x/../a.png":  # there is no folder x
             assert found.show(number)[1] == f"caption of {number}"
     for number in range(len(inside), len(found)):
-        assert os.path.exists(found.source(number)[0])
+        assert os.path.exists(found.source(number).path)
         with pytest.raises(PermissionError, match="outside of the image folder"):
             found.show(number)
 
@@ -206,15 +210,11 @@ def test_tokenizer_of_the_own_config_is_accepted_for_con_d(tmp_path):
 # Messages
 
 
-def test_report_takes_the_file_of_judged_pairs(tmp_path):
-    path = judged_pairs().save(tmp_path / "judged.npz")
-    call("report", path)
-    assert (tmp_path / "judged.html").is_file()
-
-
 def test_fingerprint_of_a_table_reads_no_path(outside, monkeypatch):
     _, data = outside
-    prints = [Corpus(data(*names), None) for names in (["a.png"] * 2, ["a.png", "link/a.png"])]
+    sets = [data(*names) for names in (["a.png"] * 2, ["a.png", "link/a.png"])]
+    prints = [ModelAndData(None, None, one, torch.device("cpu")) for one in sets]
     monkeypatch.setattr(TrainingSet, "source", None)
-    monkeypatch.setattr(Corpus, "batches", lambda *_: iter(()))
-    assert prints[0].fingerprint() != prints[1].fingerprint() == prints[1].fingerprint()
+    monkeypatch.setattr(ModelAndData, "batches", lambda *_: iter(()))
+    first, second = (one._fingerprint() for one in prints)
+    assert first != second == prints[1]._fingerprint()

@@ -17,7 +17,6 @@ from small_world import save_model
 from lavis_mafa.data import TrainingSet
 from lavis_mafa.judges.build import build_discriminator
 from lavis_mafa.tools import judging
-from lavis_mafa.tools.corpus import Corpus
 from lavis_mafa.tools.corpus_features import Features
 from lavis_mafa.tools.judging import _chunks_of, _first_readable, judge_by_image
 from lavis_mafa.tools.model_and_data import ModelAndData, _build_judge
@@ -36,7 +35,7 @@ def world(tmp_path_factory):
     captions = [data[n, 0]["text_input"] for n in range(SIZE)]
     vectors = F.normalize(torch.randn(SIZE, 8, generator=torch.Generator().manual_seed(0)), dim=1)
     features = Features(np.arange(SIZE), vectors, vectors, vectors, captions, [])
-    opened = ModelAndData(None, None, Corpus(data, None), torch.device("cpu"))
+    opened = ModelAndData(None, None, data, torch.device("cpu"))
     return opened, features, {"arch": "albef_mafa", "model_type": "tiny", "checkpoint": path}
 
 
@@ -53,8 +52,8 @@ def slow_probabilities(world, pairs):
     judge, zero = build_discriminator(cfg), torch.zeros(1, dtype=torch.long)
     probabilities = []
     for image, text in list(zip(*pairs, strict=True))[:150]:
-        pair = mini_batch(opened.data.pairs, [image])
-        pair["text_input"] = mini_batch(opened.data.pairs, [text])["text_input"]
+        pair = mini_batch(opened.data, [image])
+        pair["text_input"] = mini_batch(opened.data, [text])["text_input"]
         probabilities.append(judge.judge(pair, zero, zero))
     return torch.cat(probabilities).numpy()
 
@@ -68,7 +67,7 @@ def test_probabilities_equal_those_of_single_pairs(world, pairs, monkeypatch):
     monkeypatch.setattr(judging, "_CHUNK_PAIRS", 200)
     con_d, reads, encoded, texts = _build_judge(cfg, {}), Counter(), [], []
     real_judge, judged = con_d.judge, []
-    real_batches, backbone = opened.data.batches, con_d.backbone.backbone
+    real_batches, backbone = opened.batches, con_d.backbone.backbone
     real_images, real_texts = backbone.encode_images, backbone.encode_texts
 
     def batches(numbers, processor=None):
@@ -76,7 +75,7 @@ def test_probabilities_equal_those_of_single_pairs(world, pairs, monkeypatch):
             reads.update(part.tolist())
         return real_batches(numbers, processor)
 
-    monkeypatch.setattr(opened.data, "batches", batches)
+    monkeypatch.setattr(opened, "batches", batches)
     monkeypatch.setattr(
         backbone, "encode_images", lambda *a, **k: encoded.append(len(a[0])) or real_images(*a, **k)
     )

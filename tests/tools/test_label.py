@@ -17,6 +17,7 @@ from judged_cases import judged_file, page_data, save_labels
 from PIL import Image
 
 from lavis_mafa.cli import main
+from lavis_mafa.data.pairs import PairSource
 from lavis_mafa.tools.label_page import _draw, _write_label_page
 from lavis_mafa.tools.label_quality import COLUMNS, _read_labels
 
@@ -31,9 +32,10 @@ class ColourData:
             raise OSError("broken")
         return Image.new("RGB", (40 + number, 30), (number * 5 % 256, 90, 120)), ""
 
-    def annotated(self, number):
+    def source(self, number):
         captions = {3: EVIL, 4: "=cmd()", 5: 'a "b",\nc'}
-        return f"images/{number}.png", captions.get(number, f"caption {number}")
+        name = f"images/{number}.png"
+        return PairSource(name, captions.get(number, f"caption {number}"), name)
 
 
 def judged(probability, **others):
@@ -93,7 +95,10 @@ def test_page_is_complete_and_safe(tmp_path):
     assert ids == [f"{k}_{(k + 3) % 30}" for k in range(30) if k != 13]
     for pair in data["pairs"]:
         image, text_number = map(int, pair["cells"][0].split("_"))
-        assert pair["cells"][1:3] == [f"images/{image}.png", ColourData().annotated(text_number)[1]]
+        assert pair["cells"][1:3] == [
+            f"images/{image}.png",
+            ColourData().source(text_number).caption,
+        ]
         assert data["images"][pair["picture"]].startswith("data:image/")
     assert len(re.findall("<script", text)) == 2 and not re.search(r"(src|href)=[\"']?http", text)
     script = text.split("<script>")[1].split("</script>")[0]

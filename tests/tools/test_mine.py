@@ -13,6 +13,7 @@ from PIL import Image
 from small_world import SIZE, arguments, call, call_ranks, con_d, toy_pairs
 
 from lavis_mafa.cli import main
+from lavis_mafa.data.pairs import PairSource
 from lavis_mafa.tools import pair_mining as mine
 from lavis_mafa.tools.judged_pairs import Judged
 from lavis_mafa.training import session
@@ -166,8 +167,8 @@ class FewPairs:
         self.image_ids = np.array(ids)
         self.captions = captions
 
-    def caption(self, number):
-        return self.captions[number]
+    def source(self, number):
+        return PairSource(None, self.captions[number])
 
 
 def test_duplicates_by_wording_or_image_are_merged():

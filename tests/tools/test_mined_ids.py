@@ -13,10 +13,9 @@ from torch.utils.data import ConcatDataset
 
 from lavis_mafa.data import TrainingSet
 from lavis_mafa.data.pairs import TrainPairs
-from lavis_mafa.tools.corpus import Corpus
 from lavis_mafa.tools.judged_pairs import Judged
 from lavis_mafa.tools.pair_mining import _new_records
-from lavis_mafa.tools.pair_records import PairRecords, _ids_of_images
+from lavis_mafa.tools.pair_records import PairRecords
 
 
 def rows_with(ids):
@@ -61,15 +60,21 @@ def test_mined_and_original_files_are_read_together(tmp_path, ids, kind):
         Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / f"{name}.png")
     rows, names = rows_with(ids), (f"train.{kind}", "mined.json")
     save_rows(tmp_path / names[0], rows)
-    records = PairRecords(Corpus(TrainingSet(data_set(tmp_path, names[0])), None), tmp_path)
+    records = PairRecords(TrainingSet(data_set(tmp_path, names[0])), tmp_path)
     mined = [{**records.record(0, 5), "score": 0.9, "direction": "i2t"}, records.record(2, 1)]
     records.write("mined", [*mined, records.record(4, 0)])
     assert not (tmp_path / "images").exists()
     together = data_set(tmp_path, *names)
     assert list(together.image_ids) == [0, 0, 1, 1, 2, 2, 0, 1, 2]
-    assert [together.caption(k) for k in (6, 7, 8)] == ["caption 5", "caption 1", "caption 0"]
+    assert [together.source(k).caption for k in (6, 7, 8)] == [
+        "caption 5",
+        "caption 1",
+        "caption 0",
+    ]
     for place, number in ((6, 0), (7, 2), (8, 4)):
-        assert together.own_image_id(place) == (None if ids[number] is None else str(ids[number]))
+        assert together.source(place).image_id == (
+            None if ids[number] is None else str(ids[number])
+        )
         assert together.show(place)[0].getpixel((0, 0)) == (number // 2, 0, 0)
     written = json.loads((tmp_path / names[1]).read_text())
     assert [one["image"] for one in written] == [rows[k]["image"] for k in (0, 2, 4)]
@@ -82,12 +87,12 @@ def test_images_inside_parquet_are_written_once(tmp_path, ids):
         Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / f"{name}.png")
     rows = [{**row, "image": (tmp_path / row["image"]).read_bytes()} for row in rows_with(ids)]
     save_rows(tmp_path / "train.parquet", rows)
-    corpus = Corpus(TrainingSet(data_set(tmp_path, "train.parquet")), None)
+    corpus = TrainingSet(data_set(tmp_path, "train.parquet"))
     records = PairRecords(corpus, tmp_path)
-    records.write("augmented", [*map(records.own, range(6)), records.record(0, 5)])
+    records.write("augmented", [*(records.record(n, n) for n in range(6)), records.record(0, 5)])
     assert len(list((tmp_path / "images").iterdir())) == 3
     found = data_set(tmp_path, "augmented.json")
-    assert list(found.image_ids) == [0, 0, 1, 1, 2, 2, 0] and found.caption(6) == "caption 5"
+    assert list(found.image_ids) == [0, 0, 1, 1, 2, 2, 0] and found.source(6).caption == "caption 5"
     assert found.show(6)[0].getpixel((0, 0)) == (0, 0, 0)
 
 
@@ -109,9 +114,7 @@ def test_mined_pairs_are_of_the_groups_of_the_original_files(tmp_path, groups, k
     grouped = {"group_id_key": "group_id"}
     names = f"train.{kind}", "mined.json"
     save_rows(tmp_path / names[0], rows)
-    records = PairRecords(
-        Corpus(TrainingSet(data_set(tmp_path, names[0], **grouped)), None), tmp_path
-    )
+    records = PairRecords(TrainingSet(data_set(tmp_path, names[0], **grouped)), tmp_path)
     pairs = [(0, 5), (2, 1), (3, 0), (5, 0)]
     records.write("mined", [records.record(*pair) for pair in pairs])
     together = data_set(tmp_path, *names, **grouped)
@@ -121,41 +124,28 @@ def test_mined_pairs_are_of_the_groups_of_the_original_files(tmp_path, groups, k
     assert list(data_set(tmp_path, "none.json", **grouped).group_ids) == [-1]
     # Of two data sets with the same names in different groups the groups get numbers.
     two = [data_set(tmp_path, name, **grouped) for name in names]
-    both = Corpus(TrainingSet(ConcatDataset(two)), None)
+    both = TrainingSet(ConcatDataset(two))
     of_both = [PairRecords(both, tmp_path).record(k, k).get("group_id") for k in (0, 3, 6)]
     assert of_both == [0, None, 3]
 
 
-def test_ids_that_do_not_tell_images_apart_are_replaced():
-    """Two data sets may use the same ids for different images."""
-
-    class Pairs:
-        def __init__(self, own, numbers):
-            self.own, self.image_ids = own, np.array(numbers)
-
-        def __len__(self):
-            return len(self.own)
-
-        def own_image_id(self, number):
-            return self.own[number]
-
-        def source(self, number):
-            return f"{number}.jpg", "a dog"
-
-    class Data:
-        def __init__(self, *given):
-            self.pairs = Pairs(*given)
-            self.image_ids = self.pairs.image_ids
-
-        def __len__(self):
-            return len(self.pairs)
-
-    assert _ids_of_images(Data(["5", "6", "5"], [0, 1, 2])) is None
-    assert _ids_of_images(Data(["5", None], [0, 0])) is None
-    assert _ids_of_images(Data(["5", "5", None], [0, 0, 1]))(0) == 5
-    # Without ids, two files that show one image: their paths would make two of it.
-    assert _ids_of_images(Data([None, None], [0, 0])) is None
-    assert _ids_of_images(Data([None, None], [0, 1]))(0) is None
+@pytest.mark.parametrize("other", ["same id", "same image"])
+def test_ids_that_do_not_tell_images_apart_are_replaced(tmp_path, other):
+    """Two data sets may use the same id for different images, or two ids for one image."""
+    own = {"same id": 5, "same image": 6}[other]
+    for folder, number in (("one", 5), ("two", own)):
+        (tmp_path / folder).mkdir()
+        Image.new("RGB", (8, 8)).save(tmp_path / folder / "a.png")
+        rows = [{"image": "a.png", "caption": folder, "image_id": number}]
+        save_rows(tmp_path / folder / "train.json", rows)
+    two = [data_set(tmp_path / folder, "train.json") for folder in ("one", "two")]
+    both = TrainingSet(ConcatDataset(two))
+    if other == "same image":
+        both.image_ids = np.zeros(2, np.int64)
+    records = PairRecords(both, tmp_path)
+    expected = [0, 1] if other == "same id" else [0, 0]
+    assert [records.record(k, k)["image_id"] for k in (0, 1)] == expected
+    assert [records.record(k, k)["image"] for k in (0, 1)] == ["one/a.png", "two/a.png"]
 
 
 def test_ids_of_lavis_annotations_are_kept():
@@ -166,13 +156,13 @@ def test_ids_of_lavis_annotations_are_kept():
         def __len__(self):
             return 1
 
-    assert TrainingSet(Lavis()).own_image_id(0) == "coco_9"
+    assert TrainingSet(Lavis()).source(0).image_id == "coco_9"
 
 
 def test_direction_is_that_of_the_anchor(tmp_path):
     """`i2t`: the text was found among the hard negatives of the image."""
     save_rows(tmp_path / "train.json", rows_with(IDS[0]))
-    records = PairRecords(Corpus(TrainingSet(data_set(tmp_path, "train.json")), None), tmp_path)
+    records = PairRecords(TrainingSet(data_set(tmp_path, "train.json")), tmp_path)
     from_image, from_text = np.array([[True, False, True], [False, True, True]])
     mined = Judged(
         image=np.array([0, 2, 4]),

@@ -14,9 +14,9 @@ from small_world import SIZE, arguments, call, call_ranks, con_d, features_of, t
 
 from lavis_mafa.algorithm import corpus_mining
 from lavis_mafa.algorithm.pickers import NONE
-from lavis_mafa.tools.corpus import Corpus
 from lavis_mafa.tools.hard_negatives import _search
 from lavis_mafa.tools.judged_pairs import Judged
+from lavis_mafa.toyworld.builder import _ToyScenesTrain
 
 MINED = "mined.json"
 ORACLE = "model.mafa.con_d.arch=oracle"
@@ -111,7 +111,9 @@ def test_mine_judges_the_neighbours_of_all_anchors(mined):
 
 def test_candidates_with_the_wording_of_the_anchor_are_not_judged(models, tmp_path, monkeypatch):
     captions = ["A  dog", "a dog", *(f"caption {n}" for n in range(8))]
-    monkeypatch.setattr(Corpus, "caption", lambda self, number: captions[number % 10])
+    monkeypatch.setattr(
+        _ToyScenesTrain, "source", lambda self, number: (None, captions[number % 10])
+    )
     call(*arguments("mine", tmp_path, models[0], *MINING, options=[ORACLE]))
     judged = Judged.load(tmp_path)
     image, text = (np.maximum(numbers % 10, 1) for numbers in (judged.image, judged.text))

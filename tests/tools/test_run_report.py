@@ -13,6 +13,7 @@ from PIL import Image
 from small_world import arguments, call, con_d
 
 from lavis_mafa.cli import main
+from lavis_mafa.data.pairs import PairSource
 from lavis_mafa.tools.gallery import SampleViewer, _choose, evenly, report_of_judged
 from lavis_mafa.tools.gallery import _outcome as outcome_of_judged
 from lavis_mafa.tools.judged_pairs import INVALID, UNKNOWN, VALID, Judged
@@ -106,7 +107,7 @@ def test_sample_is_evenly_spread_and_ordered(count, limit):
 
 class FiveSamples:
     def source(self, number):
-        return f"{number}.jpg", "abcde"[number]
+        return PairSource(f"{number}.jpg", "abcde"[number])
 
     def show(self, number):
         if number == 3:
@@ -122,10 +123,6 @@ def test_caption_without_readable_image():
     )
     assert pairs[3].image is None and pairs[4].image is not None
     assert viewer.notes() == ["1 images could not be read; the first: OSError: no such file"]
-    without_data = SampleViewer(None, "OSError")
-    shown = without_data.pair(0, 7, "verdict", None)
-    assert shown.image is None and shown.caption == "(caption of sample 7)"
-    assert "The data could not be loaded (OSError)" in without_data.notes()[0]
 
 
 # Judged pairs
@@ -171,9 +168,7 @@ def test_headline_of_judged_pairs():
 def test_page_of_judged_pairs(tmp_path):
     class Data:
         def source(self, number):
-            return None, f"caption {number}"
-
-        annotated = source
+            return PairSource(None, f"caption {number}")
 
     show = SampleViewer(Data())
     path = report_of_judged(judged_pairs(), show, tmp_path / "page.html", "Pairs")
@@ -207,10 +202,18 @@ def test_report_command_on_mined_pairs(tmp_path, models):
     assert text.count('<img src="data:image') == 60
 
 
-def test_report_command_on_judged_pairs_without_config(tmp_path):
+def test_a_page_of_a_run_whose_data_are_gone_names_them(tmp_path):
+    config = {"model": {"arch": "albef_mafa"}, "datasets": {"image_text_json": {}}}
+    folder = write_log(tmp_path / "run", {"kind": "config", "config": config}, step(1))
+    found = {"anchor_index": 0, "mined_index": 1, "direction": "i2t", "probability": 0.9}
+    found |= {"state": "positive", "epoch": 0, "truth": None}
+    (folder / "connections.jsonl").write_text(json.dumps(found))
+    text = page_of(folder)
+    assert "1 steps are done" in text
+    assert "No pairs are shown, because the data of the run cannot be loaded: ConfigError" in text
+
+
+def test_report_command_on_judged_pairs_without_config(tmp_path, caplog):
     judged_pairs().save(tmp_path / "judged.npz")
-    (tmp_path / "report.html").write_text("of the count")
-    assert main(["report", str(tmp_path)]) == 0
-    text = (tmp_path / "judged.html").read_text()
-    assert text.count("<small>its own caption: (caption of sample ") == 7 and "<img" not in text
-    assert (tmp_path / "report.html").read_text() == "of the count"
+    assert main(["report", str(tmp_path)]) == 1
+    assert "judged.npz does not record its config" in caplog.text

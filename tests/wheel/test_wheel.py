@@ -106,4 +106,4 @@ def test_demo_says_where_it_is(program, tmp_path):
     python = program.with_name("python")
     code = "import importlib.util, lavis_mafa; print(importlib.util.find_spec('research'))"
     assert run(tmp_path, python, "-c", code).strip() == "None"
-    assert "studies" not in run(tmp_path, program, "train", "--list", "configs")
+    assert "studies" not in run(tmp_path, program, "train", "--list")

@@ -1,4 +1,4 @@
-"""GRIT: which pairs share a mini-batch (collect, group, shuffle, sample)."""
+"""GRIT: put similar pairs into the same mini-batch (collect, group, shuffle, sample)."""
 
 from lavis_mafa.algorithm.grit.collector import GritCollector
 from lavis_mafa.algorithm.grit.grit_settings import GritSettings

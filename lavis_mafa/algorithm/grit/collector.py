@@ -17,7 +17,7 @@ from lavis_mafa.algorithm.grit.grit_settings import GritSettings
 from lavis_mafa.algorithm.grit.grouping import Indices, by_region, group
 from lavis_mafa.algorithm.grit.hardness import check_hardness
 
-# Full queues that wait or are being grouped; each holds the features of `queue_size` pairs.
+# Maximum number of full queues that wait or are being grouped.
 _MOST_PENDING = 2
 Pairs: TypeAlias = tuple[Tensor, Tensor, Tensor]  # indices, image features, text features
 
@@ -27,23 +27,23 @@ class GritCollector:
 
     Whenever ``queue_size`` (L) pairs have been collected they are shuffled, cut into sub-queues of
     ``search_space`` (M; the last one may be shorter) and each sub-queue is grouped. L, M and the
-    batch size may be in any proportion. Grouping runs in a thread, in parallel with training; its
-    result depends only on the collected pairs and the seed, never on timing.
+    batch size need not be multiples of each other. Grouping runs in a thread, in parallel with
+    training; its result depends only on the collected pairs and the seed, not on timing.
 
     Args:
-        settings: L, pairs per queue; M, pairs per sub-queue, at most L; shuffling (phase 2); q and
-            p of the chains; how a queue is cut into sub-queues.
+        settings: L, M (at most L), shuffling (phase 2), q and p of the chains, and how a queue is
+            cut into sub-queues.
         batch_size: B, pairs per mini-batch on this rank.
-        seed: of the shuffling and of the start of every chain; give each rank and epoch its own.
-        image_ids: ``(N,)`` image of every sample of the data set, to put captions of one image into
-            different mini-batches; None allows them in one.
-        group_ids: ``(N,)`` group of every sample, -1 for none, kept apart like images; None: there
-            are none. It needs ``image_ids``.
-        dtype: of the order; int32 takes half the memory where it holds all indices.
-        expected: number of pairs until `finish`, to allocate their order at once; there may be
-            more.
-        hardness: q in place of the settings', or what draws one for every anchor of a queue
-            that is full.
+        seed: seed of the shuffling and of the start of every chain, different in each rank and
+            epoch.
+        image_ids: ``(N,)`` image of every sample, to put captions of one image into different
+            mini-batches; None: do not separate them.
+        group_ids: ``(N,)`` group of every sample, -1 for none, separated like images; None: there
+            are no groups. It needs ``image_ids``.
+        dtype: type of the order; int32 needs half the memory and holds indices below 2^31.
+        expected: expected number of pairs, to allocate the order at once; there may be more.
+        hardness: q instead of the settings', or an object that draws q for every anchor of a full
+            queue, see `HardnessSchedule.at`.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class GritCollector:
         q: Any = settings.hardness if hardness is None else hardness
         self.hardness = q
         self._is_drawn = hasattr(q, "draws")
-        # Of each chain, the choices that led to its pairs; None where q is not drawn.
+        # For each chain, the choices that led to its pairs; None if q is not drawn.
         self._choices: list[NDArray[np.uint8]] | None = None
         if self._is_drawn:
             self._choices = [np.empty((0, q.choice_bytes), np.uint8)]
@@ -78,7 +78,8 @@ class GritCollector:
         self._rng = np.random.default_rng(seed)
         self._queue: list[Pairs] = []
         self._queued = 0
-        # The first `_placed` entries are set. While work is pending only the thread uses them.
+        # Only the first `_placed` entries are set. While work is pending, only the thread uses
+        # them.
         self._order = np.empty(expected, dtype)
         self._placed = 0
         self._pending: list[Future[None]] = []
@@ -92,16 +93,16 @@ class GritCollector:
             image_features, text_features: ``(B, D)``, normalised.
 
         Raises:
-            Exception: of the grouping of an earlier queue, if that failed.
+            Exception: if the grouping of an earlier queue failed.
         """
         while self._pending and self._pending[0].done():
             self._pending.pop(0).result()
         images, texts = image_features.detach().float(), text_features.detach().float()
-        # On the features' device, so that training waits for no copy. Indices stay integers:
-        # float32 would round those above 16,777,216.
+        # On the features' device, so that training does not wait for a copy. Indices stay integers,
+        # since float32 would round indices above 16,777,216.
         device = images.device
         pairs = (index.detach().to(device, torch.int64), images, texts)
-        if self._queue and self._queue[0][1].device != device:  # restored from a state
+        if self._queue and self._queue[0][1].device != device:  # the state was restored
             self._queue = [(i.to(device), v.to(device), t.to(device)) for i, v, t in self._queue]
         while len(pairs[0]):
             room = self.settings.queue_size - self._queued
@@ -125,7 +126,7 @@ class GritCollector:
     def _submit(self) -> None:
         queue, count = self._queue, self._queued
         self._queue, self._queued = [], 0
-        # Draw all random numbers here, in the training thread, so that the order is reproducible.
+        # All random numbers are drawn in the training thread, so that the order is reproducible.
         shuffled = self._rng.permutation(count) if self.settings.shuffle else np.arange(count)
         bounds = list(range(0, count, self.settings.search_space)) + [count]
         spans = list(zip(bounds[:-1], bounds[1:], strict=True))
@@ -187,7 +188,8 @@ class GritCollector:
         self._placed = end
 
     def _ids(self, samples: Indices) -> Indices:
-        """Return what keeps samples apart: their images ``(S,)``, or with groups ``(S, 2)``."""
+        """Return the ids by which samples are separated: images ``(S,)``, or with groups ``(S,
+        2)``."""
         assert self.image_ids is not None
         ids = self.image_ids[samples]
         if self.group_ids is None:
@@ -207,8 +209,8 @@ class GritCollector:
 
     @property
     def choices(self) -> NDArray[np.uint8] | None:
-        """The choices ``(n, choice_bytes)`` that led to the pairs that `finish` returned; None if q
-        was not drawn."""
+        """Return the choices ``(n, choice_bytes)`` that led to the pairs returned by `finish`; None
+        if q was not drawn."""
         return None if self._choices is None else np.concatenate(self._choices)
 
     def state_dict(self) -> dict[str, Any]:
@@ -243,7 +245,7 @@ def share_out(states: Sequence[dict[str, Any] | None], count: int) -> list[dict[
     """Redistribute the states of W ranks (`GritCollector.state_dict`) to ``count`` ranks.
 
     Grouped pairs stay grouped, queued ones stay queued, and every rank gets the same number. Random
-    generators are not shared out: every rank starts with a new one.
+    generators are not redistributed: every rank starts with a new one.
     """
     given = [state for state in states if state is not None]
     if not given:
@@ -275,12 +277,12 @@ def _cut(pairs: Pairs, span: slice) -> Pairs:
 def _beside_training(device: torch.device, ready: torch.cuda.Event | None) -> Any:
     """Return a context with a CUDA stream that starts once ``ready``; on a CPU it does nothing.
 
-    In a stream of its own grouping and training need not wait for each other's kernels. Stream and
-    device are set only in the calling thread.
+    With a stream of its own, grouping and training do not wait for each other's kernels. The
+    context affects only the calling thread.
     """
     if ready is None:
         return nullcontext()
-    torch.cuda.set_device(device)  # or leaving the stream would create a context on GPU 0
+    torch.cuda.set_device(device)  # otherwise, leaving the stream would create a context on GPU 0
     stream = _side_stream(device)
     stream.wait_event(ready)
     return torch.cuda.stream(stream)
@@ -288,13 +290,14 @@ def _beside_training(device: torch.device, ready: torch.cuda.Event | None) -> An
 
 @functools.cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the one stream for grouping: PyTorch reuses freed memory only in its own stream."""
+    """Return the only stream for grouping, since PyTorch reuses freed memory only within a
+    stream."""
     stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     return stream
 
 
 def _plain(state: Any) -> Any:
-    """Return NumPy's generator state with big integers as strings, which weights_only can load."""
+    """Return NumPy's generator state with big integers as strings, as ``weights_only`` requires."""
     if isinstance(state, dict):
         return {key: _plain(value) for key, value in state.items()}
     return str(state) if isinstance(state, int) else state

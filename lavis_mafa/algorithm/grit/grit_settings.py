@@ -16,8 +16,8 @@ class GritSettings(Checked):
     """Settings of GRIT; see `lavis_mafa.algorithm.grit.schedule.GritSchedule`.
 
     Attributes:
-        own: settings of the registered hardness schedules that have some, by the schedule's name;
-            one that is not listed has its defaults.
+        own: settings of registered hardness schedules by name; schedules that are not listed have
+            their defaults.
     """
 
     enabled: bool = option(
@@ -116,7 +116,7 @@ class GritSettings(Checked):
         return cls(own=own, **given)
 
     def build_schedule(self) -> Any:
-        """Build the schedule of the hardness; see `lavis_mafa.algorithm.grit.hardness`."""
+        """Build the hardness schedule; see `lavis_mafa.algorithm.grit.hardness`."""
         made = HARDNESS.entry(self.schedule).make(self.own.get(self.schedule), self.hardness)
         if isinstance(HARDNESS[self.schedule], type):
             return made

@@ -16,15 +16,15 @@ from lavis_mafa.algorithm.grit.hardness import check_hardness
 
 Indices: TypeAlias = NDArray[np.integer[Any]]  # positions, sample indices or image ids
 Floats: TypeAlias = NDArray[np.float32]
-# From the similarities (M, M) of images to texts and of texts to images to q (M,) of each anchor.
+# Function from both similarities (M, M), images to texts and texts to images, to q (M,).
 Quantiles: TypeAlias = Callable[[Floats, Floats], Floats]
-_REGION_ROWS = 4096  # that the direction of a cut is computed from
+_REGION_ROWS = 4096  # maximum number of pairs from which the direction of a cut is computed
 STRIDE = 16  # `_hard` estimates a quantile from every 16th score
 _LOWEST = np.finfo(np.float32).min
 
 
 class _Workspace:
-    """Memory for the similarities of a sub-queue, kept for the next one.
+    """Memory for the similarities of a sub-queue, reused by the next one.
 
     Allocating it again each time takes about half as long as the matrix product.
     """
@@ -33,11 +33,11 @@ class _Workspace:
         self._memory = {False: torch.empty(0), True: torch.empty(0)}
 
     def matrices(self, size: int, pinned: bool) -> Tensor:
-        """Return uninitialised ``(2, size, size)`` float32 on the host; it reuses its memory."""
+        """Return uninitialised ``(2, size, size)`` float32 on the host, in reused memory."""
         count = 2 * size * size
         if len(self._memory[pinned]) < count:
-            self._memory[pinned] = torch.empty(0)  # free the old memory before taking the new
-            with torch.inference_mode(False):  # the next call may not be in it
+            self._memory[pinned] = torch.empty(0)  # free the old memory before allocating new
+            with torch.inference_mode(False):  # the next call may not be in inference mode
                 self._memory[pinned] = (
                     torch.empty(count, pin_memory=True)
                     if pinned
@@ -47,8 +47,8 @@ class _Workspace:
         return self._memory[pinned][:count].view(2, size, size)
 
 
-# Of calls that have returned. Not `threading.local`: a data loader's worker is forked from the
-# process, drops what other threads held there, and dies of freeing CUDA's pinned memory.
+# Workspaces that are not in use. `threading.local` would not do: a forked data loader's worker
+# would drop those of other threads, and crash when it frees CUDA's pinned memory.
 _idle: list[_Workspace] = []
 
 
@@ -72,8 +72,8 @@ def by_region(features: Tensor, size: int) -> Tensor:
     pairs.
 
     Args:
-        features: ``(L, E)`` float, one row a pair.
-        size: M; all parts but the last have so many pairs.
+        features: ``(L, E)`` float, one row per pair.
+        size: M, the number of pairs of every part but the last.
 
     Returns:
         ``(L,)`` int64, a permutation of ``range(L)``.
@@ -88,11 +88,11 @@ def by_region(features: Tensor, size: int) -> Tensor:
         rows = features[part[:: -(-len(part) // _REGION_ROWS)]].double()
         rows = rows - rows.mean(0)
         direction = torch.linalg.eigh(rows.t() @ rows).eigenvectors[:, -1]
-        # Towards the pair that is farthest from the mean: the sign is arbitrary otherwise.
+        # The sign is otherwise arbitrary: point towards the pair that is farthest from the mean.
         direction = direction * (rows[rows.square().sum(1).argmax()] @ direction).sign()
         order = (features[part] @ direction.to(features.dtype)).argsort(stable=True)
         half = sub_queues // 2 * size
-        # In their first order, on which the rows of the next cut depend. The first half comes next.
+        # Keep the original order, on which the rows of the next cut depend. The first half is next.
         parts += [part[one.sort().values] for one in (order[half:], order[:half])]
     return torch.cat(done)
 
@@ -112,37 +112,38 @@ def group(
 
     After the pair at ``start`` comes the unvisited pair whose text is most similar to the current
     image, then the unvisited pair whose image is most similar to that text, in turn (GRIT-VLP
-    eq. 5). The softmax of the paper does not change the order within a row, so raw similarities
-    are compared; ties go to the lower position. 8 M^2 bytes are kept for the next call.
+    eq. 5). Raw similarities are compared, since the paper's softmax does not change the order
+    within a row. Of equal similarities, the lower position comes first. 8 M^2 bytes are kept for
+    the next call.
 
     With a ``hardness`` q below 1 (not in the paper) the chain takes the q-quantile instead of the
-    maximum: of the n pairs that may come next the one of rank ``round((1 - q) * (n - 1))``, where
-    rank 0 is the most similar one and, of equal ones, the one of the lower position.
+    maximum: of the n pairs that may come next, it takes the pair of rank ``round((1 - q) * (n -
+    1))``, where rank 0 is the most similar.
 
-    With a ``skip`` p the p most similar ones are passed over first (B3, NeurIPS 2025): the rank is
-    ``s + round((1 - q) * (n - 1 - s))`` with ``s = min(p, n - 1)``.
+    With a ``skip`` p, the p most similar pairs are passed over first (B3, NeurIPS 2025): the rank
+    is ``s + round((1 - q) * (n - 1 - s))`` with ``s = min(p, n - 1)``.
 
     Args:
         image_features, text_features: ``(M, D)``, normalised.
         start: position of the first pair, ``0 <= start < M``.
         image_ids: ``(M,)`` integers from 0 on. If given, a mini-batch of ``batch_size`` has no two
-            pairs of one image as long as another pair is left: two captions of one image are not
-            negatives of each other. Or ``(M, K)``: no two pairs with the same id in any of K
-            columns, such as images and groups; below 0: no id.
+            pairs of one image, as long as other pairs remain, since captions of one image are not
+            negatives of each other. With ``(M, K)``, no two pairs have the same id in any of K
+            columns, such as images and groups; a negative number is not an id.
         batch_size: size of a mini-batch; needed with ``image_ids``.
         taken_ids: ``(T,)`` or ``(T, K)`` ids of the pairs that the first mini-batch already holds.
-        hardness: q, above 0 and at most 1; or a function that gives each pair, as the anchor from
-            which the chain moves on, its own q from 0 to 1.
+        hardness: q, above 0 and at most 1; or a function that gives each pair its own q from 0 to
+            1, used when the chain moves on from it.
         skip: p, at least 0.
-        sum_directions: compare pairs by the sum of both directions' similarities at every step, as
-            in FALCON, instead of by one direction in turn.
+        sum_directions: compare pairs at every step by the sum of the similarities in both
+            directions, as in FALCON, instead of alternating between directions.
 
     Returns:
         ``(M,)`` int64, a permutation of ``range(M)``.
 
     Raises:
         ValueError: for an empty sub-queue, unequal shapes, a ``start``, ``hardness`` or ``skip``
-            out of range, or features that are not finite (those have no order).
+            out of range, or features that are not finite, which cannot be ordered.
     """
     size = len(image_features)
     if size == 0 or image_features.shape != text_features.shape:
@@ -157,7 +158,7 @@ def group(
     if skip < 0:
         raise ValueError(f"skip must be at least 0, got {skip}")
     for features in (image_features, text_features):
-        # NaN and Inf both show in the extremes: one pass, no mask in memory.
+        # NaN and Inf both appear in the extremes, which need one pass and no mask in memory.
         if not torch.isfinite(torch.stack(torch.aminmax(features.detach()))).all():
             raise ValueError("grouping needs finite features, got NaN or Inf")
     apart = None
@@ -187,10 +188,10 @@ def _of_anchors(quantiles: Floats, size: int) -> Floats:
 
 
 def _similarities(images: Tensor, texts: Tensor, both: Tensor) -> tuple[Floats, Floats]:
-    """Return ``(M, M)`` from image to text and from text to image, on the host, row-contiguous.
+    """Return similarities ``(M, M)`` of images to texts and of texts to images, on the host.
 
     Args:
-        both: ``(2, M, M)``, the memory for them.
+        both: ``(2, M, M)``, memory for both, row-contiguous.
     """
     if images.is_cuda:
         i2t = images @ texts.t()
@@ -212,7 +213,7 @@ def _chain(
 ) -> Indices:
     size = len(rows[0])
     order = np.empty(size, np.int64)
-    # Added to a row before its arg-max: -inf for visited positions, and for those that share an
+    # Added to a row before its arg-max: -inf for visited positions, and for positions that share an
     # id with the current mini-batch.
     penalty = np.zeros(size, np.float32)
     score = np.empty(size, np.float32)
@@ -229,7 +230,7 @@ def _chain(
             np.add(row, penalty, out=score)
             current = _hard(score, q, skip)
             if apart is not None and penalty[current] < 0:
-                # Every pair left shares an id with this mini-batch: one of them.
+                # All remaining pairs share an id with this mini-batch, so take one of them.
                 np.copyto(score, row)
                 score[order[:place]] = -np.inf
                 current = _hard(score, q, skip)
@@ -244,8 +245,8 @@ def _chain(
 def _hard(score: Floats, hardness: float, skip: int = 0) -> int:
     """Return the position of the ``hardness``-quantile of the scores ``(M,)`` above -inf.
 
-    The ``skip`` largest are left out of the quantile, but never all. Without a score above -inf it
-    is position 0.
+    The ``skip`` largest scores are left out, but never all scores. If all are -inf, the result is
+    0.
     """
     if hardness == 1.0 and not skip:
         return int(score.argmax())
@@ -254,8 +255,8 @@ def _hard(score: Floats, hardness: float, skip: int = 0) -> int:
         return 0
     skipped = min(skip, candidates - 1)
     rank = skipped + round((1.0 - hardness) * (candidates - 1 - skipped))
-    # Only the largest scores matter. A bound below them, estimated from a part of the scores, makes
-    # this three times as fast as partitioning all; the result does not depend on it.
+    # Only the largest scores matter. Estimating a lower bound from some of the scores makes this
+    # three times as fast as partitioning all of them, and does not change the result.
     near = (score >= _bound(score[::STRIDE].copy(), rank / STRIDE)).nonzero()[0]
     if len(near) <= rank:
         near = (score > -np.inf).nonzero()[0]
@@ -267,11 +268,11 @@ def _hard(score: Floats, hardness: float, skip: int = 0) -> int:
 
 
 def _bound(scores: Floats, rank: float) -> np.float32:
-    """Return a finite bound that more than ``rank`` of scores like these probably reach.
+    """Return a finite bound that probably more than ``rank`` scores reach.
 
     It reorders ``scores``.
     """
-    safe = int(rank + 2.0 * (rank + 1.0) ** 0.5 + 2.0)  # two standard deviations more
+    safe = int(rank + 2.0 * (rank + 1.0) ** 0.5 + 2.0)  # a margin of two standard deviations
     return _LOWEST if safe >= len(scores) else max(_LOWEST, _from_the_top(scores, safe))
 
 
@@ -283,7 +284,7 @@ def _from_the_top(scores: Floats, rank: int) -> np.float32:
 
 
 def _mates(ids: Indices) -> dict[int, Indices]:
-    """Return for each position of an id with several positions all of these."""
+    """Return, for each position whose id occurs several times, all positions with this id."""
     known = np.flatnonzero(ids >= 0)
     _, inverse, counts = np.unique(ids[known], return_inverse=True, return_counts=True)
     by_id = np.split(known[np.argsort(inverse, kind="stable")], np.cumsum(counts)[:-1])
@@ -292,13 +293,13 @@ def _mates(ids: Indices) -> dict[int, Indices]:
 
 @dataclass
 class _Apart:
-    """Which positions may not share a mini-batch.
+    """The positions that may not share a mini-batch.
 
     Attributes:
-        mates: of every column of ids, for each position of an id with several, all of these.
-        batch_size: of a mini-batch.
+        mates: for every column of ids, the result of `_mates`.
+        batch_size: B, size of a mini-batch.
         offset: number of pairs that the first mini-batch already holds.
-        blocked_first: ``(M,)`` bool, positions that share an id with those.
+        blocked_first: ``(M,)`` bool, positions that share an id with these pairs.
     """
 
     mates: Sequence[Mapping[int, Indices]]
@@ -317,7 +318,7 @@ class _Apart:
         return cls([_mates(column) for column in columns], batch_size, len(taken), blocked)
 
     def first(self, start: int, penalty: Floats) -> int:
-        """Return the first permitted position from ``start`` on; set the penalty of the blocked."""
+        """Return the first permitted position from ``start`` on, and block the others."""
         penalty[self.blocked_first] = -np.inf
         if not self.blocked_first[start] or self.blocked_first.all():
             return start

@@ -1,4 +1,4 @@
-"""Hardness schedules: the quantile q that GRIT's chain moves to, in every epoch.
+"""Hardness schedules: which quantile q GRIT's chain moves to in every epoch.
 
 A schedule is a function ``(grouped_epochs, hardness) -> q``, or a class whose instance has settings
 or state (`HardnessSchedule`); register it in `HARDNESS` to use its name as ``run.grit.schedule``.
@@ -26,8 +26,8 @@ class StepAhead:
     """An optimizer step that is about to be taken, as a schedule may observe it.
 
     Attributes:
-        number: of the step, from 0 on.
-        model: in training; ``model.step_backbone`` drives it.
+        number: number of the step, from 0 on.
+        model: the model in training; ``model.step_backbone`` drives it.
         samples: the last mini-batch of the step, with its ``index`` ``(B,)``.
         seed: a number that differs between steps.
         autocast: returns the context of the run's mixed precision.
@@ -40,7 +40,7 @@ class StepAhead:
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
-# Called after an optimizer step with whether it was taken, not skipped; returns figures to log.
+# Called after an optimizer step with False if the step was skipped; returns figures to log.
 AfterStep: TypeAlias = Callable[[bool], dict[str, float]]
 
 
@@ -48,7 +48,7 @@ class HardnessSchedule:
     """A schedule whose q depends on the number of grouped epochs only.
 
     Args:
-        of_epoch: from the number of grouped epochs before an epoch, 0 for the first, to its q.
+        of_epoch: function from the number of earlier grouped epochs (0 in the first) to q.
 
     Attributes:
         learns: whether it has state, which ``state_dict`` and ``load_state_dict`` save and restore,
@@ -67,15 +67,16 @@ class HardnessSchedule:
             together: there are several ranks.
 
         Returns:
-            What all ranks must call after the step; None: nothing.
+            A function that all ranks must call after the step; None: there is none.
         """
         return None
 
     def at(self, grouped_epochs: int) -> Any:
         """Return q of an epoch.
 
-        A class of one's own may return what draws q for every anchor, as ``research/falcon.py``
-        does; chains then compare pairs by the sum of both directions' similarities. It has:
+        A class of your own may return an object that draws q for every anchor, as in
+        ``research/falcon.py``; chains then compare pairs by the sum of the similarities in both
+        directions. The object has:
 
         - ``choice_bytes``: bytes that record what led to a pair, and follow it to its mini-batch;
         - ``draws(seeds)``: called in the training thread, returns a function for each sub-queue
@@ -83,7 +84,7 @@ class HardnessSchedule:
           method ``along(chain)`` returns the choices ``(M, choice_bytes)`` uint8 of a chain;
         - the schedule's ``remember(plan, leftover, orders, choices)``: keeps what formed an epoch's
           mini-batches; the first ``leftover`` samples of the plan were not grouped, and ``orders``
-          ``(W, n)`` and ``choices`` are of all ranks; returns a mean q for the log, or None.
+          ``(W, n)`` and ``choices`` are of all ranks; returns the mean of q for the log, or None.
 
         Raises:
             ValueError: if the schedule's q is not above 0 and at most 1.
@@ -93,7 +94,7 @@ class HardnessSchedule:
         return q
 
     def describe(self, first: int, last: int) -> str:
-        """Return q of the grouped epochs ``first`` to ``last`` in words.
+        """Describe q of the grouped epochs ``first`` to ``last`` in words.
 
         Args:
             first, last: numbers of epochs of the run.
@@ -105,7 +106,7 @@ class HardnessSchedule:
 
 
 def check_hardness(hardness: float) -> None:
-    """Refuse a hardness that is not above 0 and at most 1.
+    """Raise an error unless a hardness is above 0 and at most 1.
 
     Raises:
         ValueError: naming the value.
@@ -150,7 +151,7 @@ class _Ramp(Checked):
 def _linear(grouped_epochs: int, hardness: float, own: _Ramp) -> float:
     """Move from one hardness to another in equal steps.
 
-    FALCON compares with such progressive hardening (``start`` below ``hardness``) and softening.
+    FALCON's baselines: progressive hardening (``start`` below ``hardness``) and softening.
 
     Args and returns as `_constant`.
     """

@@ -28,7 +28,7 @@ class EpochPlan:
         batch_size: B, per rank.
         world_size: W.
         grouped: whether mini-batches were grouped by similarity.
-        hardness: q of the chains that they were cut from; None: unknown, or not grouped.
+        hardness: q of the chains from which mini-batches were cut; None: unknown, or not grouped.
     """
 
     order: Indices
@@ -88,16 +88,16 @@ def grouped_plan(
 
     Orders are cut into mini-batches, which are shuffled as units, within their rank or across
     ranks. Leftover samples of the last epoch come first, in mini-batches that are not grouped. They
-    shift all others by their number of places, possibly to the next rank; the mini-batches that
-    they push out at the end are this epoch's leftover.
+    shift all other mini-batches, possibly to the next rank; the mini-batches pushed out at the end
+    are this epoch's leftover.
 
     Args:
-        grouped: one order per rank, all of one length, a multiple of ``batch_size``; an array
-            ``(W, n)`` is not copied.
+        grouped: one order per rank, of equal lengths that are a multiple of ``batch_size``; an
+            array ``(W, n)`` is not copied.
         leftover: fewer samples than a global batch, which the orders do not contain.
         shuffle: mini-batch-level shuffling; off for the paper's ablation (Table 4).
         across_ranks: allow a mini-batch to move to another rank.
-        hardness: to be recorded in the plan.
+        hardness: value to record in the plan.
     """
     world_size = len(grouped)
     lengths = {len(order) for order in grouped}
@@ -109,7 +109,7 @@ def grouped_plan(
     # (W * steps, B): rank after rank.
     batches = np.reshape(grouped, (-1, batch_size))
     steps = len(batches) // world_size
-    # The row of `batches` for each (step, rank), step by step.
+    # The row of `batches` for each (step, rank), in the order of steps.
     numbers = np.arange(len(batches), dtype=index_dtype(len(batches)))
     rows = numbers.reshape(world_size, steps).T.reshape(-1)
     if shuffle and across_ranks:

@@ -1,4 +1,4 @@
-"""The order of every epoch: train one, collect features for the next."""
+"""Decide the order of every epoch from the features that the epoch before collected."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from lavis_mafa.algorithm.grit.grouping import Indices
 from lavis_mafa.algorithm.grit.hardness import AfterStep, StepAhead
 from lavis_mafa.algorithm.grit.sampler import EpochPlan, grouped_plan, index_dtype, random_plan
 
-# Of an epoch's mini-batches: sample indices (B,), image and text features (B, E).
+# For each mini-batch of an epoch: sample indices (B,), image and text features (B, E).
 Vectors: TypeAlias = Callable[[EpochPlan], Iterable[tuple[Tensor, Tensor, Tensor]]]
-INDICES_PER_EXCHANGE = 1 << 20  # indices that ranks exchange at a time
+INDICES_PER_EXCHANGE = 1 << 20  # number of indices that ranks exchange at a time
 
 
 class GritSchedule:
@@ -36,17 +36,17 @@ class GritSchedule:
                 schedule.collect(index, image_features, text_features)
             schedule.end(epoch)
 
-    The first epoch is random; every later one is grouped by what the epoch before collected. To
+    The first epoch is random; every later one is grouped by the features of the epoch before. To
     resume within an epoch, save `state_dict`, restore it, call `begin` with the same epoch, and
     skip the mini-batches that were trained on.
 
     Args:
         size: N, samples in the training set.
         batch_size: B per rank.
-        settings: see `GritSettings`; None: grouping is on, with the default L and M. More than N
-            are never collected: a queue larger than N is grouped once, at the end of the epoch.
-        rank, world_size: this process and how many there are.
-        seed: of all orders; the same on all ranks.
+        settings: see `GritSettings`; None: grouping is on, with the default L and M. A queue larger
+            than N is grouped once, at the end of the epoch.
+        rank, world_size: number of this process, and number of processes.
+        seed: seed of all orders, the same on all ranks.
         image_ids, group_ids: ``(N,)``; see `lavis_mafa.algorithm.grit.collector.GritCollector`.
     """
 
@@ -71,7 +71,7 @@ class GritSchedule:
         self.image_ids = image_ids if settings.same_image == "apart" else None
         self.group_ids = None if self.image_ids is None else group_ids
         self.hardness: Any = settings.build_schedule()
-        self.epoch: int | None = None  # that was begun; `plan` is its order
+        self.epoch: int | None = None  # the epoch that was begun; `plan` is its order
         self.plan: EpochPlan | None = None
         self.next_plan: EpochPlan | None = None
         self.collector: GritCollector | None = None
@@ -81,31 +81,32 @@ class GritSchedule:
         return bool(self.settings.enabled) and epoch >= self.settings.start_epoch
 
     def _hardness_at(self, epoch: int) -> Any:
-        """Return q of the chains from which the mini-batches of a grouped ``epoch`` are cut, or
-        what draws it, see `lavis_mafa.algorithm.grit.hardness.HardnessSchedule.at`."""
+        """Return q of the chains of a grouped ``epoch``, or an object that draws it, see
+        `lavis_mafa.algorithm.grit.hardness.HardnessSchedule.at`."""
         return self.hardness.at(self.settings.grouped_before(epoch))
 
     @property
     def lr_factor(self) -> float:
-        """The factor of the learning rate in the epoch that was begun; the training loop must
-        apply it."""
+        """Factor by which the training loop must multiply the learning rate in the current
+        epoch."""
         return self.settings.lr_factor if self.plan is not None and self.plan.grouped else 1.0
 
     def before_step(self, step: StepAhead) -> AfterStep | None:
         """Let the hardness observe an optimizer step of the epoch; all ranks must call it.
 
         Returns:
-            What all ranks must call after the step, see `AfterStep`; None: nothing.
+            A function that all ranks must call after the step, see `AfterStep`; None: there is
+            none.
         """
         if self.plan is None or not self.plan.grouped:
             return None
-        # A class of a user's that learns nothing need not have the method.
+        # A user's class that learns nothing need not have the method.
         observe = getattr(self.hardness, "before_step", None)
         found: AfterStep | None = observe and observe(step, self.world_size > 1)
         return found
 
     def describe_hardness(self, epochs: int) -> str:
-        """Return which similarities chains move to in a run of ``epochs`` epochs, in words."""
+        """Describe in words the hardness of a run of ``epochs`` epochs."""
         first = self.settings.start_epoch
         text: str = self.hardness.describe(first, max(first, epochs - 1))
         skip = self.settings.skip
@@ -114,8 +115,8 @@ class GritSchedule:
     def begin(self, epoch: int, order: Indices | None = None) -> EpochPlan:
         """Return the order of ``epoch``, and start collecting for the next one.
 
-        Called again for the same epoch before its `end`, or after `load_state_dict`, it returns the
-        same order and goes on collecting.
+        If called again for the same epoch before its `end`, or after `load_state_dict`, it returns
+        the same order and continues collecting.
 
         Args:
             order: ``(N,)`` permutation of the samples, the same on all ranks: an order of your own
@@ -140,7 +141,7 @@ class GritSchedule:
         """Start with an empty queue, seeded by epoch and rank."""
         assert self.plan is not None
         settings = self.settings
-        # The naive variant collects for the epoch itself, all others for the one after it.
+        # The naive variant collects for the epoch itself, all others for the next epoch.
         q = self._hardness_at(epoch if settings.naive else epoch + 1)
         self.collector = GritCollector(
             settings,
@@ -161,12 +162,11 @@ class GritSchedule:
     def end(self, epoch: int) -> None:
         """Group the collected pairs into the next epoch's order; all ranks must call it.
 
-        After an early stop, at the same step on all ranks, mini-batches that were not collected
-        stay as they are, and a warning says how many.
+        After an early stop (at the same step on all ranks), mini-batches that were not collected
+        stay unchanged, and a warning counts them.
 
         Raises:
-            ValueError: if samples were collected that are not in this rank's mini-batches, or
-                twice.
+            ValueError: if samples were collected twice, or are not in this rank's mini-batches.
         """
         assert self.plan is not None
         self.epoch = None
@@ -218,9 +218,9 @@ class GritSchedule:
         Call it before `begin`. All ranks must call it.
 
         Args:
-            epoch: to be grouped.
-            vectors: called with the plan to follow; yields for each of this rank's mini-batches, in
-                the plan's order, its sample indices and features.
+            epoch: the epoch to group.
+            vectors: function that gets a plan and yields sample indices and features of each of
+                this rank's mini-batches in the plan's order.
         """
         self.plan = self.next_plan or self._first_plan(epoch)
         self._start_collecting(epoch)
@@ -245,13 +245,13 @@ class GritSchedule:
         Args:
             plans: include the orders, which are the same on all ranks.
         """
-        # Once the next order exists the current one is no longer used.
+        # Once the next order exists, the current one is not needed.
         current = None if self.next_plan is not None else self.plan
         return {
             "plan": _plan_state(current) if plans else None,
             "next_plan": _plan_state(self.next_plan) if plans else None,
             "collector": None if self.collector is None else self.collector.state_dict(),
-            # The same on all ranks, too.
+            # These are the same on all ranks too.
             "hardness": self.hardness.state_dict() if plans and self.hardness.learns else None,
         }
 
@@ -285,13 +285,13 @@ def _permutation(given: Any, size: int, name: str) -> Indices:
     """Return an order of ``size`` sample indices, if it is one.
 
     Raises:
-        ValueError: if it holds anything else.
+        ValueError: if it is not a permutation.
     """
     saved = np.asarray(given)
     order: Indices = saved.astype(index_dtype(size))
     if (
         order.shape != (size,)
-        or not np.array_equal(order, saved)  # numbers that are too large, or not whole
+        or not np.array_equal(order, saved)  # numbers that are too large, or not integers
         or not np.array_equal(np.sort(order), np.arange(size, dtype=order.dtype))
     ):
         raise ValueError(
@@ -315,7 +315,7 @@ def _gather_orders(order: Indices, world_size: int) -> Indices:
         return order[None]
     device = torch.device("cuda" if dist.get_backend() == dist.Backend.NCCL else "cpu")
     orders = np.empty((world_size, *order.shape), order.dtype)
-    # In pieces: next to a model there is little room on a GPU.
+    # In pieces, since a GPU has little memory left beside a model.
     rows = max(1, INDICES_PER_EXCHANGE // max(1, int(np.prod(order.shape[1:]))))
     for begin in range(0, len(order), rows):
         piece = torch.from_numpy(order[begin : begin + rows]).to(device)

@@ -13,7 +13,7 @@ from lavis_mafa.algorithm.registry import LOSSES
 
 __all__ = ["LOSSES", "consistency_loss", "contrastive_loss", "matching_losses"]
 
-# In the order of computation: it decides on the random stream, from which MLM draws its masks.
+# In the order of computation, which decides MLM's random masks.
 LOSSES.register("itc", source="MAFA eq. 1 and 5")(itc)
 LOSSES.register("imc", source="TCL")(imc)
 LOSSES.register("lmi", source="TCL")(lmi)

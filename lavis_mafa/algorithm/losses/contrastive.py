@@ -1,7 +1,7 @@
 """Image-text contrastive loss (ITC).
 
 Similarities are ``(B, N)``: B anchors of this rank, N candidates of the other modality; they are
-divided by the temperature already. Labels are ``(B, N)`` distributions over the candidates.
+already divided by the temperature. Labels are ``(B, N)`` distributions over the candidates.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["contrastive_loss", "itc"]
 
 
 def _sides(step: StepContext) -> list[ItcSide]:
-    """Return both directions of ITC, with what mining made of their candidates."""
+    """Return both directions of ITC, with the candidates as mining has relabelled them."""
     compared, batch = step.compared, step.batch
     of_images = step.i2t, compared.i2t, compared.t2i, compared.soft_i2t
     of_texts = step.t2i, compared.t2i, compared.i2t, compared.soft_t2i
@@ -42,12 +42,12 @@ def _sides(step: StepContext) -> list[ItcSide]:
 
 
 def _intra_modal(batch: MiniBatch, number: int) -> Tensor:
-    # Only if it is called: the first call gathers over ranks.
+    # A function, because the first call gathers over ranks.
     return batch.intra_modal[number]
 
 
 def itc(step: StepContext) -> Tensor:
-    """Return ITC in the form and with the labels of the settings, mean of both directions."""
+    """Return ITC with the form and labels of the settings, averaged over both directions."""
     soft, active = step.settings.soft_labels, step.soft_labels_active
     label = step.soft_label if active else SOFT_LABELS["one_hot"]
     total = step.compared.i2t.new_zeros(())

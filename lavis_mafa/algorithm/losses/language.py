@@ -1,4 +1,4 @@
-"""Language losses: hiding tokens for MLM, and predicting the next token in LM."""
+"""Language losses: hide tokens for MLM, and predict the next token in LM."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lavis_mafa.algorithm.pickers import NONE
 from lavis_mafa.algorithm.step_context import StepContext
 
 IGNORED = -100  # cross_entropy's ignore_index
@@ -22,7 +21,7 @@ def mask_tokens(
     vocab_size: int,
     special_ids: tuple[int, ...],
 ) -> tuple[Tensor, Tensor]:
-    """Hide tokens for MLM as BERT does: 80 % masked, 10 % replaced at random, 10 % left.
+    """Hide tokens for MLM as BERT does: 80 % masked, 10 % replaced at random, 10 % unchanged.
 
     Args:
         input_ids: ``(P, L)`` int64.
@@ -32,11 +31,10 @@ def mask_tokens(
         special_ids: tokens never hidden, such as [CLS] and padding.
 
     Returns:
-        ``(P, L)`` ids with tokens hidden, and ``(P, L)`` targets, `IGNORED` where nothing is to be
-        predicted.
+        ``(P, L)`` ids with tokens hidden, and ``(P, L)`` targets, `IGNORED` at all other tokens.
     """
     special = torch.zeros_like(input_ids, dtype=torch.bool)
-    for one in special_ids:  # `torch.isin` would copy them to the device, and wait
+    for one in special_ids:  # `torch.isin` would copy the ids to the device and wait
         special |= input_ids == one
     draw = torch.rand(input_ids.shape, device=input_ids.device)
     hidden = (draw < probability) & ~special
@@ -58,7 +56,7 @@ def next_token_losses(
         mask: ``(P, L)``, 0 for padding, which is not predicted.
         head: from ``(T, D)`` to logits over the vocabulary ``(T, V)``.
     """
-    # Positions whose next token is not padding: the head is a product with the whole vocabulary.
+    # Only positions before a real token, since the head multiplies by the whole vocabulary.
     rows = torch.nonzero(F.pad(mask[:, 1:], (0, 1)).flatten()).squeeze(1)
     logits = head(hidden.flatten(0, 1).index_select(0, rows)).float()
     targets = ids.flatten()[rows + 1]
@@ -67,25 +65,11 @@ def next_token_losses(
 
 def lm(step: StepContext) -> Tensor:
     """Return the language loss of the own pairs and of mined positives (MAFA eq. 4)."""
-    batch, rule = step.batch, step.settings.connections
-    own, view = batch.own, step.compared.momentum
-    image_anchors, texts_mined = step.i2t.mined(rule)
-    text_anchors, images_mined = step.t2i.mined(rule)
-    # D_MLM is a set (MAFA Algorithm 1): a pair that both its image and its text found enters once,
-    # with its image. A pair's number is image * C + text.
-    if rule.uses("lm"):
-        from_images = own[image_anchors] * batch.count + texts_mined
-        missing = len(step.i2t.hard) - len(from_images)  # gathering needs equal sizes on all ranks
-        from_images = batch.ranks.gather(F.pad(from_images, (0, missing), value=NONE))
-        if len(images_mined):
-            new = ~torch.isin(images_mined * batch.count + own[text_anchors], from_images)
-            rows = torch.nonzero(new).flatten()
-            text_anchors, images_mined = text_anchors[rows], images_mined[rows]
-    losses = batch.backbone.language_losses(
-        batch.images,
-        batch.texts,
-        torch.cat([own, own[image_anchors], images_mined]),
-        torch.cat([own, texts_mined, own[text_anchors]]),
-        None if view is None else view.teacher,
-    )
+    batch = step.batch
+    if step.matched_and_predicted is None:
+        losses = batch.backbone.language_losses(
+            batch.images, batch.texts, *step.language_pairs, step.teacher
+        )
+    else:
+        losses = step.matched_and_predicted[1]
     return batch.ranks.mean(losses)

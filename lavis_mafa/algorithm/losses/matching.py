@@ -10,13 +10,13 @@ from torch import Tensor
 
 from lavis_mafa.algorithm.step_context import StepContext
 
-_GUESS_WIDTH = 0.02  # relative to the loss of a guess
+_GUESS_WIDTH = 0.02  # tolerance relative to the loss of a guess
 
 
 def is_loss_of_guess(loss: float, matches: float) -> bool:
-    """Return whether a mean loss is that of a model which does not look at the pair.
+    """Return whether a mean loss equals the loss of a model that ignores the pair.
 
-    It answers by the share of matches, whose loss is its entropy, or by one half.
+    Such a model always predicts the share of matches, whose loss is its entropy, or one half.
 
     Args:
         matches: share of matches among the pairs, 0 to 1.
@@ -42,14 +42,9 @@ def matching_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 def itm(step: StepContext) -> Tensor:
     """Return ITM of the own pairs and of the hard negatives of both directions."""
-    batch, rule = step.batch, step.settings.connections
-    image_anchors, texts_picked, labels_i2t = step.i2t.itm_pairs(rule)
-    text_anchors, images_picked, labels_t2i = step.t2i.itm_pairs(rule)
-    logits = batch.backbone.match(
-        batch.images,
-        batch.texts,
-        torch.cat([batch.own, batch.own[image_anchors], images_picked]),
-        torch.cat([batch.own, texts_picked, batch.own[text_anchors]]),
-    )
-    labels = torch.cat([x.float() for x in (torch.ones_like(batch.own), labels_i2t, labels_t2i)])
+    batch, (image_of, text_of, labels) = step.batch, step.itm_pairs
+    if step.matched_and_predicted is None:
+        logits = batch.backbone.match(batch.images, batch.texts, image_of, text_of)
+    else:
+        logits = step.matched_and_predicted[0]
     return batch.ranks.mean(matching_losses(logits, labels))

@@ -1,4 +1,4 @@
-"""TCL's two losses within a modality, which it adds to ITC.
+"""The two losses within a modality that TCL adds to ITC.
 
 Yang et al., "Vision-Language Pre-Training with Triple Contrastive Learning", CVPR 2022; details
 that its equations leave open follow its authors' public code.
@@ -67,9 +67,9 @@ def _local_loss(
 ) -> Tensor:
     """Return LMI (L_lmi): match a sample's global feature with each of its own regions.
 
-    Every region of an anchor's own is a positive of InfoNCE whose negatives are the regions of all
-    other samples of the mini-batch; the anchor's other regions are left out. Mean over an anchor's
-    regions, then over anchors. Without another sample the loss is 0.
+    For each of an anchor's own regions, InfoNCE has this region as positive and the regions of all
+    other samples of the mini-batch as negatives; the anchor's other regions are left out. The loss
+    is the mean over an anchor's regions, then over anchors; without other samples it is 0.
 
     Args:
         features: ``(B, E)`` of the anchors' first tokens; only these are trained.
@@ -83,7 +83,7 @@ def _local_loss(
             one image; a sample is never its own negative.
 
     Raises:
-        ValueError: if features and regions are not of the same samples.
+        ValueError: if features and regions belong to different numbers of samples.
     """
     count, places = regions.shape[:2]
     if len(features) != count:
@@ -92,7 +92,7 @@ def _local_loss(
             "regions are in row b"
         )
     valid = regions.new_ones(count, places, dtype=torch.bool) if present is None else present.bool()
-    # Padding may hold NaN, and a NaN times a mask of 0 stays NaN.
+    # Padding may hold NaN, which a mask of 0 does not remove by multiplication.
     regions = regions.masked_fill(~valid[:, :, None], 0.0)
     sim = _similarity(features, regions.flatten(0, 1), temperature).reshape(
         len(features), count, places
@@ -124,9 +124,9 @@ def local_features(embeds: Tensor, projection: Callable[[Tensor], Tensor]) -> Te
 def pool_patches(patches: Tensor) -> Tensor:
     """Average the features of neighbouring patches into fewer, larger regions.
 
-    As in TCL the side of a region is the root of the grid's side, rounded down: 16 x 16 patches
-    (256 px) become 4 x 4 regions of 4 x 4 patches. Where regions do not fit the grid they overlap,
-    so that every patch counts. The means are not normalised again.
+    As in TCL, the side of a region is the square root of the grid's side, rounded down: 16 x 16
+    patches (256 px) become 4 x 4 regions of 4 x 4 patches. If regions do not fit the grid, they
+    overlap, so that every patch counts. The means are not normalised again.
 
     Args:
         patches: ``(N, S, E)``, row by row of a square grid.
@@ -149,7 +149,7 @@ def pool_patches(patches: Tensor) -> Tensor:
 
 def _similarity(features: Tensor, targets: Tensor, temperature: Tensor | float) -> Tensor:
     """Return similarities ``(B, N)`` of features ``(B, E)`` to detached targets ``(N, E)``."""
-    # The temperature's gradient suffers in lower precision.
+    # In float32, for the precision of the temperature's gradient.
     with torch.autocast(features.device.type, enabled=False):
         return features.float() @ targets.detach().float().t() / temperature
 
@@ -172,7 +172,7 @@ def lmi(step: StepContext) -> Tensor:
     """Return TCL's local loss, mean of this rank's images and texts."""
     batch, view = step.batch, _view(step)
     images, texts = batch.features()
-    local: Any = view.backbone  # of a family with momentum encoders, see `FromFirstTokens.regions`
+    local: Any = view.backbone  # see `FromFirstTokens.regions`
     with torch.no_grad():
         regions, words = local.regions(view.images, view.texts)
     same = batch.never_negative[:, batch.own]

@@ -1,27 +1,31 @@
-"""Folders with untrained language models of a few thousand weights, as downloaded from a hub."""
+"""Write untrained language models of a few thousand weights, in folders as downloaded from a hub.
+
+``lavis-mafa train --toy`` puts them in the place of OPT and Flan-T5.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 
-WORDS = [
+_WORDS = [
     "question: what color is the red circle? answer: blue",
     "a photo of a big green square left of a small yellow triangle",
     "how many circles are there? two three four five",
     "a cat and a dog sit on the grass while people walk past the house",
 ]
 
-OPT_SIZES = {
+OPT_SIZES: dict[str, Any] = {
     "hidden_size": 32,
     "word_embed_proj_dim": 32,
     "ffn_dim": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
 }
-T5_SIZES = {
+T5_SIZES: dict[str, Any] = {
     "d_model": 32,
     "d_kv": 8,
     "d_ff": 64,
@@ -31,11 +35,6 @@ T5_SIZES = {
     "tie_word_embeddings": False,
     "decoder_start_token_id": 0,
 }
-
-
-def write_json(folder: Path, **files):
-    for name, content in files.items():
-        (folder / f"{name}.json").write_text(json.dumps(content))
 
 
 def tiny_opt(folder: Path, vocabulary: int = 600) -> Path:
@@ -49,7 +48,7 @@ def tiny_opt(folder: Path, vocabulary: int = 600) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(
-        WORDS,
+        _WORDS,
         vocab_size=vocabulary,
         min_frequency=1,
         special_tokens=["<s>", "<pad>", "</s>", "<unk>"],
@@ -61,15 +60,9 @@ def tiny_opt(folder: Path, vocabulary: int = 600) -> Path:
         "unk_token": "</s>",
         "pad_token": "<pad>",
     }
-    write_json(
-        folder,
-        tokenizer_config={
-            **special_tokens,
-            "tokenizer_class": "GPT2Tokenizer",
-            "add_bos_token": True,
-        },
-        special_tokens_map=special_tokens,
-    )
+    about = {**special_tokens, "tokenizer_class": "GPT2Tokenizer", "add_bos_token": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    (folder / "special_tokens_map.json").write_text(json.dumps(special_tokens))
     config = OPTConfig(
         vocab_size=tokenizer.get_vocab_size(),
         max_position_embeddings=128,
@@ -94,7 +87,7 @@ def tiny_t5(folder: Path) -> Path:
 
     folder.mkdir(parents=True, exist_ok=True)
     # Listed, not trained: the trainer of Unigram does not return the same pieces every time.
-    words = sorted({f"▁{word}" for line in WORDS for word in line.split()})
+    words = sorted({f"▁{word}" for line in _WORDS for word in line.split()})
     letters = ["▁", *"abcdefghijklmnopqrstuvwxyz?:"]
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
     pieces += [(word, -3.0) for word in words] + [(letter, -6.0) for letter in letters]
