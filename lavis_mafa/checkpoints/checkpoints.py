@@ -7,18 +7,17 @@ import json
 import logging
 import os
 import re
+import time
+import zipfile
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from lavis.common.utils import is_url
 from torch import Tensor, nn
 
-from lavis_mafa.checkpoints.checksums import begins_as_zip, damage_of
-from lavis_mafa.checkpoints.downloads import OfflineError, cached_path, download
+from lavis_mafa.checkpoints.downloads import local_file
 from lavis_mafa.checkpoints.hub_folders import read_hub_folder, read_safetensors
 from lavis_mafa.io.files import require_regular
-from lavis_mafa.io.processes import on_main_process
 
 # Types of weights.
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -41,6 +40,10 @@ RUN_STATE_KEYS = (
 )
 # Class attribute of modules whose whole state is of that kind; and a checkpoint's list of them.
 STATE_OF_RUN = "state_of_run"
+_ZIP_FOLDER = 0x10  # attribute bit by which a zip marks a record as a folder
+_CLOCK_RESOLUTION_NS = 1_000_000_000  # ns; file systems may store times with less precision
+# Files whose checksums were found right, by path: inode, size and times at that moment.
+_INTACT: dict[str, tuple[int, ...]] = {}
 
 
 def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any]:
@@ -74,27 +77,6 @@ def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any
     return checkpoint if STATE_OF_RUN in checkpoint else _unwrapped(checkpoint, path)
 
 
-def local_file(url_or_filename: str) -> str:
-    """Return the path of a file, downloaded if it is a URL and not in the cache.
-
-    All ranks must call it.
-
-    Raises:
-        OfflineError: if it cannot be downloaded.
-    """
-    path = str(url_or_filename)
-    if not is_url(path):
-        return path
-    try:
-        on_main_process(lambda: download(path))
-    except OSError as error:
-        raise OfflineError(
-            f"{path} is not in the cache and cannot be downloaded ({error}): give a local file "
-            "instead, or run once with a network"
-        ) from error
-    return str(cached_path(path))
-
-
 def _unwrapped(content: dict[str, Any], origin: str) -> dict[str, Any]:
     """Return a checkpoint with its state dict under ``model`` and the plain names of weights.
 
@@ -124,7 +106,7 @@ def _common_wrapper(names: list[str]) -> str:
 
 
 def _read_torch_file(path: str, mapped: bool) -> dict[str, Any]:
-    damage = damage_of(path)
+    damage = _damage_of(path)
     if damage is not None:
         raise ValueError(
             f"{path} cannot be loaded: it is not as it was saved: {damage}. Its "
@@ -133,7 +115,7 @@ def _read_torch_file(path: str, mapped: bool) -> dict[str, Any]:
         )
     try:
         checkpoint = torch.load(
-            path, map_location="cpu", weights_only=True, mmap=mapped and begins_as_zip(path)
+            path, map_location="cpu", weights_only=True, mmap=mapped and _begins_as_zip(path)
         )
     # A damaged file makes torch raise nearly anything.
     except Exception as error:
@@ -156,6 +138,57 @@ def _read_torch_file(path: str, mapped: bool) -> dict[str, Any]:
     if not isinstance(checkpoint, dict):
         raise ValueError(f"{path} holds a {type(checkpoint).__name__}, expected a dictionary")
     return checkpoint
+
+
+def is_intact(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file of ``torch.save`` exists and its checksums are right."""
+    try:
+        return os.path.isfile(path) and _begins_as_zip(path) and _damage_of(path) is None
+    except OSError:
+        return False
+
+
+def _damage_of(path: str | os.PathLike[str]) -> str | None:
+    """Describe what is wrong with a checkpoint's file; None if nothing is.
+
+    ``torch.save`` writes a zip with a CRC32 of every record, which ``torch.load`` does not check:
+    a flipped bit loads as another weight. Files without checksums (torch's format before 1.6, or
+    ``torch.serialization.set_crc32_options(False)``) are accepted.
+
+    The file is read once, in chunks, and not again while its size and times stay the same.
+    """
+    if not _begins_as_zip(path):
+        return None
+    stat = os.stat(path)
+    stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    name = os.path.abspath(path)
+    if _INTACT.get(name) == stamp:
+        return None
+    began = time.time_ns()
+    try:
+        with zipfile.ZipFile(path) as file:
+            records = file.infolist()
+            # For a folder torch would return uninitialised memory.
+            if any(record.external_attr & _ZIP_FOLDER for record in records):
+                return "a record is marked as a folder"
+            # A compressed record could unpack to any size, and cannot be memory-mapped.
+            if any(record.compress_type != zipfile.ZIP_STORED for record in records):
+                return "its records are compressed, which torch.save does not do"
+            damaged = file.testzip() if any(record.CRC for record in records) else None
+            if damaged:
+                return f"Bad CRC-32 for file {damaged!r}"
+    except Exception as error:  # a damaged directory can raise nearly anything
+        return str(error) or type(error).__name__
+    # A file written within the clock's resolution could change again without a new time.
+    if began - max(stamp[2:]) > _CLOCK_RESOLUTION_NS:
+        _INTACT[name] = stamp
+    return None
+
+
+def _begins_as_zip(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file has the first bytes of ``torch.save``'s format."""
+    with open(path, "rb") as file:
+        return file.read(4) == b"PK\x03\x04"
 
 
 def problem_of_types(state: dict[str, Tensor], own: dict[str, Tensor]) -> str | None:

@@ -13,8 +13,11 @@ import huggingface_hub
 import requests
 import torch
 from huggingface_hub import snapshot_download
+from lavis.common.utils import is_url
 from timm.models import hub as timm_hub
 from transformers.utils import cached_file
+
+from lavis_mafa.io.processes import on_main_process
 
 BERT = "bert-base-uncased"  # whose tokenizer LAVIS's models have
 
@@ -37,7 +40,28 @@ class OfflineError(OSError):
     """A file is neither here nor can be downloaded."""
 
 
-def cached_path(url: str) -> Path:
+def local_file(url_or_filename: str) -> str:
+    """Return the path of a file, downloaded if it is a URL and not in the cache.
+
+    All ranks must call it.
+
+    Raises:
+        OfflineError: if it cannot be downloaded.
+    """
+    path = str(url_or_filename)
+    if not is_url(path):
+        return path
+    try:
+        on_main_process(lambda: _download(path))
+    except OSError as error:
+        raise OfflineError(
+            f"{path} is not in the cache and cannot be downloaded ({error}): give a local file "
+            "instead, or run once with a network"
+        ) from error
+    return str(_cached_path(path))
+
+
+def _cached_path(url: str) -> Path:
     """Return where the file behind a URL is kept, in torch's cache."""
     name = Path(urlsplit(url).path).name
     if not url.startswith(_PUBLISHED):
@@ -46,9 +70,9 @@ def cached_path(url: str) -> Path:
     return Path(timm_hub.get_cache_dir()) / name
 
 
-def download(url: str) -> Path:
+def _download(url: str) -> Path:
     """Download a file into torch's cache unless it is there; no partial file keeps its name."""
-    path = cached_path(url)
+    path = _cached_path(url)
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.hub.download_url_to_file(url, str(path), progress=True)

@@ -1,9 +1,6 @@
 """Write a checkpoint of BLIP or BLIP-2 as a folder that Hugging Face transformers loads.
 
---to hf             BlipForImageTextRetrieval from a BLIP checkpoint, Blip2ForImageTextRetrieval
-                    from a BLIP-2 checkpoint of stage 1, Blip2ForConditionalGeneration from one of
-                    stage 2
---to hf_captioning  BlipForConditionalGeneration from BLIP's decoder of captions
+A BLIP becomes BlipForImageTextRetrieval, a BLIP-2 of stage 1 Blip2ForImageTextRetrieval.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "checkpoint", type=existing_files, help="file, URL, or folder of transformers"
     )
     parser.add_argument("out", type=Path, help="folder to write")
-    parser.add_argument("--to", default="hf", choices=["hf", "hf_captioning"])
+    parser.add_argument("--to", default="hf", choices=["hf"])
     parser.add_argument("--arch", help="LAVIS model; default: the one in the checkpoint's config")
     parser.add_argument(
         "--model-type", help="its type; default: the one in the checkpoint's config"
@@ -31,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         default=[],
         metavar="KEY=VALUE",
-        help="settings of the model, such as image_size=364 or opt_model=FOLDER",
+        help="settings of the model, such as image_size=364 or tokenizer=FILE",
     )
     parser.add_argument("--dtype", default="float32", choices=["float32", "float16", "bfloat16"])
 
@@ -44,7 +41,6 @@ def run(args: argparse.Namespace) -> int:
         message = export_hugging_face(
             args.checkpoint,
             args.out,
-            to=args.to,
             arch=args.arch,
             model_type=args.model_type,
             options=args.options,

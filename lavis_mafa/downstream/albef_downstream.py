@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from lavis.models.med import XBertEncoder
@@ -24,7 +23,6 @@ from lavis_mafa.families.vit import build_vit
 from lavis_mafa.io.project_files import find_config
 
 _ENCODERS = ("visual_encoder.", "text_encoder.")
-_LAYER = re.compile(r"encoder\.layer\.(\d+)\.(.*)")
 
 
 class AlbefDownstream:
@@ -153,31 +151,3 @@ class AlbefDownstream:
         require_weights(model, loaded.missing_keys, needed, origin, cure)
         fill_momentum(model, loaded.missing_keys)
         return loaded
-
-
-def decoder_from_fusion(state: dict[str, Tensor], fusion_layer: int) -> dict[str, Tensor]:
-    """Return the initial weights of an answer decoder, copied from a pre-trained text encoder.
-
-    These are its fusion layers, embeddings and language head (ALBEF 4.2; GRIT-VLP, supplement).
-
-    Args:
-        state: of a pre-trained model, with or without momentum encoders.
-        fusion_layer: the first layer that attends to images.
-
-    Returns:
-        ``text_decoder.*``, and ``text_decoder_m.*`` if there is a momentum encoder.
-    """
-    decoder = {}
-    for key, value in state.items():
-        part, _, name = key.partition(".")
-        if part not in ("text_encoder", "text_encoder_m"):
-            continue
-        inner = name.removeprefix("bert.")
-        layer = _LAYER.fullmatch(inner)
-        if layer and int(layer[1]) < fusion_layer:
-            continue
-        if layer:
-            inner = f"encoder.layer.{int(layer[1]) - fusion_layer}.{layer[2]}"
-        within = "" if inner.startswith("cls.") else "bert."
-        decoder[f"{part.replace('encoder', 'decoder')}.{within}{inner}"] = value
-    return decoder

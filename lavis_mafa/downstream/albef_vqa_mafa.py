@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -17,12 +18,13 @@ from transformers.models.bert.configuration_bert import BertConfig
 
 from lavis_mafa.algorithm.losses.language import IGNORED, LM_SMOOTHING
 from lavis_mafa.algorithm.options import Checked, option
-from lavis_mafa.downstream.albef_downstream import AlbefDownstream, decoder_from_fusion
+from lavis_mafa.downstream.albef_downstream import AlbefDownstream
 from lavis_mafa.downstream.yamls import model_yamls
 from lavis_mafa.families.family import tokenize
 
 # Pairs of a question and an answer at once; their logits over the vocabulary are large.
-PAIRS_PER_PASS = 512
+_PAIRS_PER_PASS = 512
+_LAYER = re.compile(r"encoder\.layer\.(\d+)\.(.*)")
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
 
     def convert_pretrained(self, state: dict[str, Tensor], origin: str) -> dict[str, Tensor]:
         fusion_layer = self.text_encoder.config.fusion_layer
-        return {**state, **decoder_from_fusion(state, fusion_layer)}
+        return {**state, **_decoder_from_fusion(state, fusion_layer)}
 
     def forward_decoder(
         self, samples: dict[str, Any], encoder_out: tuple[Any, Any], **_: Any
@@ -207,8 +209,8 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
                 mask[question],
             )
             for question, answer in zip(
-                torch.split(question_of, PAIRS_PER_PASS),
-                torch.split(picked.flatten(), PAIRS_PER_PASS),
+                torch.split(question_of, _PAIRS_PER_PASS),
+                torch.split(picked.flatten(), _PAIRS_PER_PASS),
                 strict=True,
             )
         ]
@@ -247,3 +249,31 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
         log_p = self._decode(ids, ids_mask, states, mask)[:, :-1]
         of_tokens = log_p.gather(2, ids[:, 1:, None]).squeeze(2)
         return (of_tokens * ids_mask[:, 1:]).sum(dim=1)
+
+
+def _decoder_from_fusion(state: dict[str, Tensor], fusion_layer: int) -> dict[str, Tensor]:
+    """Return the initial weights of an answer decoder, copied from a pre-trained text encoder.
+
+    These are its fusion layers, embeddings and language head (ALBEF 4.2; GRIT-VLP, supplement).
+
+    Args:
+        state: of a pre-trained model, with or without momentum encoders.
+        fusion_layer: the first layer that attends to images.
+
+    Returns:
+        ``text_decoder.*``, and ``text_decoder_m.*`` if there is a momentum encoder.
+    """
+    decoder = {}
+    for key, value in state.items():
+        part, _, name = key.partition(".")
+        if part not in ("text_encoder", "text_encoder_m"):
+            continue
+        inner = name.removeprefix("bert.")
+        layer = _LAYER.fullmatch(inner)
+        if layer and int(layer[1]) < fusion_layer:
+            continue
+        if layer:
+            inner = f"encoder.layer.{int(layer[1]) - fusion_layer}.{layer[2]}"
+        within = "" if inner.startswith("cls.") else "bert."
+        decoder[f"{part.replace('encoder', 'decoder')}.{within}{inner}"] = value
+    return decoder

@@ -25,14 +25,12 @@ from lavis_mafa.io.files import read_json
 
 logger = logging.getLogger(__name__)
 
-# The correct answer, or the answers of all annotators.
-Truth = str | list[str]
 _TOOL = VQAEval()
 _LEAST_LEFT_OUT = 4  # annotators; with fewer, leaving one out would make a score of 1 impossible
 _ANSWER_KEYS = ("answers", "answer", "direct_answers")
 
 
-def normalise(answer: str) -> str:
+def _normalise(answer: str) -> str:
     """Normalise an answer as VQA's evaluation: punctuation, articles and number words."""
     plain = answer.replace("\n", " ").replace("\t", " ").strip()
     return str(_TOOL.processDigitArticle(_TOOL.processPunctuation(plain)))
@@ -40,10 +38,10 @@ def normalise(answer: str) -> str:
 
 @dataclass(frozen=True)
 class Annotation:
-    """The answers of all annotators to a question, and its type."""
+    """The answers of all annotators to a question, or the only one; and its type, if known."""
 
     answers: list[str]
-    answer_type: str = "other"
+    answer_type: str | None = None
 
 
 def read_questions(questions_file: str, annotations_file: str) -> dict[Id, Annotation]:
@@ -86,14 +84,14 @@ def read_questions(questions_file: str, annotations_file: str) -> dict[Id, Annot
     return truth
 
 
-def accuracy_by_annotators(
-    answers: Mapping[Any, str], truth: Mapping[Id, Annotation]
-) -> dict[str, float]:
+def accuracy(answers: Mapping[Any, str], truth: Mapping[Id, Annotation]) -> dict[str, float]:
     """Return VQA accuracy in percent, ``acc`` and one per answer type, with two digits.
 
-    Equal to LAVIS's `VQAEval` for questions with four or more annotators whose answers carry
-    different ``answer_id``. It leaves out every annotator that is equal to one, and with fewer
-    annotators a right answer cannot score 1; see `_one_accuracy` for these.
+    The accuracy of an answer is min(annotators who gave it / 3, 1) (Antol et al., "VQA", section
+    3), averaged over all subsets that leave out one annotator. This equals LAVIS's `VQAEval` if the
+    annotators' answers carry different ``answer_id``; if not, it leaves out every annotator that is
+    equal to one. With fewer than four annotators the accuracy is the share of those who gave the
+    answer, so that an answer on which all agree scores 1.
 
     Only questions with an answer and an annotation are scored; a warning says how many are not.
 
@@ -105,73 +103,28 @@ def accuracy_by_annotators(
         ValueError: if there is no such question, or different ids of questions are one number.
     """
     given = by_id(answers.items())
-    found = [
-        (_official(normalise(given[one]), truth[one].answers), truth[one].answer_type)
-        for one in _shared(given, truth)
-    ]
-    return {name: round(value, 2) for name, value in _means(found).items()}
-
-
-def _means(scores: Sequence[tuple[float, str | None]]) -> dict[str, float]:
-    """Return the mean in percent of all scores, ``acc``, and of those of each answer type."""
     earned: dict[str, list[float]] = defaultdict(list)
-    for score, kind in scores:
+    for one in _shared(given, truth):
+        score = _accuracy_of(_normalise(given[one]), truth[one].answers)
         earned["acc"].append(score)
-        if kind is not None:
-            earned[kind].append(score)
-    return {name: 100 * sum(of) / len(of) for name, of in earned.items()}
+        if truth[one].answer_type is not None:
+            earned[str(truth[one].answer_type)].append(score)
+    return {name: round(100 * sum(of) / len(of), 2) for name, of in earned.items()}
 
 
-def _official(given: str, truths: Sequence[str]) -> float:
-    """Return the accuracy, 0 to 1, of a normalised answer as `VQAEval` computes it.
+def _accuracy_of(given: str, truths: Sequence[str]) -> float:
+    """Return the accuracy, 0 to 1, of a normalised answer.
 
-    Unlike the answer, annotators' answers are not normalised, but for their punctuation where they
-    differ: "none" is not a right answer to ten times "none".
+    Unlike the answer, four or more annotators' answers are not normalised, but for their
+    punctuation where they differ, as by `VQAEval`: "none" is not a right answer to ten times
+    "none".
     """
-    if len(truths) < _LEAST_LEFT_OUT:
-        return _share(given, [normalise(one) for one in truths])
+    total = len(truths)
+    if total < _LEAST_LEFT_OUT:
+        return [_normalise(one) for one in truths].count(given) / total
     if len(set(truths)) > 1:
         truths = [_TOOL.processPunctuation(one) for one in truths]
-    return _share(given, truths)
-
-
-def accuracy(
-    answers: Mapping[Any, str], truths: Mapping[Any, Truth], answer_types: Mapping[Any, str]
-) -> dict[str, float]:
-    """Return accuracy in percent for any data set: ``acc`` and one per answer type.
-
-    Answers and truths are normalised. For the score of a single answer see `_one_accuracy`.
-
-    Args:
-        answers, truths, answer_types: by question id; types may be missing.
-
-    Raises:
-        ValueError: if no question has a truth.
-    """
-    return _means(
-        [
-            (_one_accuracy(answers[one], truths[one]), answer_types.get(one))
-            for one in _shared(answers, truths)
-        ]
-    )
-
-
-def _one_accuracy(answer: str, truth: Truth) -> float:
-    """Return the accuracy of an answer, 0 to 1.
-
-    With answers of several annotators: min(annotators who gave it / 3, 1) (Antol et al., "VQA",
-    section 3). With four or more annotators, this is averaged over all subsets that leave out one
-    annotator, as in VQA's evaluation. With fewer, it is the share of the annotators who gave it, so
-    that an answer on which all agree scores 1.
-    """
-    truths = [truth] if isinstance(truth, str) else truth
-    return _share(normalise(answer), [normalise(one) for one in truths])
-
-
-def _share(given: str, truths: Sequence[str]) -> float:
-    total, same = len(truths), truths.count(given)
-    if total < _LEAST_LEFT_OUT:
-        return same / total
+    same = truths.count(given)
     return (same * min((same - 1) / 3, 1.0) + (total - same) * min(same / 3, 1.0)) / total
 
 
@@ -185,14 +138,14 @@ def exact_match(
     """
     shared = _shared(answers, truths)
     right = sum(
-        (normalise(answers[question]) if generated else answers[question]) == truths[question]
+        (_normalise(answers[question]) if generated else answers[question]) == truths[question]
         for question in shared
     )
     return {"acc": 100.0 * right / len(shared)}
 
 
-def annotated(row: Mapping[str, Any]) -> Truth | None:
-    """Return the correct answer or answers of a sample or an annotation; None if it has none.
+def annotated(row: Mapping[str, Any]) -> list[str] | None:
+    """Return the correct answers of a sample or an annotation; None if it has none.
 
     Reads the first of ``answers``, ``answer`` and ``direct_answers`` that is not null, see
     `answers_of`.
@@ -200,11 +153,8 @@ def annotated(row: Mapping[str, Any]) -> Truth | None:
     Raises:
         ValueError: if it is neither an answer nor a list of answers.
     """
-    for name in _ANSWER_KEYS:
-        if row.get(name) is not None:
-            found = answers_of(row[name])
-            return found[0] if len(found) == 1 else found
-    return None
+    found = [row[name] for name in _ANSWER_KEYS if row.get(name) is not None]
+    return answers_of(found[0]) if found else None
 
 
 def local_files(dataset: Any) -> tuple[str, str] | None:

@@ -13,14 +13,13 @@ from lavis_mafa.downstream import task_records as results
 from lavis_mafa.downstream.answer_metrics import (
     Annotation,
     accuracy,
-    accuracy_by_annotators,
     annotated,
     exact_match,
     local_files,
     read_questions,
 )
 from lavis_mafa.downstream.language_model import check_prompt
-from lavis_mafa.downstream.row_values import Id
+from lavis_mafa.downstream.row_values import Id, by_id
 from lavis_mafa.io.problems import ConfigView, Problem
 from lavis_mafa.io.processes import on_main_process
 
@@ -150,10 +149,14 @@ class MafaVQATask(results.InBatches, VQATask):
 
     def _score(self, records: list[results.Record]) -> dict[str, float] | None:
         answers = {record["question_id"]: record["answer"] for record in records}
-        if self._questions is not None:
-            return accuracy_by_annotators(answers, self._questions)
-        truths = _known(records, "truth")
-        return accuracy(answers, truths, _known(records, "answer_type")) if truths else None
+        truth = self._questions
+        if truth is None:
+            truth = by_id(
+                (one["question_id"], Annotation(one["truth"], one["answer_type"]))
+                for one in records
+                if one["truth"] is not None
+            )
+        return accuracy(answers, truth) if truth else None
 
 
 @registry.register_task("mafa_gqa")
@@ -164,18 +167,17 @@ class MafaGQATask(MafaVQATask, GQATask):
         return {
             "question_id": record["question_id"],
             "pred_ans": record["answer"],
-            "gt_ans": record["truth"],
+            "gt_ans": record["truth"] and record["truth"][0],
         }
 
     def _score(self, records: list[results.Record]) -> dict[str, float] | None:
         answers = {record["question_id"]: record["answer"] for record in records}
-        truths = _known(records, "truth")
-        several = next((t for t in truths.values() if not isinstance(t, str)), None)
-        if several is not None:
-            raise ValueError(f"GQA has one answer a question, got {several}; use task mafa_vqa")
+        truths: dict[Any, str] = {}
+        for record in records:
+            own = record["truth"] or []
+            if len(own) > 1:
+                raise ValueError(f"GQA has one answer a question, got {own}; use task mafa_vqa")
+            if own:
+                truths[record["question_id"]] = own[0]
         generated = self.inference_method == "generate"
         return exact_match(answers, truths, generated) if truths else None
-
-
-def _known(records: list[results.Record], name: str) -> dict[Any, Any]:
-    return {r["question_id"]: r[name] for r in records if r[name] is not None}

@@ -100,7 +100,7 @@ def write_result(
     return list(first.values()), path
 
 
-def column(samples: Mapping[str, Any], *names: str) -> list[Any] | None:
+def _column(samples: Mapping[str, Any], *names: str) -> list[Any] | None:
     """Return a mini-batch's values, one a sample, of the first of these keys that it has."""
     for name in names:
         values = samples.get(name)
@@ -110,17 +110,17 @@ def column(samples: Mapping[str, Any], *names: str) -> list[Any] | None:
 
 
 def optional_column(samples: Mapping[str, Any], size: int, *names: str) -> list[Any]:
-    """Return the same as `column`; a None for each of ``size`` samples if none has the keys."""
-    return column(samples, *names) or [None for _ in range(size)]
+    """Return the same as `_column`; a None for each of ``size`` samples if none has the keys."""
+    return _column(samples, *names) or [None for _ in range(size)]
 
 
 def required_column(samples: Mapping[str, Any], *names: str) -> list[Any]:
-    """Return the same as `column`.
+    """Return the same as `_column`.
 
     Raises:
         ValueError: if the mini-batch has none of the keys.
     """
-    values = column(samples, *names)
+    values = _column(samples, *names)
     if values is None:
         have = ", ".join(sorted(samples))
         raise ValueError(f"evaluation needs {' or '.join(names)} in a sample; it has {have}")
@@ -154,14 +154,12 @@ def check_known(dataset: Any, names: Sequence[str], known: Container[Any], what:
         )
 
 
-def takes(function: Callable[..., Any], name: str) -> bool:
-    """Return whether a function has a parameter of that name; ``**kwargs`` does not count."""
-    return name in inspect.signature(function).parameters
-
-
 def require_argument(model: Any, method: str, argument: str, key: str) -> None:
-    """Raise ValueError if the model's method lacks the argument that ``run.<key>`` sets."""
-    if not takes(getattr(model, method), argument):
+    """Raise ValueError if the model's method lacks the argument that ``run.<key>`` sets.
+
+    ``**kwargs`` does not count.
+    """
+    if argument not in inspect.signature(getattr(model, method)).parameters:
         raise ValueError(
             f"run.{key} is set, but {type(model).__name__}.{method}() does not take {argument}; "
             f"remove run.{key}"

@@ -11,7 +11,8 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from lavis_mafa.algorithm.discriminator import Discriminator
-from lavis_mafa.checkpoints.checkpoints import local_file, read_checkpoint, weights_of
+from lavis_mafa.checkpoints.checkpoints import read_checkpoint, weights_of
+from lavis_mafa.checkpoints.downloads import local_file
 from lavis_mafa.checkpoints.weight_loading import (
     check_origin,
     config_of,

@@ -13,11 +13,11 @@ from torch import nn
 from lavis_mafa.algorithm.grit import HARDNESS
 from lavis_mafa.algorithm.momentum import GROUP_QUEUE
 from lavis_mafa.checkpoints.checkpoints import (
-    local_file,
     not_resumable_message,
     problem_of_types,
     read_checkpoint,
 )
+from lavis_mafa.checkpoints.downloads import local_file
 from lavis_mafa.io.files import atomic_write, flat
 from lavis_mafa.io.processes import on_main_process
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from lavis_mafa.checkpoints.checksums import is_intact
+from lavis_mafa.checkpoints.checkpoints import is_intact
 from lavis_mafa.io.files import atomic_write
 from lavis_mafa.io.folder_lock import FolderInUseError, lock_folder, release_folders
 from lavis_mafa.io.processes import any_rank, from_main_process

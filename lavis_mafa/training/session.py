@@ -13,7 +13,8 @@ from lavis.common.dist_utils import is_main_process
 from lavis.common.registry import registry
 from lavis.models.base_model import SharedQueueMixin
 
-from lavis_mafa.checkpoints.checkpoints import local_file, read_checkpoint
+from lavis_mafa.checkpoints.checkpoints import read_checkpoint
+from lavis_mafa.checkpoints.downloads import local_file
 from lavis_mafa.checkpoints.weight_loading import complete_lavis_loading
 from lavis_mafa.compat.traits import traits_of
 from lavis_mafa.data.lavis_rows import build_checked

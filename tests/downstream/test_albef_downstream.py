@@ -282,7 +282,7 @@ def test_most_probable_answer_is_given(monkeypatch):
         expected = [slow_answer(model, samples, row) for row in range(3)]
     assert expected == samples["answer"]
     assert model.predict_answers(dict(samples), ANSWERS, inference_method="rank") == expected
-    monkeypatch.setattr("lavis_mafa.downstream.albef_vqa_mafa.PAIRS_PER_PASS", 4)
+    monkeypatch.setattr("lavis_mafa.downstream.albef_vqa_mafa._PAIRS_PER_PASS", 4)
     assert model.predict_answers(dict(samples), ANSWERS) == expected
     # With one candidate, the answer with the most probable first token.
     (first,) = {answer.split()[0] for answer in model.predict_answers(samples, ["no", "2"], 1)[2:]}

@@ -11,8 +11,7 @@ import pytest
 import torch
 from faulty_runs import bits_differing
 
-from lavis_mafa.checkpoints.checkpoints import read_checkpoint
-from lavis_mafa.checkpoints.checksums import is_intact
+from lavis_mafa.checkpoints.checkpoints import is_intact, read_checkpoint
 
 
 def content():

@@ -18,8 +18,7 @@ from lavis import tasks
 from lavis.common.registry import registry
 from omegaconf import OmegaConf
 
-from lavis_mafa.checkpoints.checkpoints import read_checkpoint
-from lavis_mafa.checkpoints.checksums import is_intact
+from lavis_mafa.checkpoints.checkpoints import is_intact, read_checkpoint
 from lavis_mafa.cli import main
 from lavis_mafa.settings import ConfigError, load_config
 from lavis_mafa.training import session

@@ -20,7 +20,7 @@ from lavis.common.registry import registry
 from omegaconf import OmegaConf
 
 import lavis_mafa
-from lavis_mafa.checkpoints.loading import build_model
+from lavis_mafa.checkpoints.hugging_face import _build
 from lavis_mafa.checkpoints.recorded_sizes import recorded_model
 from lavis_mafa.cli import main
 from lavis_mafa.judges.build import build_discriminator
@@ -73,7 +73,7 @@ def readers(path):
             "albef_mafa", "tiny", checkpoint=str(path)
         ),
         "Con-D": lambda: build_discriminator(con_d).model,
-        "export": lambda: build_model(str(path))[0],
+        "export": lambda: _build(str(path), None, None, ())[0],
     }
 
 
@@ -124,7 +124,7 @@ def test_no_path_of_a_checkpoint_is_opened_unless_the_user_names_it(
         lavis_mafa.load_model("albef_mafa", checkpoint=str(path), model=given),
         build_discriminator({**con_d, "model": given}).model,
         build_discriminator(con_d, known=given).model,
-        build_model(str(path), options=[f"{key}={own}"])[0],
+        _build(str(path), None, None, [f"{key}={own}"])[0],
     ]
     for model in models:
         state = model.state_dict()

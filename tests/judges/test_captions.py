@@ -15,7 +15,7 @@ import torch
 from conftest import PHOTOGRAPHS, ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs import CONFIG, options, records, resume_bit_for_bit, run_here
+from runs import CONFIG, options, records, resume_bit_for_bit
 from small_world import arguments, call, call_ranks, toy_pairs
 
 from lavis_mafa.algorithm.binary import area_under_roc
@@ -360,23 +360,6 @@ def test_a_model_judges_what_captions_leave(tmp_path, model):
 
 
 # Training
-
-
-def test_a_model_is_trained_after_captions(tmp_path, model):
-    """Con-D finds what captions have left, and nothing else."""
-    con_d = {"arch": "albef_mafa", "model_type": "tiny", "checkpoint": model, "first": "captions"}
-    changes = {f"model__mafa__con_d__{name}": value for name, value in con_d.items()}
-    changes |= {"datasets__toy_scenes__build_info__captions_per_image": 3, "run__max_epoch": 1}
-    runner = run_here(tmp_path, **changes)
-    lines = (tmp_path / "job/connections.jsonl").read_text().splitlines()
-    found = [json.loads(line) for line in lines]
-    pairs = [(one["anchor_index"], one["mined_index"]) for one in found]
-    pairs = [
-        p if one["direction"] == "i2t" else p[::-1] for p, one in zip(pairs, found, strict=True)
-    ]
-    first = runner._model.con_d.first.probability(*np.array(pairs).T)
-    assert len(found) > 3 and (first >= LEFT).all()
-    assert any(one["probability"] > 0.9 for one in found)
 
 
 def test_a_run_resumes_bit_for_bit_and_mines_by_captions(tmp_path):

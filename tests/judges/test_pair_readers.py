@@ -129,18 +129,6 @@ def test_yes_no_equals_the_loop_over_pairs(vlm, batch_size):
     assert not found.requires_grad and not found.is_inference()
 
 
-def test_bf16_is_near_fp32_and_smaller(vlm):
-    exact, rounded = (build_discriminator(config(vlm, precision=p)) for p in ("fp32", "bf16"))
-    samples = samples_of(exact, drawn_pictures(2), ["a red circle", "a blue square"])
-    own = torch.arange(2)
-    with torch.autocast("cpu", torch.bfloat16):  # training's mixed precision is not Con-D's
-        found = exact.judge(samples, own, own)
-    assert torch.equal(found, exact.judge(samples, own, own))
-    assert rounded.judge(samples, own, own).tolist() == pytest.approx(found.tolist(), abs=0.1)
-    sizes = [sum(w.nbytes for w in one.model.parameters()) for one in (exact, rounded)]
-    assert sizes[1] < 0.7 * sizes[0]
-
-
 def test_own_prompt_replaces_the_chat_template(tmp_path):
     path = save_vlm(tmp_path, template=None)
     own = {"question": QUESTION, "prompt": "<image> {question} ASSISTANT :"}
