@@ -302,7 +302,8 @@ def _joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor]:
     All passes of a step share them: they live as long as the graph of one of them.
     """
     # Weights of another version belong to a step before; autocast would cast them in every pass.
-    weights, biases = [one.weight for one in layers], [one.bias for one in layers]
+    weights: list[Any] = [one.weight for one in layers]
+    biases: list[Any] = [one.bias for one in layers]
     device = weights[0].device.type
     half = torch.is_autocast_enabled(device)
     kind = torch.get_autocast_dtype(device) if half else weights[0].dtype
