@@ -199,7 +199,7 @@ results.md | (+5.0, 3.5 to 6.6) | compare_ten_more | GRIT-VLP, fine-tuned for re
 results.md | (+0.3, -0.8 to +1.4) | compare_ten_more | ECM, fine-tuned for retrieval | GRIT-VLP, fine-tuned for retrieval | R@1
 results.md | by +0.002 (-0.002 to +0.007) | photographs photographs_fixed | random + ECM | ALBEF-base | people
 results.md | adds 0.2 points of IR@1 (-0.4 to +0.8) | photographs_fixed | fixed hardness + ECM | fixed hardness | IR
-results.md | gain of 1.6 points | photographs_fixed | fixed hardness + ECM | ALBEF-base | IR
+results.md | of the 1.6 points | photographs_fixed | fixed hardness + ECM | ALBEF-base | IR
 results.md | 1.1 points of IR@1 (0.1 to 2.0) | photographs_fixed | fixed hardness + ECM | shared warm-up | IR
 """  # noqa: E501
 # What a page says; the figure, and for each number the record and row of its mean over seeds.
@@ -211,9 +211,9 @@ results.md | 0.9 / 30.4 % | false_negative_rate | compare_ten: ALBEF-base | comp
 results.md | 12.6 / 53.2 % | false_negative_rate | compare_sparse: ALBEF-base | compare_sparse: GRIT-VLP
 results.md | 27.7 / 62.9 % | false_negative_rate | compare_dense: ALBEF-base | compare_dense: GRIT-VLP
 results.md | makes 30 % of the hard negatives | false_negative_rate | compare_ten: GRIT-VLP
-results.md | 64 % match | con_d_precision | compare_ten: ECM
-results.md | where 34 % of all do | con_d_base_rate | compare_ten: ECM
-results.md | it finds 54 % | con_d_recall | compare_ten: ECM
+results.md | 64 % of the hard negatives | con_d_precision | compare_ten: ECM
+results.md | 34 % of all hard negatives | con_d_base_rate | compare_ten: ECM
+results.md | Con-D finds 54 % | con_d_recall | compare_ten: ECM
 results.md | AUC 0.289 | judged_auc_itm | photographs_early: GRIT-VLP
 results.md | ALBEF-base 0.765 | judged_auc_itm | photographs_early: ALBEF-base
 results.md | ECM 0.450 | judged_auc_itm | photographs_early: ECM
