@@ -83,7 +83,11 @@ def tiny_t5(folder: Path) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from tokenizers.decoders import Metaspace
     from tokenizers.processors import TemplateProcessing
-    from transformers import T5Config, T5ForConditionalGeneration, T5TokenizerFast
+    from transformers import (  # type: ignore[attr-defined]
+        T5Config,
+        T5ForConditionalGeneration,
+        T5TokenizerFast,
+    )
 
     folder.mkdir(parents=True, exist_ok=True)
     # Listed, not trained: the trainer of Unigram does not return the same pieces every time.
