@@ -189,16 +189,20 @@ class MiniBatch:
             i2t = torch.cat([i2t, similarity(images, hard)], dim=1)
         return Compared(i2t / self.temperature, t2i / self.temperature)
 
-    def zero_of_gathered(self) -> Tensor | float:
-        """Return 0 that depends on all gathered embeddings.
+    def candidates_of(self, anchors: Tensor) -> Tensor:
+        """Return the numbers of anchors, 0 to B - 1, among the candidates."""
+        return anchors if self.ranks.world == 1 else self.own[anchors]
+
+    def zero_of_gathered(self) -> Tensor | None:
+        """Return 0 that depends on all gathered embeddings; None in a single process.
 
         Gathering must take part in the backward pass on all ranks or on none: without this term, a
         rank whose losses use no other rank's embeddings would leave the others waiting.
         """
         if self.ranks.world == 1:
-            return 0.0
+            return None
         embeds = [self.images.embeds, self.texts.embeds]
-        return sum((0.0 * e.float().sum() for e in embeds if e is not None), start=0.0)
+        return torch.stack([0.0 * e.float().sum() for e in embeds if e is not None]).sum()
 
 
 def _numbers(samples: Mapping[str, Any], ranks: Ranks, device: torch.device) -> dict[str, Tensor]:

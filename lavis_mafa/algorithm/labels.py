@@ -37,7 +37,7 @@ def labels_from_positives(positives: Tensor) -> Tensor:
     if counts.device.type == "cpu" and bool((counts == 0).any()):
         rows = torch.nonzero(counts.squeeze(1) == 0).flatten().tolist()
         raise ValueError(f"every anchor needs a positive; anchors without one: {rows}")
-    return positives.float() / counts
+    return positives / counts
 
 
 def smooth(labels: Tensor, alpha: float, dropped: Tensor | None = None) -> Tensor:
@@ -50,7 +50,9 @@ def smooth(labels: Tensor, alpha: float, dropped: Tensor | None = None) -> Tenso
     """
     if not 0.0 <= alpha <= 1.0:
         raise ValueError(f"alpha must be between 0 and 1, got {alpha}")
-    present = torch.ones_like(labels) if dropped is None else (~dropped).float()
+    if dropped is None:
+        return (1.0 - alpha) * labels + alpha / labels.shape[1]
+    present = (~dropped).float()
     return (1.0 - alpha) * labels + alpha * present / present.sum(dim=1, keepdim=True)
 
 
@@ -288,7 +290,7 @@ class _SoftClip(Checked):
         0.5, "share of the intra-modal distribution in the labels", source="SoftCLIP", low=0, high=1
     )
     temperature: float = option(
-        0.07, "of the intra-modal similarities", source="lavis_mafa", low=0, above=True
+        0.07, "temperature of the intra-modal similarities", source="lavis_mafa", low=0, above=True
     )
 
 
@@ -333,4 +335,5 @@ def over_all(mark: Tensor, sim: Tensor, queued: Tensor | None = None) -> Tensor:
     """
     if queued is not None:
         return torch.cat([mark, queued.to(mark.dtype)], dim=1)
-    return F.pad(mark, (0, sim.shape[1] - mark.shape[1]))
+    missing = sim.shape[1] - mark.shape[1]
+    return F.pad(mark, (0, missing)) if missing else mark

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,7 @@ from lavis_mafa.algorithm.rules import MiningRule as MiningRule
 DIRECTIONS = {"i2t": "image → text", "t2i": "text → image"}
 Judge = Callable[[Tensor, Tensor], Tensor]
 ALL = 0  # value of ``top_k``: all candidates
+_NO_STATE = -1  # equal to no state
 STATE_NAMES = {KEPT: "negative", AMBIGUOUS: "ambiguous", POSITIVE: "positive"}
 
 
@@ -63,7 +65,7 @@ class Connections:
     by_number: bool = False
     _host: Connections | None = field(default=None, repr=False)
 
-    @property
+    @cached_property
     def anchor(self) -> Tensor:
         """The anchor ``(R,)``, 0 to B - 1, of every nomination."""
         size, count = max(1, len(self.second)), len(self.hard)
@@ -77,7 +79,7 @@ class Connections:
 
     def found(self, rule: MiningRule, loss: str) -> Tensor:
         """Return which nominations ``(R,)`` bool are false negatives that a loss acts on."""
-        return (self.state == POSITIVE) & rule.uses(loss)
+        return self.state == (POSITIVE if rule.uses(loss) else _NO_STATE)
 
     @property
     def host(self) -> Connections:
@@ -103,18 +105,20 @@ class Connections:
             rows = self._rows(self.host.judged)
             weights[self.anchor[rows], self.hard[rows]] = self.probability[rows]
             return weights, self.dropped
+        drops = rule.action == "drop"
+        before = self.dropped if drops else self.positives
         if self.by_number:
             mark = self.found(rule, "itc").view_as(self.positives)
+            after = mark if before is None else mark | before
         else:
-            mark = torch.zeros_like(self.positives)
             rows = self._rows(self.host.found(rule, "itc"))
-            # Not `= True`, which would be copied to the device first.
-            mark[self.anchor[rows], self.hard[rows]] = mark.new_ones(())
             if not len(rows):
                 return self.positives, self.dropped
-        if rule.action == "drop":
-            return self.positives, mark if self.dropped is None else mark | self.dropped
-        return self.positives | mark, self.dropped
+            before = torch.zeros_like(self.positives) if before is None else before
+            # Not `True`, which would be copied to the device first.
+            places = self.anchor[rows], self.hard[rows]
+            after = before.index_put(places, before.new_ones(()))
+        return (self.positives, after) if drops else (after, self.dropped)
 
     def itm_pairs(self, rule: MiningRule) -> tuple[Tensor, Tensor, Tensor]:
         """Return anchors, candidates and labels of the nominated pairs for ITM.
@@ -141,7 +145,8 @@ class Connections:
             return self.anchor[rows], self.hard[rows], self.probability[rows]
         size = len(self.second)
         found = self.found(rule, "itm")
-        passed_over = (self.state == AMBIGUOUS) & (rule.resample and rule.uses("itm"))
+        passes_over = rule.resample and rule.uses("itm")
+        passed_over = self.state == (AMBIGUOUS if passes_over else _NO_STATE)
         kept = ((self.state != ABSENT) & ~found & ~passed_over).view(-1, size)
         # Rows are in the order of hardness, and argmax returns the first of equal values.
         first = kept.int().argmax(dim=0)
@@ -190,13 +195,12 @@ def pick(
     if top_k == ALL:
         return _all_by_hardness(sim, positives, picker(sim, positives))
     excluded = positives
-    nominated = []
-    for _ in range(top_k + second_choice):
-        hard = picker(sim, excluded)
-        nominated.append(hard)
-        place = hard.clamp(min=0)[:, None]
-        taken = excluded.gather(1, place) | (hard != NONE)[:, None]
+    nominated = [picker(sim, positives)]
+    for _ in range(top_k + second_choice - 1):
+        place = nominated[-1].clamp(min=0)[:, None]
+        taken = excluded.gather(1, place) | (nominated[-1] != NONE)[:, None]
         excluded = excluded.scatter(1, place, taken)
+        nominated.append(picker(sim, excluded))
     second = nominated.pop() if second_choice else torch.full_like(nominated[0], NONE)
     return torch.cat(nominated), second
 
@@ -266,16 +270,17 @@ def _connect(
         dropped: ``(B, N)`` bool, see `Connections`.
     """
     absent = hard == NONE
-    judged = torch.full(hard.shape, float("nan"), device=hard.device)
-    found = Connections(positives, hard, second, judged, torch.full_like(hard, KEPT), dropped)
-    if score is not None:
-        # The index `NONE` reads the last value, which is NaN.
-        padded = F.pad(score.to(judged.dtype), (0, 1), value=float("nan"))
-        found.probability = judged = padded[row].masked_fill(absent, float("nan"))
-        anchor = found.anchor
-        own = None if own_score is None else own_score.to(judged.dtype)[anchor]
-        found.state = _states(ScoredPairs(direction, judged, own, anchor), rule, verdict)
-    found.state = found.state.masked_fill(absent, ABSENT)
+    if score is None:
+        unknown = torch.full(hard.shape, float("nan"), device=hard.device)
+        state = torch.full_like(hard, KEPT).masked_fill_(absent, ABSENT)
+        return Connections(positives, hard, second, unknown, state, dropped)
+    # `NONE` as a row takes the last value.
+    padded = F.pad(score.float(), (0, 1), value=float("nan"))
+    judged = padded[row].masked_fill_(absent, float("nan"))
+    found = Connections(positives, hard, second, judged, hard, dropped)
+    own = None if own_score is None else own_score.float()[found.anchor]
+    state = _states(ScoredPairs(direction, judged, own, found.anchor), rule, verdict)
+    found.state = state.masked_fill(absent, ABSENT)
     return found
 
 

@@ -15,7 +15,7 @@ from torch.utils import _pytree
 
 from lavis_mafa.algorithm.losses import LOSSES
 from lavis_mafa.algorithm.mining import Connections
-from lavis_mafa.algorithm.rules import ABSENT, AMBIGUOUS, POSITIVE
+from lavis_mafa.algorithm.rules import ABSENT
 
 # Columns of `StepOutput.counts`. "found": judged positive, whether or not it is used.
 COUNTS = (
@@ -124,26 +124,17 @@ def counts_of(found: Connections, judged: bool) -> Tensor:
     """
     if not found.by_number:  # there are few nominations, and they are on the host already
         found = found.host
-    present = found.state != ABSENT
-    positive = found.state == POSITIVE
-    ambiguous = found.state == AMBIGUOUS
+    state = found.state
+    present = state != ABSENT
     if found.by_number:
         without = ~present.view_as(found.positives).any(dim=1)
     else:  # the first nomination of each anchor
         without = ~present[: len(found.second)]
-    return (
-        torch.stack(
-            [
-                present.count_nonzero(),
-                found.judged.count_nonzero(),
-                positive.count_nonzero(),
-                ambiguous.count_nonzero(),
-                (present & ~positive & ~ambiguous).count_nonzero(),
-                # A probability that is not finite must reach the sum, which the runner checks.
-                torch.where(present & judged, found.probability, 0.0).sum(),
-                without.count_nonzero(),
-            ]
-        )
-        .float()
-        .cpu()
-    )
+    of_state = (state == torch.arange(ABSENT + 1, device=state.device)[:, None]).sum(dim=1)
+    others = found.judged.count_nonzero(), without.count_nonzero()
+    # A probability that is not finite must show here: the runner checks the sum.
+    total = torch.where(present & judged, found.probability, 0.0).sum()
+    figures = torch.cat([of_state, torch.stack(others), total[None]]).tolist()
+    kept, ambiguous, positive, absent, count, lacking, total_of = figures
+    picked = len(state) - absent
+    return torch.tensor([picked, count, positive, ambiguous, kept, total_of, lacking])

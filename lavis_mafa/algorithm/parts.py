@@ -60,14 +60,14 @@ class StepParts:
     momentum: Momentum | None = None
     negatives_encoder: NegativesEncoder | None = None
 
-    def zero(self) -> Tensor | float:
-        """Return 0 that depends on all trained parameters of the objects.
+    def zero(self) -> Tensor | None:
+        """Return 0 that depends on all trained parameters of the objects; None if there are none.
 
         DDP waits for the gradients of all parameters, even those of soft labels that start later.
         """
         modules = [one for one in self.objects.values() if isinstance(one, nn.Module)]
         trained = [p for one in modules for p in one.parameters() if p.requires_grad]
-        return sum((0.0 * p.float().sum() for p in trained), start=0.0)
+        return torch.stack([0.0 * p.float().sum() for p in trained]).sum() if trained else None
 
     @torch.no_grad()
     def allocate(self, size: int) -> None:

@@ -46,7 +46,7 @@ class PosteriorRule(Checked):
         True, "whether easy negatives are excluded by that margin", source="FNE"
     )
     minimum: int = option(
-        200, "positives to observe before the posterior is used", source="FNE", low=0
+        200, "number of positives to observe before the posterior is used", source="FNE", low=0
     )
     beginning: str = option(
         "hardest",

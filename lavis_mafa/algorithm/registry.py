@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -21,8 +20,7 @@ class Entry(Generic[T]):
     Attributes:
         name: its name in a config.
         value: the object itself.
-        settings: dataclass of the entry's own settings, with fields made by `option`; None: none.
-        doc: one line for listings.
+        settings: dataclass of its own settings, with fields made by `option`; None: it has none.
         source: paper and section, or the module that added it.
         traits: further properties that the registry needs, such as `_LabelTraits`; None: none.
     """
@@ -30,7 +28,6 @@ class Entry(Generic[T]):
     name: str
     value: T
     settings: type | None
-    doc: str
     source: str
     traits: Any = None
 
@@ -122,7 +119,6 @@ class Registry(Mapping[str, T]):
         name: str,
         *,
         settings: type | None = None,
-        doc: str = "",
         source: str = "",
         **traits: Any,
     ) -> Callable[[V], V]:
@@ -131,7 +127,6 @@ class Registry(Mapping[str, T]):
         Args:
             name: its name in a config.
             settings: dataclass of its own settings; a config gives them under the same name.
-            doc: one line for listings; the first sentence of the docstring if empty.
             source: paper and section; the module if empty.
             traits: properties that the registry needs, such as ``needs_momentum`` of a soft label.
 
@@ -154,15 +149,14 @@ class Registry(Mapping[str, T]):
                 )
             if settings is not None and self._section is not None:
                 self._section._refuse_taken(name, self.kind)
-            text = doc or first_sentence(getattr(value, "__doc__", None))
             origin = source or str(getattr(value, "__module__", ""))
-            self._entries[name] = Entry(name, cast(T, value), settings, text, origin, found)
+            self._entries[name] = Entry(name, cast(T, value), settings, origin, found)
             return value
 
         return decorate
 
     def entry(self, name: str) -> Entry[T]:
-        """Return the entry of a name: the object, its settings and documentation.
+        """Return the entry of a name: the object, its settings and source.
 
         Raises:
             KeyError: if the name is not registered; the message lists the registered names.
@@ -186,14 +180,6 @@ class Registry(Mapping[str, T]):
 
     def __len__(self) -> int:
         return len(self._entries)
-
-
-def first_sentence(doc: str | None) -> str:
-    """Return the first sentence of a docstring in one line, without its full stop and markup."""
-    paragraph = (doc or "").strip().split("\n\n")[0]
-    line = " ".join(paragraph.replace("`", "").split())
-    # A sentence ends before a capital letter; "eq. 5" does not end one.
-    return re.split(r"\.\s+(?=[A-Z])", line)[0].rstrip(".")
 
 
 def _origin(value: Any) -> str:

@@ -69,11 +69,11 @@ class MiningRule(Checked):
     """
 
     low: float = option(
-        0.5, "at most this probability: a negative", source="MAFA 4.1", low=0, high=1
+        0.5, "pairs up to this probability are negatives", source="MAFA 4.1", low=0, high=1
     )
     high: float = option(
         0.8,
-        "above this probability: a positive; between low and high: ambiguous",
+        "pairs above this probability are positives, pairs between low and high ambiguous",
         source="MAFA 4.1",
         low=0,
         high=1,
@@ -90,7 +90,7 @@ class MiningRule(Checked):
         _CONNECTED, "losses that use connections", source="MAFA Table 14", choices=_CONNECTED
     )
     top_k: int = option(
-        1, "hardest candidates of every anchor that are judged; 0: all of the mini-batch", low=0
+        1, "how many hardest candidates of an anchor are judged; 0: all of the mini-batch", low=0
     )
     score: str = option(
         CON_D,
@@ -167,7 +167,7 @@ class Margin(Checked):
     """Settings of the margin below the own pair's score within which a candidate is false."""
 
     margin: float = option(
-        0.05, "of the own pair's score: a difference, or a share of it", source="NV-Retriever",
+        0.05, "margin below the own score: a difference, or a share of it", source="NV-Retriever",
         low=-1, high=1,
     )  # fmt: skip
     kind: str = option(

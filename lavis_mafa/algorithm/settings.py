@@ -50,9 +50,7 @@ class StepSettings(Checked):
         source="MAFA 4.1, ALBEF 3.2, LAVIS, FNE",
         choices=PICKERS,
     )
-    warm_up_epochs: int = option(
-        0, "first epochs, which use warm_up_negatives instead of negatives", low=0
-    )
+    warm_up_epochs: int = option(0, "number of first epochs that use warm_up_negatives", low=0)
     warm_up_negatives: str | None = option(
         None, "negatives of the first warm_up_epochs epochs, such as uniform", choices=PICKERS
     )

@@ -70,10 +70,13 @@ def run_step(
     if not losses:
         raise ValueError("all of loss_weights are 0: nothing to train")
     weights = parts.settings.loss_weights
-    loss = torch.stack([weights[name] * value for name, value in losses.items()]).sum()
+    terms = [
+        value if weights[name] == 1 else weights[name] * value for name, value in losses.items()
+    ]
+    zeros = batch.zero_of_gathered(), parts.zero()
     judges = parts.con_d is not None or not parts.settings.connections.by_con_d
     return StepOutput(
-        loss=loss + batch.zero_of_gathered() + parts.zero(),
+        loss=torch.stack([*terms, *(zero for zero in zeros if zero is not None)]).sum(),
         losses=losses,
         temperature=backbone.temperature.detach(),
         # Grouping uses the model that picks hard negatives, so that grouped pairs are hard for it.

@@ -53,14 +53,14 @@ class StepContext:
     def itm_pairs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Images, texts and labels ``(P,)`` of ITM's pairs: own, and hard negatives of both
         directions."""
-        own, rule = self.batch.own, self.settings.connections
+        own, rule, number = self.batch.own, self.settings.connections, self.batch.candidates_of
         image_anchors, texts_picked, labels_i2t = self.i2t.itm_pairs(rule)
         text_anchors, images_picked, labels_t2i = self.t2i.itm_pairs(rule)
         labels = torch.ones_like(own), labels_i2t, labels_t2i
         return (
-            torch.cat([own, own[image_anchors], images_picked]),
-            torch.cat([own, texts_picked, own[text_anchors]]),
-            torch.cat([x.float() for x in labels]),
+            torch.cat([own, number(image_anchors), images_picked]),
+            torch.cat([own, texts_picked, number(text_anchors)]),
+            torch.cat(labels).float(),
         )
 
     @cached_property
@@ -70,21 +70,19 @@ class StepContext:
         own = batch.own
         image_anchors, texts_mined = self.i2t.mined(rule)
         text_anchors, images_mined = self.t2i.mined(rule)
+        images, texts = map(batch.candidates_of, (image_anchors, text_anchors))
         # D_MLM is a set (MAFA Algorithm 1): a pair that both its image and its text found enters
         # once, with its image. A pair's number is image * C + text.
         if rule.uses("lm"):
-            from_images = own[image_anchors] * batch.count + texts_mined
+            from_images = images * batch.count + texts_mined
             # Gathering needs equal sizes on all ranks.
             missing = len(self.i2t.hard) - len(from_images)
             from_images = batch.ranks.gather(F.pad(from_images, (0, missing), value=NONE))
             if len(images_mined):
-                new = ~torch.isin(images_mined * batch.count + own[text_anchors], from_images)
+                new = ~torch.isin(images_mined * batch.count + texts, from_images)
                 rows = torch.nonzero(new).flatten()
-                text_anchors, images_mined = text_anchors[rows], images_mined[rows]
-        return (
-            torch.cat([own, own[image_anchors], images_mined]),
-            torch.cat([own, texts_mined, own[text_anchors]]),
-        )
+                texts, images_mined = texts[rows], images_mined[rows]
+        return torch.cat([own, images, images_mined]), torch.cat([own, texts_mined, texts])
 
     @cached_property
     def matched_and_predicted(self) -> tuple[Tensor, Tensor] | None:

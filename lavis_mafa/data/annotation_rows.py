@@ -239,6 +239,8 @@ class PairColumns:
         name = stored.name if stored else image
         if not isinstance(name, str) or not name.strip() or len(name) > _LONGEST_PATH:
             expected = "expected the path of an image file, or in parquet its bytes"
+            if isinstance(name, list):
+                expected += "; write a record for each picture"
             return Problem(where, f"{self.image_key!r}: {expected}", short(name))
         if not isinstance(captions, list):
             captions = [captions]

@@ -100,8 +100,9 @@ class AlbefBackbone(FromFirstTokens):
             PairedImages(images, torch.cat([matched[0], predicted[0]])),
             torch.cat([firsts, masked.rows + count * length]),
         )
-        logits: Tensor = self.model.itm_head(states[:count])
-        return logits, self._mlm_losses(states[count:], masked, predicted[0], teacher)
+        first, others = states.split([count, len(masked.rows)])
+        logits: Tensor = self.model.itm_head(first)
+        return logits, self._mlm_losses(others, masked, predicted[0], teacher)
 
     def _mask(self, texts: Texts, text_of: Tensor) -> _Masked:
         """Hide tokens of captions, see `mask_tokens`."""

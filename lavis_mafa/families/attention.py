@@ -174,7 +174,7 @@ class _FusedEva(eva_vit.Attention):
             return super().forward(x, rel_pos_bias)
         bias = None
         if self.q_bias is not None:
-            bias = torch.cat([self.q_bias, torch.zeros_like(self.v_bias), self.v_bias])
+            bias = torch.cat([self.q_bias, self.k_bias, self.v_bias])
         query, key, value = _split(F.linear(x, self.qkv.weight, bias), self.num_heads)
         context = _attend(self.attn_drop, query, key, value, scale=self.scale)
         return self.proj_drop(self.proj(context.transpose(1, 2).flatten(2)))
@@ -199,6 +199,9 @@ def fuse_attention(model: Any) -> None:
         fused = FUSED.get(type(module))
         if fused is not None:
             module.__class__ = fused
+            if fused is _FusedEva and module.v_bias is not None:
+                zeros = torch.zeros_like(module.v_bias)
+                module.register_buffer("k_bias", zeros.detach(), persistent=False)
         wrapped = vars(module).get("forward")
         if isinstance(wrapped, partial) and wrapped.func.__module__.startswith("fairscale"):
             module.forward = _Recomputed(module)
@@ -210,9 +213,8 @@ def _is_watched(attention: Any) -> bool:
     return bool(attention.save_attention or hooks)
 
 
-def _fuse(layers: Sequence[Any], hidden: Tensor, mask: Tensor, looked_at: PairedImages) -> Tensor:
-    """Return all tokens ``(P, L, D)`` after the given fusion layers, see `first_token_after`."""
-    added = _padding_scores(mask, hidden)
+def _fuse(layers: Sequence[Any], hidden: Tensor, added: Tensor, looked_at: PairedImages) -> Tensor:
+    """Return all tokens ``(P, L, D)`` after fusion layers, see `_padding_scores`."""
     for layer in layers:
         hidden = layer(hidden, added, encoder_hidden_states=looked_at, mode="fusion")[0]
     return hidden
@@ -230,8 +232,9 @@ def tokens_after(
         rows: ``(T,)`` numbers of the tokens among all ``P * L``.
     """
     *others, last = layers
-    hidden = _fuse(others, hidden, mask, looked_at)
-    context = last.attention.self(hidden, _padding_scores(mask, hidden))[0]
+    added = _padding_scores(mask, hidden)
+    hidden = _fuse(others, hidden, added, looked_at)
+    context = last.attention.self(hidden, added)[0]
     tokens = last.attention.output(_tokens(context, rows), _tokens(hidden, rows))
     queries = torch.zeros_like(hidden).flatten(0, 1).index_copy(0, rows, tokens.to(hidden.dtype))
     queries = queries.view_as(hidden)
@@ -259,13 +262,12 @@ def first_token_after(
         looked_at: the images of the P pairs.
     """
     *others, last = layers
+    added = _padding_scores(mask, hidden)
     if _is_watched(last.attention.self) or _is_watched(last.crossattention.self):
-        return _fuse(layers, hidden, mask, looked_at)[:, 0]
-    hidden = _fuse(others, hidden, mask, looked_at)
+        return _fuse(layers, hidden, added, looked_at)[:, 0]
+    hidden = _fuse(others, hidden, added, looked_at)
     first = last.attention(
-        hidden[:, :1],
-        encoder_hidden_states=hidden,
-        encoder_attention_mask=_padding_scores(mask, hidden),
+        hidden[:, :1], encoder_hidden_states=hidden, encoder_attention_mask=added
     )[0]
     first = last.crossattention(first, encoder_hidden_states=looked_at)[0]
     fused: Tensor = last.feed_forward_chunk(first)
@@ -300,7 +302,8 @@ def _joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor]:
     All passes of a step share them: they live as long as the graph of one of them.
     """
     # Weights of another version belong to a step before; autocast would cast them in every pass.
-    weights, biases = [one.weight for one in layers], [one.bias for one in layers]
+    weights: list[Any] = [one.weight for one in layers]
+    biases: list[Any] = [one.bias for one in layers]
     device = weights[0].device.type
     half = torch.is_autocast_enabled(device)
     kind = torch.get_autocast_dtype(device) if half else weights[0].dtype

@@ -22,7 +22,7 @@ class FeatureOptions:
         choices=("vit", "features"),
     )
     feature_width: int | None = option(
-        None, "V, the width of these features; null: that of the data's", low=1
+        None, "width V of these features; null: read from the data", low=1
     )
 
 

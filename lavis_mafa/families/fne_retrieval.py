@@ -63,8 +63,7 @@ class _FneSettings(Checked):
     )
     plain_epochs: int = option(
         1,
-        "first epochs, which use negatives of the mini-batch only, without momentum copies and "
-        "memory",
+        "number of first epochs that use only the mini-batch, without momentum copies and memory",
         source="FNE",
         low=0,
     )
@@ -109,7 +108,7 @@ class _FneOptions(_FneSettings):
     """Config keys of ``model`` that only FNE reads."""
 
     margin: float = option(
-        _RULE.margin, "of the triplet loss and of the cut-down", source="FNE", low=0
+        _RULE.margin, "margin of the triplet loss and of the cut-down", source="FNE", low=0
     )
     posterior: _Posterior = option(
         _Posterior(beginning=_RULE.beginning),

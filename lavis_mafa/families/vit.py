@@ -14,9 +14,6 @@ from lavis_mafa.algorithm.options import option
 from lavis_mafa.families.feature_encoder import ProjectedFeatures, feature_width_of
 from lavis_mafa.io.project_files import read_config
 
-# Weights of LAVIS's ViT-B/16, trained on ImageNet.
-DEIT = "https://dl.fbaipublicfiles.com/deit/deit_base_patch16_224-b5f2ef4d.pth"
-
 
 @dataclass(kw_only=True)
 class VitOptions:

@@ -43,9 +43,9 @@ def settings_of(
     Args:
         given: all settings; None: from ``options``.
         judge: what judges; without one, mining options compare by the similarities of the model.
-        options: fields of `MiningRule` and `SoftLabels`, ``soft_labels`` (a name or `SoftLabels`),
-            some of `StepSettings`, and the own settings of registered entries by their names, such
-            as ``margin=0.1``.
+        options: fields of `MiningRule` and `SoftLabels`, ``soft_labels`` (their name), some of
+            `StepSettings`, and the own settings of registered entries by their names, such as
+            ``margin=0.1``.
         arguments: names of the door's other arguments, which an unknown name may be meant for.
 
     Raises:
@@ -71,9 +71,9 @@ def settings_of(
             rule[name] = value
         elif name in _LABELS:
             labels[name] = value
-        elif name == "soft_labels" and isinstance(value, str):
+        elif name == "soft_labels":
             labels["type"] = value
-        elif name in _STEP or name == "soft_labels":
+        elif name in _STEP:
             step[name] = value
         elif name in entries:
             plain = isinstance(value, int | float)
@@ -90,17 +90,9 @@ def settings_of(
         own = {"margin": {"margin": 0.0}, **own}
     elif judge is None and (rule or own):
         rule = {"score": SIMILARITY, "top_k": ALL, **rule}
-    if "soft_labels" in step:
-        if labels or not isinstance(step["soft_labels"], SoftLabels):
-            given_too = "".join(f" and {name}" for name in labels)
-            raise TypeError(
-                f"got soft_labels={step['soft_labels']!r}{given_too}: give SoftLabels alone, or a "
-                "name and plain settings"
-            )
-    else:
-        smooths = {"alpha", "start_epoch"} & labels.keys()
-        labels.setdefault("type", "smoothed" if smooths else "one_hot")
-        step["soft_labels"] = SoftLabels(**labels)
+    smooths = {"alpha", "start_epoch"} & labels.keys()
+    labels.setdefault("type", "smoothed" if smooths else "one_hot")
+    step["soft_labels"] = SoftLabels(**labels)
     found = replace(PLAIN, **step, connections=MiningRule(**rule), own=own)
     unread = _unread(found, judge) & options.keys()
     if unread:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
@@ -356,36 +356,32 @@ def mine_hard_negatives(
         )
     rows = first[complete[first]].sort().values
     kept, table = rows.tolist(), found.negatives[rows].t().tolist()
-    mined = [_rows_of(anchor, kept), _rows_of(positive, kept)]
+    mined = dict(zip(names, ((anchor, kept), (positive, kept)), strict=True))
     for number, column in enumerate(table, 1):
-        mined.append(_rows_of(positive, column, f"negative_{number}"))
+        mined[f"negative_{number}"] = positive, column
     anchors, positives = found.connections.t().tolist()
-    missing = [_rows_of(anchor, anchors), _rows_of(positive, positives)]
-    return _side_by_side(mined), _side_by_side(missing)
+    missing = dict(zip(names, ((anchor, anchors), (positive, positives)), strict=True))
+    return _table(mined), _table(missing)
 
 
-def _rows_of(column: Any, rows: list[int], name: str | None = None) -> Any:
-    """Return some rows of a data set with one column, under another name if one is given."""
+def _table(parts: Mapping[str, tuple[Any, list[int]]]) -> Any:
+    """Return a data set of columns by name: some rows of data sets with one column."""
     import pyarrow as pa
-    from datasets import Dataset, Value
+    from datasets import Dataset, Features, Value, concatenate_datasets
 
-    (own,) = column.column_names
-    if isinstance(column.features[own], Value):
-        # Texts are copied at once: joining columns would copy selected rows one by one.
-        texts = column.with_format("arrow")[:].take(pa.array(rows, pa.int64()))
-        return Dataset(texts.rename_columns([name or own]))
-    selected = column.select(rows)
-    return selected if name is None else selected.rename_column(own, name)
-
-
-def _side_by_side(parts: Sequence[Any]) -> Any:
-    """Return a data set with the columns of all parts."""
-    from datasets import Dataset, Features, concatenate_datasets
-
-    if len(parts[0]):
-        return concatenate_datasets(parts, axis=1)
-    # Of parts without rows `concatenate_datasets` keeps only the first.
-    kinds = Features({name: kind for part in parts for name, kind in part.features.items()})
+    columns = []
+    for name, (data, rows) in parts.items():
+        (own,) = data.column_names
+        if isinstance(data.features[own], Value):
+            # Texts are copied at once: joining columns would copy selected rows one by one.
+            texts = data.with_format("arrow")[:].take(pa.array(rows, pa.int64()))
+            columns.append(Dataset(texts.rename_columns([name])))
+        else:
+            columns.append(data.select(rows).rename_columns({own: name}))
+    if len(columns[0]):
+        return concatenate_datasets(columns, axis=1)
+    # Of columns without rows `concatenate_datasets` keeps only the first.
+    kinds = Features({name: kind for one in columns for name, kind in one.features.items()})
     return Dataset.from_dict({name: [] for name in kinds}, features=kinds)
 
 

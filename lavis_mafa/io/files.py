@@ -12,7 +12,10 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parents[2]  # of a checkout
 # Of a full, failing or restarted storage, unlike those of a wrong path.
@@ -185,3 +188,29 @@ def read_json(path: str | os.PathLike[str]) -> Any:
             return json.load(file)
         except ValueError as error:  # of JSON, or of UTF-8
             raise ValueError(f"{path} is not JSON ({error})") from error
+
+
+def read_npz(path: str | os.PathLike[str], *names: str) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a file of `numpy.savez`, all or those of ``names``; no pickle is read.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: naming the file, if it is not one of `numpy.savez`, or lacks one of ``names``.
+    """
+    import numpy as np  # here, as the other functions are used without it
+
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            missing = [name for name in names if name not in file.files]
+            found = {name: file[name] for name in names or file.files if name not in missing}
+    except OSError:
+        raise
+    # A damaged file makes NumPy raise nearly anything; a wrong header asks for too much memory.
+    except Exception as error:
+        raise ValueError(
+            f"{path} is not a file of arrays (.npz), or is damaged: expected plain numbers and "
+            "texts as numpy.savez writes them"
+        ) from error
+    if missing:
+        raise ValueError(f"{path} has no array {missing[0]!r}")
+    return found

@@ -21,13 +21,11 @@ class Problem(NamedTuple):
     Attributes:
         key: dotted path of the key.
         message: what was given, what is expected, how to fix it.
-        is_note: whether this is only a warning about a config that works nevertheless.
         is_missing: whether a required key is missing; skipped if the key has another problem.
     """
 
     key: str
     message: str
-    is_note: bool = False
     is_missing: bool = False
 
 

@@ -181,7 +181,7 @@ def suggest(word: str, names: Collection[str]) -> str:
 
 
 class Report:
-    """Collect the problems and notes found in a config.
+    """Collect the problems found in a config.
 
     Args:
         keys: all keys of this config; suggestions for misspelt keys are taken from them.
@@ -192,7 +192,6 @@ class Report:
 
     Attributes:
         problems: lines ``key: what is wrong and how to fix it``.
-        notes: warnings about a config that works nevertheless.
         bad: keys with a problem already reported, which later checks skip.
     """
 
@@ -206,7 +205,6 @@ class Report:
         self.keys, self.active, self.machine = keys, active, machine
         self.typed = typed or {}
         self.problems: list[str] = []
-        self.notes: list[str] = []
         self.bad: set[str] = set()
         self._suggested: set[str] = set()
 
@@ -218,9 +216,7 @@ class Report:
         """Add the problems that a check of several keys yields, see `Problem`."""
         for one in problems:
             problem = Problem(*one)
-            if problem.is_note:
-                self.notes.append(f"{problem.key}: {problem.message}")
-            elif not problem.is_missing:
+            if not problem.is_missing:
                 self._add(problem.key, problem.message)
             elif problem.key not in self.bad | self._suggested:  # not given and misspelt
                 self._add(problem.key, f"missing; {problem.message}")

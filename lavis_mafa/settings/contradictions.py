@@ -1,14 +1,16 @@
-"""Contradictions between keys that are valid one by one, before anything is built.
+"""Contradictions between keys that are valid one by one, and missing files, before any building.
 
-Each rule is a mistake that someone made, and that would end a run hours after its start, or train
-something else than the config says without a word. What a class alone knows, it checks itself by
-`problems_of`, see `lavis_mafa.io.problems`. What fails while the data and the model are built, or
-at the first step, is left to the code that fails.
+Each rule catches a mistake that someone made, which would end a run hours after its start, or
+silently train something else than the config says. A class checks by `problems_of` what only it
+knows, see `lavis_mafa.io.problems`. What fails while the data and the model are built, or at the
+first step, is left to the code that fails.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import lavis.common.optims  # noqa: F401  registers the learning rate schedules
@@ -16,12 +18,15 @@ import lavis.runners  # noqa: F401  registers the runners
 import torch
 from lavis.common.registry import registry
 from lavis.common.utils import is_url
+from lavis.datasets.builders.base_dataset_builder import BaseDatasetBuilder
 
 from lavis_mafa.algorithm.grit import HARDNESS
 from lavis_mafa.algorithm.itc_forms import ITC_LOSSES
 from lavis_mafa.algorithm.labels import SOFT_LABELS
 from lavis_mafa.algorithm.scores import CON_D, SCORES
 from lavis_mafa.compat.traits import Traits, traits_of
+from lavis_mafa.data.feature_folder import FeatureFolder
+from lavis_mafa.data.image_text_json import ImageTextShardsBuilder
 from lavis_mafa.io.problems import ConfigView, Problem
 from lavis_mafa.io.project_files import read_config
 from lavis_mafa.settings.check import Report, listed, suggest
@@ -30,6 +35,7 @@ from lavis_mafa.settings.registered import declared
 from lavis_mafa.settings.schema import SPLITS
 
 Problems = Iterator[Problem]
+_FOLDERS, _FILES = ("images", "videos", "features"), ("detections", "references", "instances")
 _MAFA, _GRIT, _RULE = "model.mafa", "run.grit", "model.mafa.connections"
 _WEIGHTS, _SOFT = f"{_MAFA}.loss_weights", f"{_MAFA}.soft_labels"
 # Activations of compiled blocks cannot be recomputed.
@@ -37,8 +43,9 @@ _NOT_COMPILED = ("model.vit_grad_ckpt", "model.use_grad_checkpoint", "run.cached
 
 
 def ask_all(config: Mapping[str, Any], report: Report) -> None:
-    """Report the contradictions in a config, and what its classes find."""
+    """Report the contradictions in a config, missing files, and what its classes find."""
     cfg = ConfigView(config, report.bad, machine=report.machine)
+    _ask_files(cfg, report)
     for rule in _RULES:
         report.take(rule(cfg))
     for section, owner in _owners(cfg):
@@ -98,10 +105,6 @@ def _grouping(cfg: ConfigView) -> Problems:
         why = "cannot group mini-batches; use runner_mafa, or set run.grit.enabled: False"
         yield Problem("run.runner", f"{cfg['run.runner']} {why}")
     yield from _not_above(cfg, f"{_GRIT}.search_space", f"{_GRIT}.queue_size")
-    skip, search = cfg[f"{_GRIT}.skip"], cfg[f"{_GRIT}.search_space"]
-    if None not in (skip, search) and skip >= search:
-        why = f"{skip} is not below run.grit.search_space {search}: every pair would be skipped"
-        yield Problem(f"{_GRIT}.skip", f"{why}; use a small number, such as 30")
 
 
 def _schedule(cfg: ConfigView) -> Problems:
@@ -118,7 +121,7 @@ def _schedule(cfg: ConfigView) -> Problems:
 
 def _job(cfg: ConfigView) -> Problems:
     job = cfg["run.job_id"]
-    if job and (job in (".", "..") or {"/", "\\", "\0"} & set(job) or len(job.encode()) > 255):
+    if job and (job in (".", "..") or "/" in job):
         why = f"{job!r:.80} is not the name of one folder; put its parents into run.output_dir"
         yield Problem("run.job_id", why)
 
@@ -253,6 +256,112 @@ def _mining(cfg: ConfigView) -> Problems:
     if (con_d or by_score) and cfg.training and not used and not excused:
         why = "no loss with a weight uses connections; name one, or set action: keep"
         yield Problem(f"{_RULE}.use_in", why)
+
+
+# Files and folders that a config names
+
+
+def _ask_files(cfg: ConfigView, report: Report) -> None:
+    """Check that what the run reads exists; set ``model.feature_width`` if it is not given."""
+    for name in cfg["datasets"] or {}:
+        report.take(_features(name, cfg))
+        if report.machine:
+            report.take(_data(name, cfg))
+    if report.machine:
+        report.take(_folder(cfg))
+        report.take(_named(cfg))
+
+
+def _features(name: str, cfg: ConfigView) -> Problems:
+    """Take the width of the features of a data set; yield why they cannot be read."""
+    builder, key = registry.get_builder_class(name), f"datasets.{name}.build_info.features.storage"
+    if not (isinstance(builder, type) and issubclass(builder, ImageTextShardsBuilder)):
+        return  # of other builders the samples are not known
+    folder, reads = cfg[key], cfg["model.image_encoder"] == "features"
+    if folder is not None and not reads:
+        why = f"is not features: a vit reads pictures, and {key} gives features; set features"
+        yield Problem("model.image_encoder", why)
+    elif folder is not None and cfg.machine and os.path.isdir(folder):
+        try:
+            width = FeatureFolder(folder).shape[2]
+        except (OSError, ValueError) as error:
+            yield Problem(key, str(error))
+            return
+        model = cfg["model"]
+        model["feature_width"] = model.get("feature_width") or width
+        if model["feature_width"] != width:
+            why = f"the features have width {width}, expected {model['feature_width']}, that of"
+            yield Problem(key, f"{why} model.feature_width and of the other data sets")
+
+
+def _data(name: str, cfg: ConfigView) -> Problems:
+    info, builder = f"datasets.{name}.build_info", registry.get_builder_class(name)
+    # LAVIS's `build_datasets` resolves relative paths in LAVIS's cache, others in the working
+    # directory.
+    built = getattr(builder, "build_datasets", None)
+    root = registry.get_path("cache_root") if built is BaseDatasetBuilder.build_datasets else ""
+    expand = getattr(builder, "files_named", lambda file: [file])  # expands a pattern
+
+    def found(file: str) -> list[str]:
+        """Return the files that a path stands for; none unless all exist."""
+        files = list(expand(os.path.expanduser(os.path.join(root, file))))
+        return files if all(map(os.path.exists, files)) else []
+
+    start = f"relative paths start at {root or os.getcwd()}"
+
+    splits = cfg[f"{info}.annotations"] or {}
+    used = used_splits(lambda key: cfg[f"run.{key}"])
+    for split in splits:
+        if split in SPLITS and split not in used and used & set(splits):
+            continue  # `only_splits` hides it
+        key = f"{info}.annotations.{split}"
+        sources = listed(cfg[f"{key}.url"])
+        for i, file in enumerate(listed(cfg[f"{key}.storage"])):
+            source = sources[i] if i < len(sources) else ""
+            if not (is_url(source) or os.path.isfile(source) or found(file)):
+                given = f"neither url {source!r} nor storage " if source else ""
+                yield Problem(f"{key}.storage", f"no such file: {given}{file!r}; {start}")
+    for kind in (*_FOLDERS, *_FILES):
+        what = "folder" if kind in _FOLDERS else "file"
+        for place in listed(cfg[f"{info}.{kind}.storage"]):
+            if not found(place):
+                yield Problem(f"{info}.{kind}.storage", f"no such {what}: {place!r}; {start}")
+            elif what == "folder" and any(map(os.path.isfile, found(place))):
+                why = f"{place!r} is a file; expected a folder"
+                yield Problem(f"{info}.{kind}.storage", why)
+
+
+def _folder(cfg: ConfigView) -> Problems:
+    """Yield why nothing can be written to the output folder, which need not exist yet."""
+    given = cfg["run.output_dir"]
+    if not given:
+        return
+    try:
+        folder = Path(os.path.abspath(os.path.expanduser(given)))
+        # It is made where its nearest parent can be written to.
+        nearest = next((one for one in (folder, *folder.parents) if one.exists()), folder)
+    except (OSError, ValueError) as error:  # a name that is too long, or with NUL
+        yield Problem("run.output_dir", f"{given!r:.80} cannot be a folder: {error}")
+        return
+    if not nearest.is_dir():
+        yield Problem("run.output_dir", f"{nearest} is a file; name a folder")
+    elif not os.access(nearest, os.W_OK | os.X_OK):
+        why = f"{nearest} is not writable; name another folder, or change its permissions"
+        yield Problem("run.output_dir", why)
+
+
+def _named(cfg: ConfigView) -> Problems:
+    """Yield files that the schema does not check: a path that is not used need not exist."""
+    given = cfg["run.annotation_file"]
+    for path in given.values() if isinstance(given, Mapping) else [given]:
+        if isinstance(path, str) and not os.path.isfile(path):
+            yield Problem("run.annotation_file", f"no such file: {path!r}")
+    for name in ("pretrained", "finetuned"):
+        path, wanted = cfg[f"model.{name}"], cfg[f"model.load_{name}"] is not False
+        is_file = _traits(cfg).pretrained_is_file and not is_url(path or "")
+        if path and wanted and is_file and not os.path.exists(path):
+            cure = f"name a file or URL, or set model.load_{name}: False"
+            yield Problem(f"model.{name}", f"no such file: {path!r}; {cure}")
 
 
 _RULES = (

@@ -29,7 +29,6 @@ from lavis_mafa.settings.check import Report, filled, section_of
 from lavis_mafa.settings.config_of_run import LOG, is_run, is_trusted, recorded_config
 from lavis_mafa.settings.contradictions import ask_all
 from lavis_mafa.settings.foreign import usable
-from lavis_mafa.settings.named_files import check_files
 from lavis_mafa.settings.registered import keys_for, mafa_key, merge, names_of
 
 logger = logging.getLogger(__name__)
@@ -49,7 +48,7 @@ class MafaConfig(Config):
         data_only: only the data are built, see `usable`.
 
     Attributes:
-        notes: warnings about a config that works.
+        notes: on what is not used of a config that a file names.
 
     Raises:
         ConfigError: lists every problem found.
@@ -65,10 +64,10 @@ class MafaConfig(Config):
         if user is None:
             raise ConfigError(cfg_path, problems)
         plugins = _load_plugins(user)
-        config, found, self.notes = complete(_resolved(user), machine, typed)
+        config, found = complete(_resolved(user), machine, typed)
         if problems or plugins or found:
             raise ConfigError(cfg_path, [*problems, *plugins, *found, *(unused if found else [])])
-        self.notes += unused
+        self.notes = unused
         self.config = OmegaConf.create(config)
         self._unresolved = user
         registry.register("configuration", self)
@@ -282,7 +281,7 @@ def _one_line(error: Exception) -> str:
 
 def complete(
     user: Mapping[str, Any], machine: bool = True, typed: Mapping[str, str] | None = None
-) -> tuple[dict[str, Any], list[str], list[str]]:
+) -> tuple[dict[str, Any], list[str]]:
     """Check a config given as plain data and add all defaults.
 
     Args:
@@ -290,7 +289,7 @@ def complete(
         typed: texts of options by key: the values of keys that take a text.
 
     Returns:
-        The whole config, the problems (empty if it is valid) and the notes.
+        The whole config, and the problems (empty if it is valid).
     """
     user, keys, shipped, wrong_names = keys_for(_without_frozen(user))
     report = Report(keys, _active(user.get("run")), machine, typed)
@@ -299,11 +298,10 @@ def complete(
     trusted = {name: shipped[name] for name in ("model", "datasets") if name in shipped}
     config = filled(merge(trusted, user), keys, report, shipped=trusted)
     report.take(wrong_names)
-    check_files(config, report)
     ask_all(config, report)
     if "preprocess" in shipped:
         config["preprocess"] = shipped["preprocess"]
-    return config, report.problems, report.notes
+    return config, report.problems
 
 
 def check_con_d(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

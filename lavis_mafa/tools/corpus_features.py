@@ -17,8 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lavis_mafa.algorithm.corpus_mining import MAX_SIMILARITIES
-from lavis_mafa.io.arrays import read_npz
-from lavis_mafa.io.files import atomic_write, read_json, remove_partial_files, write_json
+from lavis_mafa.io.files import atomic_write, read_json, read_npz, remove_partial_files, write_json
 from lavis_mafa.io.identity import claim_folder, digest
 from lavis_mafa.io.processes import barrier, get_rank, get_world_size, on_main_process, progress
 from lavis_mafa.judges.self_check import random_partners

@@ -15,8 +15,7 @@ from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.data.known_truth import INVALID as INVALID
 from lavis_mafa.data.known_truth import UNKNOWN as UNKNOWN
 from lavis_mafa.data.known_truth import VALID as VALID
-from lavis_mafa.io.arrays import read_npz
-from lavis_mafa.io.files import atomic_write
+from lavis_mafa.io.files import atomic_write, read_npz
 
 FILE = "judged.npz"
 _PREFIX = "probability_"  # of the arrays of a discriminator

@@ -40,7 +40,6 @@ def dry_run(runner: RunnerMafa) -> list[str]:
     run = runner.run_cfg
     images = len(np.unique(runner.train_set.image_ids))
     lines += [f"training data: {len(runner.train_set):,} pairs of {images:,} images"]
-    lines += _groups_line(runner)
     lines += [
         f"mini-batches: {run.batch_size_train} x {runner.world_size} rank(s) x "
         f"{runner.accum_grad_iters} accumulated; {plan.steps:,} steps an epoch, "
@@ -122,23 +121,6 @@ def _captions_line(samples: Mapping[str, Any], model: Any) -> list[str]:
         f"WARNING: of {size} captions, {' and '.join(found)}: the model reads {model.max_txt_len} "
         "tokens of its vocabulary. Raise model.max_txt_len (and text_processor.train.max_words), "
         "or make a vocabulary of your captions: lavis-mafa check-data FILES --vocab vocab.txt"
-    ]
-
-
-def _groups_line(runner: RunnerMafa) -> list[str]:
-    """Return a line about the groups of the training data; [] if there are none."""
-    groups = runner.train_set.group_ids if runner.train_set is not None else None
-    if groups is None:
-        return []
-    # Not by bincount: a data set of a user's own may have any numbers.
-    sizes = np.unique(groups[groups >= 0], return_counts=True)[1]
-    if runner.same_group:
-        use = f"model.mafa.same_group: {runner.same_group}"
-    else:
-        use = f"{type(runner._model).__name__} makes no use of them"
-    return [
-        f"groups: {len(sizes):,} of {sizes.sum():,} pairs ({sizes.sum() / len(groups):.0%}), "
-        f"the largest of {sizes.max():,}; {use}"
     ]
 
 

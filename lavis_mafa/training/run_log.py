@@ -8,6 +8,7 @@ import math
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from lavis_mafa.settings.loggers import KEY, LOGGERS, STEP, LoggedRun, Logger, n
 
 CONNECTIONS = "connections.jsonl"
 _MEMORY = "loggers.json"  # what loggers keep in the run's folder, by the logger's name
+_RECENT_SECONDS = 60.0  # of steps from which the time left is estimated
 _JSON_LINES_FILES = (LOG, CONNECTIONS, "unreadable.jsonl", "unreadable_rank*.jsonl")
 
 
@@ -235,6 +237,63 @@ class RunLog:
         self._loggers.end(status)
         for name, count in lost_writes.count.items():
             logging.error("%s is incomplete: %d writes have failed", name, count)
+
+
+class TimeLeft:
+    """Estimates the time left of the whole run from its recent steps.
+
+    Recent ones, because other programs come and go. What lies between epochs, such as validation,
+    and the first step of an epoch, which waits for the workers, are counted apart, in steps that
+    take as long: another program delays both.
+
+    Args:
+        total: steps of the whole run.
+        an_epoch: steps of an epoch.
+    """
+
+    def __init__(self, total: int, an_epoch: int) -> None:
+        self._total, self._an_epoch = total, an_epoch
+        self._last = self._shown = time.monotonic()
+        self._recent: deque[float] = deque()  # seconds of each recent step
+        self._between = 0.0  # time between two epochs, in steps
+        self._begins = True  # the next step is the first of an epoch
+
+    def begin_epoch(self) -> None:
+        """Count the time since the last step, and the next step, as time between epochs."""
+        self._begins = True
+
+    def leave_out(self) -> None:
+        """Leave out the time since the last step, in which a checkpoint was saved."""
+        self._last = time.monotonic()
+
+    def after(self, done: int) -> str:
+        """Return the time left after ``done`` steps of the run, such as ``1:02:03``.
+
+        Call it after every step.
+        """
+        now = time.monotonic()
+        seconds, self._last = now - self._last, now
+        if not self._begins:
+            self._recent.append(seconds)
+            while sum(self._recent) - self._recent[0] > _RECENT_SECONDS:
+                self._recent.popleft()
+        elif self._recent:
+            self._between = seconds / self._mean(seconds)
+        self._begins = False
+        steps = max(0, self._total - done)
+        epochs = math.ceil(steps / self._an_epoch)
+        return duration(self._mean(seconds) * (steps + self._between * epochs))
+
+    def _mean(self, otherwise: float) -> float:
+        return sum(self._recent) / len(self._recent) if self._recent else otherwise
+
+    def is_due(self, every: float) -> bool:
+        """Return whether ``every`` seconds have passed since this last returned True."""
+        now = time.monotonic()
+        if now - self._shown < every:
+            return False
+        self._shown = now
+        return True
 
 
 def duration(seconds: float) -> str:

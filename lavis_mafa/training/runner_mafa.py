@@ -38,7 +38,7 @@ from lavis_mafa.training.checkpoint_schedule import CheckpointSchedule, NotSaved
 from lavis_mafa.training.con_d_check import RECORD, check_con_d
 from lavis_mafa.training.figures import Figures
 from lavis_mafa.training.guard import NonFiniteGuard, UnreadableSamples
-from lavis_mafa.training.run_log import RunLog, duration
+from lavis_mafa.training.run_log import RunLog, TimeLeft, duration
 from lavis_mafa.training.state import RunState
 from lavis_mafa.training.termination import Terminated, Termination
 from lavis_mafa.training.training_step import StepRunner
@@ -96,8 +96,7 @@ class RunnerMafa(StepRunner):
         self.guard = NonFiniteGuard(model)
         self.termination = Termination(saves=not self.evaluate_only)
         self.figures = Figures(task, self.log, self.log_freq)
-        self._began: tuple[float, int] | None = None  # time and step of the first step
-        self._shown = time.monotonic()  # when a line about progress was last logged
+        self.time_left: TimeLeft | None = None  # since training began
         self.judges: dict[str, str] = {}
         self._checkpoints: CheckpointSchedule | None = None
 
@@ -106,13 +105,11 @@ class RunnerMafa(StepRunner):
         assert self.train_set is not None
         return len(self.train_set) // (int(self.run_cfg.batch_size_train) * self.world_size)
 
-    def _time_left(self) -> str:
-        """Return the time left of the whole run at its mean speed so far, validation included."""
-        assert self._began is not None
-        began, first = self._began
-        total, done = self.steps_per_epoch * self.max_epoch, self.progress.global_step
-        left = min(total, int(self.run_cfg.get("max_steps") or total)) - done
-        return duration((time.monotonic() - began) / (done - first) * left)
+    @property
+    def _total_steps(self) -> int:
+        """Mini-batches of a rank in the whole run."""
+        steps = self.steps_per_epoch * self.max_epoch
+        return min(steps, int(self.run_cfg.get("max_steps") or steps))
 
     def set_learning_rate(self, epoch: int, global_step: int) -> None:
         """Apply LAVIS's scheduler, then ``run.grit.lr_factor`` in grouped epochs."""
@@ -284,8 +281,8 @@ class RunnerMafa(StepRunner):
             Whether the run continues; not if ``run.max_steps`` is reached.
         """
         first_step, self.progress.step = self.progress.step, 0
-        if self._began is None:
-            self._began = time.monotonic(), self.progress.global_step
+        if self.time_left is None:
+            self.time_left = TimeLeft(self._total_steps, self.steps_per_epoch)
         if first_step == 0:
             self._begin_epoch(epoch)
         plan = self.schedule.plan
@@ -294,6 +291,7 @@ class RunnerMafa(StepRunner):
             batches = iter(self.loaders.train(plan, epoch, first_step))
         bar = _bar(f"epoch {epoch}", first_step, plan.steps)
         self.model.train()
+        self.time_left.begin_epoch()
         for _, momentum in getattr(self._model, "model_pairs", []):
             momentum.eval()  # targets without dropout
         window = self.accum_grad_iters
@@ -311,6 +309,7 @@ class RunnerMafa(StepRunner):
                 return False
             if ends_window and step + 1 < plan.steps and self._save_is_due():
                 self.checkpoints.save(epoch, step + 1)
+                self.time_left.leave_out()
         self._end_epoch(epoch)
         return True
 
@@ -423,11 +422,11 @@ class RunnerMafa(StepRunner):
             features = output["image_features"], output["text_features"]
             self.schedule.collect(samples["index"], *features)
         lr = self.optimizer.param_groups[0]["lr"]
-        left = self._time_left()
+        assert self.time_left is not None
+        left = self.time_left.after(self.progress.global_step)
         bar.set_postfix(loss=f"{losses['loss']:.3f}", lr=f"{lr:.1e}", left=left, refresh=False)
-        now = time.monotonic()
-        if bar.disable and is_main_process() and now - self._shown >= _SECONDS_BETWEEN_LINES:
-            self._shown = now  # a line instead of a bar, which only a terminal shows
+        if bar.disable and is_main_process() and self.time_left.is_due(_SECONDS_BETWEEN_LINES):
+            # Instead of a bar, which only a terminal shows.
             logging.info(
                 "epoch %d, step %d of %d: loss %.3f, %s left of the run",
                 samples["epoch"],

@@ -114,7 +114,7 @@ def test_equals_a_loop(seed, size, negatives, more, skip, chunk, repeated, with_
     room=st.integers(1, 40),
 )
 @settings(max_examples=80, deadline=None)
-def test_the_nearest_are_those_of_a_loop_and_ties_go_to_the_lower_position(values, k, room):
+def test_nearest_equals_a_loop_with_ties_at_the_lower_position(values, k, room):
     table, sizes = torch.tensor(values).float(), []
 
     def compare(begin, end):

@@ -33,7 +33,7 @@ def seen(rule, table, index, epoch=0):
 
 
 @pytest.mark.parametrize("at_a_time", [2**22, 1, 3 * BATCH])
-def test_steps_are_those_of_adam_on_the_rows_of_the_mini_batch(monkeypatch, at_a_time):
+def test_steps_equal_adam_on_the_rows_of_the_mini_batch(monkeypatch, at_a_time):
     """Of torch's Adam with the authors' settings, also where a mini-batch is sorted in parts.
 
     Its count of steps is the number of epochs, as in the authors' code: some samples miss epochs.

@@ -205,7 +205,7 @@ def batch_of(images, texts, ranks):
     )
 
 
-def test_intra_modal_similarities_are_those_of_the_best_queries():
+def test_intra_modal_similarities_use_the_best_queries():
     torch.manual_seed(0)
     images = F.normalize(torch.randn(4, 3, 5), dim=-1).requires_grad_()
     texts = F.normalize(torch.randn(4, 5), dim=-1)

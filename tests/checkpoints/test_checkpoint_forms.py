@@ -120,7 +120,7 @@ def test_a_long_header_of_safetensors_is_refused(tmp_path):
         read_checkpoint(str(path))
 
 
-def test_state_of_the_run_that_a_checkpoint_lists_is_no_weight():
+def test_state_of_the_run_in_a_checkpoint_is_not_a_weight():
     state = {"a.weight": 1, "rule.sums": 2, "image_queue": 3, "of_model.sums": 4}
     content = {"model": state, STATE_OF_RUN: ["rule."]}
     assert weights_of(content, ["of_model."]) == {"a.weight": 1}

@@ -16,7 +16,7 @@ def test_shipped_configs_are_listed(capsys):
     assert "mafa/train/albef_toy" in capsys.readouterr().out.splitlines()
 
 
-def test_reader_that_leaves_early_is_no_error():
+def test_a_closed_pipe_is_not_an_error():
     """As with ``| head -1``: no traceback, and the status that a shell gives to SIGPIPE."""
     command = [sys.executable, "-m", "lavis_mafa", "train", "--list"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -103,7 +103,7 @@ def write(name, arch):
 @pytest.mark.strict_smoke
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("name", SETS)
-def test_outputs_are_those_of_the_set_that_wrote_the_checkpoint(name, arch):
+def test_outputs_equal_the_set_that_wrote_the_checkpoint(name, arch):
     path = path_of(name, arch)
     expected = torch.load(path, weights_only=True)["expected"]
     found = outputs(load(path, arch))

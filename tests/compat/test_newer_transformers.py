@@ -56,7 +56,7 @@ def test_lavis_is_imported_without_decord(monkeypatch):
 
 
 @pytest.mark.parametrize("shape", [(2, 5), (2, 3, 5)])
-def test_inverted_mask_equals_that_of_transformers(model, shape):
+def test_inverted_mask_equals_transformers(model, shape):
     mask = torch.randint(2, shape)
     ours = LavisPreTrainedModel.invert_attention_mask(model, mask)
     assert torch.equal(ours, model.invert_attention_mask(mask)) and ours.ndim == 4
@@ -64,7 +64,7 @@ def test_inverted_mask_equals_that_of_transformers(model, shape):
 
 @pytest.mark.parametrize("is_decoder", [False, True])
 @pytest.mark.parametrize("shape, length", [((2, 5), 5), ((2, 5), 2), ((2, 5, 5), 5)])
-def test_extended_mask_equals_that_of_transformers(is_decoder, shape, length):
+def test_extended_mask_equals_transformers(is_decoder, shape, length):
     """Also with fewer tokens than the mask has: the others' keys and values are kept."""
     model = bert(is_decoder=is_decoder)
     mask = torch.randint(2, shape)

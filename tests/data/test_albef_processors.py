@@ -68,7 +68,7 @@ def test_two_of_the_authors_operations_at_level_seven():
     assert {str(name) for one in drawn for name, _, _ in one} == set(lavis.augs)
 
 
-def test_all_but_the_augmentation_is_that_of_lavis(monkeypatch):
+def test_everything_except_the_augmentation_equals_lavis(monkeypatch):
     monkeypatch.setattr(randaugment.RandomAugment, "__call__", lambda self, image: image)
     config = OmegaConf.create({"image_size": 24, "min_scale": 0.2, "mean": [0.1, 0.2, 0.3]})
     made = []

@@ -189,7 +189,7 @@ def test_command_with_a_model_of_timm(files):
     assert torch.allclose(torch.tensor(np.array(folder.row(0)[0])).float(), expected, atol=2e-3)
 
 
-def test_example_with_an_encoder_of_ones_own(files):
+def test_example_with_a_users_encoder(files):
     run = runpy.run_path(str(ROOT / "examples/own_features.py"))["main"]
     assert run(str(files / "images"), str(files / "features"), str(files / "train.json")) == 1
     assert of_json(files)["val"][0]["image"].shape == (49, 3)
@@ -229,7 +229,7 @@ def write_own(folder, features, names, name="features.npy"):
 
 
 @pytest.mark.parametrize(("shape", "expected"), [((7, 3), (1, 1, 3)), ((7, 2, 3), (1, 2, 3))])
-def test_features_of_ones_own(files, shape, expected):
+def test_features_made_by_the_user(files, shape, expected):
     features = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     names = [f"{k}.png" for k in reversed(range(COUNT))]
     write_own(files / "features", features, names)

@@ -13,7 +13,7 @@ from lavis_mafa.data.image_text_json import ImageTextJsonBuilder
 from lavis_mafa.data.pair_conversion import converted
 
 
-def test_share_is_that_of_the_images_and_independent_of_their_order(tmp_path):
+def test_share_counts_images_independent_of_their_order(tmp_path):
     rows = [
         {"image": f"{n}.jpg", "caption": f"{n} {k}", "image_id": n // 2}
         for n in range(4000)

@@ -99,7 +99,7 @@ def jpeg() -> bytes:
 
 
 @pytest.mark.parametrize("lenient", [True, False])
-def test_truncated_files_are_rejected_whatever_pillow_setting(
+def test_truncated_files_are_rejected_with_any_pillow_setting(
     lenient, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", lenient)  # importing LAVIS sets True

@@ -213,7 +213,7 @@ def test_tables_are_mapped_and_damaged_ones_are_reported(tmp_path: Path) -> None
         PairTable(table.folder).caption(0)
 
 
-def test_a_folder_of_pictures_is_read_with_the_text_beside_them(tmp_path, caplog):
+def test_a_folder_of_pictures_is_read_with_its_text_files(tmp_path, caplog):
     """Every file counts: pictures of two kinds, in folders below, a text of two lines, an empty
     one, and files that belong to no pair."""
     folder, cache = tmp_path / "mine", tmp_path / "cache"

@@ -96,7 +96,7 @@ def test_python_tokens(text, tokens):
 
 
 @needs_java
-def test_python_tokens_equal_those_of_the_penn_treebank():
+def test_python_tokens_equal_the_penn_treebanks():
     texts = [*CHINESE, *(t for several in REFERENCES.values() for t in several)]
     texts += [
         "A man's dog isn't big.",

@@ -27,7 +27,7 @@ def sizes(**changes):
 
 
 @torch.no_grad()
-def test_tokens_are_those_of_convolutions_one_after_another():
+def test_tokens_equal_successive_convolutions():
     torch.manual_seed(0)
     stem = _ConvStem(image_size=32, patch_size=8, width=16).double()
     assert [conv.out_channels for conv in stem.convs] == [4, 8, 16]

@@ -165,7 +165,7 @@ def test_unknown_order_of_candidates_is_refused(ours_and_lavis):
         compute_sim_matrix(ours_and_lavis[0].backbone, Loader(2, 4), 1, by="product")
 
 
-def test_scores_equal_those_of_single_pairs(family):
+def test_scores_equal_single_pairs(family):
     """k exceeds the number of candidates, and some images have no caption."""
     loader = Loader(8, 6)
     expected = all_scores(family.backbone, loader)

@@ -121,7 +121,7 @@ def keys_of(config: dict[str, Any]) -> Iterator[tuple[str, Key, Any, tuple[str, 
     Keys below a value that is null are left out.
     """
     _given, keys, shipped, _wrong = keys_for(config)
-    complete_config, _, _ = complete(config, machine=False)
+    complete_config, _ = complete(config, machine=False)
 
     def below(keys: Any, path: str, value: Any, default: Any) -> Iterator[Any]:
         for name, child in keys.items():

@@ -100,7 +100,7 @@ def fail_to_open(monkeypatch, module, name, number, times=10**9):
         ("grit_order.npy", errno.ESTALE),
     ],
 )
-def test_files_beside_checkpoints_may_fail(tmp_path, evaluated, monkeypatch, caplog, name, number):
+def test_other_files_may_fail(tmp_path, evaluated, monkeypatch, caplog, name, number):
     failures = fail_to_open(monkeypatch, "lavis_mafa.io.files", name, number)
     run_here(tmp_path, **EVALUATED)
     for file in ("checkpoint_last.pth", "checkpoint_best.pth"):

@@ -93,7 +93,7 @@ def by_the_library(encoder, image, text):
     return found[0].tolist()
 
 
-def test_scores_are_those_of_the_library(encoder, encoded):
+def test_scores_equal_the_librarys(encoder, encoded):
     """Also of captions of several lengths, in parts, with each picture encoded once."""
     images = pictures()
     pairs = [(images[k % 3], CAPTIONS[k % 5]) for k in range(11)]
@@ -140,7 +140,7 @@ def two_towers(tmp_path, request):
     return model, SimpleNamespace(image_processor=images, tokenizer=tokenizer)
 
 
-def test_scores_of_two_towers_are_those_of_the_library(two_towers):
+def test_scores_of_two_towers_equal_the_librarys(two_towers):
     model, processor = two_towers
     threshold = None
     if isinstance(model, CLIPModel):

@@ -146,7 +146,7 @@ def test_every_text_is_encoded_once(tmp_path, monkeypatch, prompts):
     assert apart[0].to_list() == mined.to_list() and apart[1].to_list() == missing.to_list()
 
 
-def test_without_a_judge_the_negatives_are_those_of_the_library(tmp_path):
+def test_negatives_without_a_judge_equal_the_librarys(tmp_path):
     """Also for anchors with several positives, of which the least similar gives the ceiling."""
     model, rows = encoder(tmp_path), pairs(60).to_dict()
     anchors = [rows["anchor"][n % 25] for n in range(60)]

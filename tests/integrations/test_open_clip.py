@@ -71,7 +71,7 @@ def both(rank, form):
 
 
 @pytest.mark.parametrize("form", PAIRS)
-def test_on_two_ranks_the_mean_and_the_gradients_are_those_of_open_clip(tmp_path, form):
+def test_mean_and_gradients_on_two_ranks_equal_open_clips(tmp_path, form):
     """DDP averages the gradients of parameters: here those of the scale and the bias."""
     ranks = answers_of_a_group(both, tmp_path, form)
     ours, theirs = ([torch.tensor(answer[k][0]) for answer in ranks] for k in (1, 2))
@@ -130,7 +130,7 @@ def test_settings_without_a_word_on_gradients_keep_the_librarys():
     assert found["unsaid"] == found["both"] != found["one"]
 
 
-def test_its_arguments_and_keys_are_those_of_open_clip():
+def test_arguments_and_keys_equal_open_clips():
     named = {"local_loss": True, "gather_with_grad": True, "cache_labels": True}
     clip = ClipLoss(**named, rank=0, world_size=1, use_horovod=False)
     siglip = SigLipLoss(rank=0, world_size=1, dist_impl="bidir")

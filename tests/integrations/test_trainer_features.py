@@ -120,7 +120,7 @@ def test_several_data_sets_are_judged_by_their_own_texts(tmp_path):
     assert train(tmp_path, streamed).state.global_step == 2
 
 
-def test_a_column_label_of_ones_own_is_left_alone(tmp_path):
+def test_a_users_column_label_is_not_changed(tmp_path):
     data = pairs().remove_columns("label")
     data = data.add_column("label", [0.5 for _ in range(len(data))])
     assert train(tmp_path, data).loss.output.counts[:, 1].sum() > 0

@@ -288,7 +288,7 @@ def test_missing_weights_are_refused(tmp_path, vlm):
 
 
 @pytest.mark.parametrize("arch", ["yes_no", "cross_encoder"])
-def test_code_beside_a_model_is_never_run(tmp_path, request, arch):
+def test_code_next_to_a_model_is_never_run(tmp_path, request, arch):
     source = request.getfixturevalue("vlm" if arch == "yes_no" else "encoder")
     folder, proof = without(source, tmp_path / "code"), tmp_path / "ran"
     (folder / "evil.py").write_text(f"open({str(proof)!r}, 'w').close()\nclass Evil: pass\n")

@@ -54,7 +54,7 @@ def batches_of(train_set, *sizes):
     return [mini_batch(train_set, range(*ends)) for ends in zip(begins, begins[1:], strict=False)]
 
 
-def test_the_figures_are_those_of_a_loop_over_pairs(toy_train, tiny):
+def test_figures_equal_a_loop_over_pairs(toy_train, tiny):
     """Every pair is judged alone; the AUC is counted over all couples of an own and a random one.
 
     What is random is read from what the discriminator was asked."""

@@ -223,7 +223,7 @@ def test_added_family_is_trained(trained):
     assert "loss_itm" in log and "loss_lm" in log
 
 
-def test_a_caption_metric_of_ones_own_is_reported(trained):
+def test_a_users_caption_metric_is_reported(trained):
     folder = trained[0] / "captions"
     (figures,) = [record for record in log_of(folder)[1] if record["kind"] == "eval"]
     written = json.loads(next(folder.rglob("test_epoch*.json")).read_text(encoding="utf-8"))

@@ -73,7 +73,7 @@ contents = st.fixed_dictionaries(
 
 @settings(max_examples=100, deadline=None)
 @given(contents)
-def test_verdicts_are_those_of_a_loop_over_the_rows(tmp_path_factory, content):
+def test_verdicts_equal_a_loop_over_the_rows(tmp_path_factory, content):
     path = written(tmp_path_factory.mktemp("judgements"), content)
     images, texts, valid = judged_pairs(path, IDS, SOURCES)
     found = dict(zip(zip(images.tolist(), texts.tolist(), strict=True), valid, strict=True))

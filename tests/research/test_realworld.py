@@ -53,7 +53,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_labels_are_those_of_training_images_only(folder):
+def test_only_training_images_have_labels(folder):
     labels = labels_of(folder)
     assert len(labels) == 28 and labels["images/13.png"] == "green"
     assert not {f"images/{number}.png" for number in range(12)} & set(labels)

@@ -106,7 +106,7 @@ def test_other_runs_continue_if_one_fails(tmp_path):
     assert independent.done and not jobs["a"].done
 
 
-def test_folder_that_another_command_took_is_left_alone(tmp_path):
+def test_folder_taken_by_another_command_is_not_changed(tmp_path):
     run_all(counting_jobs(tmp_path), 1)
     others = counting_jobs(tmp_path, steps=5)
     assert "a was taken by another command" in run_all(others, 1)["a"]

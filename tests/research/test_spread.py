@@ -32,7 +32,7 @@ def test_texts_of_a_spread():
 
 # Figures as a page shows them: squares of numbers such as 1e-184 are zero.
 @given(st.lists(st.integers(-500, 500), min_size=2, max_size=6, unique=True))
-def test_spread_is_that_of_scipys_t_test(hundredths):
+def test_spread_equals_scipys_t_test(hundredths):
     values = [value / 100 for value in hundredths]
     found, expected = Spread.of([*values, None]), scipy.stats.ttest_1samp(values, 0.0)
     assert (found.n, found.mean) == (len(values), pytest.approx(sum(values) / len(values)))

@@ -244,7 +244,7 @@ def test_settings_of_other_weights_are_options_of_the_headers():
             assert cfg.model_cfg.answer_sep_tokens == 1
 
 
-def test_queue_and_annotations_are_those_of_the_published_weights():
+def test_queue_and_annotations_equal_the_published_weights():
     """LAVIS's albef_retrieval loads the result; VQA adds the validation split and Visual Genome."""
     for name in ("coco", "flickr"):
         theirs = registry.get_model_class("albef_retrieval").default_config_path(name)

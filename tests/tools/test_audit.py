@@ -250,7 +250,7 @@ def test_augmented_shards_are_read_with_their_pictures(world, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("kind", ["CLIP", "Siglip"])
-def test_features_are_those_of_the_library(world, models, tmp_path, kind):
+def test_features_equal_the_librarys(world, models, tmp_path, kind):
     transformers = pytest.importorskip("transformers")
     assert run("count", world / "pairs.json", [models / kind], tmp_path) == 0
     model = transformers.AutoModel.from_pretrained(models / kind).eval()
@@ -382,7 +382,7 @@ def test_a_missing_package_is_named(world, models, tmp_path, caplog, monkeypatch
     assert 'pip install "lavis-mafa[audit]"' in caplog.text
 
 
-def test_what_may_match_is_no_negative(world, tmp_path):
+def test_pairs_that_may_match_are_not_negatives(world, tmp_path):
     """Between the thresholds a candidate is neither a missing pair nor a negative."""
     assert run("mine", world / "pairs.json", features(world), tmp_path, "--threshold", 1) == 0
     assert read(tmp_path / "mined.json") == []

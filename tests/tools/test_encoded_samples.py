@@ -138,7 +138,7 @@ def test_damaged_files_are_named(tmp_path, monkeypatch, damage):
         encoding.make_features(loaded, np.arange(2), tmp_path)
 
 
-def test_captions_of_one_image_are_not_those_of_another():
+def test_captions_of_different_images_are_not_mixed():
     vectors = torch.nn.functional.normalize(torch.randn(40, 16), dim=1).repeat_interleave(5, 0)
     numbers, ids = np.arange(0, 400, 2), np.arange(400) // 10
     found = encoding.Features(numbers, vectors, vectors, vectors, [])

@@ -20,7 +20,7 @@ from small_world import call
 from lavis_mafa import load_model
 from lavis_mafa.data import TrainingSet
 from lavis_mafa.data.pairs import TrainPairs
-from lavis_mafa.io.arrays import read_npz
+from lavis_mafa.io.files import read_npz
 from lavis_mafa.io.project_files import CONFIGS
 from lavis_mafa.settings import load_config
 from lavis_mafa.tools.charts import Table

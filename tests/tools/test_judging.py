@@ -58,7 +58,7 @@ def slow_probabilities(world, pairs):
     return torch.cat(probabilities).numpy()
 
 
-def test_probabilities_equal_those_of_single_pairs(world, pairs, monkeypatch):
+def test_probabilities_equal_single_pairs(world, pairs, monkeypatch):
     """Images are read and encoded once for any chunk size, and a pair is judged once for all
     samples of an image.
     """

@@ -159,7 +159,7 @@ def test_ids_of_lavis_annotations_are_kept():
     assert TrainingSet(Lavis()).source(0).image_id == "coco_9"
 
 
-def test_direction_is_that_of_the_anchor(tmp_path):
+def test_direction_follows_the_anchor(tmp_path):
     """`i2t`: the text was found among the hard negatives of the image."""
     save_rows(tmp_path / "train.json", rows_with(IDS[0]))
     records = PairRecords(TrainingSet(data_set(tmp_path, "train.json")), tmp_path)

@@ -42,7 +42,7 @@ class GritSettings(Checked):
     )
     regions: bool = option(
         False,
-        "cut L pairs into sub-queues of similar pairs, not of random ones",
+        "cut L pairs into sub-queues of similar instead of random pairs",
     )
     hardness: float = option(
         1.0,
@@ -54,15 +54,13 @@ class GritSettings(Checked):
     )
     schedule: str = option(
         "constant",
-        "hardness of every epoch: always the same, or from another one to it in equal steps or "
-        "along a cosine",
+        "hardness of every epoch: constant, or moving to it in equal steps or along a cosine",
         source="lavis_mafa, FALCON",
         choices=HARDNESS,
     )
     skip: int = option(
         0,
-        "p: the most similar pairs that are passed over at every step of a chain, before the "
-        "quantile",
+        "p: number of most similar pairs skipped at every step of a chain, before the quantile",
         source="B3",
         low=0,
     )

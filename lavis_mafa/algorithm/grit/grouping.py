@@ -19,6 +19,7 @@ Floats: TypeAlias = NDArray[np.float32]
 # Function from both similarities (M, M), images to texts and texts to images, to q (M,).
 Quantiles: TypeAlias = Callable[[Floats, Floats], Floats]
 _REGION_ROWS = 4096  # maximum number of pairs from which the direction of a cut is computed
+_TURNED_ROWS = 4096  # rows of the transposed similarities that are held at a time
 STRIDE = 16  # `_hard` estimates a quantile from every 16th score
 _LOWEST = np.finfo(np.float32).min
 
@@ -196,7 +197,9 @@ def _similarities(images: Tensor, texts: Tensor, both: Tensor) -> tuple[Floats, 
     if images.is_cuda:
         i2t = images @ texts.t()
         both[0].copy_(i2t, non_blocking=True)
-        both[1].copy_(i2t.t().contiguous(), non_blocking=True)
+        for begin in range(0, len(i2t), _TURNED_ROWS):  # not all at once: the GPU holds one matrix
+            rows = slice(begin, begin + _TURNED_ROWS)
+            both[1][rows].copy_(i2t[:, rows].t().contiguous(), non_blocking=True)
         torch.cuda.current_stream(images.device).synchronize()
     else:
         torch.mm(images, texts.t(), out=both[0])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from lavis_mafa.algorithm.context import MiniBatch
@@ -50,9 +51,9 @@ def itc(step: StepContext) -> Tensor:
     """Return ITC with the form and labels of the settings, averaged over both directions."""
     soft, active = step.settings.soft_labels, step.soft_labels_active
     label = step.soft_label if active else SOFT_LABELS["one_hot"]
-    total = step.compared.i2t.new_zeros(())
+    terms = []
     for side in _sides(step):
-        total = total + step.form(side, label(side, soft)) / 2
+        terms.append(step.form(side, label(side, soft)))
         if active and step.extra_loss is not None:
-            total = total + step.extra_loss(side, soft) / 2
-    return total
+            terms.append(step.extra_loss(side, soft))
+    return torch.stack(terms).sum() / 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 
 import torch
 import torch.nn.functional as F
@@ -33,15 +34,14 @@ def mask_tokens(
     Returns:
         ``(P, L)`` ids with tokens hidden, and ``(P, L)`` targets, `IGNORED` at all other tokens.
     """
-    special = torch.zeros_like(input_ids, dtype=torch.bool)
-    for one in special_ids:  # `torch.isin` would copy the ids to the device and wait
-        special |= input_ids == one
+    # `torch.isin` would copy them to the device, and wait.
+    special = reduce(torch.bitwise_or, [input_ids == one for one in special_ids])
     draw = torch.rand(input_ids.shape, device=input_ids.device)
     hidden = (draw < probability) & ~special
     fate = torch.rand(input_ids.shape, device=input_ids.device)
     random_ids = torch.randint(vocab_size, input_ids.shape, device=input_ids.device)
-    ids = torch.where(hidden & (fate < 0.8), mask_id, input_ids)
-    ids = torch.where(hidden & (fate >= 0.8) & (fate < 0.9), random_ids, ids)
+    replaced = torch.where(fate < 0.9, random_ids, input_ids)
+    ids = torch.where(hidden, torch.where(fate < 0.8, mask_id, replaced), input_ids)
     return ids, torch.where(hidden, input_ids, IGNORED)
 
 

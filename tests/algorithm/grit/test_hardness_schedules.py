@@ -109,7 +109,7 @@ def registered(monkeypatch):
     monkeypatch.setattr(HARDNESS, "_entries", HARDNESS.entries())
 
 
-def test_a_function_of_ones_own_is_a_schedule(registered):
+def test_a_users_function_is_a_schedule(registered):
     @HARDNESS.register("halved", settings=_Ramp)
     def halved(grouped_epochs, hardness, own):
         return max(own.start, hardness / 2**grouped_epochs)

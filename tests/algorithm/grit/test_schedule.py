@@ -270,7 +270,7 @@ def test_an_epoch_begun_twice_keeps_its_order_and_what_it_collected():
         again.end(epoch)
 
 
-def test_orders_of_ones_own_replace_those_of_any_epoch():
+def test_a_given_order_replaces_the_order_of_any_epoch():
     schedule = GritSchedule(40, 4, grit_settings())
     for epoch in range(3):
         own = np.random.default_rng(epoch).permutation(40)
