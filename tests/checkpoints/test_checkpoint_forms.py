@@ -65,6 +65,7 @@ def test_safetensors_of_another_tool(tmp_path, weights):
         (lambda w: {**w, "epoch": 3}, "holds no state dict, but a int as 'epoch'"),
         (lambda w: {**w, **with_prefix(w, "_orig_mod.")}, "holds '.*' twice"),
         (lambda w: {"state_dict": {}}, "holds no weight of AlbefMafa"),
+        (lambda w: {}, "holds no weight of AlbefMafa"),
     ],
 )
 def test_unclear_files_are_refused(tmp_path, weights, content, message):

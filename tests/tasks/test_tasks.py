@@ -252,16 +252,6 @@ def test_pairs_of_unknown_truth_are_left_out_of_rates(output):
     assert sums == {"true": 2, "false": 0, "unknown": 1}
 
 
-def test_no_known_pair_has_no_rate(output):
-    told = task_with_truth()
-    nothing = PartlyKnown()
-    nothing.known = lambda images, texts: np.zeros(len(images), bool)
-    told.before_training(SimpleNamespace(con_d=None), SimpleNamespace(truth=nothing))
-    rates = told.epoch_figures(Tally(told.step_figures(output, SAMPLES)))
-    assert rates["false_negative_rate_i2t"] is rates["con_d_precision_i2t"] is None
-    assert rates["con_d_recall_i2t"] is rates["false_negative_rate_in_itm_i2t"] is None
-
-
 def test_rates_contain_only_what_is_known(output):
     without_truth = task().epoch_figures(Tally(task().step_figures(output, SAMPLES)))
     of_truth = ("precision", "recall", "base_rate", "lift")
@@ -361,6 +351,3 @@ def test_oracle_is_rejected_if_the_truth_is_unknown():
         task().before_training(SimpleNamespace(con_d=_Oracle()), unknown)
     task().before_training(SimpleNamespace(con_d=None), unknown)
     task().before_training(SimpleNamespace(), unknown)  # a model without Con-D
-
-
-# Evaluation
