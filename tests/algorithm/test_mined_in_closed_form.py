@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
+from two_forks import answers_of_a_group
 
 from lavis_mafa.algorithm.features_step import FeaturesLoss, _own_pairs_loss
 from lavis_mafa.algorithm.rules import Margin
@@ -46,3 +49,28 @@ def test_margin_rule_equals_the_general_step(form, action, margin):
     torch.testing.assert_close(value, general)
     for mine, theirs in zip(gradients, slow, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+def _on_a_rank(rank: int, form: str, action: str):
+    """Return loss, counts and gradients of this rank, in closed form and by the general step."""
+    options = {"itc_loss": form, "action": action, "margin": Margin(0.05)}
+    loss = FeaturesLoss(replace(settings_of(None, None, options), all_ranks=True))
+    results = []
+    for samples in ({}, {"image_id": 12 * rank + torch.arange(12)}):
+        images, texts = (one[rank::2].clone().requires_grad_() for one in _features())
+        value = loss.loss(images, texts, torch.tensor(0.1), samples)
+        gradients = torch.autograd.grad(value, [images, texts])
+        found = [value.detach(), loss.output.counts, *gradients]
+        results.append([one.tolist() for one in found])
+    return results
+
+
+@pytest.mark.parametrize("form", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("action", ["drop", "convert"])
+def test_on_two_ranks_it_equals_the_general_step(tmp_path, form, action):
+    for _, closed, general in answers_of_a_group(_on_a_rank, tmp_path, form, action):
+        assert sum(closed[1][0][2:3] + closed[1][1][2:3]) > 10  # found
+        for mine, theirs in zip(closed, general, strict=True):
+            torch.testing.assert_close(
+                torch.tensor(mine), torch.tensor(theirs), rtol=1e-4, atol=1e-6
+            )
