@@ -61,12 +61,13 @@ class PairedImages:
         # Cached by weights rather than by layer, because layers may share them (BLIP's encoder and
         # decoder), and by grad mode, because tensors without a graph cannot be trained on.
         weights = attention.key.weight, attention.value.weight
-        device = self.embeds.device.type
-        cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        made_by = *map(id, weights), torch.is_grad_enabled(), cast
+        mode = torch.is_grad_enabled(), _product_type(self.embeds)
+        made_by = *map(id, weights), *mode
+        if mode not in self.memory:  # autocast would cast them in every layer
+            self.memory[mode] = self.embeds.to(mode[1])
         if made_by not in self.memory:
-            # Keep the weights, so that Python does not reuse their ids.
-            both = _project(self.embeds, attention.key, attention.value)
+            # The weights are kept so that their ids are not reused.
+            both = _project(self.memory[mode], attention.key, attention.value)
             self.memory[made_by] = both, weights
         both, _ = self.memory[made_by]
         return both
@@ -302,11 +303,9 @@ def _joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor]:
     All passes of a step share them: they live as long as the graph of one of them.
     """
     # Weights of another version belong to a step before; autocast would cast them in every pass.
-    weights: list[Any] = [one.weight for one in layers]
-    biases: list[Any] = [one.bias for one in layers]
-    device = weights[0].device.type
-    half = torch.is_autocast_enabled(device)
-    kind = torch.get_autocast_dtype(device) if half else weights[0].dtype
+    weights: list[Tensor] = [one.weight for one in layers]
+    biases: list[Tensor] = [one.bias for one in layers]
+    kind = _product_type(weights[0])
     made_of = kind, [one._version for one in weights + biases]
     known, kept = _JOINED.get(layers[0], (None, None))
     weight: Any = kept() if known == made_of and kept is not None else None
@@ -315,6 +314,13 @@ def _joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor]:
         weight.with_bias = torch.cat(biases).to(kind)  # no graph needs it after the product
         _JOINED[layers[0]] = made_of, TensorWeakRef(weight)
     return weight, weight.with_bias
+
+
+def _product_type(tensor: Tensor) -> torch.dtype:
+    """Return the type in which a linear layer computes here."""
+    device = tensor.device.type
+    half = torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if half else tensor.dtype
 
 
 def _heads_of(attention: Any, source: Tensor, *layers: Any) -> Sequence[Tensor]:
