@@ -83,10 +83,10 @@ def tiny_t5(folder: Path) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from tokenizers.decoders import Metaspace
     from tokenizers.processors import TemplateProcessing
-    from transformers import (
+    from transformers import (  # type: ignore[attr-defined]
         T5Config,
         T5ForConditionalGeneration,
-        T5TokenizerFast,  # type: ignore[attr-defined]
+        T5TokenizerFast,
     )
 
     folder.mkdir(parents=True, exist_ok=True)
