@@ -147,7 +147,7 @@ class PictureIdentity:
         elif stored is None:
             picture = digest_of(b"p", os.fsencode(self.folder.identity(row.image)))
         elif stored.digest:
-            picture = digest_of(b"h", stored.digest.lower().encode())
+            picture = digest_of(b"h", stored.digest.encode())
         else:
             picture = digest_of(b"p", f"{number},{stored.start}".encode())
         if self.by_content and (stored is None or stored.content is None):

@@ -72,8 +72,7 @@ def data_of(folder, kind):
             picture, values = png(key // 3), {}
             if kind != "shard":
                 name = kind.removeprefix("shard with ")
-                digest = hashlib.new(name, picture).hexdigest()
-                values[name] = digest.upper() if key % 3 == 2 else digest
+                values[name] = hashlib.new(name, picture).hexdigest()
             samples.append((f"{key:05d}", picture, "png", f"{key // 3} view {key % 3}", values))
         write_shards(folder, samples)
         return None, [folder / "pairs-000000.tar"]
