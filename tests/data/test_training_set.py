@@ -21,6 +21,7 @@ from torch.utils.data import ChainDataset, DataLoader, Dataset, IterableDataset
 from lavis_mafa.algorithm.grit import EpochBatches
 from lavis_mafa.algorithm.grit.sampler import EpochPlan
 from lavis_mafa.data import TrainingSet
+from lavis_mafa.data.data_identity import DataIdentity
 from lavis_mafa.data.training_set import ATTEMPTS, _image_ids_of
 
 
@@ -296,3 +297,25 @@ def test_show_finds_the_image_in_its_part(pictures, tmp_path, toy):
         assert text == caption and np.array_equal(np.asarray(picture), np.asarray(expected))
     single_part = TrainingSet(last).show(0)
     assert single_part[1] == "Three" and single_part[0].size == (80, 60)
+
+
+class OfFiles(torch.utils.data.Dataset):
+    """Samples with files, without a table or annotations."""
+
+    def __init__(self, names):
+        self.names = names
+
+    def __len__(self):
+        return len(self.names)
+
+    def path(self, index):
+        return f"images/{self.names[index]}"
+
+    def caption(self, index):
+        return "a caption"
+
+
+@pytest.mark.parametrize("other", ["xbc", "axc", "abx"])
+def test_another_file_is_another_identity(other):
+    known, found = (DataIdentity.of(TrainingSet(OfFiles(names))) for names in ("abc", other))
+    assert known.image_rows != found.image_rows and known.caption_rows == found.caption_rows
