@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--results", type=Path, help="Markdown file to write, with JSON and figure next to it"
     )
-    parser.add_argument("--seeds", nargs="+", type=_number, help="default: those of the study")
+    parser.add_argument("--seeds", nargs="+", type=_number, help="seeds (default: the study's)")
     parser.add_argument("--rows", nargs="+", metavar="NAME", help="run only these")
     parser.add_argument("--columns", nargs="+", metavar="NAME", help="show only these")
     parser.add_argument(

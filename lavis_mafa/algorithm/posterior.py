@@ -207,7 +207,7 @@ def draw(weights: Tensor, sim: Tensor, known_positives: Tensor) -> Tensor:
 
 @PICKERS.register("posterior", settings=PosteriorRule, source="FNE")
 class PosteriorPicker(nn.Module):
-    """Draw negatives by the posterior that they are false.
+    """Draw negatives by the posterior probability that they are false.
 
     The picker estimates the two distributions of similarities from the mini-batches it observes.
     `run_step` calls `prepare`. Elsewhere, call `observe` once a step, then `pick`. Until it has
