@@ -150,7 +150,7 @@ def add_analysed_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="MODEL",
         help="what encodes both sides: a folder or a name on the Hugging Face hub of a CLIP or a "
-        "SigLIP in transformers, or of a SentenceTransformer of images; open_clip:NAME, "
+        "SigLIP in transformers, or of a SentenceTransformer; open_clip:NAME, "
         "open_clip:NAME/PRETRAINED or a folder of open_clip; or two .npy files of features, of "
         "images and of captions, with a row for each pair",
     )
@@ -161,12 +161,18 @@ def add_analysed_arguments(parser: argparse.ArgumentParser) -> None:
         "SentenceTransformer); a folder or a name on the hub of BLIP-2 with a matching head, of a "
         "SigLIP, or of a CrossEncoder (default: only the similarity of the encoder)",
     )
+    files.add_argument(
+        "--text-keys",
+        nargs=2,
+        metavar=("ANCHOR", "POSITIVE"),
+        help="columns of pairs of two texts, which a SentenceTransformer encodes",
+    )
     _add_columns(files)
 
 
 def _check_analysed(args: argparse.Namespace) -> None:
     """End with an error for arguments of files with a config, and the reverse."""
-    of_files = ("encoder", "judge", "images", "image_key", "caption_key")
+    of_files = ("encoder", "judge", "text_keys", "images", "image_key", "caption_key")
     wrong = ("options", "checkpoint", "con_d") if args.data else (*of_files, "image_id_key")
     for name in wrong:
         if getattr(args, name):

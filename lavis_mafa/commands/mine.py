@@ -9,8 +9,9 @@ with the same --output to encode only what is missing; under torch.distributed.r
 the work.
 
 With --data, pairs in files are mined by any encoder and judge, without LAVIS, and by default in the
-whole data set, 10 candidates of an anchor. Instead of repeated.json and dataset.yaml, --output gets
-hard negatives for sentence-transformers (triplets.jsonl) and FlagEmbedding (flag_embedding.jsonl).
+whole data set, 10 candidates of an anchor. Instead of data for our training, --output gets a copy
+of the data with the new pairs (clean.*), and hard negatives for sentence-transformers
+(triplets.jsonl) and FlagEmbedding (flag_embedding.jsonl).
 
 Files in --output: mined.json (the new pairs with their scores), augmented.json (the data and the
 new pairs: ECM-6M), repeated.json (control: the data and as many of its own pairs, repeated),

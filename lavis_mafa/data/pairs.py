@@ -32,6 +32,7 @@ class PairSource(NamedTuple):
         caption: unprocessed.
         name: of the image, as in the annotation file.
         image_id, group_id: as in the annotation file; None without one.
+        anchor: the text in the place of the image, in pairs of two texts.
     """
 
     path: str | None
@@ -39,6 +40,7 @@ class PairSource(NamedTuple):
     name: str | None = None
     image_id: str | int | None = None
     group_id: str | int | None = None
+    anchor: str | None = None
 
 
 class Pairs(Dataset[dict[str, Any]]):

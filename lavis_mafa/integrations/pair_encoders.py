@@ -1,4 +1,4 @@
-"""Encoders of images and texts in other libraries behind one interface.
+"""Encoders of images and texts, or of two texts, in other libraries behind one interface.
 
 A model's folder runs no code: none is loaded with ``trust_remote_code``. No library is imported
 before a model of it is loaded.
@@ -23,20 +23,22 @@ EXPECTED = (
 
 
 class PairEncoder:
-    """Encodes the images and the texts of pairs.
+    """Encodes the anchors and the texts of pairs.
 
     Attributes:
         model: whose weights identify the features.
+        reads_images, reads_texts: what anchors may be.
     """
 
     model: Any
+    reads_images, reads_texts = True, False
 
-    def prepare(self, image: Any) -> Any:
-        """Return what `encode_images` needs of an image, small enough to hold many."""
-        return image
+    def prepare(self, anchor: Any) -> Any:
+        """Return what `encode_anchors` needs of an anchor, small enough to hold many."""
+        return anchor
 
-    def encode_images(self, images: Sequence[Any]) -> Tensor:
-        """Return the features ``(B, E)`` of prepared images."""
+    def encode_anchors(self, anchors: Sequence[Any]) -> Tensor:
+        """Return the features ``(B, E)`` of prepared anchors."""
         raise NotImplementedError
 
     def encode_texts(self, texts: list[str]) -> Tensor:
@@ -51,12 +53,12 @@ class _TwoTowers(PairEncoder):
         self.model, processor = load_two_towers(name, device)
         self._encoder = DualEncoder(self.model, processor, threshold=0.0)
 
-    def prepare(self, image: Any) -> Any:
-        return self._encoder.pixels([image]).cpu()
+    def prepare(self, anchor: Any) -> Any:
+        return self._encoder.pixels([anchor]).cpu()
 
-    def encode_images(self, images: Sequence[Any]) -> Tensor:
+    def encode_anchors(self, anchors: Sequence[Any]) -> Tensor:
         weight = next(self.model.parameters())
-        return self._encoder.encode_pixels(torch.cat(list(images)).to(weight.device))
+        return self._encoder.encode_pixels(torch.cat(list(anchors)).to(weight.device))
 
     def encode_texts(self, texts: list[str]) -> Tensor:
         return self._encoder.encode_texts(texts)
@@ -69,12 +71,11 @@ class _Sentences(PairEncoder):
         from sentence_transformers import SentenceTransformer
 
         self.model = SentenceTransformer(name, device=str(device), trust_remote_code=False)
-        if not self.model.supports("image"):
-            raise ValueError("this SentenceTransformer reads only texts; name a CLIP or a SigLIP")
+        self.reads_images, self.reads_texts = map(self.model.supports, ("image", "text"))
 
-    def encode_images(self, images: Sequence[Any]) -> Tensor:
+    def encode_anchors(self, anchors: Sequence[Any]) -> Tensor:
         found: Tensor = self.model.encode_query(
-            list(images), convert_to_tensor=True, show_progress_bar=False
+            list(anchors), convert_to_tensor=True, show_progress_bar=False
         )
         return found
 
@@ -98,11 +99,11 @@ class _OpenClip(PairEncoder):
         self.model.eval()
         self._tokenizer, self._device = open_clip.get_tokenizer(name), device
 
-    def prepare(self, image: Any) -> Any:
-        return self._processor(image)
+    def prepare(self, anchor: Any) -> Any:
+        return self._processor(anchor)
 
-    def encode_images(self, images: Sequence[Any]) -> Tensor:
-        found: Tensor = self.model.encode_image(torch.stack(list(images)).to(self._device))
+    def encode_anchors(self, anchors: Sequence[Any]) -> Tensor:
+        found: Tensor = self.model.encode_image(torch.stack(list(anchors)).to(self._device))
         return found
 
     def encode_texts(self, texts: list[str]) -> Tensor:

@@ -39,7 +39,7 @@ class _PretrainedJudge:
         ranks: Ranks | None = None,
         seen: Tensor | None = None,
     ) -> Tensor:
-        """Return P(match) ``(P,)`` of images and captions; NaN where there is no image."""
+        """Return P(match) ``(P,)`` of images, or texts, and captions; NaN where there is none."""
         images, captions = samples["image"], samples["text_input"]
         both = zip(image_of.tolist(), text_of.tolist(), strict=True)
         pairs = [(images[image], captions[text]) for image, text in both]
@@ -51,14 +51,17 @@ class _PretrainedJudge:
         return found
 
 
-def load_pretrained_judge(name: str, device: torch.device) -> Any:
+def load_pretrained_judge(name: str, of_texts: bool, device: torch.device) -> Any:
     """Load a judge by the form of its folder or name; no code of it is run.
 
+    Args:
+        of_texts: whether pairs are of two texts, instead of an image and a text.
+
     Raises:
-        OSError, ValueError, RuntimeError: if it cannot be loaded, or does not read images.
+        OSError, ValueError, RuntimeError: if it cannot be loaded, or does not read such pairs.
     """
     kind = kind_of(name)
-    if not kind.startswith(("blip-2", "siglip", "clip")):
+    if of_texts or not kind.startswith(("blip-2", "siglip", "clip")):
         from sentence_transformers import CrossEncoder
         from transformers import AutoConfig
 
@@ -66,7 +69,7 @@ def load_pretrained_judge(name: str, device: torch.device) -> Any:
             if form.endswith("Model"):  # CrossEncoder would give it a head of random weights
                 raise ValueError(f"got a {form}, which has no head that judges; expected {_FORMS}")
         encoder = CrossEncoder(name, device=str(device), trust_remote_code=False)
-        if not encoder.supports("image"):
+        if not of_texts and not encoder.supports("image"):
             raise ValueError(f"this CrossEncoder reads only texts; for images expected {_FORMS}")
         return _PretrainedJudge(encoder)
     if kind.startswith("clip"):

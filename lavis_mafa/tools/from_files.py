@@ -19,7 +19,7 @@ from lavis_mafa.algorithm.grit import GritSettings
 from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.data.annotation_rows import MAX_UNUSABLE
 from lavis_mafa.data.data_identity import DataIdentity
-from lavis_mafa.data.pairs import TrainPairs
+from lavis_mafa.data.pairs import PairSource, TrainPairs
 from lavis_mafa.integrations.pair_encoders import PairEncoder, load_pair_encoder
 from lavis_mafa.io.identity import digest, fingerprint
 from lavis_mafa.io.launcher import usable_cores
@@ -34,7 +34,7 @@ _SPACE = 32  # mini-batches in a search space
 _NEIGHBOURS = 10  # candidates of an anchor that `mine` judges
 _SIMILARITY = "similarity"
 _NOT_LOADED = (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError)
-_RECORDED = ("data", "image_key", "caption_key", "image_id_key")
+_RECORDED = ("data", "text_keys", "image_key", "caption_key", "image_id_key")
 _BY_SIMILARITY = (
     "No judge: P is the share of own pairs that are less similar than a pair, by the encoder that "
     "also picks the hard negatives. A high P says that it cannot tell the pair from own pairs; "
@@ -43,11 +43,19 @@ _BY_SIMILARITY = (
 )
 
 
+class _TextPairs(TrainPairs):
+    """Pairs of two texts, the first in the place of the image."""
+
+    def source(self, index: int) -> PairSource:
+        source = super().source(index)
+        return source._replace(path=None, anchor=source.name)
+
+
 class _StoredFeatures:
     """Features ``(N, E)`` in .npy files, with a row for each pair, or for each image.
 
     Args:
-        files: of images, and of captions.
+        files: of images (or anchors), and of captions.
 
     Raises:
         OSError, ValueError: if they are no such files, or do not fit the pairs.
@@ -131,47 +139,47 @@ class _FilesAndEncoder(AnalysedPairs):
             for numbers in batches:
                 captions = [self.data.source(int(one)).caption for one in numbers]
                 if isinstance(self._encoder, _StoredFeatures):
-                    images, texts = self._encoder.rows(numbers)
+                    anchors, texts = self._encoder.rows(numbers)
                     errors = ["" for _ in numbers]
                 else:
                     with torch.inference_mode():
                         texts = self._encoder.encode_texts(captions).float()
-                        images, errors = self._images(pool, numbers, texts)
-                images, texts = (F.normalize(one, dim=1) for one in (images, texts))
-                yield Encoded(images, texts, None, captions, errors)
+                        anchors, errors = self._anchors(pool, numbers, texts)
+                anchors, texts = (F.normalize(one, dim=1) for one in (anchors, texts))
+                yield Encoded(anchors, texts, None, captions, errors)
 
     def pictures(self, drawn: Sequence[NDArray[Any]], judge: Any) -> Iterator[dict[str, Any]]:
-        """Yield mini-batches of samples with their images in a list."""
+        """Yield mini-batches of samples with their images, or anchor texts, in a list."""
         with ThreadPool(usable_cores()) as pool:
             for numbers in drawn:
-                read = pool.map(self._picture, numbers.tolist())
+                read = pool.map(self._anchor, numbers.tolist())
                 yield {
-                    "image": [picture for picture, _ in read],
+                    "image": [anchor for anchor, _ in read],
                     "image_id": self.data.image_ids[numbers],
                     "text_input": [self.data.source(int(one)).caption for one in numbers],
                     "load_error": [error for _, error in read],
                 }
 
-    def _images(
+    def _anchors(
         self, pool: ThreadPool, numbers: NDArray[Any], like: Tensor
     ) -> tuple[Tensor, list[str]]:
-        """Return the features of images, zero where one cannot be read, and why."""
+        """Return the features of images or anchor texts, zero where one cannot be read, and why."""
         ids = self.data.image_ids[numbers]
         _, first, place = np.unique(ids, return_index=True, return_inverse=True)
         read = pool.map(self._prepared, numbers[first].tolist())
         good = [row for row, (_, error) in enumerate(read) if not error]
         found = like.new_zeros(len(first), like.shape[1])
         if good:
-            found[good] = self._encoder.encode_images([read[row][0] for row in good]).to(found)
+            found[good] = self._encoder.encode_anchors([read[row][0] for row in good]).to(found)
         return found[torch.from_numpy(place)], [read[row][1] for row in place]
 
     def _prepared(self, number: int) -> tuple[Any, str]:
-        picture, error = self._picture(number)
-        return (picture if error else self._encoder.prepare(picture)), error
+        anchor, error = self._anchor(number)
+        return (anchor if error else self._encoder.prepare(anchor)), error
 
-    def _picture(self, number: int) -> tuple[Any, str]:
+    def _anchor(self, number: int) -> tuple[Any, str]:
         try:
-            return self.data.picture(number), ""
+            return self.data.source(number).anchor or self.data.picture(number), ""
         except OSError as error:
             return None, str(error)
 
@@ -210,7 +218,7 @@ def load_files(args: argparse.Namespace) -> _FilesAndEncoder:
             loaded.judges[name].know(pairs)
         elif args.judge is not None:
             name, config = "judge", {"arch": "judge", "checkpoint": args.judge}
-            loaded.judges = {name: load_pretrained_judge(args.judge, device)}
+            loaded.judges = {name: load_pretrained_judge(args.judge, bool(args.text_keys), device)}
     loaded.configs = {name: config}
     loaded.about = about
     loaded.encoder = {"encoder": list(args.encoder), "judge": args.judge}
@@ -223,12 +231,23 @@ def pairs_of(about: Mapping[str, Any]) -> TrainPairs:
     Raises:
         FileNotFoundError, ValueError: for files that cannot be read.
     """
-    keys = {name: about[name] for name in ("image_key", "caption_key", "image_id_key")}
+    files, keys, texts = about["data"], column_keys(about), about["text_keys"]
+    try:
+        if texts:
+            return _TextPairs(None, str, None, files, **keys)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise ValueError(f"--text-keys {' '.join(texts)}: {error}") from error
     # Pictures are read unprocessed.
-    pairs = TrainPairs(None, str, about["images"], about["data"], **keys)  # type: ignore[arg-type]
+    pairs = TrainPairs(None, str, about["images"], files, **keys)  # type: ignore[arg-type]
     if not pairs.table.meta["with_paths"]:  # shards and parquet hold their pictures
         pairs.vis_root = None
     return pairs
+
+
+def column_keys(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns that arguments, or the record of an earlier analysis, name."""
+    image, caption = about["text_keys"] or (about["image_key"], about["caption_key"])
+    return {"image_key": image, "caption_key": caption, "image_id_key": about["image_id_key"]}
 
 
 def _encoder_of(
@@ -241,7 +260,15 @@ def _encoder_of(
         return _StoredFeatures(names, np.asarray(pairs.image_ids))
     if len(names) != 1:
         raise ValueError("expected one model, or two .npy files, of images and of captions")
-    return load_pair_encoder(names[0], device)
+    found = load_pair_encoder(names[0], device)
+    if args.text_keys and not found.reads_texts:
+        raise ValueError("pairs of two texts (--text-keys) need a SentenceTransformer")
+    if not args.text_keys and not found.reads_images:
+        raise ValueError(
+            "this SentenceTransformer reads only texts: name the columns of pairs of two texts by "
+            "--text-keys, or for images name a CLIP or a SigLIP"
+        )
+    return found
 
 
 @contextmanager

@@ -38,7 +38,10 @@ class SampleViewer:
 
     def pair(self, image: int, text: int, verdict: str, truth: bool | None) -> ShownPair:
         """Return the pair of the image of one sample and the caption of another."""
-        caption, own = self._data.source(text).caption, self._data.source(image).caption
+        caption, source = self._data.source(text).caption, self._data.source(image)
+        own = source.caption
+        if source.anchor is not None:
+            return ShownPair(None, f"{source.anchor} – {caption}", own, verdict, truth)
         return ShownPair(self._image(image), caption, own, verdict, truth)
 
     def key(self, image: int, text: int) -> tuple[Any, str]:

@@ -11,13 +11,16 @@ from typing import Any
 import numpy as np
 
 from lavis_mafa.algorithm.binary import lift
+from lavis_mafa.data.annotation_rows import PairColumns
 from lavis_mafa.data.caption_truth import normalised
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.io.processes import is_main_process
 from lavis_mafa.tools import ALL
 from lavis_mafa.tools.analysed_pairs import AnalysedPairs
 from lavis_mafa.tools.charts import Cell, Table
+from lavis_mafa.tools.clean_copy import write_clean_copy
 from lavis_mafa.tools.engine import load, mine
+from lavis_mafa.tools.from_files import column_keys
 from lavis_mafa.tools.gallery import SampleViewer, report_of_judged
 from lavis_mafa.tools.hard_negatives import Sampling
 from lavis_mafa.tools.judged_pairs import FILE, UNKNOWN, VALID, Judged
@@ -64,13 +67,13 @@ def mine_connections(args: argparse.Namespace) -> None:
     records = PairRecords(loaded.data, args.output)
     new, size = _new_records(records, mined), len(loaded.data)
     records.write("mined", new)
-    records.write("augmented", chain((records.record(n, n) for n in range(size)), new))
     if args.data:
+        columns = PairColumns(**column_keys(loaded.about))
         made = records.write_triplets(found.negatives[0], judged, mined, thresholds[0])
         counts = {**counts, "triplets": made[0], "pairs with too few negatives": made[1]}
-        written = [f"augmented.json (read it with --images {records.root})"]
-        written += [TRIPLETS, FLAG_EMBEDDING]
+        written = [write_clean_copy(records, mined, columns), TRIPLETS, FLAG_EMBEDDING]
     else:
+        records.write("augmented", chain((records.record(n, n) for n in range(size)), new))
         # The control of the augmented data.
         drawn = np.random.default_rng((args.seed, 4))
         again = drawn.choice(size, len(new), replace=len(new) > size)

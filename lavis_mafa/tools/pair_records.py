@@ -55,15 +55,17 @@ class PairRecords:
         """Return the record of the image of one sample with the caption of another."""
         source = self.data.source(image)
         caption = self.data.source(text).caption
+        if source.anchor is not None:
+            return {"anchor": source.anchor, "positive": caption}
         record: dict[str, Any] = {"image": self._relative(source.path, image), "caption": caption}
-        own = _typed(source.image_id) if self._own_images else int(self.data.image_ids[image])
+        own = typed(source.image_id) if self._own_images else int(self.data.image_ids[image])
         if own is not None:  # else the path identifies the image, as in the user's own file
             record["image_id"] = own
         # A new pair is of its image's group: its caption was not of that group so far.
         # None is written, too: a file without the key would be refused.
         if self.data.group_ids is not None:
             number = int(self.data.group_ids[image])
-            known = _typed(source.group_id) if self._own_groups else number
+            known = typed(source.group_id) if self._own_groups else number
             record[_GROUP_ID] = None if number < 0 else known
         return record
 
@@ -79,11 +81,11 @@ class PairRecords:
     def write_triplets(
         self, negatives: HardNegatives, judged: Judged, mined: Judged, low: float
     ) -> tuple[int, int]:
-        """Write images with their positives and hard negatives, in the forms of
+        """Write anchors with their positives and hard negatives, in the forms of
         sentence-transformers and of FlagEmbedding.
 
         A negative is a candidate with a probability of at most ``low``, whose wording no positive
-        has. Images are named by their absolute paths.
+        has. Anchors are images, named by their absolute paths, or texts.
 
         Args:
             negatives: the candidates, the most similar first.
@@ -105,16 +107,18 @@ class PairRecords:
                 captions = self._wordings([first, *others, *missing.get(image, ())])
                 known = self._wordings(found.get(image, ()))
                 wrong = [text for words, text in known.items() if words not in captions]
-                path = self._relative(self.data.source(first).path, first)
-                anchor, positives = os.path.join(self.root, path), list(captions.values())
+                source, positives = self.data.source(first), list(captions.values())
+                anchor = source.anchor or os.path.join(
+                    self.root, self._relative(source.path, first)
+                )
                 if wrong:
-                    lists.write(_line({"query": anchor, "pos": positives, "neg": wrong}))
+                    lists.write(json_line({"query": anchor, "pos": positives, "neg": wrong}))
                 if len(wrong) < _NEGATIVES:
                     lacking += len(positives)
                     continue
                 columns = {f"negative_{n}": one for n, one in enumerate(wrong[:_NEGATIVES], 1)}
                 for positive in positives:
-                    triplets.write(_line({"anchor": anchor, "positive": positive, **columns}))
+                    triplets.write(json_line({"anchor": anchor, "positive": positive, **columns}))
                     count += 1
         return count, lacking
 
@@ -171,12 +175,13 @@ def _tell_apart(pairs: set[tuple[Any, int]]) -> bool:
     return None not in names and len(names) == len(numbers) == len(pairs)
 
 
-def _typed(own: str | int | None) -> str | int | None:
+def typed(own: str | int | None) -> str | int | None:
     """Return an id that looks like a whole number as one: the table holds only text."""
     if isinstance(own, str) and re.fullmatch(r"0|[1-9][0-9]{0,99}", own):
         return int(own)  # unlike 007, which is another id than 7
     return own
 
 
-def _line(content: dict[str, Any]) -> bytes:
+def json_line(content: dict[str, Any]) -> bytes:
+    """Return a JSON document of one line."""
     return (json.dumps(content, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass")

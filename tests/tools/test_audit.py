@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import signal
 import subprocess
@@ -225,7 +226,7 @@ def test_rows_of_features_without_a_direction_are_named(world, tmp_path, caplog,
     assert f"{tmp_path / side}.npy: rows [3, 7] are zero, NaN or infinite" in caplog.text
 
 
-def test_augmented_shards_are_read_with_their_pictures(world, tmp_path, capsys):
+def test_a_copy_of_shards_is_read_with_their_pictures(world, tmp_path, capsys):
     samples = [
         (f"{k:03d}", (world / f"{k}.png").read_bytes(), "png", ROWS[2 * k]["caption"], {})
         for k in range(IMAGES)
@@ -238,15 +239,32 @@ def test_augmented_shards_are_read_with_their_pictures(world, tmp_path, capsys):
     out = tmp_path / "out"
     assert run("mine", shards, files, out, "--threshold", 0.5) == 0
     root = out / "images"
-    assert f"augmented.json (read it with --images {root})" in capsys.readouterr().out
-    found = list(read_rows(out / "augmented.json"))
+    assert f"clean.jsonl (read it with --images {root})" in capsys.readouterr().out
+    found = list(read_rows(out / "clean.jsonl"))
     assert len(found) > IMAGES == len({row.image for row in found})
     more = [world / "images.npy", tmp_path / "more.npy"]
     np.save(more[1], np.ones((len(found), IMAGES), np.float32))
     again = [tmp_path / "again", "--images", root]
-    assert run("count", out / "augmented.json", more, *again) == 0
+    assert run("count", out / "clean.jsonl", more, *again) == 0
     page = (tmp_path / "again" / "report.html").read_text()
     assert "could not be read" not in page and page.count("data:image/") > 5
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
+def test_missing_text_columns_are_named_with_those_that_exist(tmp_path, caplog, form):
+    rows = [{"question": caption(k), "answer": caption(100 + k)} for k in range(8)]
+    path = tmp_path / f"pairs.{form}"
+    if form == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif form == "csv":
+        path.write_text("\n".join(",".join(row) for row in [rows[0], *(r.values() for r in rows)]))
+    else:
+        path.write_text("\n".join(map(json.dumps, rows)))
+    np.save(tmp_path / "one.npy", np.eye(8, dtype=np.float32))
+    files = [tmp_path / "one.npy", tmp_path / "one.npy"]
+    assert run("count", path, files, tmp_path / "out", "--text-keys", "question", "answr") == 1
+    assert "--text-keys question answr: " in caplog.text
+    assert "expected answr, found 'question', 'answer'; name one of them" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["CLIP", "Siglip"])
@@ -276,9 +294,72 @@ def test_a_siglip_judges(world, models, tmp_path):
         assert judged.probability["judge"][row] == pytest.approx(expected, rel=1e-3)
 
 
+def test_pairs_of_two_texts(models, tmp_path):
+    rows = [{"question": caption(k // 2), "answer": caption(100 + k)} for k in range(40)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    keys = ["--text-keys", "question", "answer", "--self-check", "skip"]
+    more = [*keys, "--judge", models / "cross", "--threshold", 0.4]
+    assert run("mine", tmp_path / "pairs.jsonl", [models / "sentences"], tmp_path, *more) == 0
+    library = pytest.importorskip("sentence_transformers")
+    judge = library.CrossEncoder(str(models / "cross"), device="cpu")
+    mined = read(tmp_path / "mined.json")
+    assert mined and all(one["anchor"] != one["positive"] for one in mined)
+    scores = judge.predict(
+        [(one["anchor"], one["positive"]) for one in mined], activation_fn=torch.nn.Sigmoid()
+    )
+    assert [one["score"] for one in mined] == pytest.approx(scores.tolist(), abs=1e-4)
+    new = [{"question": one["anchor"], "answer": one["positive"]} for one in mined]
+    assert lines(tmp_path / "clean.jsonl") == rows + new
+    questions = {row["question"] for row in rows}
+    assert {one["query"] for one in lines(tmp_path / "flag_embedding.jsonl")} <= questions
+    shown = f"{mined[0]['anchor']} – {mined[0]['positive']}"
+    assert shown in (tmp_path / "report.html").read_text()
+    more = ["--text-keys", "question", "answer", "--judge", "captions"]
+    out = tmp_path / "count"
+    assert run("count", tmp_path / "pairs.jsonl", [models / "sentences"], out, *more) == 0
+    assert read(out / "counts.json")["counts"]
+
+
+@pytest.mark.parametrize(
+    ("encoder", "judge", "message"),
+    [
+        ("CLIP", "cross", "pairs of two texts (--text-keys) need a SentenceTransformer"),
+        # sentence-transformers would give these a head of random weights.
+        ("sentences", "bert", "got a BertModel, which has no head that judges"),
+        ("sentences", "Siglip", "got a SiglipModel, which has no head that judges"),
+    ],
+)
+def test_other_models_of_two_texts_are_refused(models, tmp_path, encoder, judge, message, caplog):
+    data = as_json(tmp_path, [{"question": caption(k), "answer": caption(9 + k)} for k in range(8)])
+    more = ["--text-keys", "question", "answer", "--judge", models / judge]
+    assert run("mine", data, [models / encoder], tmp_path / "out", *more) == 1
+    assert message in caplog.text
+
+
 def as_json(folder, rows):
     (folder / "pairs.json").write_text(json.dumps(rows))
     return folder / "pairs.json"
+
+
+def as_lines(folder, rows):
+    path = folder / "pairs.jsonl"
+    path.write_text("\n".join(json.dumps({**row, "more": [1]}) for row in rows))  # no last line end
+    return path
+
+
+def as_table(folder, rows):
+    path = folder / "pairs.tsv"
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, ["more", *rows[0]], delimiter="\t")
+        writer.writeheader()
+        writer.writerows({**row, "more": 'with "quotes"'} for row in rows)
+    return path
+
+
+def as_old_mac_table(folder, rows):
+    lines = [",".join(map(str, row)) for row in ([*rows[0]], *(one.values() for one in rows))]
+    (folder / "pairs.csv").write_bytes("\r".join(lines).encode())
+    return folder / "pairs.csv"
 
 
 def as_parquet(folder, rows):
@@ -286,24 +367,62 @@ def as_parquet(folder, rows):
     names = [row["image"] for row in rows]
     images = [{"bytes": (folder / name).read_bytes(), "path": name} for name in names]
     columns = {name: [row[name] for row in rows] for name in ("caption", "image_id")}
-    pq.write_table(pa.table({"image": images, **columns}), path)
+    pq.write_table(pa.table({"more": [1.5] * len(rows), "image": images, **columns}), path)
     return path
 
 
-@pytest.mark.parametrize("write", [as_json, as_parquet])
-def test_augmented_data_are_the_own_rows_and_the_missing_pairs(world, tmp_path, write, capsys):
+def as_parquet_of_paths(folder, rows):
+    """As ``datasets`` writes paths, and ids that are texts."""
+    schema = [("image", pa.struct([("bytes", pa.binary()), ("path", pa.string())]))]
+    schema += [("caption", pa.string()), ("image_id", pa.string())]
+    rows = [
+        {**row, "image": {"path": row["image"]}, "image_id": str(row["image_id"])} for row in rows
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, pa.schema(schema)), folder / "pairs.parquet")
+    return folder / "pairs.parquet"
+
+
+def as_parquet_of_lists(folder, rows):
+    """As polars writes lists, and with a column that may not be null."""
+    schema = [("image", pa.string()), ("caption", pa.large_list(pa.string()))]
+    schema += [("image_id", pa.int64()), pa.field("size", pa.int64(), nullable=False)]
+    rows = [{**row, "caption": [row["caption"]], "size": 16} for row in rows]
+    pq.write_table(pa.Table.from_pylist(rows, pa.schema(schema)), folder / "pairs.parquet")
+    return folder / "pairs.parquet"
+
+
+def as_coco(folder, rows):
+    images = [{"id": k, "file_name": f"{k}.png"} for k in range(IMAGES)]
+    path = folder / "coco.json"
+    path.write_text(json.dumps({"images": images, "annotations": rows}, indent=1))
+    return path
+
+
+FORMS = [as_json, as_lines, as_table, as_old_mac_table, as_parquet, as_parquet_of_paths]
+FORMS += [as_parquet_of_lists, as_coco]
+
+
+@pytest.mark.parametrize("write", FORMS)
+def test_a_copy_has_the_own_rows_and_the_missing_pairs(world, tmp_path, write, capsys):
     for k in range(IMAGES):
         (tmp_path / f"{k}.png").write_bytes((world / f"{k}.png").read_bytes())
-    out = tmp_path / "out"
-    assert run("mine", write(tmp_path, ROWS), features(world), out, "--threshold", 0.9) == 0
-    root = tmp_path if write is as_json else out / "images"
-    assert f"augmented.json (read it with --images {root})" in capsys.readouterr().out
-    found = read(out / "augmented.json")
+    data, out = write(tmp_path, ROWS), tmp_path / "out"
+    assert run("mine", data, features(world), out, "--threshold", 0.9) == 0
+    copy = out / f"clean{'.jsonl' if write is as_coco else data.suffix}"
+    told = f"{copy.name} (read it with --images {tmp_path}),"
+    assert (told in capsys.readouterr().out) == (write is not as_parquet)
+    assert not (out / "augmented.json").exists()
+    own, found = list(read_rows(data)), list(read_rows(copy))
     (new,) = read(out / "mined.json")
-    assert found[-1] == new and len(found) == len(ROWS) + 1 and new["image_id"] == 0
-    for row, own in zip(found, [*ROWS, {**new, "image": "0.png"}], strict=True):
-        assert (row["caption"], row["image_id"]) == (own["caption"], own["image_id"])
-        assert (root / row["image"]).read_bytes() == (world / own["image"]).read_bytes()
+    assert [row.captions for row in found] == [*(row.captions for row in own), [new["caption"]]]
+    assert found[-1].image_id == found[0].image_id == own[0].image_id == "0"
+    if write is as_parquet:
+        assert bytes(found[-1].stored.content) == (world / "0.png").read_bytes()
+        assert pq.read_table(copy).column("more").to_pylist() == [1.5] * len(ROWS) + [None]
+    else:
+        assert [row.image for row in found] == [*(row.image for row in own), "0.png"]
+    if write in (as_lines, as_table):
+        assert copy.read_text().startswith(data.read_text())
 
 
 def test_triplets_have_no_positive_as_negative(world, tmp_path):
@@ -345,7 +464,11 @@ def test_a_few_missing_pictures_are_counted_and_many_refused(world, models, tmp_
     [
         (["./nothing"], None, "--encoder ./nothing: no such folder"),
         (["bert"], None, "got a model of the kind 'bert', expected a folder"),
-        (["sentences"], None, "this SentenceTransformer reads only texts; name a CLIP"),
+        (
+            ["sentences"],
+            None,
+            "reads only texts: name the columns of pairs of two texts by --text-keys",
+        ),
         (["CLIP"], "CLIP", "a CLIP has learned no bound for a match; expected BLIP-2"),
         (["CLIP"], "cross", "this CrossEncoder reads only texts; for images expected BLIP-2"),
         (["images.npy"], None, "expected two .npy files, of images and of captions"),
