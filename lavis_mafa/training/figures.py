@@ -27,7 +27,7 @@ _CONNECTIONS = 64  # about how many mined pairs an epoch are logged
 _SHARES = {
     "false_negative_rate_by_con_d": "match according to Con-D",
     "false_negative_rate": "are known to match",
-    "false_negative_rate_in_itm": "of those that ITM trained on are",
+    "false_negative_rate_in_itm": "match among those that ITM learned as no match",
 }
 
 

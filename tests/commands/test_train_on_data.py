@@ -67,7 +67,7 @@ def make(form, folder):
 def test_every_form_becomes_a_config_that_is_complete(form, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file, chosen = write_config(make(form, tmp_path / "mine"), None)
-    assert "120 pairs of 60 images; 30.0% of the images are held out" in chosen
+    assert "120 pairs of 60 images; about 30% of the images are held out" in chosen
     config = load_config(file, [])  # checks all of it, and the files
     (builder,) = config.datasets_cfg
     assert builder == ("image_text_shards" if form == "tar" else "image_text_json")
