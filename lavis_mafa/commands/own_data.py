@@ -93,8 +93,8 @@ def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
     write_text(file, OmegaConf.to_yaml(config))
     left_out = f"{without:,} files belong to no sample and are left out\n" if without else ""
     return file, (
-        f"{left_out}{count:,} pairs of {found:,} images; about {held:.0%} of the images are held out "
-        "for validation\n"
+        f"{left_out}{count:,} pairs of {found:,} images; about {held:.0%} of the images are "
+        "held out for validation\n"
         f"model: {model}; {run.max_epoch} epochs of mini-batches of {run.batch_size_train}\n"
         "Con-D: compares captions by word statistics, no weights; mini-batches are not grouped\n"
         f"config: {file}; edit it and pass it as --cfg-path"
