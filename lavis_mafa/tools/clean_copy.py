@@ -71,7 +71,7 @@ class _NewRows:
         for image, text in self.pairs:
             source, caption = self.data.source(image), self.data.source(text).caption
             listed = isinstance(row.get(str(columns.caption_key)), list)
-            new = {
+            new: dict[str, Any] = {
                 str(columns.image_key): source.name,
                 str(columns.caption_key): [caption] if listed else caption,
             }
