@@ -77,7 +77,6 @@ def write_task_files(builder: str, folder: Path) -> _Row:
         info["annotations"] = {"train": annotations["train"]}
     if builder == "refcoco_plus":  # every row has its box
         info["detections"] = {"storage": _file(folder / "detections.json", boxes)["storage"]}
-        info |= {"references": {"storage": None}, "instances": {"storage": None}}
     return info
 
 
