@@ -213,7 +213,7 @@ def warn_of_copies(paths: Iterable[str]) -> None:
     """Warn of files with equal bytes among the first pictures of data sets that have no table."""
     copies = Copies(PictureFolder("/"))
     for path in islice(paths, _COMPARED):
-        name = os.fsencode(path)
+        name = path.encode(errors="surrogatepass")  # JSON may hold half of a pair of surrogates
         copies.add(name, name, Row("", path, [""], None), "")
     if found := copies.pairs():
         logging.warning(

@@ -308,11 +308,8 @@ class OfFiles(torch.utils.data.Dataset):
     def __len__(self):
         return len(self.names)
 
-    def path(self, index):
-        return f"images/{self.names[index]}"
-
-    def caption(self, index):
-        return "a caption"
+    def source(self, index):
+        return f"images/{self.names[index]}", "a caption"
 
 
 @pytest.mark.parametrize("other", ["xbc", "axc", "abx"])
