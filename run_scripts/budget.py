@@ -34,7 +34,7 @@ PACKAGE = ROOT / "lavis_mafa"
 # next hundred, so that packing a line never meets it, and the goal.
 FLOORS = {
     "commands": (800, 650),
-    "tools": (3_000, 1_900),
+    "tools": (2_900, 1_900),
     "downstream": (2_300, 2_000),
     "training": (2_600, 2_400),
     "settings": (1_500, 900),
@@ -42,21 +42,21 @@ FLOORS = {
     "tasks": (500, 700),
     "families": (2_000, 2_000),
     "judges": (1_200, 1_050),
-    "checkpoints": (1_400, 1_150),
+    "checkpoints": (1_200, 1_150),
     "data": (3_100, 1_700),
     "integrations": (1_400, 900),
     "compat": (600, 500),
     "algorithm": (4_200, 3_600),
-    "io": (900, 500),
+    "io": (800, 500),
 }
 # Limits and goals of the whole.
 LIMITS = {
     "rooms": (15, 15),
-    "package": (23_400, 19_000),
+    "package": (23_200, 19_000),
     "research": (4_300, 3_000),
-    "test code": (31_600, 30_000),
+    "test code": (31_300, 30_000),
     "public names": (1_200, 1_000),
-    "config keys": (200, 170),
+    "config keys": (170, 170),
     "commands": (10, 10),
     "words of docs": (28_000, 28_000),
     "lines of README": (120, 120),
