@@ -85,7 +85,7 @@ def _rows_of(part: Any, train_set: TrainingSet, begin: int) -> Iterator[tuple[An
     for row in _listed_rows(part):
         listed = True
         yield row
-    if listed:
+    if listed or not hasattr(part, "source"):  # other data would be read to identify them
         return
     some = np.unique(np.linspace(0, max(0, len(part) - 1), SAMPLED).astype(np.int64))
     for number in some[: len(part)]:

@@ -167,10 +167,6 @@ class ToyScenesEval(_ToyPictures):
         """Return which captions are valid for which images: bool (n_images, n_texts)."""
         return valid_matrix(self.scenes, self.captions)
 
-    def show_image(self, index: int) -> Image.Image:
-        """Return the unprocessed picture of an image, for reports."""
-        return self.picture(index)
-
 
 @dataclass(frozen=True)
 class _ToyOptions:

@@ -86,7 +86,7 @@ def _grouping_rows(sizes: Sizes) -> Iterator[Row]:
         times = in_turn(actions, sizes.repeats, device=sizes.device)
         yield Row.of(
             f"grouping M = {space:,} / training of a dual encoder, a pair",
-            f"training groups beside it; layers as in MiniLM, {_TOKENS} tokens, B={trained:,}",
+            f"timed in turn; layers as in MiniLM, {_TOKENS} tokens, training with B={trained:,}",
             [one / space for one in times["grouping"]],
             [one / trained for one in times["training"]],
         )

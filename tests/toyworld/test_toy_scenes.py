@@ -260,7 +260,7 @@ def test_retrieval_splits(tmp_path, captions_per_image):
     assert sum(map(len, test.img2txt.values())) == len(test.text)
 
     assert test[5]["index"] == 5 and test[5]["image"].shape == (3, 32, 32)
-    np.testing.assert_array_equal(np.asarray(test.show_image(5)), test.images[5])
+    np.testing.assert_array_equal(np.asarray(test.picture(5)), test.images[5])
     truth = test.truth_matrix()
     assert truth.shape == (12, len(test.text))
     assert all(truth[i, t] for t, i in test.txt2img.items())
