@@ -168,6 +168,12 @@ def test_rows_with_bytes_and_rows_with_paths(tmp_path):
     assert [found.table.image(k) for k in (0, 2)] == ["0.png", "a.parquet/2"]
 
 
+def test_images_can_be_left_out(tmp_path):
+    write_parquet(table_of([{"image": 3, "caption": "a"}]), tmp_path / "a.parquet")
+    (row,) = read_rows(tmp_path / "a.parquet", images=False)
+    assert (row.image, row.captions, row.stored) == ("a.parquet/0", ["a"], None)
+
+
 # Access
 
 

@@ -78,6 +78,7 @@ def test_bars_are_tenths_of_the_last_histogram(tmp_path):
     histogram = {"kind": "con_d_histogram", "epoch": 0, "i2t": {"true": [1, 2]}}
     page = page_of(write_log(tmp_path, histogram))
     assert re.findall(r'class="n">(.*?)<', page) == list("0010000200")
+    assert "0.2 to 0.3" in page and "0.9 to 1.0" in page
 
 
 @pytest.mark.parametrize(
