@@ -78,13 +78,13 @@ class _TwoImages(AlbefDownstream):
         return first_token
 
     @classmethod
-    def language_parts(cls, config: BertConfig) -> dict[str, Any]:
+    def _language_parts(cls, config: BertConfig) -> dict[str, Any]:
         """Build BERT with doubled fusion layers; ``config`` has the layers for one image."""
         double = deepcopy(config)
         double.num_hidden_layers += config.num_hidden_layers - config.fusion_layer
         return {"text_encoder": BertModel(config=double, add_pooling_layer=False)}
 
-    def convert_pretrained(self, state: State, origin: str) -> State:
+    def _convert_pretrained(self, state: State, origin: str) -> State:
         """Double the fusion layers of an ALBEF for one image.
 
         Its momentum copies are dropped: the model's own start equal to its encoders.

@@ -11,7 +11,7 @@ from typing import Any
 from transformers import BertTokenizerFast  # type: ignore[attr-defined]
 
 from lavis_mafa.checkpoints.downloads import BERT, OfflineError, answers, hub
-from lavis_mafa.compat.lavis_tokenizers import with_vocabulary
+from lavis_mafa.compat.adoption import with_vocabulary
 from lavis_mafa.io.project_files import find_config
 
 

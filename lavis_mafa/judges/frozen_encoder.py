@@ -40,7 +40,7 @@ class ModelNegativesEncoder(FrozenModel):
         self, samples: dict[str, Any], ranks: Ranks | None = None, seen: Tensor | None = None
     ) -> EncodedByFrozen:
         ranks = ranks or Ranks(together=False)
-        images, seen = self.inputs(samples, seen)
+        images, seen = self._inputs(samples, seen)
         backbone = self.step_backbone
         with torch.inference_mode():
             with self.autocast(images.device):

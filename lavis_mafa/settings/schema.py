@@ -144,7 +144,7 @@ LAVIS_MODEL: Mapping[Any, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class MafaOptions(StepSettings):
+class _MafaOptions(StepSettings):
     """Keys of ``model.mafa``; those of registered entries are added."""
 
     detach_other: bool = _ours("image to text trains images only, text to image texts only", True,
@@ -190,7 +190,7 @@ class OurModelOptions:
     tokenizer: str | None = _ours("vocab.txt, folder or name on the hub; null: the arch's default",
         path="path or name")
     vit: VitOptions | None = _ours("a ViT of any size")
-    mafa: MafaOptions = _ours("the training step", {}, source="MAFA 4")
+    mafa: _MafaOptions = _ours("the training step", {}, source="MAFA 4")
 
 
 @dataclass(kw_only=True)

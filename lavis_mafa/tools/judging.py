@@ -117,7 +117,7 @@ def _probability(
     first = getattr(judge, "first", None)
     found = np.ones(len(image)) if first is None else first.probability(image, text)
     left, found = found >= LEFT, np.asarray(found, np.float32)
-    found[left] = judge_by_image(loaded, features, image[left], text[left], judge)
+    found[left] = _judge_by_image(loaded, features, image[left], text[left], judge)
     return found
 
 
@@ -139,7 +139,7 @@ def _similarities(features: Features, image: NDArray[Any], text: NDArray[Any]) -
     return found
 
 
-def judge_by_image(
+def _judge_by_image(
     loaded: AnalysedPairs, features: Features, image: NDArray[Any], text: NDArray[Any], judge: Any
 ) -> NDArray[Any]:
     """Return the probabilities ``(P,)`` float32 that pairs match; NaN if an image is unreadable.

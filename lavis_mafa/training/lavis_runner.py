@@ -109,15 +109,15 @@ class AnyDeviceRunner(RunnerBase):
         return self._scaler
 
     @property
-    def warmup_steps(self) -> int:
+    def _warmup_steps(self) -> int:
         """``run.warmup_steps``, at most the share ``run.warmup_share`` of all steps."""
         steps, share = int(self.run_cfg.get("warmup_steps", 0)), self.run_cfg.get("warmup_share")
         if share is None:
             return steps
-        return min(steps, int(float(share) * self.steps_per_epoch * self.max_epoch))
+        return min(steps, int(float(share) * self._steps_per_epoch * self.max_epoch))
 
     @property
-    def steps_per_epoch(self) -> int:
+    def _steps_per_epoch(self) -> int:
         """Mini-batches of a rank in an epoch."""
         raise NotImplementedError
 
@@ -132,14 +132,14 @@ class AnyDeviceRunner(RunnerBase):
                 init_lr=self.init_lr,
                 decay_rate=run.get("lr_decay_rate"),
                 warmup_start_lr=float(run.get("warmup_lr", -1)),
-                warmup_steps=self.warmup_steps,
+                warmup_steps=self._warmup_steps,
             )
         return self._lr_sched
 
-    def set_learning_rate(self, epoch: int, global_step: int) -> None:
+    def _set_learning_rate(self, epoch: int, global_step: int) -> None:
         """Apply LAVIS's scheduler; the warm-up may last longer than the first epoch."""
         # LAVIS's schedulers warm up by the step in epoch 0 only, and ignore the step afterwards.
-        warming_up = global_step < self.warmup_steps
+        warming_up = global_step < self._warmup_steps
         self.lr_scheduler.step(cur_epoch=0 if warming_up else epoch, cur_step=global_step)
 
 
@@ -151,7 +151,7 @@ class _LinearWarmupDropsLRScheduler(LinearWarmupStepLRScheduler):
     def step(self, cur_epoch: int, cur_step: int) -> None:
         if cur_epoch == 0:
             warmup_lr_schedule(
-                self.optimizer, cur_step, self.warmup_steps, self.warmup_start_lr, self.init_lr
+                self.optimizer, cur_step, self._warmup_steps, self.warmup_start_lr, self.init_lr
             )
             return
         drops = sum(cur_epoch * whole >= part * self.max_epoch for part, whole in _DROPS)

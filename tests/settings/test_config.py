@@ -26,7 +26,7 @@ from lavis_mafa.settings import (
     format_config,
     load_config,
 )
-from lavis_mafa.settings.check import Report, known_keys, section_of
+from lavis_mafa.settings.check import Report, _known_keys, section_of
 from lavis_mafa.settings.load import complete, read_options
 from lavis_mafa.settings.registered import DATASET, FILE, MODEL, OURS, PARTS, RUN
 
@@ -532,7 +532,7 @@ JUNK = st.one_of(
     st.lists(st.one_of(st.integers(), st.none(), st.text(max_size=3)), max_size=2),
     st.dictionaries(st.sampled_from(["name", "storage", "arch", "x"]), st.integers(), max_size=2),
 )
-PATHS = [path for path, _ in known_keys(KEYS)] + [
+PATHS = [path for path, _ in _known_keys(KEYS)] + [
     f"datasets.image_text_json{rest}"
     for rest in ("", ".type", ".build_info", ".build_info.annotations", ".vis_processor.train.name")
     + (".build_info.annotations.train", ".build_info.annotations.train.storage", ".text_processor")

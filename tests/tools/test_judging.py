@@ -18,8 +18,8 @@ from lavis_mafa.data import TrainingSet
 from lavis_mafa.judges.build import build_discriminator
 from lavis_mafa.tools import judging
 from lavis_mafa.tools.corpus_features import Features
-from lavis_mafa.tools.judging import _chunks_of, _first_readable, judge_by_image
-from lavis_mafa.tools.model_and_data import ModelAndData, _build_judge
+from lavis_mafa.tools.judging import _chunks_of, _first_readable, _judge_by_image
+from lavis_mafa.tools.model_and_data import _ModelAndData, _build_judge
 from lavis_mafa.toyworld import ToyScenesBuilder
 
 IMAGES, CAPTIONS = 20, 3
@@ -35,7 +35,7 @@ def world(tmp_path_factory):
     captions = [data[n, 0]["text_input"] for n in range(SIZE)]
     vectors = F.normalize(torch.randn(SIZE, 8, generator=torch.Generator().manual_seed(0)), dim=1)
     features = Features(np.arange(SIZE), vectors, vectors, vectors, captions, [])
-    opened = ModelAndData(None, None, data, torch.device("cpu"))
+    opened = _ModelAndData(None, None, data, torch.device("cpu"))
     return opened, features, {"arch": "albef_mafa", "model_type": "tiny", "checkpoint": path}
 
 
@@ -85,7 +85,7 @@ def test_probabilities_equal_single_pairs(world, pairs, monkeypatch):
         lambda *a, **k: texts.append(len(a[0].input_ids)) or real_texts(*a, **k),
     )
     monkeypatch.setattr(con_d, "judge", lambda *a: judged.append(len(a[1])) or real_judge(*a))
-    probabilities = judge_by_image(opened, features, *pairs, con_d)
+    probabilities = _judge_by_image(opened, features, *pairs, con_d)
     assert set(reads.values()) == {1} and len(reads) == sum(encoded) == IMAGES
     assert len(set(opened.data.image_ids[list(reads)])) == IMAGES
     assert sum(texts) <= 4 * SIZE  # in at least four chunks, each caption once per chunk
