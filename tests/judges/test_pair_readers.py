@@ -25,7 +25,7 @@ from lavis_mafa.judges.yes_no import _YesNo
 from lavis_mafa.settings.load import check_con_d
 from lavis_mafa.tools.corpus_features import Features
 from lavis_mafa.tools.judging import _judge_by_image
-from lavis_mafa.tools.model_and_data import _ModelAndData, _build_judge
+from lavis_mafa.tools.model_and_data import _build_judge, _ModelAndData
 from lavis_mafa.toyworld import ToyScenesBuilder
 
 sys.path.append(str(ROOT / "tests" / "training"))

@@ -21,9 +21,9 @@ from lavis_mafa.tools.corpus_features import make_features
 from lavis_mafa.tools.hard_negatives import (
     HardNegatives,
     Sampling,
+    _hardest_negatives,
     _order_of,
     find_hard_negatives,
-    _hardest_negatives,
 )
 from lavis_mafa.tools.judged_pairs import Judged
 from lavis_mafa.tools.judging import judge_all

@@ -26,9 +26,9 @@ from lavis_mafa.settings import load_config
 from lavis_mafa.tools.charts import Table
 from lavis_mafa.tools.judged_pairs import UNKNOWN, Judged
 from lavis_mafa.tools.model_and_data import (
-    _ModelAndData,
     _build_judge,
     _discriminators_of,
+    _ModelAndData,
     _options_of,
 )
 from lavis_mafa.tools.tables import markdown_table, one_line

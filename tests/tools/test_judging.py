@@ -19,7 +19,7 @@ from lavis_mafa.judges.build import build_discriminator
 from lavis_mafa.tools import judging
 from lavis_mafa.tools.corpus_features import Features
 from lavis_mafa.tools.judging import _chunks_of, _first_readable, _judge_by_image
-from lavis_mafa.tools.model_and_data import _ModelAndData, _build_judge
+from lavis_mafa.tools.model_and_data import _build_judge, _ModelAndData
 from lavis_mafa.toyworld import ToyScenesBuilder
 
 IMAGES, CAPTIONS = 20, 3
