@@ -51,14 +51,6 @@ def add_dec_token(tokenizer: Any) -> Any:
     return tokenizer
 
 
-def add_blip_tokens(tokenizer: Any) -> Any:
-    """Add [DEC] and [ENC], the first tokens of BLIP's decoder and ITM encoder, in LAVIS's order."""
-    add_dec_token(tokenizer)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["[ENC]"]})
-    tokenizer.enc_token_id = tokenizer.convert_tokens_to_ids("[ENC]")
-    return tokenizer
-
-
 def from_hub(load: Callable[..., Any], name: str, **options: Any) -> Any:
     """Call ``from_pretrained`` on a directory or the cache, or download if the hub is reachable.
 

@@ -17,8 +17,8 @@ from lavis_mafa.algorithm.grit.hardness import StepAhead
 from lavis_mafa.algorithm.output import COUNTS
 from lavis_mafa.data.training_set import TrainingSet
 from lavis_mafa.io.processes import LostWorkerError, any_rank
-from lavis_mafa.training.evaluation import EvaluatingRunner
 from lavis_mafa.training.guard import NonFiniteGuard, UnreadableSamples
+from lavis_mafa.training.lavis_runner import EvaluatingRunner
 from lavis_mafa.training.termination import Termination
 
 CON_D = "Con-D's probability"
