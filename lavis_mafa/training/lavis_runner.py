@@ -1,4 +1,4 @@
-"""LAVIS's runner without its assumptions of CUDA and a process group, and its evaluation of splits."""
+"""LAVIS's runner without its assumptions of CUDA and a process group, and its evaluation."""
 
 from __future__ import annotations
 

@@ -342,7 +342,9 @@ class RunnerMafa(StepRunner):
         return vectors
 
     def _end_epoch(self, epoch: int) -> None:
-        if self.unreadable.allowed < 1.0 and any(any_rank([self.unreadable.exceeded], self.device)):
+        if self.unreadable.allowed < 1.0 and any(
+            any_rank([self.unreadable.too_many(at_end=True)], self.device)
+        ):
             self.unreadable.stop(f"epoch {epoch}")
         plan = self.schedule.plan
         self.schedule.end(epoch)

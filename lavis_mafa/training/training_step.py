@@ -176,7 +176,7 @@ class StepRunner(EvaluatingRunner):
         bad, too_many, self._terminating, self._worker_lost = any_rank(
             [
                 not all(map(math.isfinite, losses.values())),
-                self.unreadable.too_many,
+                self.unreadable.too_many(),
                 self.termination.signal_name is not None,
                 self._lost_worker is not None,
             ],

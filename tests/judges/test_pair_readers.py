@@ -24,7 +24,7 @@ from lavis_mafa.judges.pair_reader import _picture_of, _WholePicture
 from lavis_mafa.judges.yes_no import _YesNo
 from lavis_mafa.settings.load import check_con_d
 from lavis_mafa.tools.corpus_features import Features
-from lavis_mafa.tools.judging import _judge_by_image
+from lavis_mafa.tools.engine import _judge_by_image
 from lavis_mafa.tools.model_and_data import _build_judge, _ModelAndData
 from lavis_mafa.toyworld import ToyScenesBuilder
 

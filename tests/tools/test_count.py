@@ -18,6 +18,7 @@ from lavis_mafa.cli import main
 from lavis_mafa.judges.build import build_discriminator
 from lavis_mafa.tools import counting as counting
 from lavis_mafa.tools.corpus_features import make_features
+from lavis_mafa.tools.engine import _judge_all
 from lavis_mafa.tools.hard_negatives import (
     HardNegatives,
     Sampling,
@@ -26,7 +27,6 @@ from lavis_mafa.tools.hard_negatives import (
     find_hard_negatives,
 )
 from lavis_mafa.tools.judged_pairs import Judged
-from lavis_mafa.tools.judging import judge_all
 from lavis_mafa.tools.model_and_data import _load_model_and_data
 from lavis_mafa.toyworld.builder import _ToyScenesTrain
 
@@ -230,7 +230,7 @@ def test_distinct_pairs_know_from_which_side_they_were_picked(picks):
     for one in picks:
         image, text, side = np.array(one, int).reshape(-1, 3).T
         negatives.append(HardNegatives(image, text, side == 1, np.zeros(len(side), np.int32)))
-    judged = judge_all(loaded, None, negatives)
+    judged = _judge_all(loaded, None, negatives)
     found = zip(judged.image, judged.text, judged.from_image, judged.from_text, strict=True)
     every = {pair for part in picks for pair in part}
     expected = [(*p, (*p, True) in every, (*p, False) in every) for p in {e[:2] for e in every}]

@@ -16,9 +16,9 @@ from small_world import save_model
 
 from lavis_mafa.data import TrainingSet
 from lavis_mafa.judges.build import build_discriminator
-from lavis_mafa.tools import judging
+from lavis_mafa.tools import engine
 from lavis_mafa.tools.corpus_features import Features
-from lavis_mafa.tools.judging import _chunks_of, _first_readable, _judge_by_image
+from lavis_mafa.tools.engine import _chunks_of, _first_readable, _judge_by_image
 from lavis_mafa.tools.model_and_data import _build_judge, _ModelAndData
 from lavis_mafa.toyworld import ToyScenesBuilder
 
@@ -64,7 +64,7 @@ def test_probabilities_equal_single_pairs(world, pairs, monkeypatch):
     """
     opened, features, cfg = world
     monkeypatch.setattr(opened, "images_at_once", 6)
-    monkeypatch.setattr(judging, "_CHUNK_PAIRS", 200)
+    monkeypatch.setattr(engine, "_CHUNK_PAIRS", 200)
     con_d, reads, encoded, texts = _build_judge(cfg, {}), Counter(), [], []
     real_judge, judged = con_d.judge, []
     real_batches, backbone = opened.batches, con_d.backbone.backbone
@@ -114,7 +114,7 @@ def test_first_readable_sample_represents_an_image(ids, data):
 )
 def test_chunks_contain_every_pair_once_and_keep_images_together(pairs, images, count):
     given_pairs = np.array(sorted(pairs), np.int64).reshape(-1, 2)
-    with mock.patch.object(judging, "_CHUNK_PAIRS", count):
+    with mock.patch.object(engine, "_CHUNK_PAIRS", count):
         chunks = [given_pairs[rows].T for rows in _chunks_of(*given_pairs.T, images)]
     chunked_pairs = [pair for image, text in chunks for pair in zip(image, text, strict=True)]
     assert len(chunked_pairs) == len(pairs) and set(chunked_pairs) == pairs
