@@ -19,14 +19,19 @@ from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.discriminator import LEFT
 from lavis_mafa.data.known_truth import known_pairs
-from lavis_mafa.io.processes import all_gather_objects, get_rank, get_world_size, progress
+from lavis_mafa.io.processes import (
+    all_gather_objects,
+    from_main_process,
+    get_rank,
+    get_world_size,
+    progress,
+)
 from lavis_mafa.judges.discriminators import SampleJudge
 from lavis_mafa.judges.self_check import (
     SKIP,
     SelfCheck,
     drawn_samples,
     mode_of,
-    on_all_ranks,
     self_check,
 )
 from lavis_mafa.tools.analysed_pairs import AnalysedPairs, log_on_main
@@ -161,7 +166,7 @@ def _check_judges(
             batches = _numbers(loaded.data, drawn) if of_numbers else loaded.pictures(drawn, judge)
             return self_check(judge, batches, thresholds, name, args.seed)
 
-        found[name] = on_all_ranks(check)
+        found[name] = from_main_process(check)
         found[name].settle(mode, "--self-check")
     return found
 

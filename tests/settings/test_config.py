@@ -28,7 +28,8 @@ from lavis_mafa.settings import (
 )
 from lavis_mafa.settings.check import Report, _known_keys, section_of
 from lavis_mafa.settings.load import complete, read_options
-from lavis_mafa.settings.registered import DATASET, FILE, MODEL, OURS, PARTS, RUN
+from lavis_mafa.settings.registered import MODEL, RUN
+from lavis_mafa.settings.schema import DATASET, FILE, OURS, PARTS
 
 GOOD: dict[str, Any] = {
     "model": {"arch": "albef_mafa", "model_type": "tiny"},
