@@ -99,8 +99,8 @@ class AlbefMafa(MafaModel, AlbefBase):
             max_txt_len=cfg.get("max_txt_len", 25),
             **step_parts(cfg),
         )
-        model._add_momentum(cfg)
-        model._load_and_share(cfg)
+        model.add_momentum(cfg)
+        model.load_and_share(cfg)
         return model
 
 

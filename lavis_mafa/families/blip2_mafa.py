@@ -88,7 +88,7 @@ class Blip2Mafa(MafaModel, Blip2Parts, Blip2Qformer):
             **{name: cfg[name] for name in (*SIZES, "embed_dim") if name in cfg},
             **step_parts(cfg),
         )
-        model._load_and_share(cfg, content)
+        model.load_and_share(cfg, content)
         model._report_random_encoder(cfg)
         return model
 

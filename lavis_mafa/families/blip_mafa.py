@@ -140,8 +140,8 @@ class BlipMafa(MafaModel, BlipBase):
             prompt=cfg.get("prompt") or "",
             **step_parts(cfg),
         )
-        model._add_momentum(cfg)
-        model._load_and_share(cfg)
+        model.add_momentum(cfg)
+        model.load_and_share(cfg)
         return model
 
 

@@ -223,7 +223,7 @@ class FneRetrieval(MafaModel, BaseModel):
             max_txt_len=cfg.get("max_txt_len", 30),
             settings=settings,
         )
-        model._load_and_share(cfg)
+        model.load_and_share(cfg)
         return model
 
     def load_checkpoint(self, url_or_filename: str, content: dict[str, Any] | None = None) -> Any:

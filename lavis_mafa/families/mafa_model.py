@@ -107,7 +107,7 @@ class MafaModel:
         set."""
         return in_chunks(self.backbone, self.cached_batch)
 
-    def _add_momentum(self, cfg: Any) -> None:
+    def add_momentum(self, cfg: Any) -> None:
         """Build the momentum encoders of a ``model`` config if the soft labels need them."""
         if self.settings.soft_labels.needs_momentum:
             model: Any = self
@@ -173,7 +173,7 @@ class MafaModel:
             model: Any = self
             fill_momentum(model, missing)
 
-    def _load_and_share(self, cfg: Any, content: dict[str, Any] | None = None) -> Any:
+    def load_and_share(self, cfg: Any, content: dict[str, Any] | None = None) -> Any:
         """Load the checkpoint that a ``model`` config names, if any, and share a frozen image
         encoder with Con-D and the encoder of hard negatives.
 
