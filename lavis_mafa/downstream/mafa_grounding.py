@@ -1,4 +1,8 @@
-"""Visual grounding by Grad-CAM of models trained on image-text pairs without boxes."""
+"""Visual grounding by Grad-CAM of models trained on image-text pairs without boxes (ALBEF 6.4).
+
+Figures follow ALBEF's evaluation code. Boxes are ``(x, y, width, height)`` in pixels of the
+picture, whose origin is its upper left corner; sizes are ``(height, width)``.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +22,10 @@ from lavis_mafa.downstream import task_records as results
 from lavis_mafa.downstream.gradcam import heat_maps, layer_of
 from lavis_mafa.tasks.mafa_pretrain import StepFigures
 
-_IOU_OF_A_HIT = 0.5
-_Box = Sequence[float]
 logger = logging.getLogger(__name__)
 
+_Box = Sequence[float]
+_IOU_OF_A_HIT = 0.5
 _RESULT_KEYS = ("instance_id", "ref_id", "text", "split", "box", "score")
 
 
@@ -30,8 +34,8 @@ class MafaGroundingTask(results.InBatches, StepFigures, BaseTask):
     """Locates what an expression refers to by the heat map of the ITM head (ALBEF 6.4, appendix A).
 
     Proposals are ranked by the heat inside over the square root of the area; a choice is right if
-    its IoU with the true box is at least 0.5. Figures: `_score_grounding`,
-    with the parts that samples name (testA, testB).
+    its IoU with the true box is at least 0.5. Figures: `_score_grounding`, with the parts that
+    samples name (testA, testB).
 
     It evaluates any model whose texts attend to images in LAVIS's ``med.py``, and trains it by its
     own losses; a ``*_mafa`` model trains as with the task ``mafa_pretrain``.
