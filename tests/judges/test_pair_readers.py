@@ -55,9 +55,9 @@ def one_by_one(path, pairs, question=QUESTION):
     """Return P(Yes) of each pair, by transformers' own classes: one pair a pass, no padding."""
     from transformers import AutoProcessor, LlavaForConditionalGeneration
 
-    from lavis_mafa.compat.old_timm import without_old_timm
+    from lavis_mafa.judges.yes_no import _without_old_timm
 
-    with without_old_timm():
+    with _without_old_timm():
         model = LlavaForConditionalGeneration.from_pretrained(path).eval()
         reader = AutoProcessor.from_pretrained(path)
     found = []
