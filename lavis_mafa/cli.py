@@ -17,6 +17,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 from lavis_mafa._version import __version__
@@ -138,15 +139,43 @@ def _prepare(
     logging.getLogger("matplotlib").setLevel(logging.WARNING)  # "generated new fontManager"
     # LAVIS's dependencies warn about each other at every start.
     warnings.filterwarnings("ignore", category=FutureWarning)
-    from lavis_mafa.commands.arguments import take_run
     from lavis_mafa.io.plugins import load_plugins
     from lavis_mafa.settings.config_of_run import trusting
 
     def action() -> int | None:
         with trusting(getattr(args, "trust", ())), _ended_by_closed_output():
-            take_run(args)
+            _take_run(args)
             load_plugins(args.plugin)
             status: int | None = run(args)
         return status
 
     return action
+
+
+def _take_run(args: argparse.Namespace) -> None:
+    """Replace ``--run`` by the config of the run, and by its checkpoint if the command has
+    ``--checkpoint``; ``--options`` override both.
+
+    Raises:
+        FileNotFoundError: if the folder has no checkpoint.
+    """
+    folder: Path | None = getattr(args, "run", None)
+    if folder is None:
+        return
+    from lavis_mafa.training.checkpoint import BEST, LAST
+
+    args.cfg_path = str(folder)
+    named = any(option.startswith("model.finetuned=") for option in args.options)
+    if named or not hasattr(args, "checkpoint"):
+        return
+    given, checkpoints = args.checkpoint, {"best": BEST, "last": LAST}
+    if not given or given in checkpoints:
+        names = [checkpoints[given]] if given else [BEST, LAST]
+        found = [folder / name for name in names if (folder / name).is_file()]
+        if not found:
+            missing = " nor ".join(names)
+            raise FileNotFoundError(f"--run: {folder} has no {missing}: name --checkpoint")
+        given = str(found[0])
+        logging.info("--run: config and %s of %s", found[0].name, folder)
+    args.options = ["model.load_finetuned=True", f"model.finetuned={given}", *args.options]
+    args.checkpoint = None

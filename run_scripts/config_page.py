@@ -20,7 +20,8 @@ from lavis_mafa.io.files import ROOT, write_text
 from lavis_mafa.io.problems import Registered
 from lavis_mafa.judges.discriminators import DISCRIMINATORS
 from lavis_mafa.settings.check import UNSET, Key, Keys, keys_of
-from lavis_mafa.settings.registered import LISTED, MODEL, OURS, PARTS, RUN, own_keys
+from lavis_mafa.settings.registered import LISTED, MODEL, RUN, own_keys
+from lavis_mafa.settings.schema import OURS, PARTS
 
 COMMAND = "python run_scripts/config_page.py"
 PAGE = ROOT / "docs" / "config.md"

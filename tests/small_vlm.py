@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lavis_mafa.compat.old_timm import without_old_timm
+from lavis_mafa.judges.yes_no import _without_old_timm
 
 SIDE, PATCH = 32, 16
 WORDS = (
@@ -91,7 +91,7 @@ def save_vlm(folder, words=WORDS, template=TEMPLATE, seed=0):
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        with without_old_timm():
+        with _without_old_timm():
             model = LlavaForConditionalGeneration(config)
         with torch.no_grad():  # the default range would give nearly equal answers
             for weight in model.parameters():

@@ -86,7 +86,7 @@ def _cumulative(
 
 
 @dataclass
-class Figures:
+class _Figures:
     """Metrics at one threshold; shares are 0 to 1, None where the denominator is 0.
 
     Attributes:
@@ -116,14 +116,14 @@ def figures_at(
     probability: NDArray[Any],
     valid: NDArray[Any],
     weight: NDArray[Any] | None = None,
-) -> Figures:
+) -> _Figures:
     """Return precision and recall at one threshold; arguments as in `precisions`."""
     called = probability > threshold
     probability, valid, weight = _checked(probability, valid, weight)
     precision, precision_low, precision_high = weighted_share(valid[called], weight[called])
     some = valid > 0
     recall, recall_low, recall_high = weighted_share(called[some], (weight * valid)[some])
-    return Figures(
+    return _Figures(
         threshold=float(threshold),
         called=float((weight * called).sum() / weight.sum()) if len(weight) else 0.0,
         precision=precision,

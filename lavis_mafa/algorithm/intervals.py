@@ -53,20 +53,6 @@ def clustered(hits: NDArray[Any], counts: NDArray[Any]) -> tuple[float, float]:
     return wilson(share * draws, draws)
 
 
-def ratio(hits: NDArray[Any], counts: NDArray[Any]) -> tuple[float, float]:
-    """Return the 95 % normal interval of ``hits.sum() / counts.sum()`` over clusters.
-
-    Unlike `clustered`, it allows negative hits, such as differences of two counts.
-
-    Args:
-        hits, counts: ``(C,)`` for each cluster, at least one count above 0.
-    """
-    hits, counts = np.asarray(hits, float), np.asarray(counts, float)
-    half = Z * math.sqrt(_variance(hits, counts))
-    share = float(hits.sum() / counts.sum())
-    return share - half, share + half
-
-
 def share_ratio(share: Sequence[float], base: Sequence[float]) -> tuple[float, float, float]:
     """Return the ratio of two shares above 0 and its 95 % interval, such as a lift.
 

@@ -110,7 +110,7 @@ def _info_nce(
 
 
 @ITC_LOSSES.register("softmax", source="MAFA eq. 1", own_pairs=_info_nce)
-def softmax(side: ItcSide, labels: Tensor) -> Tensor:
+def _softmax(side: ItcSide, labels: Tensor) -> Tensor:
     """Compare an anchor with all candidates by cross-entropy (InfoNCE)."""
     return contrastive_loss(side.sim, labels, side.dropped)
 

@@ -180,7 +180,7 @@ def _read_together(sides: Sequence[Connections]) -> None:
         one._host = replace(one, hard=hard, second=second, probability=probability, state=state)
 
 
-def pick(
+def _pick(
     sim: Tensor, positives: Tensor, picker: Picker, second_choice: bool = True, top_k: int = 1
 ) -> tuple[Tensor, Tensor]:
     """Nominate ``top_k`` candidates per anchor, and a second choice, in one direction.
@@ -206,7 +206,7 @@ def pick(
 
 
 def _all_by_hardness(sim: Tensor, positives: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-    """Return all candidates that are not positives, starting with ``first`` ``(B,)``, as `pick`
+    """Return all candidates that are not positives, starting with ``first`` ``(B,)``, as `_pick`
     does."""
     hardness = sim.nan_to_num().masked_fill(positives, float("-inf"))
     place = first.clamp(min=0)[:, None]
@@ -261,7 +261,7 @@ def _connect(
 
     Args:
         positives: ``(B, N)`` bool.
-        hard, second: ``(R,)`` and ``(B,)`` from `pick`.
+        hard, second: ``(R,)`` and ``(B,)`` from `_pick`.
         score: ``(P,)`` scores of pairs; None: there is no judge, and every negative is kept.
         row: ``(R,)`` index of each nomination's pair in ``score``.
         own_score: ``(B,)`` scores of the own pairs, if the rule needs them.
@@ -373,8 +373,8 @@ def find_connections(
         )
         return i2t, t2i, 0
     excluded = positives if dropped is None else positives | dropped
-    hard_i2t, second_i2t = pick(sim_i2t, excluded, pickers[0], resample, top_k)
-    hard_t2i, second_t2i = pick(sim_t2i, excluded, pickers[1], resample, top_k)
+    hard_i2t, second_i2t = _pick(sim_i2t, excluded, pickers[0], resample, top_k)
+    hard_t2i, second_t2i = _pick(sim_t2i, excluded, pickers[1], resample, top_k)
     found: tuple[Tensor | None, ...]
     own_scores: tuple[Tensor | None, ...]
     if scores is not None:

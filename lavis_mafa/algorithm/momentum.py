@@ -152,7 +152,7 @@ class Momentum(MovingCopies):
             copied_images, copied_texts = self.encode(seen)
             own_images, own_texts = copied_images.features, copied_texts.features
             assert own_images is not None and own_texts is not None
-            alpha, teacher = self.weight(samples), None
+            alpha, teacher = self._weight(samples), None
             if alpha and batch.settings.loss_weights.get("lm"):
                 teacher = Teacher(self.backbone, batch.ranks.images(copied_images), alpha)
             queued_images, queued_texts, queued_ids = self._queued()
@@ -200,7 +200,7 @@ class Momentum(MovingCopies):
             return mates if positives is None else positives | mates, None
         return positives, mates if positives is None else mates & ~positives
 
-    def weight(self, samples: Mapping[str, Any]) -> float:
+    def _weight(self, samples: Mapping[str, Any]) -> float:
         """Return the weight of the soft labels; it grows to alpha over ``ramp_epochs``."""
         steps: int = samples.get("num_iters_per_epoch", 1)
         done: int = samples.get("epoch", 0) * steps + samples.get("iters", 0)

@@ -110,7 +110,7 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def options_of(settings: type) -> dict[str, Option]:
+def _options_of(settings: type) -> dict[str, Option]:
     """Return the `Option` of every field of a settings class, by the field's name."""
     return {
         field.name: field.metadata.get(METADATA, Option(""))
@@ -126,7 +126,7 @@ class Checked:
     """
 
     def __post_init__(self) -> None:
-        for name, about in options_of(type(self)).items():
+        for name, about in _options_of(type(self)).items():
             value = getattr(self, name)
             if not about.allows(value):
                 raise ValueError(f"{name} must be {about.describe()}, got {value!r}")

@@ -230,7 +230,7 @@ class PosteriorPicker(nn.Module):
         self.register_buffer("epoch", torch.tensor(-1))
 
     @property
-    def ready(self) -> bool:
+    def _ready(self) -> bool:
         """Return whether enough positives have been observed to use the posterior."""
         return float(self.positive.count) > max(1, self.rule.minimum)
 
@@ -281,7 +281,7 @@ class PosteriorPicker(nn.Module):
     def weights(self, sim: Tensor, positives: Tensor, own_sim: Tensor) -> Tensor:
         """Return `_sampling_weights` ``(B, N)`` with the distributions observed so far."""
         rule = self.rule
-        known = _posterior(sim, self.positive, self.negative, rule.prior) if self.ready else None
+        known = _posterior(sim, self.positive, self.negative, rule.prior) if self._ready else None
         known_mean = rule.cut_down and bool(self.positive.count > 0)
         mean = self.positive.mean if known_mean else None
         return _sampling_weights(
@@ -326,6 +326,6 @@ class PosteriorPicker(nn.Module):
         Returns:
             ``(B,)`` int64 candidate numbers, `NONE` where nothing is left to pick.
         """
-        if not self.ready and self.rule.beginning == "hardest":
+        if not self._ready and self.rule.beginning == "hardest":
             return hardest(sim, positives)
         return draw(self.weights(sim, positives, own_sim), sim, positives)

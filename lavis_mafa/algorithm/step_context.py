@@ -42,13 +42,6 @@ class StepContext:
         settings: StepSettings = self.batch.settings
         return settings
 
-    @property
-    def soft_labels_active(self) -> bool:
-        """Return whether the labels of ITC are soft in this epoch, see `SoftLabels.active`."""
-        samples = self.batch.samples
-        epoch, grouped = samples.get("epoch", 0), bool(samples.get("grouped", True))
-        return self.settings.soft_labels.active(epoch, grouped)
-
     @cached_property
     def itm_pairs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Images, texts and labels ``(P,)`` of ITM's pairs: own, and hard negatives of both

@@ -116,7 +116,7 @@ class HubNames:
             )
         return renamed
 
-    def state_from_hub(self, state: State) -> State:
+    def _state_from_hub(self, state: State) -> State:
         """Rename the weights of a Hugging Face model; those that LAVIS has no name for are omitted.
 
         Raises:
@@ -211,7 +211,7 @@ def read_hub_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:
             f"{folder} holds a BLIP-2 of stage 2, with a language model; stage 1 can be loaded "
             "(Blip2ForImageTextRetrieval)"
         )
-    state = names.state_from_hub(theirs)
+    state = names._state_from_hub(theirs)
     record = _record(folder / RECORD)
     temperature = record.pop("temp", None)
     if is_number(temperature):

@@ -15,7 +15,7 @@ from lavis.common.registry import registry
 
 from lavis_mafa.checkpoints.checkpoints import model_config, weights_of
 from lavis_mafa.checkpoints.hub_folders import vocabulary_in
-from lavis_mafa.compat.traits import same_model, shipped_config
+from lavis_mafa.compat.traits import shipped_config, traits_of
 from lavis_mafa.io.files import is_number
 from lavis_mafa.io.project_files import CONFIGS
 
@@ -165,7 +165,7 @@ def recorded_type_of(content: dict[str, Any], arch: str) -> str | None:
 
 def _is_of(recorded: Mapping[str, Any], arch: str) -> bool:
     saved_by = recorded.get("arch")
-    return isinstance(saved_by, str) and same_model(saved_by, arch)
+    return isinstance(saved_by, str) and _same_model(saved_by, arch)
 
 
 def _shipped_values(model_cls: Any) -> dict[str, list[Any]]:
@@ -205,3 +205,15 @@ def _is_plain(name: str, value: Any, shipped: Mapping[str, list[Any]]) -> bool:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _same_model(one: Any, other: Any) -> bool:
+    """Return whether two registered names are of the same class, or of a class and its subclass,
+    that load with our loader. A config of one is then valid for the other."""
+    if one == other:
+        return True
+    a, b = (registry.get_model_class(name) for name in (one, other))
+    if a is None or b is None:
+        return False
+    ours = traits_of(a).loads_with_our_loader and traits_of(b).loads_with_our_loader
+    return ours and (issubclass(a, b) or issubclass(b, a))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -100,35 +99,6 @@ RUN_HELP = (
     "folder of a run, instead of --cfg-path: its config, with its best checkpoint, else its last "
     "one; --checkpoint best or last chooses"
 )
-
-
-def take_run(args: argparse.Namespace) -> None:
-    """Replace ``--run`` by the config of the run, and by its checkpoint if the command has
-    ``--checkpoint``; ``--options`` override both.
-
-    Raises:
-        FileNotFoundError: if the folder has no checkpoint.
-    """
-    folder: Path | None = getattr(args, "run", None)
-    if folder is None:
-        return
-    from lavis_mafa.training.checkpoint import BEST, LAST
-
-    args.cfg_path = str(folder)
-    named = any(option.startswith("model.finetuned=") for option in args.options)
-    if named or not hasattr(args, "checkpoint"):
-        return
-    given, checkpoints = args.checkpoint, {"best": BEST, "last": LAST}
-    if not given or given in checkpoints:
-        names = [checkpoints[given]] if given else [BEST, LAST]
-        found = [folder / name for name in names if (folder / name).is_file()]
-        if not found:
-            missing = " nor ".join(names)
-            raise FileNotFoundError(f"--run: {folder} has no {missing}: name --checkpoint")
-        given = str(found[0])
-        logging.info("--run: config and %s of %s", found[0].name, folder)
-    args.options = ["model.load_finetuned=True", f"model.finetuned={given}", *args.options]
-    args.checkpoint = None
 
 
 def add_analysed_arguments(parser: argparse.ArgumentParser) -> None:

@@ -17,7 +17,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from lavis_mafa.compat.adoption import adopt
 from lavis_mafa.compat.deferred import deferred_modules
 from lavis_mafa.compat.names import lent_names
 from lavis_mafa.compat.versions import check_versions
@@ -53,7 +52,7 @@ def register() -> None:
     _finder.remove()
 
 
-def register_on_demand() -> None:
+def _register_on_demand() -> None:
     """Import `ON_DEMAND` if it is installed, which registers its classes."""
     try:
         importlib.import_module(ON_DEMAND)
@@ -63,7 +62,7 @@ def register_on_demand() -> None:
 
 
 class _Names(MutableMapping[str, Any]):
-    """A table of LAVIS's registry that calls `register_on_demand` when a name is missing.
+    """A table of LAVIS's registry that calls `_register_on_demand` when a name is missing.
 
     Looking up an unregistered name and listing the names import `ON_DEMAND`. The operator ``in``
     does not, because LAVIS uses it before it registers a class.
@@ -74,7 +73,7 @@ class _Names(MutableMapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._registered:
-            register_on_demand()
+            _register_on_demand()
         return self._registered[name]
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -87,11 +86,11 @@ class _Names(MutableMapping[str, Any]):
         return name in self._registered
 
     def __iter__(self) -> Iterator[str]:
-        register_on_demand()
+        _register_on_demand()
         return iter(self._registered)
 
     def __len__(self) -> int:
-        register_on_demand()
+        _register_on_demand()
         return len(self._registered)
 
 
@@ -198,6 +197,8 @@ class _Finder:
                 warnings.filterwarnings("ignore", category=FutureWarning, module=module_name)
             with deferred_modules(), lent_names():
                 execute(module)
+            from lavis_mafa.compat.adoption import adopt  # imports transformers
+
             adopt()
             self.imported = True  # although the import system has not marked it so yet
         else:

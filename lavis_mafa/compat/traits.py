@@ -6,7 +6,6 @@ inherit them. A table describes LAVIS's own classes, which we cannot edit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -128,28 +127,6 @@ def shipped_config(model_cls: Any, model_type: str | None = None) -> Any:
     """Return the default YAML of a model type; None: of the class's first type."""
     first = next(iter(model_cls.PRETRAINED_MODEL_CONFIG_DICT))
     return OmegaConf.load(model_cls.default_config_path(model_type or first))
-
-
-def judges() -> Iterator[str]:
-    """Yield the models that can serve as Con-D, each class by one of its registered names."""
-    classes = set()
-    for name in registry.list_models():
-        cls = registry.get_model_class(name)
-        if traits_of(cls).can_judge and cls not in classes:
-            classes.add(cls)
-            yield name
-
-
-def same_model(one: Any, other: Any) -> bool:
-    """Return whether two registered names are of the same class, or of a class and its subclass,
-    that load with our loader. A config of one is then valid for the other."""
-    if one == other:
-        return True
-    a, b = (registry.get_model_class(name) for name in (one, other))
-    if a is None or b is None:
-        return False
-    ours = traits_of(a).loads_with_our_loader and traits_of(b).loads_with_our_loader
-    return ours and (issubclass(a, b) or issubclass(b, a))
 
 
 def image_size_of(model: Any) -> int | None:

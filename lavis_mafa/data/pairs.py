@@ -43,7 +43,7 @@ class PairSource(NamedTuple):
     anchor: str | None = None
 
 
-class Pairs(Dataset[dict[str, Any]]):
+class _Pairs(Dataset[dict[str, Any]]):
     """Pairs from annotation files or shards, whose images are files in a folder, or inside them.
 
     Args:
@@ -161,7 +161,7 @@ class Pairs(Dataset[dict[str, Any]]):
         return default_collate(samples)
 
 
-class TrainPairs(Pairs):
+class TrainPairs(_Pairs):
     """One sample per pair, in the order of the table.
 
     An item is `{"image": tensor, "text_input": str, "image_id": int}`; pairs with the same
@@ -231,7 +231,7 @@ class TrainPairs(Pairs):
         return self.picture(index), self.table.caption(index)
 
 
-class EvalPairs(Pairs):
+class EvalPairs(_Pairs):
     """One sample per image, with all its captions, as in LAVIS's RetrievalEvalDataset.
 
     Attributes:

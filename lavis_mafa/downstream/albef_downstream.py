@@ -90,7 +90,7 @@ class AlbefDownstream:
         model = model_cls(
             tokenizer=tokenizer,
             image_encoder=build_vit(cfg, from_pretrained=False),
-            **cls.language_parts(config),
+            **cls._language_parts(config),
             **chosen,
         )
         model.ramp_epochs = float(cfg.get("ramp_epochs", cls.ramp_epochs))
@@ -107,11 +107,11 @@ class AlbefDownstream:
         return min(1.0, (epoch * num_iters_per_epoch + iters) / ramp) if ramp else 1.0
 
     @classmethod
-    def language_parts(cls, config: BertConfig) -> dict[str, Any]:
+    def _language_parts(cls, config: BertConfig) -> dict[str, Any]:
         """Build the text encoder and any further language part of LAVIS's class."""
         return {"text_encoder": XBertEncoder(config=config, add_pooling_layer=False)}
 
-    def convert_pretrained(self, state: dict[str, Tensor], origin: str) -> dict[str, Tensor]:
+    def _convert_pretrained(self, state: dict[str, Tensor], origin: str) -> dict[str, Tensor]:
         """Return the weights of a pre-trained checkpoint under the names of this model.
 
         Weights that start as copies of others are added.
@@ -146,7 +146,7 @@ class AlbefDownstream:
         state = weights_of(content)
         # Anything else is refused by `load_state`, with a message.
         if pretrained and isinstance(state, dict):
-            state = self.convert_pretrained(state, origin)
+            state = self._convert_pretrained(state, origin)
         loaded = load_state(model, state, origin)
         require_weights(model, loaded.missing_keys, needed, origin, cure)
         fill_momentum(model, loaded.missing_keys)

@@ -5,6 +5,7 @@ Every fusion layer is doubled (ALBEF 4.2 and Figure 3b).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -24,8 +25,9 @@ from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.downstream.albef_downstream import AlbefDownstream
 from lavis_mafa.downstream.yamls import model_yamls
 from lavis_mafa.families.family import all_visible, tokenize
-from lavis_mafa.families.fusion_layers import LAYER, State, double_fusion_layers
 
+_State = dict[str, Tensor]
+_LAYER = re.compile(r"(text_encoder\.encoder\.layer\.)(\d+)(\..*)")
 FIRST, SECOND, NEITHER = 0, 1, 2  # labels of text assignment
 
 
@@ -78,13 +80,13 @@ class _TwoImages(AlbefDownstream):
         return first_token
 
     @classmethod
-    def language_parts(cls, config: BertConfig) -> dict[str, Any]:
+    def _language_parts(cls, config: BertConfig) -> dict[str, Any]:
         """Build BERT with doubled fusion layers; ``config`` has the layers for one image."""
         double = deepcopy(config)
         double.num_hidden_layers += config.num_hidden_layers - config.fusion_layer
         return {"text_encoder": BertModel(config=double, add_pooling_layer=False)}
 
-    def convert_pretrained(self, state: State, origin: str) -> State:
+    def _convert_pretrained(self, state: _State, origin: str) -> _State:
         """Double the fusion layers of an ALBEF for one image.
 
         Its momentum copies are dropped: the model's own start equal to its encoders.
@@ -93,13 +95,13 @@ class _TwoImages(AlbefDownstream):
         config = model.text_encoder.config
         # Pre-training models keep BERT below ``text_encoder.bert.``.
         state = {str(key).replace("encoder.bert.", "encoder.", 1): state[key] for key in state}
-        found = [LAYER.fullmatch(key) for key in state]
+        found = [_LAYER.fullmatch(key) for key in state]
         layers = 1 + max((int(match[2]) for match in found if match), default=-1)
         double, fusion = config.num_hidden_layers, config.fusion_layer
         single = fusion + (double - fusion) // 2
         if layers != single:
             return state
-        return double_fusion_layers({k: v for k, v in state.items() if "_m." not in k}, fusion)
+        return _double_fusion_layers({k: v for k, v in state.items() if "_m." not in k}, fusion)
 
 
 @dataclass
@@ -297,3 +299,18 @@ class AlbefNlvrMafa(_TwoImages, AlbefNLVR):
         first, second = image_encoder.forward_features(images).chunk(2)
         logits: Tensor = head(self.fuse(samples["text_input"], first, second, text_encoder))
         return logits
+
+
+def _double_fusion_layers(state: _State, fusion_layer: int) -> _State:
+    """Repeat every layer of the text encoder from ``fusion_layer`` on: 6, 6, 7, 7, ..."""
+    doubled: _State = {}
+    for key, value in state.items():
+        match = _LAYER.fullmatch(key)
+        number = int(match[2]) if match else -1
+        if match is None or number < fusion_layer:
+            doubled[key] = value
+            continue
+        first = fusion_layer + 2 * (number - fusion_layer)
+        for layer in (first, first + 1):
+            doubled[f"{match[1]}{layer}{match[3]}"] = value
+    return doubled

@@ -92,15 +92,15 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
         self.answer_options = _AnswerOptions(label_smoothing, answer_sep_tokens)
 
     @classmethod
-    def language_parts(cls, config: BertConfig) -> dict[str, Any]:
+    def _language_parts(cls, config: BertConfig) -> dict[str, Any]:
         decoder = deepcopy(config)
         decoder.num_hidden_layers = config.num_hidden_layers - config.fusion_layer
         decoder.fusion_layer = 0  # every layer attends to the question
         # It attends to the states of the question, not to those of the image.
         decoder.encoder_width = config.hidden_size
-        return {**super().language_parts(config), "text_decoder": BertLMHeadModel(config=decoder)}
+        return {**super()._language_parts(config), "text_decoder": BertLMHeadModel(config=decoder)}
 
-    def convert_pretrained(self, state: dict[str, Tensor], origin: str) -> dict[str, Tensor]:
+    def _convert_pretrained(self, state: dict[str, Tensor], origin: str) -> dict[str, Tensor]:
         fusion_layer = self.text_encoder.config.fusion_layer
         return {**state, **_decoder_from_fusion(state, fusion_layer)}
 

@@ -70,7 +70,7 @@ class Blip2OptMafa(Blip2Llm, Blip2OPT):
         self.eos_token_id = self._ids("\n", add_special_tokens=False)[0]
         self.prompt_length = len(self._ids(self.prompt))
 
-    def language_loaders(self, llm_precision: str = "fp16") -> tuple[Any, Any]:
+    def _language_loaders(self, llm_precision: str = "fp16") -> tuple[Any, Any]:
         load = partial(_PromptedOPT.from_pretrained, torch_dtype=_PRECISIONS[llm_precision])
         return partial(AutoTokenizer.from_pretrained, use_fast=False), load
 
@@ -91,7 +91,7 @@ class Blip2OptMafa(Blip2Llm, Blip2OPT):
         Returns:
             ``loss``, per token.
         """
-        seen, seen_mask = self.soft_prompts(samples["image"])
+        seen, seen_mask = self._soft_prompts(samples["image"])
         # LAVIS's text processors may have added the prompt already.
         texts = [
             f"{caption}\n" if caption.startswith(self.prompt) else f"{self.prompt} {caption}\n"
@@ -103,7 +103,7 @@ class Blip2OptMafa(Blip2Llm, Blip2OPT):
         if self.prompt:
             targets[:, : self.prompt_length] = IGNORED
         embeds = self.opt_model.get_input_embeddings()(tokens.input_ids)
-        with self.llm_autocast():
+        with self._llm_autocast():
             output = self.opt_model(
                 inputs_embeds=torch.cat([seen, embeds], dim=1),
                 attention_mask=torch.cat([seen_mask, tokens.attention_mask], dim=1),
@@ -223,14 +223,14 @@ class Blip2OptMafa(Blip2Llm, Blip2OPT):
                 counts in its lengths and (in some versions) length penalties. Otherwise it gets
                 their embeddings, and only the last token as a token.
         """
-        seen, seen_mask = self.soft_prompts(images)
+        seen, seen_mask = self._soft_prompts(images)
         tokens = self._tokens(prompts, side="left")
         kept = tokens.input_ids.shape[1] if as_given else 1
         before = self.opt_model.get_input_embeddings()(tokens.input_ids[:, :-kept])
         if options.get("num_beams") == 1:
             # It belongs to beams; transformers warns of it without them.
             del options["length_penalty"]
-        with self.llm_autocast():
+        with self._llm_autocast():
             written = self.opt_model.generate(
                 input_ids=tokens.input_ids[:, -kept:],
                 query_embeds=torch.cat([seen, before], dim=1),

@@ -66,7 +66,7 @@ class Blip2T5Mafa(Blip2Llm, Blip2T5):
     write_tiny_llm = staticmethod(tiny_t5)
     llm_options = ("apply_lemmatizer",)
 
-    def language_loaders(self, apply_lemmatizer: bool = False) -> tuple[Any, Any]:
+    def _language_loaders(self, apply_lemmatizer: bool = False) -> tuple[Any, Any]:
         self._apply_lemmatizer, self._lemmatizer = apply_lemmatizer, None  # read by LAVIS's class
         return T5TokenizerFast.from_pretrained, _load_t5
 
@@ -82,7 +82,7 @@ class Blip2T5Mafa(Blip2Llm, Blip2T5):
         Returns:
             ``loss``, per token.
         """
-        seen, seen_mask = self.soft_prompts(samples["image"])
+        seen, seen_mask = self._soft_prompts(samples["image"])
         if "text_output" in samples:
             read, written = samples["text_input"], samples["text_output"]
         else:
@@ -90,7 +90,7 @@ class Blip2T5Mafa(Blip2Llm, Blip2T5):
         cut = {"truncation": True, "max_length": self.max_txt_len}
         source, target = (self._encode(texts, **cut) for texts in (read, written))
         embeds = self.t5_model.get_input_embeddings()(source.input_ids)
-        with self.llm_autocast():
+        with self._llm_autocast():
             output = self.t5_model(
                 inputs_embeds=torch.cat([seen, embeds], dim=1),
                 attention_mask=torch.cat([seen_mask, source.attention_mask], dim=1),
@@ -114,14 +114,14 @@ class Blip2T5Mafa(Blip2Llm, Blip2T5):
     @torch.no_grad()
     @wraps(Blip2T5.generate)
     def generate(self, samples: dict[str, Any], *args: Any, **options: Any) -> list[str]:
-        self.settle_precision()
+        self._settle_precision()
         return list(super().generate(samples, *args, **options))
 
     @torch.no_grad()
     @wraps(Blip2T5.predict_answers)
     def predict_answers(self, samples: dict[str, Any], *args: Any, **options: Any) -> list[str]:
         check_prompt(options.get("prompt", ""))
-        self.settle_precision()
+        self._settle_precision()
         return list(super().predict_answers(dict(samples), *args, **options))
 
 

@@ -46,7 +46,7 @@ class Blip2Llm(Blip2Parts, Blip2Base):
         llm_proj: attribute of the layer between Q-Former and language model.
         llm_tokenizer: attribute of the language model's tokenizer.
         llm_options: further constructor arguments that a config gives under the same name.
-        language_loaders: a method of `llm_options` that returns the ``from_pretrained`` of
+        _language_loaders: a method of `llm_options` that returns the ``from_pretrained`` of
             tokenizer and language model.
         write_tiny_llm: writes an untrained language model into a folder, for a toy run.
     """
@@ -58,7 +58,7 @@ class Blip2Llm(Blip2Parts, Blip2Base):
     llm_proj: str
     llm_tokenizer: str
     llm_options: tuple[str, ...] = ()
-    language_loaders: Callable[..., tuple[Any, Any]]
+    _language_loaders: Callable[..., tuple[Any, Any]]
     write_tiny_llm: Callable[[Path], Path]
 
     @classmethod
@@ -84,7 +84,7 @@ class Blip2Llm(Blip2Parts, Blip2Base):
         fuse_attention(model)
         if checkpoint:
             model.load_checkpoint(checkpoint, stage_2=bool(cfg.get("load_finetuned", False)))
-        model.report_random_encoder(cfg, trained=bool(cfg.get("load_finetuned", False)))
+        model._report_random_encoder(cfg, trained=bool(cfg.get("load_finetuned", False)))
         return model
 
     def __init__(
@@ -107,7 +107,7 @@ class Blip2Llm(Blip2Parts, Blip2Base):
         self.prompt, self.max_txt_len = prompt, max_txt_len
         name = options.pop(self.llm_key, None)
         own = {key: options.pop(key) for key in self.llm_options if key in options}
-        load_tokenizer, load_llm = self.language_loaders(**own)
+        load_tokenizer, load_llm = self._language_loaders(**own)
         setattr(self, self.llm_tokenizer, _load_language_part(load_tokenizer, self.llm_key, name))
         self._build_vision(**options)
         llm = _load_language_part(load_llm, self.llm_key, name).requires_grad_(False)
@@ -147,7 +147,7 @@ class Blip2Llm(Blip2Parts, Blip2Base):
         self.Qformer = former
 
     @property
-    def language_model(self) -> Any:
+    def _language_model(self) -> Any:
         return getattr(self, self.llm_key)
 
     def _encode(self, texts: Sequence[str], **options: Any) -> Any:
@@ -162,7 +162,7 @@ class Blip2Llm(Blip2Parts, Blip2Base):
             getattr(self, name).eval()
         return self
 
-    def soft_prompts(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def _soft_prompts(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return images as input embeddings of the language model.
 
         In training ``run.amp`` determines the precision of an image encoder in fp32; in evaluation
@@ -171,7 +171,7 @@ class Blip2Llm(Blip2Parts, Blip2Base):
         Returns:
             Embeddings ``(B, Q, width)`` and their mask of ones ``(B, Q)``.
         """
-        self.settle_precision()
+        self._settle_precision()
         model: Any = self
         with nullcontext() if torch.is_grad_enabled() else model.maybe_autocast():
             seen = Blip2Backbone(self).image_tokens(images)
@@ -186,16 +186,16 @@ class Blip2Llm(Blip2Parts, Blip2Base):
         prompts = getattr(self, self.llm_proj)(hidden)
         return prompts, all_visible(prompts)
 
-    def llm_autocast(self) -> Any:
+    def _llm_autocast(self) -> Any:
         """Return autocast to the language model's own type; none if that is fp32."""
-        dtype = self.language_model.dtype
+        dtype = self._language_model.dtype
         if dtype is torch.float32:
             return nullcontext()
-        return torch.autocast(self.language_model.device.type, dtype)
+        return torch.autocast(self._language_model.device.type, dtype)
 
-    def settle_precision(self) -> None:
+    def _settle_precision(self) -> None:
         """Convert half-precision parts to fp32 if they are on a CPU."""
-        if self.language_model.device.type != "cpu":
+        if self._language_model.device.type != "cpu":
             return
         for name in (self.llm_key, "visual_encoder"):
             part = getattr(self, name)

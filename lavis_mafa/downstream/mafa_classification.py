@@ -80,14 +80,14 @@ class MafaClassificationTask(results.InBatches, _CountsCorrect, MultimodalClassi
         records, _ = results.write_result(
             val_result, key, name, lambda one: {k: one[k] for k in (key, "prediction", "target")}
         )
-        overall = accuracy(records)
+        overall = _accuracy(records)
         figures = {"agg_metrics": overall, "acc": overall}
         for kind in sorted({r["statement_type"] for r in records if r["statement_type"]}):
-            figures[f"acc_{kind}"] = accuracy([r for r in records if r["statement_type"] == kind])
+            figures[f"acc_{kind}"] = _accuracy([r for r in records if r["statement_type"] == kind])
         return figures
 
 
-def accuracy(records: list[results.Record]) -> float:
+def _accuracy(records: list[results.Record]) -> float:
     """Return the percentage of records whose ``prediction`` is the ``target``; 0 of none."""
     right: int = sum(record["prediction"] == record["target"] for record in records)
     return 100 * right / max(1, len(records))

@@ -22,7 +22,7 @@ class OneRowPerBeam:
     ) -> dict[str, Any]:
         for name in _PER_BEAM:
             if kwargs.get(name) is not None:
-                kwargs[name] = rows(kwargs[name], len(input_ids))
+                kwargs[name] = _rows(kwargs[name], len(input_ids))
         decoder: Any = super()
         inputs: dict[str, Any] = decoder.prepare_inputs_for_generation(
             input_ids, past=past_key_values, **kwargs
@@ -30,7 +30,7 @@ class OneRowPerBeam:
         return inputs
 
 
-def rows(tensor: Tensor, count: int) -> Tensor:
+def _rows(tensor: Tensor, count: int) -> Tensor:
     """Repeat the rows of ``(n, ...)``, or drop repeated ones, to get ``(count, ...)``."""
     if len(tensor) > count:
         return tensor[:: len(tensor) // count]

@@ -89,7 +89,7 @@ class Blip2Mafa(MafaModel, Blip2Parts, Blip2Qformer):
             **step_parts(cfg),
         )
         model.load_and_share(cfg, content)
-        model.report_random_encoder(cfg)
+        model._report_random_encoder(cfg)
         return model
 
     def _after_loading(self, missing: list[str]) -> None:

@@ -193,7 +193,7 @@ class Blip2Parts:
         builder.parts = Parts.from_config(cfg)
         name, precision = cfg.get("vit_model", "eva_clip_g"), cfg.get("vit_precision", "fp16")
         encoder, _ = builder.init_vision_encoder(name, size, 0.0, False, precision)
-        builder.report_random_encoder(cfg, trained=True)
+        builder._report_random_encoder(cfg, trained=True)
         encoder.eval().to(device)
 
         def encode(images: Tensor) -> Tensor:
@@ -204,7 +204,7 @@ class Blip2Parts:
 
         return encoder, encode, size
 
-    def report_random_encoder(self, cfg: Any, trained: bool = False) -> None:
+    def _report_random_encoder(self, cfg: Any, trained: bool = False) -> None:
         """Warn if the frozen image encoder has random weights.
 
         Raises:

@@ -19,7 +19,7 @@ from lavis_mafa.families.beams import OneRowPerBeam
 from lavis_mafa.families.blip_driver import BlipBackbone
 from lavis_mafa.families.feature_encoder import FeatureOptions
 from lavis_mafa.families.mafa_model import MafaModel, checkpoint_of, step_parts
-from lavis_mafa.families.tokenizers import add_blip_tokens, build_tokenizer, from_hub
+from lavis_mafa.families.tokenizers import add_dec_token, build_tokenizer, from_hub
 from lavis_mafa.families.vit import build_vit
 from lavis_mafa.io.project_files import find_config, model_yamls
 
@@ -128,7 +128,7 @@ class BlipMafa(MafaModel, BlipBase):
         """
         checkpoint = checkpoint_of(cfg)
         from_parts = bool(cfg.get("load_pretrained", True)) and not checkpoint
-        tokenizer = add_blip_tokens(build_tokenizer(cfg.get("tokenizer")))
+        tokenizer = _add_blip_tokens(build_tokenizer(cfg.get("tokenizer")))
         model = cls(
             image_encoder=build_vit(cfg, from_parts),
             text_encoder=_bert(XBertEncoder, cfg, from_parts, tokenizer, add_pooling_layer=False),
@@ -153,3 +153,11 @@ def _bert(part: Any, cfg: Any, from_pretrained: bool, tokenizer: Any, **options:
         return from_hub(part.from_pretrained, BERT, config=config, **options)
     config.vocab_size = len(tokenizer)
     return part(config=config, **options)
+
+
+def _add_blip_tokens(tokenizer: Any) -> Any:
+    """Add [DEC] and [ENC], the first tokens of BLIP's decoder and ITM encoder, in LAVIS's order."""
+    add_dec_token(tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[ENC]"]})
+    tokenizer.enc_token_id = tokenizer.convert_tokens_to_ids("[ENC]")
+    return tokenizer

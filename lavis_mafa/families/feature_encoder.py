@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from lavis_mafa.algorithm.options import option
@@ -66,25 +65,3 @@ class Features(nn.Module):
                 "key to train on pictures"
             )
         return features
-
-
-class ProjectedFeatures(Features):
-    """ALBEF's and BLIP's image encoder of features: a projection and a normalisation.
-
-    Args:
-        feature_width: V.
-        vision_width: D, the width to which the text encoder attends.
-    """
-
-    def __init__(self, feature_width: int, vision_width: int) -> None:
-        super().__init__(feature_width)
-        self.vision_width = vision_width
-        self.proj = nn.Linear(feature_width, vision_width)
-        self.norm = nn.LayerNorm(vision_width, eps=1e-6)
-
-    def forward_features(self, features: Tensor) -> Tensor:
-        """Return tokens ``(B, 1 + S, D)``; the first, the mean of the others, stands for the image
-        as a ViT's [CLS] does."""
-        tokens = self.proj(self(features))
-        normalised: Tensor = self.norm(torch.cat([tokens.mean(1, keepdim=True), tokens], dim=1))
-        return normalised

@@ -83,7 +83,7 @@ class ManyPairs:
         image_of, text_of = image_of.cpu(), text_of.cpu()
         lengths = texts.mask.sum(dim=1).cpu()[text_of]
         logits = torch.empty(len(image_of), 2, device=device)
-        for pairs in blocks(image_of, size):
+        for pairs in _blocks(image_of, size):
             numbers, own = torch.unique(image_of[pairs], return_inverse=True)
             block = Images(images.embeds[numbers.to(images.embeds.device)].to(device))
             order = lengths[pairs].argsort()
@@ -101,7 +101,7 @@ class ManyPairs:
         return logits
 
 
-def blocks(image_of: Tensor, pairs_per_pass: int) -> Iterator[Tensor]:
+def _blocks(image_of: Tensor, pairs_per_pass: int) -> Iterator[Tensor]:
     """Yield blocks ``(p,)`` of indices into ``image_of`` ``(P,)``, of a few images each.
 
     All pairs of an image are in one block. An image with enough pairs for a pass of its own is

@@ -11,7 +11,7 @@ from typing import Any
 from transformers import BertTokenizerFast  # type: ignore[attr-defined]
 
 from lavis_mafa.checkpoints.downloads import BERT, OfflineError, answers, hub
-from lavis_mafa.compat.lavis_tokenizers import with_vocabulary
+from lavis_mafa.compat.adoption import with_vocabulary
 from lavis_mafa.io.project_files import find_config
 
 
@@ -48,14 +48,6 @@ def add_dec_token(tokenizer: Any) -> Any:
     """Add [DEC], the first token of LM in BLIP and BLIP-2."""
     # The order decides the ids: in published weights, [DEC] comes before [ENC].
     tokenizer.add_special_tokens({"bos_token": "[DEC]"})
-    return tokenizer
-
-
-def add_blip_tokens(tokenizer: Any) -> Any:
-    """Add [DEC] and [ENC], the first tokens of BLIP's decoder and ITM encoder, in LAVIS's order."""
-    add_dec_token(tokenizer)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["[ENC]"]})
-    tokenizer.enc_token_id = tokenizer.convert_tokens_to_ids("[ENC]")
     return tokenizer
 
 

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from lavis.models.vit import VisionTransformerEncoder
 from torch import Tensor, nn
 
 from lavis_mafa.algorithm.options import option
-from lavis_mafa.families.feature_encoder import ProjectedFeatures, feature_width_of
+from lavis_mafa.families.feature_encoder import Features, feature_width_of
 from lavis_mafa.io.project_files import read_config
 
 
@@ -31,7 +32,7 @@ class VitOptions:
     )
 
 
-def build_vit(cfg: Any, from_pretrained: bool) -> VisionTransformerEncoder | ProjectedFeatures:
+def build_vit(cfg: Any, from_pretrained: bool) -> VisionTransformerEncoder | _ProjectedFeatures:
     """Build a ViT of ``vit_type``, as LAVIS does, or of the sizes in ``vit``, or with
     ``image_encoder: features`` the encoder of features.
 
@@ -42,7 +43,7 @@ def build_vit(cfg: Any, from_pretrained: bool) -> VisionTransformerEncoder | Pro
     feature_width = feature_width_of(cfg)
     if feature_width:
         width = read_config(cfg.med_config_path)["encoder_width"]
-        return ProjectedFeatures(feature_width, width)
+        return _ProjectedFeatures(feature_width, width)
     sizes = cfg.get("vit")
     if sizes is None:
         return VisionTransformerEncoder.from_config(cfg, from_pretrained=from_pretrained)
@@ -140,3 +141,25 @@ def begin_narrow(encoder: nn.Module) -> None:
             nn.init.xavier_uniform_(weight)
     for name in ("pos_embed", "cls_token"):
         nn.init.normal_(getattr(encoder, name), std=0.2)
+
+
+class _ProjectedFeatures(Features):
+    """ALBEF's and BLIP's image encoder of features: a projection and a normalisation.
+
+    Args:
+        feature_width: V.
+        vision_width: D, the width to which the text encoder attends.
+    """
+
+    def __init__(self, feature_width: int, vision_width: int) -> None:
+        super().__init__(feature_width)
+        self.vision_width = vision_width
+        self.proj = nn.Linear(feature_width, vision_width)
+        self.norm = nn.LayerNorm(vision_width, eps=1e-6)
+
+    def forward_features(self, features: Tensor) -> Tensor:
+        """Return tokens ``(B, 1 + S, D)``; the first, the mean of the others, stands for the image
+        as a ViT's [CLS] does."""
+        tokens = self.proj(self(features))
+        normalised: Tensor = self.norm(torch.cat([tokens.mean(1, keepdim=True), tokens], dim=1))
+        return normalised

@@ -126,7 +126,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 def append_line(path: str | os.PathLike[str], content: Any) -> None:
     """Append plain data to a file as a line of JSON, whole or not at all; see `lost_writes`."""
-    line = (json.dumps(plain(content), ensure_ascii=False) + "\n").encode(
+    line = (json.dumps(_plain(content), ensure_ascii=False) + "\n").encode(
         "utf-8", "backslashreplace"
     )
     # Unbuffered: what a full disk refused must not be written later, by closing the file.
@@ -139,7 +139,7 @@ def append_line(path: str | os.PathLike[str], content: Any) -> None:
 
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
     """Write plain data as JSON atomically; NaN and infinity become null."""
-    text = json.dumps(plain(content), indent=2, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(_plain(content), indent=2, ensure_ascii=False, allow_nan=False)
     with atomic_write(path) as file:
         # File names that are not valid UTF-8 hold lone surrogates: JSON reads \udc80 again.
         file.write((text + "\n").encode("utf-8", "backslashreplace"))
@@ -165,12 +165,12 @@ def flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield f"{prefix}{name}", item
 
 
-def plain(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     """Replace NaN and infinity, which JSON does not have, with None at any depth."""
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

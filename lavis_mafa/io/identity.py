@@ -56,13 +56,8 @@ def claim_folder(folder: Path, identity: Mapping[str, str]) -> None:
     check_identity(folder, identity)
     barrier()  # every rank has read the old file before the main process replaces it
     if is_main_process():
-        write_identity(folder, identity)
+        write_json(folder / IDENTITY_FILE, identity)
     barrier()
-
-
-def write_identity(folder: Path, identity: Mapping[str, str]) -> None:
-    """Write a folder's `IDENTITY_FILE`."""
-    write_json(folder / IDENTITY_FILE, identity)
 
 
 def check_identity(folder: Path, identity: Mapping[str, str]) -> None:

@@ -6,11 +6,19 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import torch
 from lavis.common.registry import registry
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from lavis_mafa.algorithm.discriminator import Discriminator
+from lavis_mafa.algorithm.discriminator import (
+    ENCODER_TOKENS,
+    ENCODER_VIEW,
+    Discriminator,
+    EncodedByFrozen,
+)
+from lavis_mafa.algorithm.ranks import Ranks
+from lavis_mafa.algorithm.tokens import captions_of
 from lavis_mafa.checkpoints.checkpoints import read_checkpoint, weights_of
 from lavis_mafa.checkpoints.downloads import local_file
 from lavis_mafa.checkpoints.weight_loading import (
@@ -27,8 +35,7 @@ from lavis_mafa.judges import (  # noqa: F401  registers them
     yes_no,
 )
 from lavis_mafa.judges.discriminators import DISCRIMINATORS, ModelDiscriminator
-from lavis_mafa.judges.frozen import FrozenModel
-from lavis_mafa.judges.frozen_encoder import ModelNegativesEncoder
+from lavis_mafa.judges.frozen import MATCHING_PARTS, PROJECTION_PARTS, FrozenModel
 
 ORACLE = "oracle"
 T = TypeVar("T", bound=FrozenModel)
@@ -76,7 +83,7 @@ def build_discriminator(
 
 def build_negatives_encoder(
     cfg: Mapping[str, Any] | None, known: Mapping[str, Any] | None = None
-) -> ModelNegativesEncoder | None:
+) -> _ModelNegativesEncoder | None:
     """Build the encoder of hard negatives from ``model.mafa.negatives_encoder``.
 
     Returns:
@@ -84,9 +91,9 @@ def build_negatives_encoder(
 
     Raises:
         ValueError: as `_build_frozen`.
-        TypeError: as `ModelNegativesEncoder`.
+        TypeError: as `_ModelNegativesEncoder`.
     """
-    return _build_frozen(ModelNegativesEncoder, cfg, known) if cfg else None
+    return _build_frozen(_ModelNegativesEncoder, cfg, known) if cfg else None
 
 
 def _build_frozen(
@@ -177,3 +184,51 @@ def _require_weights(
         f"{cls.key}.checkpoint: to {cls.purpose} with {type(model).__name__}, {checkpoint}",
         f"Name a checkpoint of a model with {cls.trained} and of the same sizes",
     )
+
+
+class _ModelNegativesEncoder(FrozenModel):
+    """The encoders of a LAVIS model that was trained with ITC; its fusion is not used.
+
+    Hard negatives are picked by its similarities (GRIT-VLP, Table 1).
+
+    Args:
+        model, precision, processor, own_view: see `FrozenModel`.
+
+    Raises:
+        TypeError: if no backbone can drive the model, or it has no temperature of ITC.
+    """
+
+    key, title = "model.mafa.negatives_encoder", "negatives_encoder"
+    view, tokens = ENCODER_VIEW, ENCODER_TOKENS
+    parts = (*MATCHING_PARTS, *PROJECTION_PARTS)
+    purpose, trained = "compare", "the projections of ITC"
+
+    def __init__(self, model: Any, *how: Any, **more: Any) -> None:
+        super().__init__(model, *how, **more)
+        if not hasattr(model, "temp"):
+            raise TypeError(
+                f"{type(model).__name__} cannot pick hard negatives: it has no temperature of ITC "
+                "(temp); use a model of pre-training or of retrieval"
+            )
+
+    def compare(
+        self, samples: dict[str, Any], ranks: Ranks | None = None, seen: Tensor | None = None
+    ) -> EncodedByFrozen:
+        ranks = ranks or Ranks(together=False)
+        images, seen = self._inputs(samples, seen)
+        backbone = self.step_backbone
+        with torch.inference_mode():
+            with self.autocast(images.device):
+                own_images = backbone.encode_images(images, seen)
+                own_texts = backbone.encode_texts(captions_of(samples, self.tokens))
+            of_images, of_texts = own_images.features, own_texts.features
+            assert of_images is not None and of_texts is not None
+            temperature = backbone.temperature
+            found = (
+                backbone.similarity(of_images, ranks.gather(of_texts)) / temperature,
+                backbone.similarity(ranks.gather(of_images), of_texts).t() / temperature,
+                temperature,
+                *backbone.grit_vectors(own_images, own_texts),
+            )
+        # Cloned outside: tensors of inference mode could not be changed in place by their users.
+        return EncodedByFrozen(*(one.detach().clone() for one in found))

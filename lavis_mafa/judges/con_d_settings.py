@@ -12,7 +12,7 @@ from lavis_mafa.io.problems import Registered
 
 @dataclass(frozen=True)
 class FrozenSettings:
-    """How a frozen model is built; see `lavis_mafa.judges.build.build_frozen`."""
+    """How a frozen model is built; see `lavis_mafa.judges.build`."""
 
     arch: str = option(
         doc="registered name of a model of ITC and ITM: ALBEF, BLIP or BLIP-2",

@@ -48,7 +48,7 @@ class ModelDiscriminator(FrozenModel):
         seen: Tensor | None = None,
     ) -> Tensor:
         ranks = ranks or Ranks(together=False)
-        images, seen = self.inputs(samples, seen)
+        images, seen = self._inputs(samples, seen)
         backbone = self.step_backbone
         with torch.inference_mode():
             with self.autocast(images.device):

@@ -140,7 +140,7 @@ class FrozenModel(ModelBeside):
         self.shares_encoder = True
         return True
 
-    def inputs(self, samples: dict[str, Any], seen: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _inputs(self, samples: dict[str, Any], seen: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return a mini-batch's images in this model's size, and what its image encoder makes of
         them if the model in training has computed that; move the model to their device.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from lavis_mafa.algorithm.binary import area_under_roc
 from lavis_mafa.algorithm.discriminator import Discriminator, judge_in_turn
 from lavis_mafa.algorithm.intervals import wilson
-from lavis_mafa.io.processes import all_gather_objects, is_main_process, on_main_process
+from lavis_mafa.io.processes import is_main_process
 from lavis_mafa.judges.con_d_settings import ConDSettings
 
 _WARN, _REFUSE, SKIP = "warn", "refuse", "skip"  # values of ``self_check``
@@ -76,7 +76,7 @@ class SelfCheck:
         return area_under_roc(scores, np.arange(len(scores)) < len(self.own))
 
     @property
-    def above(self) -> list[tuple[float, float, float]]:
+    def _above(self) -> list[tuple[float, float, float]]:
         """Each threshold with the shares of own and of random pairs above it, 0 to 1."""
         return [
             (
@@ -100,7 +100,7 @@ class SelfCheck:
                 f"an own pair scores above a random pair with a probability (AUC) of only "
                 f"{self.auc:.2f}, expected at least {LEAST_AUC:g} (chance: 0.5)"
             )
-        threshold, own, random = self.above[-1]
+        threshold, own, random = self._above[-1]
         # The ends of the intervals: a single pair of few is not evidence.
         low, _ = wilson(random * len(self.random), len(self.random))
         _, most_own = wilson(own * len(self.own), len(self.own))
@@ -124,7 +124,7 @@ class SelfCheck:
         auc = "unknown" if self.auc is None else f"{self.auc:.3f}"
         shares = [
             f"above {threshold:g}: own {own:.1%}, random {random:.1%}"
-            for threshold, own, random in reversed(self.above)
+            for threshold, own, random in reversed(self._above)
         ]
         return (
             f"Con-D self-check of {self.name}: AUC {auc} of {len(self.own)} own against "
@@ -145,7 +145,7 @@ class SelfCheck:
             "auc": self.auc,
             "above": [
                 {"threshold": threshold, "own": own, "random": random}
-                for threshold, own, random in self.above
+                for threshold, own, random in self._above
             ],
             "problems": self.problems,
         }
@@ -153,7 +153,7 @@ class SelfCheck:
     def scalars(self) -> dict[str, float]:
         """Return the figures by name, for the loggers."""
         found = {} if self.auc is None else {"auc": self.auc}
-        for threshold, own, random in self.above:
+        for threshold, own, random in self._above:
             found |= {f"own_above_{threshold:g}": own, f"random_above_{threshold:g}": random}
         return found
 
@@ -262,9 +262,3 @@ def self_check(
     own, random = np.concatenate(parts, axis=1)
     used = tuple(sorted({float(threshold) for threshold in thresholds}))
     return SelfCheck(name, own, random, used, time.monotonic() - began)
-
-
-def on_all_ranks(check: Callable[[], SelfCheck]) -> SelfCheck:
-    """Check on the main process and return the result on every rank; all ranks must call it."""
-    found: SelfCheck = all_gather_objects(on_main_process(check))[0]
-    return found

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +13,6 @@ import torch
 from torch import Tensor
 
 from lavis_mafa.algorithm.options import Checked, option
-from lavis_mafa.compat.old_timm import without_old_timm
 from lavis_mafa.judges.discriminators import DISCRIMINATORS
 from lavis_mafa.judges.pair_reader import (
     PLACE,
@@ -135,7 +136,7 @@ def _load_processor(path: str) -> Any:
 
     problem = "has no processor of images and text that transformers can load"
     cure = "; name a vision-language model with its processor"
-    with explain_not_loaded(path, problem, cure), without_old_timm():
+    with explain_not_loaded(path, problem, cure), _without_old_timm():
         processor = AutoProcessor.from_pretrained(path, trust_remote_code=False)
     if not (hasattr(processor, "image_processor") and hasattr(processor, "tokenizer")):
         raise ValueError(
@@ -183,7 +184,7 @@ def _load_model(path: str) -> Any:
         ) from None
     load: Any = AutoModelForImageTextToText.from_pretrained  # its types lack the second result
     problem = "is not a vision-language model that transformers can load"
-    with explain_not_loaded(path, problem), without_old_timm():
+    with explain_not_loaded(path, problem), _without_old_timm():
         model, about = load(path, trust_remote_code=False, output_loading_info=True)
     missing = sorted(about["missing_keys"])
     if missing:
@@ -197,3 +198,26 @@ def _load_model(path: str) -> Any:
             "name a model that continues its prompt"
         )
     return model
+
+
+@contextmanager
+def _without_old_timm() -> Iterator[None]:
+    """Hide timm from transformers in this context, if timm is too old for it.
+
+    `AutoModel` reads the configs of all models. One of them imports names that timm 0.4.12 lacks,
+    so that every model would fail.
+    """
+    utilities = importlib.import_module("transformers.utils.import_utils")
+    try:
+        too_old = not hasattr(importlib.import_module("timm.data"), "ImageNetInfo")
+    except ImportError:
+        too_old = False
+    flag = "_timm_available"
+    if not too_old or not getattr(utilities, flag, False):
+        yield
+        return
+    setattr(utilities, flag, False)
+    try:
+        yield
+    finally:
+        setattr(utilities, flag, True)

@@ -160,11 +160,11 @@ def section_of(
     return Key(dict, Option(doc, source), default, keys)
 
 
-def known_keys(keys: Mapping[str, Key], path: str = "") -> Iterator[tuple[str, Key]]:
+def _known_keys(keys: Mapping[str, Key], path: str = "") -> Iterator[tuple[str, Key]]:
     """Yield every ``(path, key)``, such as ``("run.grit.enabled", ...)``."""
     for name, key in keys.items():
         yield f"{path}{name}", key
-        yield from known_keys(key.keys or {}, f"{path}{name}.")
+        yield from _known_keys(key.keys or {}, f"{path}{name}.")
 
 
 Keys = Mapping[str, Key]
@@ -235,7 +235,7 @@ class Report:
         setting, elsewhere.
         """
         above, _, leaf = path.rpartition(".")
-        parts = {one: (*one.rpartition("."), key) for one, key in known_keys(self.keys)}
+        parts = {one: (*one.rpartition("."), key) for one, key in _known_keys(self.keys)}
         siblings = {name: one for one, (section, _, name, _) in parts.items() if section == above}
         swapped = [one for one in siblings if sorted(one) == sorted(leaf)]
         near = [siblings[one] for one in swapped or get_close_matches(leaf, siblings, n=1)]

@@ -28,14 +28,14 @@ from lavis_mafa.settings.check import UNSET, Key, Keys, keys_of, section_of, sug
 from lavis_mafa.settings.schema import (
     BLANK,
     DATASET,
+    FILE,
     LAVIS_DEFAULTS,
     LAVIS_MODEL,
     LAVIS_RUN,
-    FileOptions,
-    ModelOptions,
-    ModelParts,
-    OurModelOptions,
-    RunOptions,
+    OURS,
+    OWN_MODEL,
+    OWN_RUN,
+    PARTS,
 )
 
 
@@ -46,11 +46,9 @@ def _lavis_keys(listed: Mapping[Any, tuple[str, ...]]) -> dict[str, Key]:
     return {name: Key(one, option, LAVIS_DEFAULTS.get(name, UNSET)) for one, name in of_type}
 
 
-FILE = keys_of(FileOptions)
 LISTED = [*map(_lavis_keys, (LAVIS_RUN, LAVIS_MODEL)), DATASET]
-RUN = {**keys_of(RunOptions), **LISTED[0]}
-MODEL = {**keys_of(ModelOptions), **LISTED[1]}
-OURS, PARTS = map(keys_of, (OurModelOptions, ModelParts))
+RUN = {**OWN_RUN, **LISTED[0]}
+MODEL = {**OWN_MODEL, **LISTED[1]}
 BUILD_KEYS = ("arch", "model_type", "load_pretrained", "pretrained", "load_finetuned", "finetuned")
 _ANY = Key(Any, Option("passed on unchanged", "LAVIS"))
 

@@ -17,7 +17,7 @@ from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.families.vit import VitOptions
 from lavis_mafa.io.problems import Registered
 from lavis_mafa.judges.con_d_settings import ConDSettings, FrozenSettings
-from lavis_mafa.settings.check import Key
+from lavis_mafa.settings.check import Key, keys_of
 from lavis_mafa.settings.loggers import LOGGERS
 from lavis_mafa.tasks.mafa_retrieval import RetrievalOptions
 from lavis_mafa.tasks.metrics import MetricNames
@@ -45,7 +45,7 @@ def _lavis(doc: str, default: Any = dataclasses.MISSING, **about: Any) -> Any:
 
 # fmt: off
 @dataclass(kw_only=True)
-class RunOptions(RetrievalOptions):
+class _RunOptions(RetrievalOptions):
     """Keys of ``run``."""
 
     task: str = _lavis("what to train or evaluate", choices=Registered("task"), needed=ALWAYS)
@@ -144,7 +144,7 @@ LAVIS_MODEL: Mapping[Any, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class MafaOptions(StepSettings):
+class _MafaOptions(StepSettings):
     """Keys of ``model.mafa``; those of registered entries are added."""
 
     detach_other: bool = _ours("image to text trains images only, text to image texts only", True,
@@ -159,7 +159,7 @@ class MafaOptions(StepSettings):
 
 
 @dataclass(kw_only=True)
-class ModelOptions:
+class _ModelOptions:
     """Keys of ``model`` of LAVIS's models; ours take those of them that a default YAML has."""
 
     arch: str = _lavis("registered name of the model", choices=Registered("model"), needed=ALWAYS)
@@ -184,17 +184,17 @@ class ModelOptions:
 
 
 @dataclass(kw_only=True)
-class OurModelOptions:
+class _OurModelOptions:
     """Keys of ``model`` of models with our loader, see `lavis_mafa.compat.traits`."""
 
     tokenizer: str | None = _ours("vocab.txt, folder or name on the hub; null: the arch's default",
         path="path or name")
     vit: VitOptions | None = _ours("a ViT of any size")
-    mafa: MafaOptions = _ours("the training step", {}, source="MAFA 4")
+    mafa: _MafaOptions = _ours("the training step", {}, source="MAFA 4")
 
 
 @dataclass(kw_only=True)
-class ModelParts:
+class _ModelParts:
     """Keys of ``model`` of models with our loader whose default YAML has the key."""
 
     vit_weights: str | None = _ours("weights of the image encoder; null: random",
@@ -239,9 +239,14 @@ DATASET: Mapping[str, Key] = {
 
 
 @dataclass(kw_only=True)
-class FileOptions:
+class _FileOptions:
     """The sections of a config file."""
 
-    run: RunOptions = _lavis("what to run and how", needed=ALWAYS)
-    model: ModelOptions = _lavis("the model", needed=ALWAYS)
+    run: _RunOptions = _lavis("what to run and how", needed=ALWAYS)
+    model: _ModelOptions = _lavis("the model", needed=ALWAYS)
     datasets: Mapping[str, Any] = _lavis("datasets, by registered builder", needed=ALWAYS)
+
+
+# Keys of these classes; those of LAVIS's tables and of registered entries are added.
+FILE, OWN_RUN, OWN_MODEL = map(keys_of, (_FileOptions, _RunOptions, _ModelOptions))
+OURS, PARTS = map(keys_of, (_OurModelOptions, _ModelParts))

@@ -157,9 +157,9 @@ class StepFigures:
         histogram: dict[str, Any] = {}
         for direction in DIRECTIONS:
             counts = {
-                truth: [int(tally.sums[name]) for name in _NAMES[direction, truth]]
+                truth: [int(tally[name]) for name in _NAMES[direction, truth]]
                 for truth in TRUTHS
-                if _NAMES[direction, truth][0] in tally.sums
+                if _NAMES[direction, truth][0] in tally
             }
             if any(any(row) for row in counts.values()):
                 histogram[direction] = counts
@@ -180,18 +180,16 @@ class StepFigures:
         in Con-D's place, names have ``score`` instead of ``con_d`` or ``con_d_probability``.
         """
         figures: dict[str, float | None] = {
-            name: int(tally.sums[name])
-            for name in (REPLACED, *CAPTION_COUNTS)
-            if name in tally.sums
+            name: int(tally[name]) for name in (REPLACED, *CAPTION_COUNTS) if name in tally
         }
         for d in DIRECTIONS:
-            if tally.sums.get(f"without_negative_{d}"):
-                figures[f"{WITHOUT_NEGATIVE}_{d}"] = int(tally.sums[f"without_negative_{d}"])
-            judged = bool(tally.sums.get(f"judged_{d}"))
+            if tally[f"without_negative_{d}"]:
+                figures[f"{WITHOUT_NEGATIVE}_{d}"] = int(tally[f"without_negative_{d}"])
+            judged = bool(tally[f"judged_{d}"])
             for name, (part, whole) in _BY_CON_D.items() if judged else ():
                 figures[f"{name}_{d}"] = tally.ratio(f"{part}_{d}", f"{whole}_{d}")
-            of_con_d = judged and f"true_found_{d}" in tally.sums
-            rates = {**_BY_TRUTH} if f"false_{d}" in tally.sums else {}
+            of_con_d = judged and f"true_found_{d}" in tally
+            rates = {**_BY_TRUTH} if f"false_{d}" in tally else {}
             rates |= _OF_CON_D if of_con_d else {}
             for name, (part, whole) in rates.items():
                 figures[f"{name}_{d}"] = _ratio(tally, part, whole, d)
@@ -256,9 +254,9 @@ class StepFigures:
 
 def _ratio(tally: Tally, part: str, whole: str, direction: str) -> float | None:
     """Return ``part / whole``, without the pairs of ``whole`` whose truth is unknown."""
-    total = tally.sums.get(f"{whole}_{direction}", 0.0)
-    total -= tally.sums.get(f"{whole}_unknown_{direction}", 0.0)
-    return tally.sums[f"{part}_{direction}"] / total if total else None
+    total = tally[f"{whole}_{direction}"]
+    total -= tally[f"{whole}_unknown_{direction}"]
+    return tally[f"{part}_{direction}"] / total if total else None
 
 
 @registry.register_task("mafa_pretrain")

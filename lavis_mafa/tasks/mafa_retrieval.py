@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from lavis.common.dist_utils import is_main_process
 from lavis.common.registry import registry
 from lavis.tasks.retrieval import RetrievalTask
+from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.binary import require_finite
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.data.known_truth import read_truth, truth_with
 from lavis_mafa.families.rerank import RerankOptions
-from lavis_mafa.io.files import append_line, lost_writes
+from lavis_mafa.io.files import append_line, atomic_write, lost_writes
 from lavis_mafa.tasks.metrics import METRICS, MetricNames
 from lavis_mafa.tasks.recall import retrieval_of_own_pairs, retrieval_with_truth
-from lavis_mafa.tasks.score_files import save_scores
 
 
 @dataclass(kw_only=True)
@@ -93,7 +93,7 @@ class MafaRetrievalTask(RetrievalTask):
 
     @staticmethod
     def _report_metrics(
-        scores_i2t: npt.NDArray[Any], scores_t2i: npt.NDArray[Any], txt2img: Any, img2txt: Any
+        scores_i2t: NDArray[Any], scores_t2i: NDArray[Any], txt2img: Any, img2txt: Any
     ) -> dict[str, float]:
         """Return LAVIS's figures and write them to ``evaluate.txt``, as LAVIS does."""
         figures = retrieval_of_own_pairs(scores_i2t, scores_t2i, txt2img, img2txt)
@@ -107,13 +107,13 @@ class MafaRetrievalTask(RetrievalTask):
         if self._scores is not None:
             path = Path(registry.get_path("result_dir")) / f"scores_{split_name}.npz"
             with lost_writes.allow(path):
-                save_scores(path, *self._scores)
+                _save_scores(path, *self._scores)
                 logging.info("scores are in %s", path)
             self._scores = None
         return val_result
 
     def _figures_of_truth(
-        self, dataset: Any, scores_i2t: npt.NDArray[Any], scores_t2i: npt.NDArray[Any]
+        self, dataset: Any, scores_i2t: NDArray[Any], scores_t2i: NDArray[Any]
     ) -> dict[str, float]:
         truth = dataset.truth_matrix() if hasattr(dataset, "truth_matrix") else None
         if self._pairs is not None:
@@ -130,3 +130,45 @@ class MafaRetrievalTask(RetrievalTask):
                 "mAP@R count only these, all others tie",
                 k_test,
             )
+
+
+def _save_scores(
+    path: str | os.PathLike[str], dataset: Any, scores_i2t: NDArray[Any], scores_t2i: NDArray[Any]
+) -> None:
+    """Write retrieval scores as ``.npz``: 8 bytes for each pair of image and caption.
+
+    The file has ``scores_i2t`` ``(I, T)`` and ``scores_t2i`` ``(T, I)`` float32, the names of the
+    ``images`` ``(I,)``, all ``captions`` ``(T,)`` grouped by image, and ``image_of`` ``(T,)``,
+    the image of every caption.
+
+    Args:
+        dataset: LAVIS's retrieval evaluation set (``image``, ``text``, ...).
+    """
+    captions = _captions_of(dataset)
+    with atomic_write(path) as file:
+        np.savez(
+            file,
+            scores_i2t=np.asarray(scores_i2t, np.float32),
+            scores_t2i=np.asarray(scores_t2i, np.float32),
+            images=np.array([str(name) for name in dataset.image], np.str_),
+            captions=np.array([caption for own in captions for caption in own], np.str_),
+            image_of=np.repeat(np.arange(len(captions)), [len(own) for own in captions]),
+        )
+
+
+def _captions_of(dataset: Any) -> list[list[str]]:
+    """Return the captions of every image of a LAVIS retrieval evaluation set.
+
+    They are the original captions if the data set has its annotations, else the processed ones.
+
+    Raises:
+        ValueError: if the captions are not grouped by image.
+    """
+    own = [dataset.img2txt[image] for image in range(len(dataset.image))]
+    if [text for texts in own for text in texts] != list(range(len(dataset.text))):
+        raise ValueError("captions of this data set are not grouped by image")
+    # Other benchmarks find a caption's id by its text, which processing would have changed.
+    raw = [one.get("caption") for one in getattr(dataset, "annotation", None) or ()]
+    if [len(c) if isinstance(c, list) else 0 for c in raw] == [len(texts) for texts in own]:
+        return raw
+    return [[dataset.text[text] for text in texts] for texts in own]

@@ -20,11 +20,9 @@ from lavis_mafa.algorithm.corpus_mining import MAX_SIMILARITIES
 from lavis_mafa.io.files import atomic_write, read_json, read_npz, remove_partial_files, write_json
 from lavis_mafa.io.identity import claim_folder, digest
 from lavis_mafa.io.processes import barrier, get_rank, get_world_size, on_main_process, progress
-from lavis_mafa.judges.self_check import random_partners
 from lavis_mafa.tools.analysed_pairs import AnalysedPairs, log_on_main
 from lavis_mafa.tools.tables import one_line
 
-_COMPARED = 1000  # samples of which own and other images are compared
 # Samples in a file, of which an interruption loses one at most, and files.
 _LEAST_BLOCK, _BLOCKS = 256, 1024
 _UTF_8 = ("utf-8", "surrogatepass")
@@ -57,21 +55,6 @@ class Features:
 
     def __len__(self) -> int:
         return len(self.numbers)
-
-    def own_auc(self, image_ids: NDArray[Any], seed: int) -> float:
-        """Return how often a text is more similar to its own image than to another, 0 to 1.
-
-        Args:
-            image_ids: ``(N,)`` of all samples, by number; 1 is returned if all are of one image.
-        """
-        generator = np.random.default_rng((seed, 7))
-        some = generator.choice(len(self), min(len(self), _COMPARED), replace=False)
-        rows, others = random_partners(image_ids[self.numbers[some]], generator)
-        images, texts = (one[torch.from_numpy(some)].float() for one in (self.vectors, self.texts))
-        own, other = ((images[of] * texts[rows]).sum(1) for of in (rows, others))
-        # NaN is never more similar.
-        found = (own > other).float() + (own == other).float() / 2
-        return float(found.mean()) if len(rows) else 1.0
 
     def positions(self, numbers: NDArray[Any]) -> NDArray[Any]:
         """Return the positions 0 to S - 1 of sample numbers; all must be in ``numbers``."""

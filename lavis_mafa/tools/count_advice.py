@@ -55,7 +55,7 @@ def advice_of(
     """Return three lines: the shares of false negatives, whether to group, and whether to mine.
 
     Args:
-        counts: each a `lavis_mafa.tools.counting.Count`.
+        counts: each a `lavis_mafa.tools.counting._Count`.
         judged: the pairs of the counts.
         rows_of: numbers of the judged pairs that are hard negatives, by name of the sampling.
         checks: self-checks by name of the discriminator.

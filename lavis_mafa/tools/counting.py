@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.intervals import clustered
 from lavis_mafa.data.caption_truth import CaptionTruth
 from lavis_mafa.io.files import write_json
 from lavis_mafa.io.processes import is_main_process
-from lavis_mafa.judges.self_check import LEAST_AUC
+from lavis_mafa.judges.self_check import LEAST_AUC, random_partners
 from lavis_mafa.tools import ALL
 from lavis_mafa.tools.analysed_pairs import AnalysedPairs
 from lavis_mafa.tools.charts import Bars, Table
+from lavis_mafa.tools.corpus_features import Features
 from lavis_mafa.tools.count_advice import NOTE, TRUTH, advice_of
 from lavis_mafa.tools.engine import Mined, load, mine
 from lavis_mafa.tools.gallery import SampleViewer, report_of_judged
@@ -26,13 +28,14 @@ from lavis_mafa.tools.hard_negatives import HardNegatives, Sampling
 from lavis_mafa.tools.judged_pairs import FILE, INVALID, UNKNOWN, Judged
 from lavis_mafa.tools.tables import markdown_table
 
+_COMPARED = 1000  # samples of which own and other images are compared
 # Similar is not false: without a judge, the results do not say so.
 _ALIKE = "Hard negatives that are more similar than {} % of the own pairs"
 _ANCHORS = {"image": True, "text": False}  # modality of the anchor: whether it is an image
 
 
 @dataclass
-class Count:
+class _Count:
     """False negatives among the hard negatives of one sampling, by one judge.
 
     Attributes:
@@ -106,7 +109,7 @@ def _count_one(
     rows: NDArray[Any],
     threshold: float,
     size: int,
-) -> list[Count]:
+) -> list[_Count]:
     """Count the false negatives of one sampling by every judge, in both directions.
 
     Args:
@@ -130,7 +133,7 @@ def _count_one(
             number = int(total.sum())
             share = int(hits.sum()) / number if number else 0.0
             counts.append(
-                Count(
+                _Count(
                     judge=name,
                     sampling=sampling.kind,
                     batch_size=sampling.batch_size,
@@ -150,14 +153,14 @@ def _count_one(
 
 def _write_results(
     args: argparse.Namespace,
-    counts: Sequence[Count],
+    counts: Sequence[_Count],
     rows_of: Mapping[str, NDArray[Any]],
     loaded: AnalysedPairs,
     found: Mined,
 ) -> None:
     """Write the counts as JSON and an HTML page, and print the table and the advice."""
     judged, features = found.judged, found.features
-    own_auc = features.own_auc(loaded.data.image_ids, args.seed)
+    own_auc = _own_auc(features, loaded.data.image_ids, args.seed)
     is_lower_bound = isinstance(loaded.data.truth, CaptionTruth)
     usual = loaded.usual
     advice = advice_of(counts, judged, rows_of, found.checks, usual, own_auc, is_lower_bound)
@@ -226,7 +229,7 @@ def _write_results(
     print(f"written: {args.output / 'counts.json'}, {FILE}, {page.name}")
 
 
-def _count_table(counts: Sequence[Count]) -> Table:
+def _count_table(counts: Sequence[_Count]) -> Table:
     """Return a table like MAFA's Tables 1 and 9, with a row for each judge and sampling."""
     columns = ["judge", "sampling", "B", "M"]
     for side in _ANCHORS:
@@ -241,7 +244,7 @@ def _count_table(counts: Sequence[Count]) -> Table:
     return Table("False negatives among hard negatives", columns, list(rows.values()))
 
 
-def _bars_of(counts: Sequence[Count]) -> list[Bars]:
+def _bars_of(counts: Sequence[_Count]) -> list[Bars]:
     """Return the shares of false negatives by sampling, for each judge (MAFA Figures 2 and 5)."""
     shares: dict[str, dict[str, list[float]]] = {}
     for one in counts:
@@ -255,3 +258,20 @@ def _bars_of(counts: Sequence[Count]) -> list[Bars]:
         )
         for judge, by_sampling in shares.items()
     ]
+
+
+def _own_auc(features: Features, image_ids: NDArray[Any], seed: int) -> float:
+    """Return how often a text is more similar to its own image than to another, 0 to 1.
+
+    Args:
+        image_ids: ``(N,)`` of all samples, by number; 1 is returned if all are of one image.
+    """
+    generator = np.random.default_rng((seed, 7))
+    some = generator.choice(len(features), min(len(features), _COMPARED), replace=False)
+    rows, others = random_partners(image_ids[features.numbers[some]], generator)
+    chosen = torch.from_numpy(some)
+    images, texts = (one[chosen].float() for one in (features.vectors, features.texts))
+    own, other = ((images[of] * texts[rows]).sum(1) for of in (rows, others))
+    # NaN is never more similar.
+    found = (own > other).float() + (own == other).float() / 2
+    return float(found.mean()) if len(rows) else 1.0

@@ -11,16 +11,37 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
-from lavis_mafa.judges.self_check import SelfCheck
-from lavis_mafa.tools.analysed_pairs import AnalysedPairs
+from lavis_mafa.algorithm.discriminator import LEFT
+from lavis_mafa.data.known_truth import known_pairs
+from lavis_mafa.io.processes import (
+    all_gather_objects,
+    from_main_process,
+    get_rank,
+    get_world_size,
+    progress,
+)
+from lavis_mafa.judges.discriminators import SampleJudge
+from lavis_mafa.judges.self_check import (
+    SKIP,
+    SelfCheck,
+    drawn_samples,
+    mode_of,
+    self_check,
+)
+from lavis_mafa.tools.analysed_pairs import AnalysedPairs, log_on_main
 from lavis_mafa.tools.corpus_features import Features, make_features
 from lavis_mafa.tools.hard_negatives import HardNegatives, Sampling, find_hard_negatives
-from lavis_mafa.tools.judged_pairs import Judged
-from lavis_mafa.tools.judging import check_judges, judge_all
+from lavis_mafa.tools.judged_pairs import UNKNOWN, Judged, pair_keys
 from lavis_mafa.training.termination import REQUEUE, Terminated, Termination
+
+_CHUNK_PAIRS = 4096  # that are judged at once, or compared
+_OWN = 10_000  # own pairs that give a scale
 
 
 @dataclass
@@ -77,13 +98,13 @@ def mine(
     """
     folder = args.output / "features"
     with _ending_resumable(folder):
-        checks = check_judges(loaded, thresholds, args)
+        checks = _check_judges(loaded, thresholds, args)
         features = make_features(loaded, np.arange(len(loaded.data)), folder)
         _require_readable(loaded, features)
         negatives = [
             find_hard_negatives(loaded, features, one, args.seed, top_k, new_only) for one in wanted
         ]
-        judged = judge_all(loaded, features, negatives)
+        judged = _judge_all(loaded, features, negatives)
     judged.about = {**loaded.about, "low": thresholds[0], "high": thresholds[-1]}
     judged.about["self_check"] = {name: check.content() for name, check in checks.items()}
     for sampling in wanted:
@@ -115,3 +136,182 @@ def _require_readable(loaded: AnalysedPairs, features: Features) -> None:
             f"{loaded.most_unreadable:.0%} may be missing: repair the data, or correct --images, "
             f"and remove the folder features of --output; the first:\n  {listed}"
         )
+
+
+def _check_judges(
+    loaded: AnalysedPairs, thresholds: Sequence[float], args: argparse.Namespace
+) -> dict[str, SelfCheck]:
+    """Check every judge of a command on images as the command will process them.
+
+    Args:
+        thresholds: in use.
+        args: with ``self_check`` (None: each config's own) and ``seed``.
+
+    Returns:
+        The checks by name, without those that are skipped.
+
+    Raises:
+        PoorDiscriminatorError: on all ranks, if one fails that is to be refused.
+    """
+    found = {}
+    for name, judge in loaded.judges.items():
+        cfg = loaded.configs[name]
+        mode = args.self_check or mode_of(cfg)
+        if mode == SKIP or judge is None:
+            continue
+
+        def check(name: str = name, judge: Any = judge, cfg: Any = cfg) -> SelfCheck:
+            drawn = drawn_samples(len(loaded.data), cfg, args.seed)
+            of_numbers = isinstance(judge, SampleJudge)
+            batches = _numbers(loaded.data, drawn) if of_numbers else loaded.pictures(drawn, judge)
+            return self_check(judge, batches, thresholds, name, args.seed)
+
+        found[name] = from_main_process(check)
+        found[name].settle(mode, "--self-check")
+    return found
+
+
+def _numbers(data: Any, drawn: Sequence[NDArray[Any]]) -> Iterator[dict[str, Any]]:
+    """Yield mini-batches that name samples, and hold no images."""
+    for numbers in drawn:
+        batch = {"image": numbers, "image_id": data.image_ids[numbers], "loaded_index": numbers}
+        if data.group_ids is not None:
+            batch["group_id"] = data.group_ids[numbers]
+        yield {name: torch.from_numpy(np.asarray(values)) for name, values in batch.items()}
+
+
+def _judge_all(
+    loaded: AnalysedPairs, features: Features, negatives: Sequence[HardNegatives]
+) -> Judged:
+    """Judge all distinct pairs of hard negatives."""
+    size = len(loaded.data)
+    # Sorted in place, a pair's occurrences from its text before those from its image.
+    keys = np.concatenate(
+        [2 * pair_keys(one.image, one.text, size) + one.from_image for one in negatives]
+    )
+    keys.sort()
+    begins = np.diff(keys // 2, prepend=-1) > 0
+    by_text, by_image = keys[begins] % 2 == 0, keys[np.roll(begins, -1)] % 2 == 1
+    image, text = np.divmod(keys[begins] // 2, size)
+    del keys, begins
+    probability = {
+        name: np.asarray(_probability(loaded, features, judge, image, text), np.float32)
+        for name, judge in loaded.judges.items()
+    }
+    return Judged(image, text, by_image, by_text, probability, _truth_of(loaded.data, image, text))
+
+
+def _truth_of(data: Any, image: NDArray[Any], text: NDArray[Any]) -> NDArray[Any]:
+    """Return the ground truth ``(P,)`` int8 of pairs; `UNKNOWN` where the data do not know it."""
+    if data.truth is None:
+        return np.full(len(image), UNKNOWN, np.int8)
+    truth = np.asarray(data.truth(image, text)).astype(np.int8)
+    return np.where(known_pairs(data.truth, image, text), truth, UNKNOWN).astype(np.int8)
+
+
+def _probability(
+    loaded: AnalysedPairs, features: Features, judge: Any, image: NDArray[Any], text: NDArray[Any]
+) -> NDArray[Any]:
+    """Return P(match) ``(P,)`` by a judge, see `AnalysedPairs.judges`; NaN where an image cannot be
+    read."""
+    if judge is None:
+        return _rank_among_own(features, image, text)
+    if isinstance(judge, SampleJudge):
+        return judge.probability(image, text)
+    first = getattr(judge, "first", None)
+    found = np.ones(len(image)) if first is None else first.probability(image, text)
+    left, found = found >= LEFT, np.asarray(found, np.float32)
+    found[left] = _judge_by_image(loaded, features, image[left], text[left], judge)
+    return found
+
+
+def _rank_among_own(features: Features, image: NDArray[Any], text: NDArray[Any]) -> NDArray[Any]:
+    """Return the shares ``(P,)`` of own pairs that are less similar than a pair."""
+    own = np.random.default_rng(0).permutation(np.arange(len(features)))[:_OWN]
+    scale = np.sort(_similarities(features, own, own))
+    found = _similarities(features, features.positions(image), features.positions(text))
+    return np.searchsorted(scale, found) / len(scale)
+
+
+def _similarities(features: Features, image: NDArray[Any], text: NDArray[Any]) -> NDArray[Any]:
+    """Return the similarities ``(P,)`` of pairs of positions."""
+    found = np.empty(len(image), np.float32)
+    for begin in range(0, len(image), _CHUNK_PAIRS):
+        chunk = slice(begin, begin + _CHUNK_PAIRS)
+        rows = [torch.from_numpy(one[chunk]) for one in (image, text)]
+        found[chunk] = (features.images[rows[0]] * features.texts[rows[1]]).sum(1).numpy()
+    return found
+
+
+def _judge_by_image(
+    loaded: AnalysedPairs, features: Features, image: NDArray[Any], text: NDArray[Any], judge: Any
+) -> NDArray[Any]:
+    """Return the probabilities ``(P,)`` float32 that pairs match; NaN if an image is unreadable.
+
+    All ranks must call this function with the same pairs; they share the work, and each returns all
+    probabilities. Samples with the same image share its verdicts: the image is read and encoded
+    once.
+
+    Args:
+        features: captions, and which samples can be read.
+        image, text: ``(P,)`` sample numbers in the training set.
+        judge: has ``judge``, see `lavis_mafa.Discriminator`.
+    """
+    size = len(loaded.data)
+    shown_by = _first_readable(loaded.data.image_ids, features.numbers)
+    pairs, place = np.unique(pair_keys(shown_by[image], text, size), return_inverse=True)
+    images, texts = np.divmod(np.array_split(pairs, get_world_size())[get_rank()], size)
+    log_on_main("%d pairs to judge", len(pairs))
+    own = np.empty(len(images), np.float32)
+    chunks = _chunks_of(images, texts, loaded.images_at_once)
+    shown = [np.unique(images[rows]) for rows in chunks]
+    with progress(total=len(images), unit=" pairs", desc="judging") as bar:
+        for rows, numbers, batch in zip(chunks, shown, loaded.pictures(shown, judge), strict=True):
+            captions, text_of = np.unique(texts[rows], return_inverse=True)
+            image_of = np.searchsorted(numbers, images[rows])
+            samples = {
+                "image": batch["image"],
+                "text_input": [features.captions[k] for k in features.positions(captions)],
+            }
+            verdicts = judge.judge(
+                samples, torch.from_numpy(image_of), torch.from_numpy(text_of.reshape(-1))
+            )
+            own[rows] = verdicts.float().cpu().numpy()
+            unreadable = np.array([bool(error) for error in batch["load_error"]])
+            own[rows[unreadable[image_of]]] = np.nan
+            bar.update(len(rows))
+    return np.concatenate(all_gather_objects(own))[place.reshape(-1)]
+
+
+def _first_readable(image_ids: NDArray[Any], readable: NDArray[Any]) -> NDArray[Any]:
+    """Return for each of N samples ``(N,)`` the first readable sample with the same image.
+
+    If no sample with this image is readable, the first sample with it.
+
+    Args:
+        image_ids: ``(N,)``, equal for samples with the same image.
+        readable: ``(S,)`` ascending sample numbers.
+    """
+    _, first, image = np.unique(image_ids, return_index=True, return_inverse=True)
+    image = image.reshape(-1)
+    first[image[readable[::-1]]] = readable[::-1]  # descending: the lowest number is written last
+    return first[image]
+
+
+def _chunks_of(image: NDArray[Any], text: NDArray[Any], most_images: int) -> list[NDArray[Any]]:
+    """Return the rows of pairs that are judged together.
+
+    All pairs of an image are in one chunk, so that it is encoded once; a chunk has up to
+    ``most_images`` images and about `_CHUNK_PAIRS` pairs.
+
+    Args:
+        image, text: ``(P,)``, all pairs of this rank.
+    """
+    order = np.lexsort((text, image))
+    begins = np.flatnonzero(np.diff(image[order], prepend=-1)).tolist()
+    first, cuts = 0, []
+    for number, begin in enumerate(begins):
+        if number - first >= most_images or begin - begins[first] >= _CHUNK_PAIRS:
+            cuts.append(begin)
+            first = number
+    return np.split(order, cuts) if len(order) else []

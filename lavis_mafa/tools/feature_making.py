@@ -25,7 +25,6 @@ from lavis_mafa.io.identity import (
     check_identity,
     digest,
     fingerprint,
-    write_identity,
 )
 from lavis_mafa.io.processes import progress
 
@@ -202,7 +201,7 @@ def make_features(
     if any(out.glob("features*.npy")) and not (out / IDENTITY_FILE).exists():
         raise ValueError(f"{out} has features that were not made here; name another folder")
     out.mkdir(parents=True, exist_ok=True)
-    write_identity(out, identity)
+    write_json(out / IDENTITY_FILE, identity)
     write_json(out / NAMES, names)
     batches = [
         (first, range(begin, min(begin + batch_size, first + step, len(names))))

@@ -36,7 +36,7 @@ class SampleViewer:
     def __init__(self, data: Any) -> None:
         self._data, self._problem, self._missing = data, "", 0
 
-    def pair(self, image: int, text: int, verdict: str, truth: bool | None) -> ShownPair:
+    def _pair(self, image: int, text: int, verdict: str, truth: bool | None) -> ShownPair:
         """Return the pair of the image of one sample and the caption of another."""
         caption, source = self._data.source(text).caption, self._data.source(image)
         own = source.caption
@@ -44,7 +44,7 @@ class SampleViewer:
             return ShownPair(None, f"{source.anchor} – {caption}", own, verdict, truth)
         return ShownPair(self._image(image), caption, own, verdict, truth)
 
-    def key(self, image: int, text: int) -> tuple[Any, str]:
+    def _key(self, image: int, text: int) -> tuple[Any, str]:
         """Return what is equal for pairs that look the same."""
         return self._data.source(image).name or image, self._data.source(text).caption
 
@@ -96,7 +96,7 @@ def connections_of(
         if one["direction"] == "t2i":
             image, text = text, image
         verdict = f"{score} = {format_number(one['probability'])}, {one['state']}"
-        yield show.pair(image, text, f"{verdict}, epoch {one['epoch']}", one["truth"])
+        yield show._pair(image, text, f"{verdict}, epoch {one['epoch']}", one["truth"])
 
 
 def bars_of(title: str, tenths: NDArray[Any]) -> Bars:
@@ -183,12 +183,12 @@ def _pairs(judged: Judged, name: str, show: SampleViewer, limit: int) -> Iterato
     states = MiningRule(low=low, high=high).states(torch.from_numpy(probability)).tolist()
     seen = set()
     for row in _choose(probability, limit):
-        key = show.key(int(judged.image[row]), int(judged.text[row]))
+        key = show._key(int(judged.image[row]), int(judged.text[row]))
         if key in seen:  # an image with several captions is as many samples
             continue
         seen.add(key)
         value = format_number(float(probability[row]))
-        yield show.pair(
+        yield show._pair(
             int(judged.image[row]),
             int(judged.text[row]),
             f"{name}: P = {value}, {STATE_NAMES[states[row]]}",

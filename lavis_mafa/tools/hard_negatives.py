@@ -161,14 +161,14 @@ def find_hard_negatives(
         log_on_main("%s: %d mini-batches", sampling.name, len(parts))
     labels = _labels(loaded, features, new_only, wordings=whole)
     k = sampling.neighbours or top_k
-    found = hardest_negatives(
+    found = _hardest_negatives(
         features, loaded.similarity, parts, labels, k, whole, loaded.device, sampling.name
     )
     found.image, found.text = features.numbers[found.image], features.numbers[found.text]
     return found
 
 
-def hardest_negatives(
+def _hardest_negatives(
     features: Features,
     similarity: Similarity,
     parts: Sequence[NDArray[Any]],

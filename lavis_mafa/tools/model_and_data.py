@@ -54,7 +54,7 @@ _ONLY_DATA = ["run.valid_splits=[]", "run.test_splits=[]", "run.loggers=[]"]
 
 
 @dataclass
-class ModelAndData(AnalysedPairs):
+class _ModelAndData(AnalysedPairs):
     """The objects that a config describes.
 
     Attributes:
@@ -230,7 +230,7 @@ def _options_of(args: argparse.Namespace) -> list[str]:
     return [*options, *given]
 
 
-def _load_model_and_data(args: argparse.Namespace) -> ModelAndData:
+def _load_model_and_data(args: argparse.Namespace) -> _ModelAndData:
     """Build the model and the pairs of a config; joins the processes of a launcher.
 
     Raises:
@@ -255,10 +255,10 @@ def _load_model_and_data(args: argparse.Namespace) -> ModelAndData:
     run = cfg.run_cfg
     device = torch.device("cuda", int(run.get("gpu", 0))) if run.device == "cuda" else CPU
     view = view_of(cfg.model_cfg.arch, cfg.model_cfg.get("model_type"), model)
-    return ModelAndData(cfg, model.to(device).eval(), train, device, view, workers_of(run))
+    return _ModelAndData(cfg, model.to(device).eval(), train, device, view, workers_of(run))
 
 
-def load_judged(args: argparse.Namespace) -> ModelAndData:
+def load_judged(args: argparse.Namespace) -> AnalysedPairs:
     """Build the model, the pairs and the discriminators of a config.
 
     Raises:

@@ -18,13 +18,12 @@ from lavis_mafa.io.processes import is_main_process
 from lavis_mafa.tools import ALL
 from lavis_mafa.tools.analysed_pairs import AnalysedPairs
 from lavis_mafa.tools.charts import Cell, Table
-from lavis_mafa.tools.clean_copy import write_clean_copy
 from lavis_mafa.tools.engine import load, mine
 from lavis_mafa.tools.from_files import column_keys
 from lavis_mafa.tools.gallery import SampleViewer, report_of_judged
 from lavis_mafa.tools.hard_negatives import Sampling
 from lavis_mafa.tools.judged_pairs import FILE, UNKNOWN, VALID, Judged
-from lavis_mafa.tools.pair_records import FLAG_EMBEDDING, TRIPLETS, PairRecords
+from lavis_mafa.tools.pair_records import FLAG_EMBEDDING, TRIPLETS, PairRecords, write_clean_copy
 
 
 def mine_connections(args: argparse.Namespace) -> None:

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import re
-from collections.abc import Iterable
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from lavis_mafa.data.annotation_rows import PairColumns
 from lavis_mafa.data.caption_truth import normalised
+from lavis_mafa.data.columnar_files import choose_columns
 from lavis_mafa.data.image_reading import suffix_of
+from lavis_mafa.data.pairs import TrainPairs
 from lavis_mafa.io.files import atomic_write
 from lavis_mafa.tools.hard_negatives import HardNegatives
 from lavis_mafa.tools.judged_pairs import Judged
 
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_ROWS = 1024  # of parquet, perhaps with pictures, that are in memory at once
 TRIPLETS, FLAG_EMBEDDING = "triplets.jsonl", "flag_embedding.jsonl"
 _NEGATIVES = 3  # of a triplet: every row must have equally many columns
 _GROUP_ID = "group_id"  # column of the group, if the data have groups
@@ -58,14 +70,14 @@ class PairRecords:
         if source.anchor is not None:
             return {"anchor": source.anchor, "positive": caption}
         record: dict[str, Any] = {"image": self._relative(source.path, image), "caption": caption}
-        own = typed(source.image_id) if self._own_images else int(self.data.image_ids[image])
+        own = _typed(source.image_id) if self._own_images else int(self.data.image_ids[image])
         if own is not None:  # else the path identifies the image, as in the user's own file
             record["image_id"] = own
         # A new pair is of its image's group: its caption was not of that group so far.
         # None is written, too: a file without the key would be refused.
         if self.data.group_ids is not None:
             number = int(self.data.group_ids[image])
-            known = typed(source.group_id) if self._own_groups else number
+            known = _typed(source.group_id) if self._own_groups else number
             record[_GROUP_ID] = None if number < 0 else known
         return record
 
@@ -112,13 +124,13 @@ class PairRecords:
                     self.root, self._relative(source.path, first)
                 )
                 if wrong:
-                    lists.write(json_line({"query": anchor, "pos": positives, "neg": wrong}))
+                    lists.write(_json_line({"query": anchor, "pos": positives, "neg": wrong}))
                 if len(wrong) < _NEGATIVES:
                     lacking += len(positives)
                     continue
                 columns = {f"negative_{n}": one for n, one in enumerate(wrong[:_NEGATIVES], 1)}
                 for positive in positives:
-                    triplets.write(json_line({"anchor": anchor, "positive": positive, **columns}))
+                    triplets.write(_json_line({"anchor": anchor, "positive": positive, **columns}))
                     count += 1
         return count, lacking
 
@@ -175,13 +187,162 @@ def _tell_apart(pairs: set[tuple[Any, int]]) -> bool:
     return None not in names and len(names) == len(numbers) == len(pairs)
 
 
-def typed(own: str | int | None) -> str | int | None:
+def _typed(own: str | int | None) -> str | int | None:
     """Return an id that looks like a whole number as one: the table holds only text."""
     if isinstance(own, str) and re.fullmatch(r"0|[1-9][0-9]{0,99}", own):
         return int(own)  # unlike 007, which is another id than 7
     return own
 
 
-def json_line(content: dict[str, Any]) -> bytes:
+def _json_line(content: dict[str, Any]) -> bytes:
     """Return a JSON document of one line."""
     return (json.dumps(content, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass")
+
+
+def write_clean_copy(records: PairRecords, mined: Judged, columns: PairColumns) -> str:
+    """Write ``clean.*``: the rows of the data with all their columns, and the mined pairs.
+
+    Several files, and formats without a writer, become JSON lines of images (or anchors) and
+    captions.
+
+    Args:
+        columns: as the user named them.
+
+    Returns:
+        The name of the file, and the argument that it must be read with.
+    """
+    data = records.data
+    pairs = list(zip(mined.image.tolist(), mined.text.tolist(), strict=True))
+    sources = [Path(one) for one in data.table.meta["sources"]]
+    write = _writer_of(sources[0], columns) if len(sources) == 1 else None
+    name = f"clean{sources[0].suffix.lower()}" if write else "clean.jsonl"
+    with atomic_write(records.output / name) as sink:
+        if write:
+            write(sink, sources[0], _NewRows(data, pairs, columns))
+        else:
+            own = ((number, number) for number in range(len(data)))
+            sink.writelines(_json_line(records.record(*pair)) for pair in chain(own, pairs))
+    if write and data.vis_root is None:  # the file has the pictures, or there are only texts
+        return name
+    of_texts = data.source(0).anchor is not None
+    needed = "--text-keys anchor positive" if of_texts else f"--images {records.root}"
+    return f"{name} (read it with {needed})"
+
+
+@dataclass
+class _NewRows:
+    """The mined pairs as rows with the columns of the data."""
+
+    data: TrainPairs
+    pairs: Sequence[tuple[int, int]]
+    columns: PairColumns
+
+    def like(self, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the rows, with captions and ids of the same types as in a row of the data."""
+        columns = self.columns
+        for image, text in self.pairs:
+            source, caption = self.data.source(image), self.data.source(text).caption
+            listed = isinstance(row.get(str(columns.caption_key)), list)
+            new: dict[str, Any] = {
+                str(columns.image_key): source.name,
+                str(columns.caption_key): [caption] if listed else caption,
+            }
+            if source.image_id is not None:
+                is_text = isinstance(row.get(columns.image_id_key), str)
+                new[columns.image_id_key] = source.image_id if is_text else _typed(source.image_id)
+            yield new
+
+
+def _writer_of(
+    path: Path, columns: PairColumns
+) -> Callable[[BinaryIO, Path, _NewRows], None] | None:
+    """Return what copies a file and appends rows; None if its format has no writer."""
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        return _write_parquet
+    if suffix in _DELIMITERS:
+        return _write_delimited
+    if suffix not in (".json", ".jsonl", ".ndjson", ".jsonlines"):
+        return None
+    first = _first_line(path)
+    if first.startswith("["):
+        return _write_array
+    try:
+        record = json.loads(first)
+    except ValueError:  # a document of several lines
+        return None
+    return None if columns.choose(list(record)) else _write_lines
+
+
+def _first_line(path: Path) -> str:
+    with open(path, encoding="utf-8-sig") as file:
+        return next(line for line in file if line.strip()).strip()
+
+
+def _write_array(sink: BinaryIO, path: Path, new: _NewRows) -> None:
+    rows = json.loads(path.read_text(encoding="utf-8-sig"))
+    like = next(row for row in rows if isinstance(row, dict) and not new.columns.choose(list(row)))
+    between = b"[\n"
+    for row in chain(rows, new.like(like)):
+        sink.write(between + _json_line(row).rstrip())
+        between = b",\n"
+    sink.write(b"\n]\n")
+
+
+def _write_lines(sink: BinaryIO, path: Path, new: _NewRows) -> None:
+    _append(sink, path, map(_json_line, new.like(json.loads(_first_line(path)))))
+
+
+def _write_delimited(sink: BinaryIO, path: Path, new: _NewRows) -> None:
+    delimiter, text = _DELIMITERS[path.suffix.lower()], io.StringIO()
+    # Opened as by the reader, which knows other ends of lines, and names of several lines.
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        header = next(cells for cells in csv.reader(file, delimiter=delimiter) if cells)
+    header = [name.strip() for name in header]
+    new.columns.choose(header)
+    writer = csv.DictWriter(text, header, delimiter=delimiter, lineterminator="\n")
+    writer.writerows(new.like(dict.fromkeys(header, "")))
+    _append(sink, path, [text.getvalue().encode()])
+
+
+def _append(sink: BinaryIO, path: Path, lines: Iterable[bytes]) -> None:
+    """Copy a file, end its last line, and append lines."""
+    with open(path, "rb") as file:
+        shutil.copyfileobj(file, sink)
+        file.seek(-1, os.SEEK_END)
+        if file.read() != b"\n":
+            sink.write(b"\n")
+    sink.writelines(lines)
+
+
+def _write_parquet(sink: BinaryIO, path: Path, new: _NewRows) -> None:
+    with pq.ParquetFile(path) as file:
+        columns = new.columns
+        choose_columns(file.schema_arrow, columns)
+        # A new row has null in columns that say nothing of pairs, also where the data require more.
+        fields = [field.with_nullable(True) for field in file.schema_arrow]
+        schema = pa.schema(fields, file.schema_arrow.metadata)
+        kinds = {field.name: field.type for field in fields}
+        lists = pa.types.is_nested(kinds[str(columns.caption_key)])
+        texts = "string" in str(kinds.get(columns.image_id_key))
+        like = {columns.caption_key: [] if lists else "", columns.image_id_key: "" if texts else 0}
+        rows = _with_pictures(new, like, kinds[str(columns.image_key)])
+        with pq.ParquetWriter(sink, schema) as writer:
+            for batch in file.iter_batches(_ROWS):
+                writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
+            while part := list(islice(rows, _ROWS)):
+                writer.write_batch(pa.RecordBatch.from_pylist(part, schema))
+
+
+def _with_pictures(
+    new: _NewRows, like: dict[Any, Any], kind: pa.DataType
+) -> Iterator[dict[str, Any]]:
+    """Yield new rows whose image column has the type ``kind``."""
+    key = str(new.columns.image_key)
+    for (image, _), row in zip(new.pairs, new.like(like), strict=True):
+        stored = None if new.data.table.has_path(image) else new.data.image_bytes(image)
+        if pa.types.is_struct(kind):
+            row[key] = {"bytes": stored, "path": row[key]}
+        elif stored is not None:
+            row[key] = stored
+        yield row

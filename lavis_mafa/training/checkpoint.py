@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -141,35 +139,6 @@ def _check_same_settings(
             f"{origin} cannot be resumed with other settings:\n  "
             + "\n  ".join(changed)
             + "\nRestore these settings, or start a new run from its weights by model.pretrained."
-        )
-
-
-def check_same_data(before: Mapping[str, Any], now: Mapping[str, Any], origin: str) -> None:
-    """Refuse to resume on other images or another order of samples, to which saved orders refer.
-
-    Other captions or groups of the same images only cause a warning: a typo may have been mended.
-
-    Args:
-        before, now: a `DataIdentity` as plain values, of the checkpoint and of this run.
-
-    Raises:
-        ValueError: if a sample has another image.
-    """
-    if before.get("image_rows") != now["image_rows"]:
-        sizes = [
-            f"{one.get('samples')} samples of {one.get('images')} images" for one in (before, now)
-        ]
-        raise ValueError(
-            f"{origin} was saved with other training data: {sizes[0]} before, {sizes[1]} now, with "
-            "other images or in another order. Its grouped order and its counts refer to the "
-            "samples by number. Restore the annotation files (or shards), or start a new run from "
-            "its weights by model.pretrained."
-        )
-    if before.get("caption_rows") != now["caption_rows"]:
-        logging.warning(
-            "%s was saved with other captions of the same images, or other groups: the run resumes "
-            "with the present ones, and does not equal an uninterrupted run",
-            origin,
         )
 
 

@@ -10,13 +10,13 @@ from torch.utils.data import DataLoader
 
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.data.training_set import TrainingSet
+from lavis_mafa.io.processes import from_main_process
 from lavis_mafa.io.random_streams import unchanged_random_streams
 from lavis_mafa.judges.self_check import (
     SKIP,
     SelfCheck,
     drawn_samples,
     mode_of,
-    on_all_ranks,
     self_check,
 )
 from lavis_mafa.training.guard import UnreadableError
@@ -76,6 +76,6 @@ def check_con_d(
             raise UnreadableError(why) from error
 
     with unchanged_random_streams():
-        found = on_all_ranks(check)
+        found = from_main_process(check)
     found.settle(mode)
     return found

@@ -54,7 +54,7 @@ class Figures:
     def begin_epoch(self) -> None:
         """Start the sums of an epoch at zero, and switch loggers on again that failed."""
         self.log.retry_loggers()
-        self.tally.reset()
+        self.tally.clear()
 
     def record_step(
         self,
@@ -108,7 +108,7 @@ class Figures:
         """
         total = self.tally.over_ranks(device)
         figures: dict[str, Any] = {
-            name: total.ratio(name, "steps") for name in total.sums if name.startswith("loss")
+            name: total.ratio(name, "steps") for name in total if name.startswith("loss")
         }
         if hasattr(self.task, "epoch_figures"):
             figures.update(self.task.epoch_figures(total))

@@ -123,15 +123,11 @@ class UnreadableSamples:
         """Start an epoch at zero."""
         self.seen, self.bad = 0, {}
 
-    @property
-    def exceeded(self) -> bool:
-        """Return whether more than the allowed share of the samples read is unreadable."""
-        return len(self.bad) > self.allowed * self.seen
-
-    @property
-    def too_many(self) -> bool:
-        """As `exceeded`, but only once there are ``enough`` to judge before the epoch's end."""
-        return len(self.bad) >= self.enough and self.exceeded
+    def too_many(self, at_end: bool = False) -> bool:
+        """Return whether more than the allowed share of the samples read is unreadable; before the
+        end of the epoch only once there are ``enough`` to judge."""
+        judged = at_end or len(self.bad) >= self.enough
+        return judged and len(self.bad) > self.allowed * self.seen
 
     def stop(self, where: str) -> None:
         """Stop the run with the lists of all ranks, which must all call it.

@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -98,54 +98,50 @@ class RunnerMafa(StepRunner):
         self.figures = Figures(task, self.log, self.log_freq)
         self.time_left: TimeLeft | None = None  # since training began
         self.judges: dict[str, str] = {}
-        self._checkpoints: CheckpointSchedule | None = None
 
     @property
-    def steps_per_epoch(self) -> int:
+    def _steps_per_epoch(self) -> int:
         assert self.train_set is not None
         return len(self.train_set) // (int(self.run_cfg.batch_size_train) * self.world_size)
 
     @property
     def _total_steps(self) -> int:
         """Mini-batches of a rank in the whole run."""
-        steps = self.steps_per_epoch * self.max_epoch
+        steps = self._steps_per_epoch * self.max_epoch
         return min(steps, int(self.run_cfg.get("max_steps") or steps))
 
-    def set_learning_rate(self, epoch: int, global_step: int) -> None:
+    def _set_learning_rate(self, epoch: int, global_step: int) -> None:
         """Apply LAVIS's scheduler, then ``run.grit.lr_factor`` in grouped epochs."""
         groups, factor = self.optimizer.param_groups, self.schedule.lr_factor
         # A registered scheduler may keep or multiply the rate that it has set before.
         for group in groups:
             group["lr"] = group.get(_SCHEDULED, group["lr"])
-        super().set_learning_rate(epoch, global_step)
+        super()._set_learning_rate(epoch, global_step)
         for group in groups:
             group[_SCHEDULED] = group["lr"]
             group["lr"] *= factor
 
-    @property
-    def checkpoints(self) -> CheckpointSchedule:
+    @cached_property
+    def _checkpoints(self) -> CheckpointSchedule:
         """Saves and resumes the state of training."""
-        if self._checkpoints is None:
-            assert self.train_set is not None
-            state = RunState(
-                config=self.config.unresolved(),
-                progress=self.progress,
-                model=self.unwrap_dist_model(self.model),
-                optimizer=self.optimizer,
-                scaler=self.scaler,
-                schedule=self.schedule,
-                unreadable=self.unreadable,
-                tally=self.figures.tally,
-                train_set=self.train_set,
-                log=self.log,
-                judges=self.judges,
-                rank=self.rank,
-                world_size=self.world_size,
-                device=self.device,
-            )
-            allowed = int(self.run_cfg.max_failed_saves)
-            self._checkpoints = CheckpointSchedule(state, self.output_dir, allowed)
-        return self._checkpoints
+        assert self.train_set is not None
+        state = RunState(
+            config=self.config.unresolved(),
+            progress=self.progress,
+            model=self.unwrap_dist_model(self.model),
+            optimizer=self.optimizer,
+            scaler=self.scaler,
+            schedule=self.schedule,
+            unreadable=self.unreadable,
+            tally=self.figures.tally,
+            train_set=self.train_set,
+            log=self.log,
+            judges=self.judges,
+            rank=self.rank,
+            world_size=self.world_size,
+            device=self.device,
+        )
+        return CheckpointSchedule(state, self.output_dir, int(self.run_cfg.max_failed_saves))
 
     # The run
 
@@ -190,7 +186,7 @@ class RunnerMafa(StepRunner):
         # Before `self.model` compiles Con-D, which the check's mini-batches would do for other
         # shapes.
         found = None if self.resume_ckpt_path else self.check_con_d()
-        self.checkpoints.begin(self.resume_ckpt_path and str(self.resume_ckpt_path))
+        self._checkpoints.begin(self.resume_ckpt_path and str(self.resume_ckpt_path))
         model = self.unwrap_dist_model(self.model)
         require_agreement(of_state, model, self.judges, self.progress)
         if found is not None:
@@ -205,9 +201,9 @@ class RunnerMafa(StepRunner):
             if not self.train_epoch(epoch):
                 return
             # Before validation, so that a run killed there repeats only that.
-            self.checkpoints.save(epoch + 1, 0)
+            self._checkpoints.save(epoch + 1, 0)
             self._finish_epoch(epoch)
-        self.checkpoints.retry_unsaved()  # now: the evaluation loads the best weights
+        self._checkpoints.retry_unsaved()  # now: the evaluation loads the best weights
         with self._interruptible():
             self.evaluate(cur_epoch="best" if self.valid_splits else self.max_epoch - 1)
         folder = shlex.quote(str(self.output_dir))
@@ -222,7 +218,7 @@ class RunnerMafa(StepRunner):
         if hasattr(self._model, "allocate"):
             self._model.allocate(len(self.train_set))
         if self.train_set.group_ids is not None:
-            if self.same_group is None:
+            if self._same_group is None:
                 logging.warning(
                     "the training data have groups (group_id_key), which %s does not use",
                     type(self._model).__name__,
@@ -247,7 +243,7 @@ class RunnerMafa(StepRunner):
         Only if the last checkpoint was saved. Ranks enter and leave together, since the launcher
         ends all ranks when one of them ends, also one that is still evaluating.
         """
-        repeatable = self.evaluate_only or self.checkpoints.unsaved is None
+        repeatable = self.evaluate_only or self._checkpoints.unsaved is None
         barrier()
         with self.termination.raise_at_once() if repeatable else nullcontext():
             yield
@@ -265,12 +261,12 @@ class RunnerMafa(StepRunner):
                 better = all_gather_objects(self._validate(epoch))[0]  # figures are on rank 0 only
         progress.best = better or before
         progress.finished_epochs = epoch + 1
-        if better and not self.checkpoints.save(epoch + 1, 0, BEST):
+        if better and not self._checkpoints.save(epoch + 1, 0, BEST):
             progress.best, better = before, None
         every = self.run_cfg.get("keep_every_epochs")
         kept = [f"checkpoint_{epoch}.pth"] if every and (epoch + 1) % every == 0 else []
         if better or kept:  # the last one again, since it records the best figure
-            self.checkpoints.save(epoch + 1, 0, *kept, LAST)
+            self._checkpoints.save(epoch + 1, 0, *kept, LAST)
 
     # An epoch
 
@@ -282,7 +278,7 @@ class RunnerMafa(StepRunner):
         """
         first_step, self.progress.step = self.progress.step, 0
         if self.time_left is None:
-            self.time_left = TimeLeft(self._total_steps, self.steps_per_epoch)
+            self.time_left = TimeLeft(self._total_steps, self._steps_per_epoch)
         if first_step == 0:
             self._begin_epoch(epoch)
         plan = self.schedule.plan
@@ -299,7 +295,7 @@ class RunnerMafa(StepRunner):
             window_size = min(window, plan.steps - step // window * window)  # shorter at the end
             ends_window = (step + 1) % window == 0 or step + 1 == plan.steps
             samples = self._prepare(self._next(batches, epoch, step, plan), epoch, step, plan)
-            self.set_learning_rate(epoch, self.progress.global_step)
+            self._set_learning_rate(epoch, self.progress.global_step)
             output, losses = self._train_step(samples, window_size, ends_window)
             self.progress.global_step += 1
             self._record_step(output, losses, samples, bar)
@@ -308,7 +304,7 @@ class RunnerMafa(StepRunner):
                 self._stop_after(epoch, step)
                 return False
             if ends_window and step + 1 < plan.steps and self._save_is_due():
-                self.checkpoints.save(epoch, step + 1)
+                self._checkpoints.save(epoch, step + 1)
                 self.time_left.leave_out()
         self._end_epoch(epoch)
         return True
@@ -346,7 +342,9 @@ class RunnerMafa(StepRunner):
         return vectors
 
     def _end_epoch(self, epoch: int) -> None:
-        if self.unreadable.allowed < 1.0 and any(any_rank([self.unreadable.exceeded], self.device)):
+        if self.unreadable.allowed < 1.0 and any(
+            any_rank([self.unreadable.too_many(at_end=True)], self.device)
+        ):
             self.unreadable.stop(f"epoch {epoch}")
         plan = self.schedule.plan
         self.schedule.end(epoch)
@@ -361,7 +359,7 @@ class RunnerMafa(StepRunner):
 
     def _stop_after(self, epoch: int, step: int) -> None:
         """Save before the run ends early; raise if it ends because of a signal or a lost worker."""
-        self.checkpoints.save(epoch, step + 1, last=True)
+        self._checkpoints.save(epoch, step + 1, last=True)
         if self._worker_lost:
             barrier()
             other = LostWorkerError("a data loader's worker of another rank was killed")

@@ -83,7 +83,7 @@ def _build_model(cfg: Any, task: Any) -> Any:
     return model
 
 
-def build_runner(cfg: Any) -> Any:
+def _build_runner(cfg: Any) -> Any:
     """Build the runner of a config and all it needs; the process group must exist already."""
     job_id = choose_folder(cfg)
     check_resumption(cfg)
@@ -97,7 +97,7 @@ def run(cfg_path: str, options: Sequence[str] = ()) -> Any:
     """Train, or only evaluate, by a config; return the runner."""
     cfg = begin(cfg_path, options)
     try:
-        runner = build_runner(cfg)
+        runner = _build_runner(cfg)
         runner.train()
     finally:
         release_folders()
@@ -124,7 +124,7 @@ def check_only(cfg_path: str, options: Sequence[str] = ()) -> None:
     """Build and check everything, take one mini-batch forward, and print what would run."""
     cfg = begin(cfg_path, options)
     try:
-        lines = dry_run(build_runner(cfg))
+        lines = dry_run(_build_runner(cfg))
     finally:
         release_folders()
     if is_main_process():

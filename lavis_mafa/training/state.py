@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -9,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from lavis_mafa.algorithm.grit import GritSchedule
-from lavis_mafa.algorithm.grit.collector import share_out
 from lavis_mafa.checkpoints.checkpoints import (
     STATE_OF_RUN,
     not_resumable_message,
@@ -26,11 +26,7 @@ from lavis_mafa.data.training_set import TrainingSet
 from lavis_mafa.io.processes import gather_objects, on_main_process
 from lavis_mafa.io.random_streams import random_states, set_random_states
 from lavis_mafa.tasks.tally import Tally
-from lavis_mafa.training.checkpoint import (
-    check_same_data,
-    load_trained_state,
-    trained_state,
-)
+from lavis_mafa.training.checkpoint import load_trained_state, trained_state
 from lavis_mafa.training.guard import UnreadableSamples
 from lavis_mafa.training.launch import seed_everything
 from lavis_mafa.training.run_log import RunLog
@@ -155,7 +151,7 @@ class RunState:
             # The orders of epochs are the same on all ranks, and long: rank 0 sends them only.
             "schedule": self.schedule.state_dict(plans=self.rank == 0),
             "unreadable": self.unreadable.state_dict(),
-            "tally": self.tally.state_dict(),
+            "tally": dict(self.tally),
             "logs": self.log.sizes(self.rank),
             # Inside an accumulation window: this rank's sum so far, not averaged over ranks yet.
             "gradients": {
@@ -178,7 +174,7 @@ class RunState:
             raise ValueError(not_resumable_message(origin))
         run = content["run"]
         ranks = run["ranks"]
-        on_main_process(lambda: check_same_data(run["data"], asdict(self._data), origin))
+        on_main_process(lambda: _check_same_data(run["data"], asdict(self._data), origin))
         if run["judges"] != self.judges:
             raise ValueError(
                 f"{origin} was saved with another Con-D or negatives encoder: {run['judges']} "
@@ -212,7 +208,8 @@ class RunState:
         schedule = {**orders, "collector": own["schedule"]["collector"]}
         self.schedule.load_state_dict(schedule, self.progress.epoch)
         self.unreadable.load_state_dict(own["unreadable"])
-        self.tally.load_state_dict(own["tally"])
+        self.tally.clear()
+        self.tally.add(own["tally"])
         for name, value in self.model.named_parameters():
             if name in own["gradients"]:
                 value.grad = own["gradients"][name].to(value.device)
@@ -234,7 +231,7 @@ def _redistribute(ranks: Sequence[_RankState], count: int) -> list[_RankState]:
     every rank, so that the mean over ranks stays the same.
     """
     first = ranks[0]
-    collectors = share_out([rank["schedule"]["collector"] for rank in ranks], count)
+    collectors = _share_out([rank["schedule"]["collector"] for rank in ranks], count)
     gradients = {
         name: torch.stack([rank["gradients"][name] for rank in ranks if name in rank["gradients"]])
         .sum(0)
@@ -246,7 +243,7 @@ def _redistribute(ranks: Sequence[_RankState], count: int) -> list[_RankState]:
         tally.add(rank["tally"])
         bad.update(rank["unreadable"]["bad"])
     seen = sum(rank["unreadable"]["seen"] for rank in ranks)
-    zeros, listed = {name: 0.0 for name in tally.sums}, list(bad.items())
+    zeros, listed = {name: 0.0 for name in tally}, list(bad.items())
     return [
         {
             "random": ranks[place]["random"] if place < len(ranks) else None,
@@ -256,8 +253,65 @@ def _redistribute(ranks: Sequence[_RankState], count: int) -> list[_RankState]:
                 "seen": seen // count + (place < seen % count),
                 "bad": dict(listed[place::count]),
             },
-            "tally": zeros if place else tally.state_dict(),
+            "tally": zeros if place else dict(tally),
             "gradients": gradients,
         }
         for place in range(count)
     ]
+
+
+def _share_out(states: Sequence[dict[str, Any] | None], count: int) -> list[dict[str, Any] | None]:
+    """Redistribute the states of W ranks (`GritCollector.state_dict`) to ``count`` ranks.
+
+    Grouped pairs stay grouped, queued ones stay queued, and every rank gets the same number. Random
+    generators are not redistributed: every rank starts with a new one.
+    """
+    given = [state for state in states if state is not None]
+    if not given:
+        return [None for _ in range(count)]
+    names: list[str] = [name for name in ("order", "choices") if name in given[0]]
+    orders: dict[str, Tensor] = {
+        name: torch.cat([state[name] for state in given]) for name in names
+    }
+    placed = len(orders["order"])
+    queues = {
+        name: torch.cat([state[name] for state in given]) for name in ("indices", "images", "texts")
+    }
+    share = (placed + len(queues["indices"])) // count
+    shared: list[dict[str, Any] | None] = []
+    for begin in (place * share for place in range(count)):
+        grouped = slice(min(begin, placed), min(begin + share, placed))
+        waiting = slice(max(0, begin - placed), max(0, begin + share - placed))
+        own = {name: order[grouped] for name, order in orders.items()}
+        own |= {name: queue[waiting] for name, queue in queues.items()}
+        shared.append({**own, "rng": None})
+    return shared
+
+
+def _check_same_data(before: Mapping[str, Any], now: Mapping[str, Any], origin: str) -> None:
+    """Refuse to resume on other images or another order of samples, to which saved orders refer.
+
+    Other captions or groups of the same images only cause a warning: a typo may have been mended.
+
+    Args:
+        before, now: a `DataIdentity` as plain values, of the checkpoint and of this run.
+
+    Raises:
+        ValueError: if a sample has another image.
+    """
+    if before.get("image_rows") != now["image_rows"]:
+        sizes = [
+            f"{one.get('samples')} samples of {one.get('images')} images" for one in (before, now)
+        ]
+        raise ValueError(
+            f"{origin} was saved with other training data: {sizes[0]} before, {sizes[1]} now, with "
+            "other images or in another order. Its grouped order and its counts refer to the "
+            "samples by number. Restore the annotation files (or shards), or start a new run from "
+            "its weights by model.pretrained."
+        )
+    if before.get("caption_rows") != now["caption_rows"]:
+        logging.warning(
+            "%s was saved with other captions of the same images, or other groups: the run resumes "
+            "with the present ones, and does not equal an uninterrupted run",
+            origin,
+        )

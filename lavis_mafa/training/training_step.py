@@ -17,8 +17,8 @@ from lavis_mafa.algorithm.grit.hardness import StepAhead
 from lavis_mafa.algorithm.output import COUNTS
 from lavis_mafa.data.training_set import TrainingSet
 from lavis_mafa.io.processes import LostWorkerError, any_rank
-from lavis_mafa.training.evaluation import EvaluatingRunner
 from lavis_mafa.training.guard import NonFiniteGuard, UnreadableSamples
+from lavis_mafa.training.lavis_runner import EvaluatingRunner
 from lavis_mafa.training.termination import Termination
 
 CON_D = "Con-D's probability"
@@ -112,7 +112,7 @@ class StepRunner(EvaluatingRunner):
     _worker_lost = False  # on any rank
 
     @property
-    def same_group(self) -> str | None:
+    def _same_group(self) -> str | None:
         """``model.mafa.same_group``; None if the model does not train by the step, and so makes no
         use of groups."""
         return getattr(getattr(self._model, "settings", None), "same_group", None)
@@ -123,7 +123,7 @@ class StepRunner(EvaluatingRunner):
         if self._schedule is None:
             assert self.train_set is not None
             # Grouping keeps groups apart, unless pairs of one group are negatives.
-            apart = self.same_group not in (None, "negative")
+            apart = self._same_group not in (None, "negative")
             self._schedule = GritSchedule(
                 len(self.train_set),
                 int(self.run_cfg.batch_size_train),
@@ -139,12 +139,12 @@ class StepRunner(EvaluatingRunner):
     def warnings_of_size(self) -> list[str]:
         """Return warnings of settings that cannot work on data of this size."""
         found = []
-        share = self.steps_per_epoch * int(self.run_cfg.batch_size_train)
-        steps, limit = self.steps_per_epoch * self.max_epoch, self.run_cfg.get("max_steps")
+        share = self._steps_per_epoch * int(self.run_cfg.batch_size_train)
+        steps, limit = self._steps_per_epoch * self.max_epoch, self.run_cfg.get("max_steps")
         # The config check compares warmup_steps with max_steps.
-        if self.warmup_steps >= steps and not (limit and limit <= self.warmup_steps):
+        if self._warmup_steps >= steps and not (limit and limit <= self._warmup_steps):
             found.append(
-                f"run.warmup_steps: {self.warmup_steps:,} is not below the {steps:,} steps of the "
+                f"run.warmup_steps: {self._warmup_steps:,} is not below the {steps:,} steps of the "
                 f"whole run, which never reaches run.init_lr; use at most {steps // 10:,}, or "
                 "run.warmup_share: 0.1"
             )
@@ -176,7 +176,7 @@ class StepRunner(EvaluatingRunner):
         bad, too_many, self._terminating, self._worker_lost = any_rank(
             [
                 not all(map(math.isfinite, losses.values())),
-                self.unreadable.too_many,
+                self.unreadable.too_many(),
                 self.termination.signal_name is not None,
                 self._lost_worker is not None,
             ],

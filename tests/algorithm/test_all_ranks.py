@@ -25,9 +25,9 @@ from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.rules import ABSENT, Margin
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.data import TrainingSet
+from lavis_mafa.judges.build import _ModelNegativesEncoder
 from lavis_mafa.judges.caption_judge import _CaptionJudge
 from lavis_mafa.judges.discriminators import ModelDiscriminator, _Oracle
-from lavis_mafa.judges.frozen_encoder import ModelNegativesEncoder
 from lavis_mafa.toyworld import ToyScenesBuilder
 
 BATCH = 5
@@ -54,7 +54,7 @@ def con_d_from(family):
 def encoder_from(family):
     """Return an untrained model as the encoder of hard negatives; it takes the place of Con-D."""
     torch.manual_seed(7)
-    return ModelNegativesEncoder(load_model(family, "tiny"))
+    return _ModelNegativesEncoder(load_model(family, "tiny"))
 
 
 def judge_of_captions():
@@ -216,7 +216,7 @@ def model_of(family, chosen, con_d):
     model = load_model(family, "tiny")
     model.attach_step(model.backbone, chosen, con_d())
     model.allocate(SAMPLES)
-    if isinstance(model.con_d, ModelNegativesEncoder):
+    if isinstance(model.con_d, _ModelNegativesEncoder):
         model.con_d, model.negatives_encoder = None, model.con_d
     if isinstance(model.con_d, _Oracle):
         # Its indices are those of the data set, not of the mini-batch.

@@ -13,8 +13,8 @@ from lavis_mafa.algorithm.cached_batch import in_chunks
 from lavis_mafa.algorithm.momentum import Momentum
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
+from lavis_mafa.judges.build import _ModelNegativesEncoder
 from lavis_mafa.judges.discriminators import ModelDiscriminator
-from lavis_mafa.judges.frozen_encoder import ModelNegativesEncoder
 
 BATCH = 10
 
@@ -52,7 +52,7 @@ def test_chunks_give_the_losses_and_gradients_of_the_whole(toy_train, family, si
 def test_frozen_models_compute_in_chunks(toy_train, family, monkeypatch):
     torch.manual_seed(0)
     model = load_model(family, "tiny")
-    con_d, encoder = ModelDiscriminator(model), ModelNegativesEncoder(model)
+    con_d, encoder = ModelDiscriminator(model), _ModelNegativesEncoder(model)
     samples = mini_batch(toy_train, range(BATCH))
     image_of = torch.arange(BATCH).repeat_interleave(2)
     text_of = (image_of + torch.arange(2 * BATCH) % 3) % BATCH

@@ -11,9 +11,9 @@ from lavis_mafa.algorithm.mining import (
     POSITIVE,
     MiningRule,
     _connect,
+    _pick,
     _read_together,
     _unique_pairs,
-    pick,
 )
 from lavis_mafa.algorithm.pickers import NONE, _uniform, hardest, one_of, sampled
 
@@ -30,8 +30,8 @@ def mine_both_directions(sim, verdicts, rule=RULE, positives=None):
     size = len(sim)
     positives = own_pairs(size) if positives is None else positives
     own = torch.arange(size)
-    hard_i2t, second_i2t = pick(sim, positives, hardest)
-    hard_t2i, second_t2i = pick(sim.t(), positives, hardest)
+    hard_i2t, second_i2t = _pick(sim, positives, hardest)
+    hard_t2i, second_t2i = _pick(sim.t(), positives, hardest)
     images, texts, row_i2t, row_t2i = _unique_pairs(hard_i2t, hard_t2i, own)
     judged = list(zip(images.tolist(), texts.tolist(), strict=True))
     probability = torch.tensor([verdicts.get(pair, 0.0) for pair in judged])
@@ -119,7 +119,7 @@ def test_picks_are_never_positives_and_second_choice_differs(size, seed, picker)
     # Divided by the lowest temperature, so that probabilities underflow.
     sim = torch.randn(size, size, generator=g) / 0.001
     positives = own_pairs(size) | (torch.rand(size, size, generator=g) < 0.3)
-    hard, second = pick(sim, positives, picker)
+    hard, second = _pick(sim, positives, picker)
     for row in range(size):
         negatives = size - int(positives[row].sum())
         assert (hard[row] != NONE) == (negatives >= 1)
@@ -210,7 +210,7 @@ def test_several_nominations_equal_slow_loop(size, seed, top_k, labels, resample
     sim, table = torch.randn(size, size, generator=g), torch.rand(size, size, generator=g)
     known = own_pairs(size) | (torch.rand(size, size, generator=g) < 0.15)
     rule = MiningRule(top_k=top_k, labels=labels, resample=resample)
-    hard, second = pick(sim, known, hardest, True, top_k)
+    hard, second = _pick(sim, known, hardest, True, top_k)
     from_texts = torch.full_like(hard, NONE)
     images, texts, row, _ = _unique_pairs(hard, from_texts, torch.arange(size))
     found = _connect(known, hard, second, table[images, texts], row, rule)

@@ -256,10 +256,10 @@ def test_anchor_without_negatives_is_not_observed():
 
 def test_hardest_is_picked_until_enough_is_observed():
     picker, sim, own = observed_picker(PosteriorRule(minimum=240, margin=0.5))
-    assert int(picker.positive.count) == 240 and not picker.ready
+    assert int(picker.positive.count) == 240 and not picker._ready
     assert torch.equal(picker.pick(sim, own, sim.diagonal()), hardest(sim, own))
     picker, sim, own = observed_picker(PosteriorRule(minimum=239, margin=0.5))
-    assert picker.ready
+    assert picker._ready
     torch.manual_seed(0)
     picks = torch.stack([picker.pick(sim, own, sim.diagonal()) for _ in range(20)])
     assert not torch.equal(picks[0], hardest(sim, own)) and len(picks.unique(dim=0)) > 1
@@ -269,7 +269,7 @@ def test_hardest_is_picked_until_enough_is_observed():
 def test_similarity_sampling_until_enough_is_observed():
     rule = PosteriorRule(beginning="sampled", margin=0.5)
     picker, sim, own = observed_picker(rule, steps=1)
-    assert not picker.ready
+    assert not picker._ready
     own_sim = sim.diagonal()
     expected = _sampling_weights(sim, own_sim, None, own, float(picker.positive.mean), 0.5)
     assert torch.equal(picker.weights(sim, own, own_sim), expected)

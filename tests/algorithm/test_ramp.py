@@ -21,4 +21,4 @@ def test_weight_grows_to_alpha_over_the_ramp(ramp):
         for step in range(steps):
             share = 1.0 if not epochs else min(1.0, (epoch + step / steps) / epochs)
             samples = {"epoch": epoch, "iters": step, "num_iters_per_epoch": steps}
-            assert momentum.weight(samples) == pytest.approx(0.4 * share)
+            assert momentum._weight(samples) == pytest.approx(0.4 * share)

@@ -240,9 +240,9 @@ def test_every_key_of_the_section_is_reserved():
     from dataclasses import fields
 
     from lavis_mafa.judges.discriminators import DISCRIMINATORS
-    from lavis_mafa.settings.schema import MafaOptions
+    from lavis_mafa.settings.schema import _MafaOptions
 
-    keys = {one.name for one in fields(MafaOptions)}
+    keys = {one.name for one in fields(_MafaOptions)}
     assert MAFA.keys == keys - {"posterior"}
     with pytest.raises(ValueError, match="already used by the model.mafa.con_d key checkpoint"):
         DISCRIMINATORS.register("checkpoint", settings=Sharpness)(EveryOther)

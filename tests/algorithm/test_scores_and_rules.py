@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.discriminator import EncodedByFrozen
-from lavis_mafa.algorithm.mining import ALL, MiningRule, find_connections, pick
+from lavis_mafa.algorithm.mining import ALL, MiningRule, _pick, find_connections
 from lavis_mafa.algorithm.parts import build_parts
 from lavis_mafa.algorithm.pickers import NONE, hardest
 from lavis_mafa.algorithm.ranks import Ranks
@@ -87,8 +87,8 @@ def test_all_candidates_are_those_picked_one_after_another():
     sim, positives = table(5), torch.eye(BATCH, dtype=torch.bool)
     positives[2, 3] = positives[3, 2] = True
     positives[4] = True  # nothing left to pick
-    one_by_one, second = pick(sim, positives, hardest, False, BATCH - 1)
-    together, no_second = pick(sim, positives, hardest, True, ALL)
+    one_by_one, second = _pick(sim, positives, hardest, False, BATCH - 1)
+    together, no_second = _pick(sim, positives, hardest, True, ALL)
     assert torch.equal(one_by_one, together)
     assert torch.equal(second, no_second) and (no_second == NONE).all()
 
@@ -98,7 +98,7 @@ def test_all_candidates_begin_with_the_pickers():
         return hardest(-sim, positives)
 
     sim, positives = table(6), torch.eye(BATCH, dtype=torch.bool)
-    order = pick(sim, positives, least, True, ALL)[0].view(-1, BATCH)
+    order = _pick(sim, positives, least, True, ALL)[0].view(-1, BATCH)
     assert torch.equal(order[0], least(sim, positives))
     for b in range(BATCH):
         rest = sim[b, order[1:, b]]

@@ -11,7 +11,7 @@ from lavis.models import med
 from lavis.models.blip_models import blip
 from transformers import BertConfig, modeling_utils
 
-from lavis_mafa.compat.base_class import LavisPreTrainedModel
+from lavis_mafa.compat.adoption import _LavisPreTrainedModel
 from lavis_mafa.compat.names import PARALLEL, lent_names
 from lavis_mafa.families.tokenizers import build_tokenizer
 
@@ -58,7 +58,7 @@ def test_lavis_is_imported_without_decord(monkeypatch):
 @pytest.mark.parametrize("shape", [(2, 5), (2, 3, 5)])
 def test_inverted_mask_equals_transformers(model, shape):
     mask = torch.randint(2, shape)
-    ours = LavisPreTrainedModel.invert_attention_mask(model, mask)
+    ours = _LavisPreTrainedModel.invert_attention_mask(model, mask)
     assert torch.equal(ours, model.invert_attention_mask(mask)) and ours.ndim == 4
 
 
@@ -71,7 +71,7 @@ def test_extended_mask_equals_transformers(is_decoder, shape, length):
     theirs = getattr(modeling_utils.PreTrainedModel, "get_extended_attention_mask", None)
     if theirs is None:
         pytest.skip("not in this version of transformers")
-    ours = LavisPreTrainedModel.get_extended_attention_mask(model, mask, (2, length))
+    ours = _LavisPreTrainedModel.get_extended_attention_mask(model, mask, (2, length))
     expected = theirs(model, mask, (2, length))
     assert torch.equal(ours, expected.expand_as(ours))
 
@@ -79,12 +79,12 @@ def test_extended_mask_equals_transformers(is_decoder, shape, length):
 def test_output_embeddings_are_tied_to_input_embeddings(model):
     bias = {"cls.predictions.decoder.bias": "cls.predictions.bias"}
     expected = {"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight", **bias}
-    assert LavisPreTrainedModel.get_expanded_tied_weights_keys(model) == expected
+    assert _LavisPreTrainedModel.get_expanded_tied_weights_keys(model) == expected
     output, given = model.get_output_embeddings(), model.get_input_embeddings()
     assert output.weight is given.weight, "in every version of transformers"
-    assert LavisPreTrainedModel.get_expanded_tied_weights_keys(model.bert) == {}
+    assert _LavisPreTrainedModel.get_expanded_tied_weights_keys(model.bert) == {}
     untied = bert(tie_word_embeddings=False)
-    assert LavisPreTrainedModel.get_expanded_tied_weights_keys(untied) == bias
+    assert _LavisPreTrainedModel.get_expanded_tied_weights_keys(untied) == bias
 
 
 def test_saved_models_keep_shared_weights(tmp_path):

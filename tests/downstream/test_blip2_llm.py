@@ -101,7 +101,7 @@ def prompt_embeddings(model, batch, prompts):
     """
     words = model.opt_model.get_input_embeddings()
     for row, prompt in enumerate(prompts):
-        soft_prompt, _ = model.soft_prompts(batch["image"][row : row + 1])
+        soft_prompt, _ = model._soft_prompts(batch["image"][row : row + 1])
         ids = torch.tensor([model.opt_tokenizer(prompt).input_ids])
         yield torch.cat([soft_prompt, words(ids)], dim=1), ids
 
@@ -132,7 +132,7 @@ def test_t5_equals_lavis(folders, t5):
 def test_frozen_parts_stay_in_evaluation_mode(folders, cls):
     model = build(cls, folders).train()
     assert model.Qformer.training and not model.visual_encoder.training
-    assert not any(part.training for part in model.language_model.modules())
+    assert not any(part.training for part in model._language_model.modules())
     frozen = {n.split(".")[0] for n, p in model.named_parameters() if not p.requires_grad}
     assert frozen == {"visual_encoder", cls.llm_key}
     # Dropout in the language model would make these differ; the tiny Q-Former has no dropout.
@@ -150,7 +150,7 @@ def test_half_precision_becomes_fp32_on_cpu(folders, cls, caplog):
     model = build(cls, folders)
     model.visual_encoder.half()  # as vit_precision does on a GPU
     half = torch.float16 if cls is Blip2OptMafa else torch.bfloat16
-    assert model.language_model.dtype is half
+    assert model._language_model.dtype is half
     batch = samples(text_output=CAPTIONS)
     with caplog.at_level(logging.INFO):
         losses = [model(batch)["loss"] for _ in range(2)]

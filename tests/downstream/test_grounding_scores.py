@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lavis_mafa.downstream.grounding_metrics import (
+from lavis_mafa.downstream.mafa_grounding import (
     _box_scores,
+    _choose_box,
     _iou,
+    _score_grounding,
     _stretch,
-    choose_box,
-    score_grounding,
 )
 
 SIDE = 12
@@ -84,7 +84,7 @@ def test_choice_of_a_box(heat, chosen):
     """Each box is one pixel of a row, whose heat is its score."""
     boxes = [[float(x), 0.0, 1.0, 1.0] for x in range(len(heat))]
     size = (1, max(1, len(heat)))
-    found = choose_box(torch.tensor([heat or [0.0]], dtype=torch.float32), size, boxes)
+    found = _choose_box(torch.tensor([heat or [0.0]], dtype=torch.float32), size, boxes)
     assert found == (
         (None, None) if chosen is None else (boxes[chosen], pytest.approx(heat[chosen]))
     )
@@ -97,7 +97,7 @@ def record(truth, boxes, box, split=None):
 def test_grounding_scores_of_hand_made_records():
     left, right, all_of_it = [0, 0, 4, 4], [4, 0, 4, 4], [0, 0, 8, 4]
     half = [0, 0, 2, 4]  # its IoU with left is exactly 0.5
-    scores = score_grounding(
+    scores = _score_grounding(
         [
             record(left, [left, right], left, "testA"),
             record(left, [left, half, right], half, "testA"),
@@ -115,10 +115,10 @@ def test_grounding_scores_of_hand_made_records():
         "undecided": 25.0,
     }
     # its IoU is also 0.5
-    assert score_grounding([record(left, [all_of_it], all_of_it)])["acc"] == 100.0
+    assert _score_grounding([record(left, [all_of_it], all_of_it)])["acc"] == 100.0
 
 
 def test_scores_of_nothing():
-    assert score_grounding([]) == {}
-    none_there = score_grounding([record([0, 0, 4, 4], [], None)])
+    assert _score_grounding([]) == {}
+    none_there = _score_grounding([record([0, 0, 4, 4], [], None)])
     assert (none_there["acc"], none_there["undecided"], none_there["possible"]) == (0, 100, 0)

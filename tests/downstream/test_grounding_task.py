@@ -19,7 +19,7 @@ from lavis_mafa import load_model
 from lavis_mafa.algorithm.backbone import backbone_of
 from lavis_mafa.downstream import MafaGroundingTask, mafa_grounding
 from lavis_mafa.downstream.gradcam import heat_maps
-from lavis_mafa.downstream.grounding_metrics import _stretch
+from lavis_mafa.downstream.mafa_grounding import _stretch
 from lavis_mafa.downstream.task_records import _collate_ragged
 from lavis_mafa.training.session import run
 

@@ -107,7 +107,7 @@ def test_caption_of_the_own_image_is_never_picked(batches):
                 assert bool((picked != EMPTY).all())
                 assert not bool((image_of[picked] == samples["image_id"]).any())
                 all_picked |= set(picked.tolist())
-    assert model.picker.ready and len(all_picked) > 15
+    assert model.picker._ready and len(all_picked) > 15
 
 
 def test_nothing_is_picked_if_all_pairs_share_an_image(batches):

@@ -17,7 +17,7 @@ from two_forks import answers_of_a_group
 
 from lavis_mafa import load_model
 from lavis_mafa.families import AlbefMafa
-from lavis_mafa.families.many_pairs import HELD, ManyPairs, blocks
+from lavis_mafa.families.many_pairs import HELD, ManyPairs, _blocks
 from lavis_mafa.families.rerank import UNRANKED, compute_sim_matrix
 from research.benchmarks.reference_step import PlainAlbef
 
@@ -226,7 +226,7 @@ def test_every_pair_and_every_images_keys_are_computed_once(ours_and_lavis, at_o
 @given(st.lists(st.integers(0, 60), max_size=200), st.integers(1, 80))
 def test_blocks_contain_every_pair_once_and_keep_images_together(images, size):
     image_of = torch.tensor(images, dtype=torch.long)
-    found = list(blocks(image_of, size))
+    found = list(_blocks(image_of, size))
     assert sorted(torch.cat(found).tolist() if found else []) == list(range(len(images)))
     images_of_blocks = [set(image_of[block].tolist()) for block in found]
     assert sum(map(len, images_of_blocks)) == len(set(images))

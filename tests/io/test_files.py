@@ -8,7 +8,7 @@ import os
 import pytest
 
 from lavis_mafa.io.cache import make_once
-from lavis_mafa.io.files import atomic_write, plain, write_json, write_text
+from lavis_mafa.io.files import _plain, atomic_write, write_json, write_text
 
 
 def test_failed_write_keeps_the_old_file(tmp_path):
@@ -36,7 +36,7 @@ def test_json_has_no_nan_or_infinity(tmp_path):
     assert "é" in text
     write_json(tmp_path / "a.json", "caf\udce9")
     assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == "caf\udce9"
-    assert plain(1.5) == 1.5 and plain("nan") == "nan"
+    assert _plain(1.5) == 1.5 and _plain("nan") == "nan"
 
 
 def test_two_writers_of_one_file_do_not_meet(tmp_path):

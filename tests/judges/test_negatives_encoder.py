@@ -16,8 +16,7 @@ from lavis_mafa.algorithm.pickers import hardest
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.data import TrainingSet
-from lavis_mafa.judges.build import build_negatives_encoder
-from lavis_mafa.judges.frozen_encoder import ModelNegativesEncoder
+from lavis_mafa.judges.build import _ModelNegativesEncoder, build_negatives_encoder
 from lavis_mafa.settings import ConfigError, load_config
 from lavis_mafa.training.loaders import add_tokens, add_views
 
@@ -68,7 +67,7 @@ def hardest_one_by_one(sim, ids):
 def test_negatives_follow_the_frozen_encoder(samples, family, judge):
     model, frozen = build(family), other(judge)
     sim, ids = similarities_one_by_one(frozen, samples), samples["image_id"].tolist()
-    encoder = ModelNegativesEncoder(frozen)
+    encoder = _ModelNegativesEncoder(frozen)
     settings = StepSettings(loss_weights=WITHOUT_ITC)
     before = {name: value.clone() for name, value in frozen.state_dict().items()}
     output = run_step(model.backbone, samples, build_parts(settings, negatives_encoder=encoder))
@@ -91,7 +90,7 @@ def test_grit_groups_by_the_frozen_encoder(samples, judge):
         expected = backbone.grit_vectors(
             backbone.encode_images(samples["image"]), backbone.encode_texts(samples["text_input"])
         )
-    encoder = ModelNegativesEncoder(frozen)
+    encoder = _ModelNegativesEncoder(frozen)
     parts = build_parts(StepSettings(), negatives_encoder=encoder)
     output = run_step(model.backbone, samples, parts)
     torch.testing.assert_close(output.image_features, expected[0])
@@ -102,7 +101,7 @@ def test_pickers_get_the_temperature_of_the_frozen_encoder(samples, monkeypatch)
     """Otherwise FNE's cosines and ALBEF's softmax would be scaled wrongly."""
     model, frozen = build("albef_mafa"), other("albef_mafa")
     cosines = similarities_one_by_one(frozen, samples)
-    encoder, seen = ModelNegativesEncoder(frozen), {}
+    encoder, seen = _ModelNegativesEncoder(frozen), {}
     parts = build_parts(StepSettings(negatives="posterior"), negatives_encoder=encoder)
 
     def prepare(sim_i2t, sim_t2i, positives, own, temperature, epoch):
@@ -127,7 +126,7 @@ def test_a_model_with_a_frozen_encoder_saves_nothing_of_it(tmp_path):
     cfg.mafa = {"negatives_encoder": encoder_of(other("albef_mafa"), tmp_path / "itc.pth")}
     torch.manual_seed(11)
     model = FAMILIES["albef_mafa"].from_config(cfg)
-    assert isinstance(model.negatives_encoder, ModelNegativesEncoder)
+    assert isinstance(model.negatives_encoder, _ModelNegativesEncoder)
     state = model.state_dict()
     assert state.keys() == plain.keys(), "something of the encoder would be saved"
     assert all(torch.equal(state[name], plain[name]) for name in plain), "other random weights"
@@ -148,7 +147,7 @@ def test_a_model_without_temperature_is_refused():
     model = other("blip_mafa")
     del model.temp
     with pytest.raises(TypeError, match="it has no temperature of ITC"):
-        ModelNegativesEncoder(model)
+        _ModelNegativesEncoder(model)
 
 
 def test_views_and_tokens_of_the_frozen_encoder_are_loaded(toy, tmp_path):

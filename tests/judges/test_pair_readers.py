@@ -24,8 +24,8 @@ from lavis_mafa.judges.pair_reader import _picture_of, _WholePicture
 from lavis_mafa.judges.yes_no import _YesNo
 from lavis_mafa.settings.load import check_con_d
 from lavis_mafa.tools.corpus_features import Features
-from lavis_mafa.tools.judging import judge_by_image
-from lavis_mafa.tools.model_and_data import ModelAndData, _build_judge
+from lavis_mafa.tools.engine import _judge_by_image
+from lavis_mafa.tools.model_and_data import _build_judge, _ModelAndData
 from lavis_mafa.toyworld import ToyScenesBuilder
 
 sys.path.append(str(ROOT / "tests" / "training"))
@@ -55,9 +55,9 @@ def one_by_one(path, pairs, question=QUESTION):
     """Return P(Yes) of each pair, by transformers' own classes: one pair a pass, no padding."""
     from transformers import AutoProcessor, LlavaForConditionalGeneration
 
-    from lavis_mafa.compat.old_timm import without_old_timm
+    from lavis_mafa.judges.yes_no import _without_old_timm
 
-    with without_old_timm():
+    with _without_old_timm():
         model = LlavaForConditionalGeneration.from_pretrained(path).eval()
         reader = AutoProcessor.from_pretrained(path)
     found = []
@@ -173,10 +173,10 @@ def test_analyses_judge_as_one_by_one(vlm):
     captions = [data.source(number)[1] for number in range(12)]
     vectors = torch.nn.functional.normalize(torch.randn(12, 4), dim=1)
     features = Features(np.arange(12), vectors, vectors, vectors, captions, [])
-    opened = ModelAndData(None, None, data, torch.device("cpu"))
+    opened = _ModelAndData(None, None, data, torch.device("cpu"))
     image, text = np.divmod(np.random.default_rng(0).permutation(144)[:30], 12)
     judge = _build_judge(config(vlm), {})
-    found = judge_by_image(opened, features, image, text, judge)
+    found = _judge_by_image(opened, features, image, text, judge)
     pictures = [data.show(number)[0] for number in range(12)]
     pairs = pairs_of(pictures, captions, image, text)
     assert found.tolist() == pytest.approx(one_by_one(vlm, pairs), abs=1e-5)

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from two_forks import answers_of_a_group
 
+from lavis_mafa.io.processes import from_main_process
 from lavis_mafa.judges.discriminators import ModelDiscriminator
 from lavis_mafa.judges.self_check import (
     PoorDiscriminatorError,
     SelfCheck,
     drawn_samples,
-    on_all_ranks,
     random_partners,
     self_check,
 )
@@ -81,11 +81,11 @@ def test_figures_equal_a_loop_over_pairs(toy_train, tiny):
     assert len(own) == len(random) == 21
     wins = sum((a > b) + 0.5 * (a == b) for a in own for b in random)
     assert found.auc == pytest.approx(wins / (len(own) * len(random)), abs=0.01)
-    for threshold, of_own, of_random in found.above:
+    for threshold, of_own, of_random in found._above:
         assert of_own == pytest.approx(sum(p > threshold for p in own) / 21, abs=1e-6)
         assert of_random == pytest.approx(sum(p > threshold for p in random) / 21, abs=1e-6)
-    assert [threshold for threshold, *_ in found.above] == [low, high]
-    assert found.above[0][1:] != found.above[1][1:], "the thresholds must separate something"
+    assert [threshold for threshold, *_ in found._above] == [low, high]
+    assert found._above[0][1:] != found._above[1][1:], "the thresholds must separate something"
 
 
 IDS_AND_GROUPS = st.lists(st.tuples(st.integers(0, 4), st.integers(-1, 2)), min_size=1, max_size=12)
@@ -174,7 +174,7 @@ def test_the_bounds():
         found = checked((scores - 0.8) / 2 + shift, (scores - 0.8) / 2, low=0.1, high=0.1)
         assert (found.auc < 0.75) == fails and bool(found.problems) == fails
     few = checked([0.9] * 3 + [0.6] * 97, [0.81] * 2 + [0.1] * 98)
-    assert few.above[-1] == (0.8, 0.03, 0.02) and not few.problems
+    assert few._above[-1] == (0.8, 0.03, 0.02) and not few.problems
     many = checked([0.9] * 60 + [0.6] * 40, [0.81] * 30 + [0.1] * 70)
     assert many.auc > 0.75 and len(many.problems) == 1
     # 1 of 100 may be 5 of 100 by chance, 1 of 200 hardly.
@@ -185,7 +185,7 @@ def test_the_bounds():
 
 def _checked_on_a_rank(rank, batches):
     con_d = SWAPPED if rank == 0 else GOOD  # what rank 1 would find by itself is different
-    found = on_all_ranks(lambda: self_check(con_d, batches, (0.5, 0.8), "mine"))
+    found = from_main_process(lambda: self_check(con_d, batches, (0.5, 0.8), "mine"))
     try:
         found.settle("refuse")
     except PoorDiscriminatorError as error:

@@ -15,8 +15,8 @@ from two_ranks import on_two_ranks
 
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.grit import HARDNESS, GritCollector, GritSchedule, GritSettings
-from lavis_mafa.algorithm.grit.collector import share_out
 from lavis_mafa.algorithm.grit.hardness import StepAhead
+from lavis_mafa.training.state import _share_out
 
 BEFORE = HARDNESS.entries()
 from research import falcon  # noqa: E402
@@ -304,7 +304,7 @@ def test_choices_of_several_ranks_are_shared_out_with_their_pairs():
         states.append(collector.state_dict())
         choices = from_bytes(states[-1]["choices"].numpy(), learned.kind)
         known.update(zip(states[-1]["order"].tolist(), choices.tolist(), strict=True))
-    shared = share_out(states, 3)
+    shared = _share_out(states, 3)
     for state in shared:
         choices = from_bytes(state["choices"].numpy(), learned.kind)
         assert len(choices) == len(state["order"])

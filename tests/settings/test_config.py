@@ -26,9 +26,10 @@ from lavis_mafa.settings import (
     format_config,
     load_config,
 )
-from lavis_mafa.settings.check import Report, known_keys, section_of
+from lavis_mafa.settings.check import Report, _known_keys, section_of
 from lavis_mafa.settings.load import complete, read_options
-from lavis_mafa.settings.registered import DATASET, FILE, MODEL, OURS, PARTS, RUN
+from lavis_mafa.settings.registered import MODEL, RUN
+from lavis_mafa.settings.schema import DATASET, FILE, OURS, PARTS
 
 GOOD: dict[str, Any] = {
     "model": {"arch": "albef_mafa", "model_type": "tiny"},
@@ -532,7 +533,7 @@ JUNK = st.one_of(
     st.lists(st.one_of(st.integers(), st.none(), st.text(max_size=3)), max_size=2),
     st.dictionaries(st.sampled_from(["name", "storage", "arch", "x"]), st.integers(), max_size=2),
 )
-PATHS = [path for path, _ in known_keys(KEYS)] + [
+PATHS = [path for path, _ in _known_keys(KEYS)] + [
     f"datasets.image_text_json{rest}"
     for rest in ("", ".type", ".build_info", ".build_info.annotations", ".vis_processor.train.name")
     + (".build_info.annotations.train", ".build_info.annotations.train.storage", ".text_processor")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from config_page import COMMAND, PAGE, page
 
-from lavis_mafa.settings.registered import LISTED, MODEL, OURS, PARTS, RUN
+from lavis_mafa.settings.registered import LISTED, MODEL, RUN
+from lavis_mafa.settings.schema import OURS, PARTS
 
 
 @pytest.fixture(scope="module")

@@ -18,15 +18,15 @@ from lavis_mafa.cli import main
 from lavis_mafa.judges.build import build_discriminator
 from lavis_mafa.tools import counting as counting
 from lavis_mafa.tools.corpus_features import make_features
+from lavis_mafa.tools.engine import _judge_all
 from lavis_mafa.tools.hard_negatives import (
     HardNegatives,
     Sampling,
+    _hardest_negatives,
     _order_of,
     find_hard_negatives,
-    hardest_negatives,
 )
 from lavis_mafa.tools.judged_pairs import Judged
-from lavis_mafa.tools.judging import judge_all
 from lavis_mafa.tools.model_and_data import _load_model_and_data
 from lavis_mafa.toyworld.builder import _ToyScenesTrain
 
@@ -82,7 +82,7 @@ def test_hard_negatives_equal_slow_loop(size, batch, top_k, apart, grouped):
     groups = np.where(np.arange(size) % 3 == 0, np.arange(size) % 10, -1 - np.arange(size))
     order = _order_of(Sampling("random", batch), features.vectors, features.texts, 0)
     labels = [label for label, given in ((ids, apart), (groups, grouped)) if given]
-    found = hardest_negatives(features, dot, order.reshape(-1, batch), labels, top_k)
+    found = _hardest_negatives(features, dot, order.reshape(-1, batch), labels, top_k)
     negatives = sorted(zip(found.image, found.text, found.from_image, found.batch, strict=True))
     sim = dot(features.images, features.texts).numpy()
 
@@ -161,7 +161,7 @@ def test_counts_equal_judging_in_the_mini_batches(counted, models, tmp_path):
     ids = opened.data.image_ids
     order = _order_of(sampling, features.vectors, features.texts, 0, ids)
     similarity = opened.model.backbone.similarity
-    found = hardest_negatives(features, similarity, order.reshape(-1, 16), [ids])
+    found = _hardest_negatives(features, similarity, order.reshape(-1, 16), [ids])
     hits = {True: 0, False: 0}
     for number, batch in enumerate(opened.batches(order.reshape(-1, 16))):
         row = {int(p): k for k, p in enumerate(batch["index"])}
@@ -209,7 +209,7 @@ def test_mini_batches_have_the_hardness_and_regions_of_the_config(models, tmp_pa
             sampling, features.vectors, features.texts, 0, ids, own
         )
         parts = orders[hardness, regions].reshape(-1, 16)
-        expected = hardest_negatives(features, opened.model.backbone.similarity, parts, [ids])
+        expected = _hardest_negatives(features, opened.model.backbone.similarity, parts, [ids])
         assert found.image.tolist() == expected.image.tolist()
         assert found.text.tolist() == expected.text.tolist()
     assert len({tuple(order) for order in orders.values()}) == 3
@@ -230,7 +230,7 @@ def test_distinct_pairs_know_from_which_side_they_were_picked(picks):
     for one in picks:
         image, text, side = np.array(one, int).reshape(-1, 3).T
         negatives.append(HardNegatives(image, text, side == 1, np.zeros(len(side), np.int32)))
-    judged = judge_all(loaded, None, negatives)
+    judged = _judge_all(loaded, None, negatives)
     found = zip(judged.image, judged.text, judged.from_image, judged.from_text, strict=True)
     every = {pair for part in picks for pair in part}
     expected = [(*p, (*p, True) in every, (*p, False) in every) for p in {e[:2] for e in every}]

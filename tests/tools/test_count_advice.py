@@ -13,7 +13,7 @@ from lavis_mafa.algorithm.grit import GritSettings
 from lavis_mafa.tools import count_advice
 from lavis_mafa.tools.analysed_pairs import Usual
 from lavis_mafa.tools.count_advice import TRUTH, _grouping, _mining, _Share, advice_of
-from lavis_mafa.tools.counting import Count
+from lavis_mafa.tools.counting import _Count
 from lavis_mafa.tools.judged_pairs import INVALID, UNKNOWN, VALID, Judged
 
 FEW, EIGHT, MANY = _Share(0.005, 0.003, 0.008), _Share(0.08, 0.07, 0.09), _Share(0.26, 0.24, 0.28)
@@ -98,7 +98,7 @@ def counts_of(judge, factor=1.0):
         kind = "grit" if space else "random"
         for side, times in (("image", 0.5), ("text", 1.5)):
             one = share * times * factor
-            rows.append(Count(judge, kind, 8, space, side, 0, 100, one, one / 2, one * 2, 0))
+            rows.append(_Count(judge, kind, 8, space, side, 0, 100, one, one / 2, one * 2, 0))
     return rows
 
 

@@ -26,9 +26,9 @@ from lavis_mafa.settings import load_config
 from lavis_mafa.tools.charts import Table
 from lavis_mafa.tools.judged_pairs import UNKNOWN, Judged
 from lavis_mafa.tools.model_and_data import (
-    ModelAndData,
     _build_judge,
     _discriminators_of,
+    _ModelAndData,
     _options_of,
 )
 from lavis_mafa.tools.tables import markdown_table, one_line
@@ -213,8 +213,8 @@ def test_tokenizer_of_the_own_config_is_accepted_for_con_d(tmp_path):
 def test_fingerprint_of_a_table_reads_no_path(outside, monkeypatch):
     _, data = outside
     sets = [data(*names) for names in (["a.png"] * 2, ["a.png", "link/a.png"])]
-    prints = [ModelAndData(None, None, one, torch.device("cpu")) for one in sets]
+    prints = [_ModelAndData(None, None, one, torch.device("cpu")) for one in sets]
     monkeypatch.setattr(TrainingSet, "source", None)
-    monkeypatch.setattr(ModelAndData, "batches", lambda *_: iter(()))
+    monkeypatch.setattr(_ModelAndData, "batches", lambda *_: iter(()))
     first, second = (one._fingerprint() for one in prints)
     assert first != second == prints[1]._fingerprint()

@@ -16,10 +16,10 @@ from small_world import save_model
 
 from lavis_mafa.data import TrainingSet
 from lavis_mafa.judges.build import build_discriminator
-from lavis_mafa.tools import judging
+from lavis_mafa.tools import engine
 from lavis_mafa.tools.corpus_features import Features
-from lavis_mafa.tools.judging import _chunks_of, _first_readable, judge_by_image
-from lavis_mafa.tools.model_and_data import ModelAndData, _build_judge
+from lavis_mafa.tools.engine import _chunks_of, _first_readable, _judge_by_image
+from lavis_mafa.tools.model_and_data import _build_judge, _ModelAndData
 from lavis_mafa.toyworld import ToyScenesBuilder
 
 IMAGES, CAPTIONS = 20, 3
@@ -35,7 +35,7 @@ def world(tmp_path_factory):
     captions = [data[n, 0]["text_input"] for n in range(SIZE)]
     vectors = F.normalize(torch.randn(SIZE, 8, generator=torch.Generator().manual_seed(0)), dim=1)
     features = Features(np.arange(SIZE), vectors, vectors, vectors, captions, [])
-    opened = ModelAndData(None, None, data, torch.device("cpu"))
+    opened = _ModelAndData(None, None, data, torch.device("cpu"))
     return opened, features, {"arch": "albef_mafa", "model_type": "tiny", "checkpoint": path}
 
 
@@ -64,7 +64,7 @@ def test_probabilities_equal_single_pairs(world, pairs, monkeypatch):
     """
     opened, features, cfg = world
     monkeypatch.setattr(opened, "images_at_once", 6)
-    monkeypatch.setattr(judging, "_CHUNK_PAIRS", 200)
+    monkeypatch.setattr(engine, "_CHUNK_PAIRS", 200)
     con_d, reads, encoded, texts = _build_judge(cfg, {}), Counter(), [], []
     real_judge, judged = con_d.judge, []
     real_batches, backbone = opened.batches, con_d.backbone.backbone
@@ -85,7 +85,7 @@ def test_probabilities_equal_single_pairs(world, pairs, monkeypatch):
         lambda *a, **k: texts.append(len(a[0].input_ids)) or real_texts(*a, **k),
     )
     monkeypatch.setattr(con_d, "judge", lambda *a: judged.append(len(a[1])) or real_judge(*a))
-    probabilities = judge_by_image(opened, features, *pairs, con_d)
+    probabilities = _judge_by_image(opened, features, *pairs, con_d)
     assert set(reads.values()) == {1} and len(reads) == sum(encoded) == IMAGES
     assert len(set(opened.data.image_ids[list(reads)])) == IMAGES
     assert sum(texts) <= 4 * SIZE  # in at least four chunks, each caption once per chunk
@@ -114,7 +114,7 @@ def test_first_readable_sample_represents_an_image(ids, data):
 )
 def test_chunks_contain_every_pair_once_and_keep_images_together(pairs, images, count):
     given_pairs = np.array(sorted(pairs), np.int64).reshape(-1, 2)
-    with mock.patch.object(judging, "_CHUNK_PAIRS", count):
+    with mock.patch.object(engine, "_CHUNK_PAIRS", count):
         chunks = [given_pairs[rows].T for rows in _chunks_of(*given_pairs.T, images)]
     chunked_pairs = [pair for image, text in chunks for pair in zip(image, text, strict=True)]
     assert len(chunked_pairs) == len(pairs) and set(chunked_pairs) == pairs

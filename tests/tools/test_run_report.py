@@ -118,7 +118,7 @@ class FiveSamples:
 
 def test_caption_without_readable_image():
     viewer = SampleViewer(FiveSamples())
-    pairs = [viewer.pair(k, 4 - k, "verdict", None) for k in range(5)]
+    pairs = [viewer._pair(k, 4 - k, "verdict", None) for k in range(5)]
     assert [(one.caption, one.own_caption) for one in pairs] == list(
         zip("edcba", "abcde", strict=True)
     )

@@ -37,7 +37,7 @@ def simulate_two_ranks(folder):
     from lavis_mafa.io.random_streams import random_states, set_random_states
     from lavis_mafa.settings import load_config
     from lavis_mafa.training.launch import init_distributed
-    from lavis_mafa.training.session import build_runner
+    from lavis_mafa.training.session import _build_runner
 
     torch.set_num_threads(1)
     cfg = load_config(CONFIG, options(folder, **CHANGES))
@@ -53,7 +53,7 @@ def simulate_two_ranks(folder):
         random.seed(seed)
         np.random.seed(seed)
         torch.manual_seed(seed)
-        runners.append(build_runner(cfg))
+        runners.append(_build_runner(cfg))
         states.append(random_states())
     runner, train_set = runners[0], runners[0].train_set
     runner.task.before_training(runner._model, train_set)
@@ -76,7 +76,7 @@ def simulate_two_ranks(folder):
         plan = [schedule.begin(epoch) for schedule in schedules][0]
         model.train()
         for step in range(plan.steps):
-            runner.set_learning_rate(epoch, runner.progress.global_step)
+            runner._set_learning_rate(epoch, runner.progress.global_step)
             for rank in range(2):
                 set_random_states(states[rank])
                 indices = plan.mini_batches(rank)[step]

@@ -18,12 +18,12 @@ def test_accumulated_gradients_are_averaged(tmp_path):
     """Accumulating 1 or 4 equal mini-batches gives the same gradient."""
     from lavis_mafa.settings import load_config
     from lavis_mafa.training.launch import init_distributed, seed_everything
-    from lavis_mafa.training.session import build_runner
+    from lavis_mafa.training.session import _build_runner
 
     cfg = load_config(CONFIG, options(tmp_path))
     init_distributed(cfg.run_cfg)
     seed_everything(0)
-    runner = build_runner(cfg)
+    runner = _build_runner(cfg)
     runner.task.before_training(runner._model, runner.train_set)
     plan = runner.schedule.begin(0)
     batch = next(iter(runner.loaders.train(runner.schedule.plan, 0, 0)))

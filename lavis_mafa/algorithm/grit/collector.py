@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any, TypeAlias
@@ -239,34 +238,6 @@ class GritCollector:
         self._queue, self._queued = [], 0
         # `collect`, as the states of several ranks together may hold more than one queue.
         self.collect(state["indices"], state["images"], state["texts"])
-
-
-def share_out(states: Sequence[dict[str, Any] | None], count: int) -> list[dict[str, Any] | None]:
-    """Redistribute the states of W ranks (`GritCollector.state_dict`) to ``count`` ranks.
-
-    Grouped pairs stay grouped, queued ones stay queued, and every rank gets the same number. Random
-    generators are not redistributed: every rank starts with a new one.
-    """
-    given = [state for state in states if state is not None]
-    if not given:
-        return [None for _ in range(count)]
-    names: list[str] = [name for name in ("order", "choices") if name in given[0]]
-    orders: dict[str, Tensor] = {
-        name: torch.cat([state[name] for state in given]) for name in names
-    }
-    placed = len(orders["order"])
-    queues = {
-        name: torch.cat([state[name] for state in given]) for name in ("indices", "images", "texts")
-    }
-    share = (placed + len(queues["indices"])) // count
-    shared: list[dict[str, Any] | None] = []
-    for begin in (place * share for place in range(count)):
-        grouped = slice(min(begin, placed), min(begin + share, placed))
-        waiting = slice(max(0, begin - placed), max(0, begin + share - placed))
-        own = {name: order[grouped] for name, order in orders.items()}
-        own |= {name: queue[waiting] for name, queue in queues.items()}
-        shared.append({**own, "rng": None})
-    return shared
 
 
 def _cut(pairs: Pairs, span: slice) -> Pairs:

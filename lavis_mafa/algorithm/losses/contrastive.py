@@ -49,7 +49,8 @@ def _intra_modal(batch: MiniBatch, number: int) -> Tensor:
 
 def itc(step: StepContext) -> Tensor:
     """Return ITC with the form and labels of the settings, averaged over both directions."""
-    soft, active = step.settings.soft_labels, step.soft_labels_active
+    soft, samples = step.settings.soft_labels, step.batch.samples
+    active = soft.active(samples.get("epoch", 0), bool(samples.get("grouped", True)))
     label = step.soft_label if active else SOFT_LABELS["one_hot"]
     terms = []
     for side in _sides(step):

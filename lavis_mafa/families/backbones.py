@@ -1,1 +1,0 @@
-"""The drivers (`Backbone`) of the model families."""
