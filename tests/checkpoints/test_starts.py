@@ -118,15 +118,6 @@ def test_finetuned_checkpoint_needs_an_image_encoder(tmp_path):
     assert torch.equal(model.visual_encoder.pos_embed, complete["visual_encoder.pos_embed"])
 
 
-@pytest.mark.parametrize(
-    "arch", [pytest.param("blip2_opt_mafa", marks=pytest.mark.downstream), "blip2_t5"]
-)
-def test_stage_2_checkpoint_is_rejected_by_stage_1(tmp_path, arch):
-    state = load_model("blip2_mafa", "tiny").state_dict()
-    with pytest.raises(ValueError, match=f"saved by {arch}, which is of stage 2"):
-        load_finetuned(tmp_path, Blip2Mafa, state, {"model": {"arch": arch}})
-
-
 def test_queue_and_posterior_are_not_loaded_from_pretrained_weights(tmp_path, toy_train):
     """They depend on the data of that run: only resuming continues with them."""
     mafa = {"soft_labels": {"type": "momentum"}, "negatives": "posterior"}
