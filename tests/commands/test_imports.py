@@ -117,14 +117,6 @@ def test_importing_the_package_imports_neither_lavis_nor_torch():
     run_lines("import lavis_mafa, lavis_mafa.cli, lavis_mafa.io.files", LIGHT)
 
 
-def test_algorithm_is_used_without_lavis():
-    run_lines(
-        "from lavis_mafa import GritSchedule, MiningRule, StepSettings, find_connections, run_step",
-        "import sys",
-        "assert 'lavis' not in sys.modules and 'torch' in sys.modules",
-    )
-
-
 def test_type_checking_block_declares_every_name():
     """Compare the block under TYPE_CHECKING with the names that `__getattr__` resolves."""
     tree = ast.parse(Path(lavis_mafa.__file__).read_text(encoding="utf-8"))
