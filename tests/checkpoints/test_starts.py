@@ -68,12 +68,10 @@ def test_momentum_encoders_start_from_the_checkpoint_or_as_without_one(tmp_path,
     assert not torch.equal(plain[f"visual_encoder.{key}"], of_file[f"visual_encoder.{key}"])
 
 
-def test_config_for_evaluation_needs_no_con_d():
+def test_con_d_without_published_weights_needs_a_checkpoint():
     options = ["model.mafa.con_d.arch=blip2_mafa", "model.mafa.con_d.model_type=tiny"]
     with pytest.raises(ValueError, match="con_d.checkpoint: blip2_mafa has no published weights"):
         Blip2Mafa.from_config(load_config(TOY, options).model_cfg)
-    cfg = load_config(TOY, [*options, "run.evaluate=True"])
-    assert cfg.model_cfg.mafa.con_d is None
 
 
 def test_subclass_of_a_registered_class_loads_its_checkpoints(tmp_path):
