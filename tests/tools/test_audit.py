@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from fresh import fresh_python
 from PIL import Image
 from shard_files import write_rows, write_shards
 
@@ -139,12 +140,9 @@ assert main(["label", "page", output + "/mine", "--output", output + "/labels.ht
 def test_it_runs_without_lavis(world, tmp_path, form):
     data = world / "pairs.json" if form == "json" else as_parquet(world, ROWS)
     names = [data, *features(world), tmp_path]
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_LAVIS, *map(str, names)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert "False hard negatives by captions: " in done.stdout
-    assert "No judge: P is the share of own pairs" in done.stdout
+    printed = fresh_python("-c", WITHOUT_LAVIS, *names)
+    assert "False hard negatives by captions: " in printed
+    assert "No judge: P is the share of own pairs" in printed
     counts = read(tmp_path / "count" / "counts.json")
     assert counts["encoder"] == [str(one) for one in features(world)]
     assert {one["sampling"] for one in counts["counts"]} == {"random", "grit"}
