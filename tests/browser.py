@@ -38,21 +38,6 @@ os.dup2(int(sys.argv[1]), 3)
 os.dup2(int(sys.argv[2]), 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
-KEY_CODES = {
-    "ArrowLeft": 37,
-    "ArrowUp": 38,
-    "ArrowRight": 39,
-    "ArrowDown": 40,
-    "Enter": 13,
-    "Escape": 27,
-    "Tab": 9,
-    "Backspace": 8,
-    "Home": 36,
-    "End": 35,
-    " ": 32,
-}
-TEXT = {"Enter": "\r"}
-MODIFIERS = {"Alt": 1, "Control": 2, "Meta": 4, "Shift": 8}
 
 
 class Browser:
@@ -65,10 +50,10 @@ class Browser:
         downloads: the folder for files that the page saves.
     """
 
-    def __init__(self, width: int = 1280, height: int = 800, timeout: float = 60.0) -> None:
+    def __init__(self) -> None:
         if CHROMIUM is None:
             raise RuntimeError("no chromium on the PATH")
-        self.timeout = timeout
+        self.timeout = 60.0
         self.requests: list[str] = []
         self.errors: list[str] = []
         self._folder = tempfile.TemporaryDirectory(prefix="browser-", ignore_cleanup_errors=True)
@@ -105,7 +90,7 @@ class Browser:
             self._session = attached["sessionId"]
             for domain in ("Page", "Runtime", "Network", "Log"):
                 self.command(f"{domain}.enable")
-            self.set_size(width, height)
+            self.set_size(1280, 800)
         except BaseException:
             self.close()
             raise
@@ -151,11 +136,11 @@ class Browser:
                     raise RuntimeError(f"{method}: {answer['error']['message']}")
                 return answer["result"]
 
-    def wait_for(self, event: str, seconds: float | None = None) -> dict[str, Any]:
+    def wait_for(self, event: str) -> dict[str, Any]:
         """Return the parameters of the next DevTools event of that name, including one already
         received.
         """
-        deadline = time.monotonic() + (seconds or self.timeout)
+        deadline = time.monotonic() + self.timeout
         while True:
             for position, message in enumerate(self._events):
                 if message["method"] == event:
@@ -221,18 +206,16 @@ class Browser:
             raise RuntimeError(details.get("exception", {}).get("description", details["text"]))
         return answer["result"].get("value")
 
-    def press(self, key: str, *modifiers: str) -> None:
-        """Press and release a key, such as "y", "ArrowLeft", or ("z", "Control")."""
-        held = sum(MODIFIERS[name] for name in modifiers)
-        code = KEY_CODES.get(key) or ord(key.upper())
-        text = key if len(key) == 1 else TEXT.get(key, "")
-        event = {"key": key, "windowsVirtualKeyCode": code, "modifiers": held}
-        if len(key) == 1 and key.isalpha():
-            event["code"] = f"Key{key.upper()}"
-        if text and not held & ~MODIFIERS["Shift"]:
-            self.command("Input.dispatchKeyEvent", type="keyDown", text=text, **event)
-        else:
-            self.command("Input.dispatchKeyEvent", type="rawKeyDown", **event)
+    def press(self, key: str, control: bool = False) -> None:
+        """Press and release a letter, also with Control held, or Backspace."""
+        letter = len(key) == 1
+        event: dict[str, Any] = {"key": key, "modifiers": 2 * control}
+        event["windowsVirtualKeyCode"] = ord(key.upper()) if letter else 8
+        event |= {"code": f"Key{key.upper()}"} if letter else {}
+        down = (
+            {"type": "keyDown", "text": key} if letter and not control else {"type": "rawKeyDown"}
+        )
+        self.command("Input.dispatchKeyEvent", **down, **event)
         self.command("Input.dispatchKeyEvent", type="keyUp", **event)
 
     def click(self, selector: str) -> None:

@@ -1,12 +1,15 @@
-"""Pictures, and shards of webdataset that it writes itself."""
+"""Pictures, shards of webdataset that it writes itself, and tables."""
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 from itertools import islice
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from PIL import Image
 from webdataset import TarWriter
 
@@ -32,3 +35,25 @@ def write_shards(folder, samples, per_shard=10_000):
                 texts = {"txt": caption.encode(), "json": json.dumps(values).encode()}
                 tar.write({"__key__": key, suffix: image, **texts})
     return folder / "pairs-*.tar"
+
+
+def write_rows(path, rows):
+    """Write rows in the format of the path's suffix."""
+    suffix = path.suffix
+    if suffix == ".json":
+        path.write_text(json.dumps(rows))
+    elif suffix == ".jsonl":
+        path.write_text("\n".join(map(json.dumps, rows)))
+    elif suffix in (".csv", ".tsv"):
+        with open(path, "w", newline="") as file:
+            writer = csv.writer(file, delimiter="," if suffix == ".csv" else "\t")
+            writer.writerow(rows[0])
+            writer.writerows(row.values() for row in rows)
+    else:
+        table = pa.Table.from_pylist(rows)
+        if suffix == ".parquet":
+            pq.write_table(table, path)
+        else:
+            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as out:
+                out.write_table(table)
+    return path

@@ -7,39 +7,12 @@ import torch
 from lavis_mafa.judges.yes_no import _without_old_timm
 
 SIDE, PATCH = 32, 16
-WORDS = (
-    "<unk>",
-    "<s>",
-    "</s>",
-    "<pad>",
-    "<image>",
-    "Yes",
-    "No",
-    "ASSISTANT",
-    ":",
-    "?",
-    "Answer",
-    "a",
-    "an",
-    "the",
-    "red",
-    "blue",
-    "green",
-    "yellow",
-    "small",
-    "large",
-    "circle",
-    "square",
-    "triangle",
-    "left",
-    "right",
-    "above",
-    "below",
-    "of",
-    "and",
-    "Does",
-    "caption",
-    "image",
+WORDS = tuple(
+    """
+    <unk> <s> </s> <pad> <image> Yes No ASSISTANT : ? Answer a an the red blue
+    green yellow small large circle square triangle left right above below of and
+    Does caption image
+    """.split()
 )
 TEMPLATE = (
     "{% for m in messages %}{% for c in m['content'] %}{% if c['type'] == 'image' %}<image> "

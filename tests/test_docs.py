@@ -291,15 +291,6 @@ def test_a_room_imports_only_rooms_below_it():
 
 
 ALGORITHM = sorted((PACKAGE / "algorithm").rglob("*.py"))
-BLOCKED = """
-import importlib, sys
-for name in ("lavis", "transformers", "omegaconf", "timm"):
-    sys.modules[name] = None  # an import of it raises
-for name in sys.argv[1:]:
-    importlib.import_module(name)
-import lavis_mafa.algorithm as room
-assert all(getattr(room, name) is not None for name in room.EXPORTS)
-"""
 
 
 def test_algorithm_needs_torch_and_numpy_only():
@@ -307,6 +298,3 @@ def test_algorithm_needs_torch_and_numpy_only():
     for file in ALGORITHM:
         outside = [one for one in imports_of(file) if not one.startswith("lavis_mafa.algorithm")]
         assert {one.split(".")[0] for one in outside} <= allowed, file
-    modules = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in ALGORITHM]
-    done = subprocess.run([sys.executable, "-c", BLOCKED, *modules], cwd=ROOT, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()

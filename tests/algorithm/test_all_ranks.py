@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 from unittest import mock
 
 import pytest
@@ -88,115 +89,66 @@ GROUPS = torch.tensor([5, 5, 6, -1, 5, 6, -1, 5, 6, 7])
 # Without MLM, because every rank draws its own masks.
 NO_LM = {"itc": 1.0, "itm": 1.0, "lm": 0.0}
 
-# Name: family, settings, Con-D.
+# Settings by name; the first word is the family.
 CASES = {
     **{
-        f"albef, groups {value}": (
-            "albef_mafa",
-            settings(same_group=value, connections=EVERYTHING, loss_weights=NO_LM),
-            TableConD,
+        f"albef, groups {value}": settings(
+            same_group=value, connections=EVERYTHING, loss_weights=NO_LM
         )
         for value in ("dropped", "positive", "negative")
     },
-    "blip2, one rank needs the other's images": (
-        "blip2_mafa",
-        settings(loss_weights=ONLY_LM),
-        FirstRankTextsMatch,
+    "blip2, one rank needs the other's images": settings(loss_weights=ONLY_LM),
+    "blip2 as the paper": settings(),
+    "blip2, in chunks": settings(connections=EVERYTHING),
+    "blip2, in chunks, without LM": settings(detach_other=False, loss_weights=NO_LM),
+    "blip2, LM from other ranks": settings(connections=EVERYTHING),
+    "blip2, dropping": settings(connections=MiningRule(action="drop")),
+    "blip2, gradients to candidates": settings(detach_other=False),
+    "blip2 judged by albef": settings(connections=EVERYTHING),
+    "blip judged by blip2": settings(connections=EVERYTHING, detach_other=False),
+    "blip2, negatives by a frozen blip2, without ITC": settings(
+        loss_weights={"itc": 0.0, "itm": 1.0, "lm": 1.0}
     ),
-    "blip2 as the paper": ("blip2_mafa", settings(), TableConD),
-    "blip2, in chunks": ("blip2_mafa", settings(connections=EVERYTHING), TableConD),
-    "blip2, in chunks, without LM": (
-        "blip2_mafa",
-        settings(detach_other=False, loss_weights=NO_LM),
-        TableConD,
+    "albef, negatives by a frozen blip": settings(),
+    "blip, consistency": settings(soft_labels=SoftLabels("consistency")),
+    "blip, momentum": settings(soft_labels=SoftLabels("momentum")),
+    "blip2, three candidates each": settings(connections=MiningRule(low=0.3, high=0.5, top_k=3)),
+    "blip, probabilities": settings(connections=MiningRule(labels="probability")),
+    "blip2, sigmoid and labels from images and texts alone": settings(
+        itc_loss="sigmoid", soft_labels=SoftLabels("softclip"), detach_other=False
     ),
-    "blip2, LM from other ranks": ("blip2_mafa", settings(connections=EVERYTHING), TableConD),
-    "blip2, dropping": ("blip2_mafa", settings(connections=MiningRule(action="drop")), TableConD),
-    "blip2, gradients to candidates": ("blip2_mafa", settings(detach_other=False), TableConD),
-    "blip2 judged by albef": (
-        "blip2_mafa",
-        settings(connections=EVERYTHING),
-        lambda: con_d_from("albef_mafa"),
+    "blip, debiased with pseudo-positives": settings(
+        itc_loss="debiased", soft_labels=SoftLabels("pseudo_positives")
     ),
-    "blip judged by blip2": (
-        "blip_mafa",
-        settings(connections=EVERYTHING, detach_other=False),
-        lambda: con_d_from("blip2_mafa"),
+    "blip, robust and dropping": settings(itc_loss="rince", connections=MiningRule(action="drop")),
+    "blip2, false by similarity within modalities": settings(
+        negatives_by="intra_modal",
+        connections=MiningRule(score="intra_modal", low=LOW, high=HIGH, action="drop", top_k=0),
     ),
-    "blip2, negatives by a frozen blip2, without ITC": (
-        "blip2_mafa",
-        settings(loss_weights={"itc": 0.0, "itm": 1.0, "lm": 1.0}),
-        lambda: encoder_from("blip2_mafa"),
+    "albef, false by a margin of similarity": settings(
+        connections=MiningRule(score="similarity", rule="margin", top_k=3),
+        own={"margin": Margin(margin=0.0)},
     ),
-    "albef, negatives by a frozen blip": (
-        "albef_mafa",
-        settings(),
-        lambda: encoder_from("blip_mafa"),
+    "blip, false by thresholds of samples": settings(
+        connections=MiningRule(score="similarity", rule="global_threshold", top_k=0),
+        own={"global_threshold": _GlobalThreshold(share=0.3)},
     ),
-    "blip, consistency": ("blip_mafa", settings(soft_labels=SoftLabels("consistency")), TableConD),
-    "blip, momentum": ("blip_mafa", settings(soft_labels=SoftLabels("momentum")), TableConD),
-    "blip2, three candidates each": (
-        "blip2_mafa",
-        settings(connections=MiningRule(low=0.3, high=0.5, top_k=3)),
-        TableConD,
+    "albef, distilled MLM": settings(soft_labels=SoftLabels("momentum"), connections=EVERYTHING),
+    "albef, captions": settings(
+        detach_other=False, loss_weights=NO_LM, connections=MiningRule(low=2e-4, high=5e-4)
     ),
-    "blip, probabilities": (
-        "blip_mafa",
-        settings(connections=MiningRule(labels="probability")),
-        TableConD,
-    ),
-    "blip2, sigmoid and labels from images and texts alone": (
-        "blip2_mafa",
-        settings(itc_loss="sigmoid", soft_labels=SoftLabels("softclip"), detach_other=False),
-        TableConD,
-    ),
-    "blip, debiased with pseudo-positives": (
-        "blip_mafa",
-        settings(itc_loss="debiased", soft_labels=SoftLabels("pseudo_positives")),
-        TableConD,
-    ),
-    "blip, robust and dropping": (
-        "blip_mafa",
-        settings(itc_loss="rince", connections=MiningRule(action="drop")),
-        TableConD,
-    ),
-    "blip2, false by similarity within modalities": (
-        "blip2_mafa",
-        settings(
-            negatives_by="intra_modal",
-            connections=MiningRule(score="intra_modal", low=LOW, high=HIGH, action="drop", top_k=0),
-        ),
-        no_con_d,
-    ),
-    "albef, false by a margin of similarity": (
-        "albef_mafa",
-        settings(
-            connections=MiningRule(score="similarity", rule="margin", top_k=3),
-            own={"margin": Margin(margin=0.0)},
-        ),
-        no_con_d,
-    ),
-    "blip, false by thresholds of samples": (
-        "blip_mafa",
-        settings(
-            connections=MiningRule(score="similarity", rule="global_threshold", top_k=0),
-            own={"global_threshold": _GlobalThreshold(share=0.3)},
-        ),
-        no_con_d,
-    ),
-    "albef, distilled MLM": (
-        "albef_mafa",
-        settings(soft_labels=SoftLabels("momentum"), connections=EVERYTHING),
-        TableConD,
-    ),
-    "albef, captions": (
-        "albef_mafa",
-        settings(
-            detach_other=False, loss_weights=NO_LM, connections=MiningRule(low=2e-4, high=5e-4)
-        ),
-        judge_of_captions,
-    ),
-    "albef, oracle": ("albef_mafa", settings(detach_other=False, loss_weights=NO_LM), _Oracle),
+    "albef, oracle": settings(detach_other=False, loss_weights=NO_LM),
+}
+# Who judges, where it is not `TableConD`.
+JUDGES = {
+    "blip2, one rank needs the other's images": FirstRankTextsMatch,
+    "blip2 judged by albef": lambda: con_d_from("albef_mafa"),
+    "blip judged by blip2": lambda: con_d_from("blip2_mafa"),
+    "blip2, negatives by a frozen blip2, without ITC": lambda: encoder_from("blip2_mafa"),
+    "albef, negatives by a frozen blip": lambda: encoder_from("blip_mafa"),
+    **{name: no_con_d for name in CASES if "false by" in name},
+    "albef, captions": judge_of_captions,
+    "albef, oracle": _Oracle,
 }
 
 
@@ -211,10 +163,11 @@ def fixed_masks():
     return mock.patch("lavis_mafa.families.albef_driver.mask_tokens", mask_every_third)
 
 
-def model_of(family, chosen, con_d):
+def model_of(name):
     torch.manual_seed(3)
-    model = load_model(family, "tiny")
-    model.attach_step(model.backbone, chosen, con_d())
+    family, chosen = re.match(r"\w+", name)[0], CASES[name]
+    model = load_model(f"{family}_mafa", "tiny")
+    model.attach_step(model.backbone, chosen, JUDGES.get(name, TableConD)())
     model.allocate(SAMPLES)
     if isinstance(model.con_d, _ModelNegativesEncoder):
         model.con_d, model.negatives_encoder = None, model.con_d
@@ -250,8 +203,8 @@ def samples_of(name, begin, end, first=START):
 
 def run_rank(rank):
     results = {}
-    for name, (family, chosen, con_d) in CASES.items():
-        model = model_of(family, chosen, con_d)
+    for name in CASES:
+        model = model_of(name)
         model.cached_batch = CHUNKS.get(name)
         unused = not all(model.settings.loss_weights.values())
         wrapped = DistributedDataParallel(model, find_unused_parameters=unused)
@@ -304,8 +257,7 @@ def rank_results(tmp_path_factory):
 
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks_equal_one_process_on_the_joined_batch(rank_results, name):
-    family, chosen, con_d = CASES[name]
-    model = model_of(family, chosen, con_d)
+    model = model_of(name)
     samples = samples_of(name, 0, 2 * BATCH)
     with fixed_masks():
         output = model(samples)
@@ -317,7 +269,7 @@ def test_two_ranks_equal_one_process_on_the_joined_batch(rank_results, name):
     assert torch.equal(torch.cat([one["states"], other["states"]], dim=-1), states)
     from_other_rank = (hard[..., :BATCH] >= BATCH).any() and (hard[..., BATCH:] < BATCH).any()
     assert from_other_rank, "no negative of another rank was picked"
-    judged = model.con_d is not None or not chosen.connections.by_con_d
+    judged = model.con_d is not None or not CASES[name].connections.by_con_d
     present = states[states != ABSENT].tolist()
     assert len(set(present)) > judged, "what judges must not call all alike"
     for rank in (one, other):

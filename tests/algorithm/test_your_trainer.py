@@ -1,13 +1,11 @@
 """The loop of docs/your_trainer.md and the script examples/mafa_from_scratch.py."""
 
-import os
 import re
-import subprocess
-import sys
 
 import torch
 import torch.nn.functional as F
 from conftest import ROOT
+from fresh import fresh_python
 from torch import nn
 
 KINDS = 60
@@ -105,14 +103,7 @@ def test_documented_backbone_trains_on_tokens_by_the_whole_step(monkeypatch):
 
 
 def run_example(*arguments):
-    process = subprocess.run(
-        [sys.executable, ROOT / "examples" / "mafa_from_scratch.py", *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert process.returncode == 0, process.stderr
-    return process.stdout
+    return fresh_python(ROOT / "examples/mafa_from_scratch.py", *arguments)
 
 
 def test_example_trains_and_counts_false_negatives():

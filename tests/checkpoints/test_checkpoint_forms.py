@@ -66,6 +66,10 @@ def test_safetensors_of_another_tool(tmp_path, weights):
         (lambda w: {**w, **with_prefix(w, "_orig_mod.")}, "holds '.*' twice"),
         (lambda w: {"state_dict": {}}, "holds no weight of AlbefMafa"),
         (lambda w: {}, "holds no weight of AlbefMafa"),
+        (lambda w: {"model": {"image_queue": torch.ones(2)}}, "holds no weight of AlbefMafa"),
+        (lambda w: [w], "holds a list, expected a dictionary"),
+        (lambda w: torch.ones(3), "holds a Tensor, expected a dictionary"),
+        (lambda w: {"model": "albef"}, "holds no state dict"),
     ],
 )
 def test_unclear_files_are_refused(tmp_path, weights, content, message):

@@ -43,6 +43,14 @@ evaluate                                   | one of the arguments --cfg-path --r
 evaluate --run tests                       | tests is not the folder of a run
 evaluate --run train.py                    | train.py is not the folder of a run
 count --run none --output x                | argument --run: none does not exist in
+count --batch-sizes 8 1                    | argument --batch-sizes: 1: expected
+count --search-spaces 0                    | argument --search-spaces: 0: expected
+count --search-spaces some                 | argument --search-spaces: some: expected
+count --threshold 50                       | argument --threshold: 50: expected
+count --threshold nan                      | argument --threshold: nan: expected
+mine --threshold 1.5                       | argument --threshold: 1.5: expected
+mine --top-k 0                             | argument --top-k: 0: expected
+mine --output train.py --run tests         | is a file, expected a folder
 check-data none.json                       | argument FILES: none.json does not exist
 check-data train.py --images none          | argument --images: none does not exist
 label quality none                         | argument JUDGED: none does not exist

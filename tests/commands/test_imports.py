@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ast
-import os
 import pkgutil
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from fresh import fresh_python
 from packaging.version import Version
 
 import lavis_mafa
@@ -43,16 +40,6 @@ UNUSED = (
 )
 
 
-def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a separate process."""
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", *arguments],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
-        capture_output=True,
-        text=True,
-    )
-
-
 # What LAVIS imports is imported once, before the forks.
 IN_FORKS = """
 import sys
@@ -65,13 +52,11 @@ sys.exit(bool(failures(sys.argv[1:])))
 
 def in_forks(*codes: str) -> None:
     """Run each code in a process of its own."""
-    process = run_python("-c", IN_FORKS, *codes)
-    assert process.returncode == 0, process.stderr[-6000:]
+    fresh_python("-c", IN_FORKS, *codes)
 
 
 def run_lines(*lines: str) -> None:
-    process = run_python("-c", "\n".join(lines))
-    assert process.returncode == 0, process.stderr[-3000:]
+    fresh_python("-c", "\n".join(lines))
 
 
 # Ways to begin: importing the package or LAVIS first, as a whole or by one module.
@@ -117,14 +102,6 @@ def test_importing_the_package_imports_neither_lavis_nor_torch():
     run_lines("import lavis_mafa, lavis_mafa.cli, lavis_mafa.io.files", LIGHT)
 
 
-def test_algorithm_is_used_without_lavis():
-    run_lines(
-        "from lavis_mafa import GritSchedule, MiningRule, StepSettings, find_connections, run_step",
-        "import sys",
-        "assert 'lavis' not in sys.modules and 'torch' in sys.modules",
-    )
-
-
 def test_type_checking_block_declares_every_name():
     """Compare the block under TYPE_CHECKING with the names that `__getattr__` resolves."""
     tree = ast.parse(Path(lavis_mafa.__file__).read_text(encoding="utf-8"))
@@ -166,8 +143,7 @@ sys.exit(bool(failures(f"import {name}" for name in sys.argv[1:])))
 """
     names = module_names()
     assert len(names) > 100
-    process = run_python("-c", code, *names)
-    assert process.returncode == 0, process.stderr[-6000:]
+    fresh_python("-c", code, *names)
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
@@ -178,9 +154,5 @@ def test_help_imports_neither_lavis_nor_torch(command):
         "except SystemExit as error:\n    assert not error.code",
         LIGHT,
     ]
-    process = run_python("-c", "\n".join(code))
-    assert process.returncode == 0, process.stderr[-3000:]
-    assert (
-        f"usage: lavis-mafa {command}".rstrip() in process.stdout
-        and len(process.stdout.split()) > 40
-    )
+    printed = fresh_python("-c", "\n".join(code))
+    assert f"usage: lavis-mafa {command}".rstrip() in printed and len(printed.split()) > 40

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 
@@ -11,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
-from shard_files import write_shards
+from shard_files import write_rows, write_shards
 
 from lavis_mafa.cli import main
 from lavis_mafa.commands.own_data import write_config
@@ -39,11 +38,8 @@ def make(form, folder):
             (folder / f"{n}.png").write_bytes(picture(n))
     rows = [(f"{n}.png", caption) for n in range(IMAGES) for caption in captions(n)]
     file = folder / f"pairs.{form}"
-    if form == "json":
-        file.write_text(json.dumps([{"image": name, "caption": text} for name, text in rows]))
-    elif form == "csv":
-        with open(file, "w", newline="") as stream:
-            csv.writer(stream).writerows([("image", "caption"), *rows])
+    if form in ("json", "csv"):
+        write_rows(file, [{"image": name, "caption": text} for name, text in rows])
     elif form == "parquet":
         columns = {"image": [picture(n) for n in range(IMAGES)]}
         columns["caption"] = [captions(n) for n in range(IMAGES)]

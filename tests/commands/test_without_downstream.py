@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
-from conftest import ROOT
+from fresh import fresh_python
 
 # Importing the room fails, as if its folder had been removed.
 WITHOUT = """
@@ -57,34 +53,24 @@ assert not failed, failed
 """
 
 
-def run_python(code, folder, *arguments):
-    process = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"},
-    )
-    assert process.returncode == 0, process.stderr[-3000:]
-
-
 def test_the_core_lists_checks_and_trains_without_the_room(tmp_path):
     info = "datasets.toy_scenes.build_info"
     sizes = [f"{info}.{name}_size=16" for name in ("train", "val", "test")]
     sizes += ["run.grit.queue_size=8", "run.grit.search_space=8", "run.batch_size_train=8"]
     options = [*sizes, "run.max_steps=2", "run.job_id=job", "run.loggers=[]"]
-    run_python(WITHOUT, tmp_path, *options, "model.mafa.con_d.arch=oracle", "run.k_test=4")
+    options += ["model.mafa.con_d.arch=oracle", "run.k_test=4"]
+    fresh_python("-c", WITHOUT, *options, folder=tmp_path)
     assert (tmp_path / "output/albef_toy/job/checkpoint_last.pth").is_file()
 
 
 @pytest.mark.downstream
 def test_the_room_is_imported_when_a_name_is_asked_for(tmp_path):
-    run_python(
+    fresh_python(
+        "-c",
         ON_DEMAND,
-        tmp_path,
         'assert load_model("albef_ve_mafa", "tiny") is not None',
         'assert registry.get_builder_class("refcoco_plus") is not None',
         'assert registry.get_task_class("nothing") is None',
         'assert ("albef_ve_mafa", ["ve", "tiny"]) in list(model_zoo) and len(model_zoo) > 80',
+        folder=tmp_path,
     )

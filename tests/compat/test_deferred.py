@@ -5,11 +5,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from fresh import fresh_python
 
 from lavis_mafa.compat import deferred
 
@@ -71,10 +70,4 @@ def test_lavis_uses_the_modules_themselves():
         "assert type(frame) is pandas.DataFrame",
         "assert img2prompt_vqa.spacy.load is spacy.load",
     ]
-    process = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", "\n".join(lines)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert process.returncode == 0, process.stderr[-3000:]
+    fresh_python("-c", "\n".join(lines))

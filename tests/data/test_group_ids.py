@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import os
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from lavis.datasets.datasets.base_dataset import ConcatDataset
 from lavis.processors.blip_processors import BlipImageTrainProcessor
 from PIL import Image
-from shard_files import png, write_shards
+from shard_files import png, write_rows, write_shards
 
 from lavis_mafa.algorithm.context import NO_GROUP
 from lavis_mafa.data import TrainingSet
@@ -40,28 +36,6 @@ def folder(tmp_path, monkeypatch):
     for k in range(len(ROWS)):
         Image.new("RGB", (20, 20), (40 * k, 0, 0)).save(tmp_path / f"{k}.png")
     return tmp_path
-
-
-def write(path, rows):
-    """Write rows in the format of the path's suffix."""
-    suffix = path.suffix
-    if suffix == ".json":
-        path.write_text(json.dumps(rows))
-    elif suffix == ".jsonl":
-        path.write_text("\n".join(map(json.dumps, rows)))
-    elif suffix in (".csv", ".tsv"):
-        with open(path, "w", newline="") as file:
-            writer = csv.writer(file, delimiter="," if suffix == ".csv" else "\t")
-            writer.writerow(rows[0])
-            writer.writerows(row.values() for row in rows)
-    else:
-        table = pa.table({key: [row[key] for row in rows] for key in rows[0]})
-        if suffix == ".parquet":
-            pq.write_table(table, path)
-        else:
-            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as out:
-                out.write_table(table)
-    return path
 
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".arrow")
@@ -101,7 +75,7 @@ def test_wrong_group_in_a_shard_is_named(folder):
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_every_format_has_groups_or_is_refused(folder, suffix):
-    path = write(folder / f"rows{suffix}", ROWS)
+    path = write_rows(folder / f"rows{suffix}", ROWS)
     table = converted([path], group_id_key="product")
     assert table.group_ids.tolist() == EXPECTED and table.group_ids.dtype == np.int64
     assert (table.meta["groups"], table.meta["pairs_in_groups"]) == (2, 3)
@@ -125,7 +99,7 @@ def build(**info):
 
 
 def test_only_the_training_split_needs_the_column(folder):
-    write(folder / "rows.jsonl", ROWS)
+    write_rows(folder / "rows.jsonl", ROWS)
     (folder / "val.csv").write_text("image,caption\n0.png,a\n")
     built = build(group_id_key="product")
     assert built["train"].group_ids.tolist() == EXPECTED
@@ -137,7 +111,7 @@ def test_only_the_training_split_needs_the_column(folder):
 
 
 def train_set(folder, name="rows.jsonl", key="product", rows=ROWS):
-    write(folder / name, rows)
+    write_rows(folder / name, rows)
     processor = BlipImageTrainProcessor(image_size=16)
     options = {"group_id_key": key}
     return TrainPairs(processor, str, folder, [folder / name], **options)

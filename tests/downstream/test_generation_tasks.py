@@ -122,16 +122,8 @@ def test_captions_of_the_data_set_need_no_annotation_file(tmp_path, pictures, re
         {"image_id": number + 7, "caption": f"a picture that is {name}"}
         for number, name in enumerate(NAMES)
     ]
-    assert model.calls[0] == {
-        "use_nucleus_sampling": False,
-        "num_beams": 5,
-        "max_length": 30,
-        "min_length": 8,
-        "top_p": 0.9,
-        "repetition_penalty": 1.0,
-        "length_penalty": 1.0,
-        "prompt": None,
-    }
+    given = {"num_beams": 5, "max_length": 30, "min_length": 8, "prompt": None}
+    assert model.calls[0].items() >= {**given, "use_nucleus_sampling": False}.items()
 
 
 def test_rows_with_one_caption_each_are_merged_by_image(tmp_path, pictures, result_dir):
@@ -360,17 +352,8 @@ def test_vqa_accuracy_by_annotators(tmp_path, pictures, result_dir, builder, spl
         "question_id": 21,
         "answer": "The red.",
     }
-    assert model.calls[0] == {
-        "num_beams": 5,
-        "inference_method": "generate",
-        "max_len": 10,
-        "min_len": 1,
-        "num_ans_candidates": 128,
-        "answer_list": NAMES,
-        "prompt": "Question: {} Answer:",
-        "length_penalty": -1.0,
-        "kwargs": {},
-    }
+    call, given = model.calls[0], {**VQA_RUN, "answer_list": NAMES, "kwargs": {}}
+    assert all(call[key] == given[key] for key in given.keys() - {"evaluate"})
     # A second validation reads the annotations again.
     assert evaluate(task, data[builder][split], split) == scores
 

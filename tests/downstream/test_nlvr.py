@@ -114,33 +114,6 @@ def test_toy_statements_are_learnt(tmp_path, pretrained):
     assert figures["split"] == "test" and figures["acc"] > 70
 
 
-def test_nlvr2_files_train_and_evaluate(tmp_path, monkeypatch, pretrained):
-    """Through LAVIS's data set, with augmentation."""
-    nlvr_files(tmp_path, 8)
-    monkeypatch.chdir(tmp_path)
-    info = "datasets.nlvr_mafa.build_info"
-    files = [f"{info}.annotations.{s}.storage={s}.json" for s in ("train", "val", "test")]
-    processors = [
-        f"datasets.nlvr_mafa.vis_processor.{phase}.image_size=32" for phase in ("train", "eval")
-    ]
-    options = [
-        "model.model_type=tiny",
-        "model.image_size=32",
-        f"model.pretrained={pretrained}",
-        "run.device=cpu",
-        "run.amp=False",
-        "run.num_workers=0",
-        "run.batch_size_train=4",
-        "run.max_epoch=1",
-        "run.output_dir=out",
-        f"{info}.images.storage=images",
-    ]
-    run(str(TRAIN / "nlvr_ft.yaml"), [*SMALL, *options, *files, *processors])
-    assert len(records(tmp_path / "out", "step")) == 2
-    splits = [record["split"] for record in records(tmp_path / "out", "eval")]
-    assert splits == ["val", "val", "test"]
-
-
 def test_lavis_blip_is_fine_tuned_from_our_checkpoint(tmp_path, monkeypatch):
     """By LAVIS's config of BLIP, with our runner (MAFA, Table 3)."""
     nlvr_files(tmp_path, 8)

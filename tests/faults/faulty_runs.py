@@ -11,7 +11,6 @@ import os
 import struct
 import sys
 import time
-from collections import Counter
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -191,16 +190,6 @@ def state(folder: Path, name: str = "checkpoint_last.pth") -> dict[str, Any]:
     for rank in content["run"]["ranks"]:
         rank.pop("logs", None)
     return content
-
-
-def samples_lost(trained: list[dict[str, Any]], expected: list[dict[str, Any]]) -> int:
-    """Count the samples trained at another step than expected, not at all, or twice."""
-
-    def positions(records: list[dict[str, Any]]) -> Counter[tuple[int, int, int]]:
-        return Counter((r["epoch"], r["step"], index) for r in records for index in r["index"])
-
-    actual, planned = positions(trained), positions(expected)
-    return (actual - planned).total() + (planned - actual).total()
 
 
 def bits_differing(one: Any, other: Any) -> int:

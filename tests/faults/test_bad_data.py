@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import subprocess
-import sys
 from functools import partial
 
 import pytest
@@ -30,7 +28,6 @@ from lavis.processors.blip_processors import BlipCaptionProcessor
 from PIL import Image, ImageFile
 from runs import (
     PROCESSORS,
-    ROOT,
     TOY,
     recording,
     records,
@@ -161,49 +158,6 @@ def test_check_data_finds_the_samples_that_training_replaces(folder_of):
         assert unusable == (2 if builder == "sbu_caption" else 0)
 
 
-READ_ALL = """
-import json, resource, sys
-from pathlib import Path
-from lavis_mafa.data.image_reading import read_rgb
-status = Path("/proc/self/status").read_text()
-now = 1024 * int(status.split("VmSize:")[1].split()[0])
-resource.setrlimit(resource.RLIMIT_AS, (now + int(sys.argv[1]), -1))
-told = {}
-for path in sys.argv[2:]:
-    try:
-        told[path] = read_rgb(path).mode
-    except OSError:
-        told[path] = "refused"
-print(json.dumps(told))
-"""
-
-
-def read_with_limited_memory(paths, megabytes):
-    """Read files in a process with limited memory; return the outcomes and stderr."""
-    process = subprocess.run(
-        [sys.executable, "-c", READ_ALL, str(megabytes * 2**20), *map(str, paths)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )
-    assert process.returncode == 0, process.stderr[-2000:]
-    return json.loads(process.stdout), process.stderr
-
-
-def test_image_bombs_take_no_memory_and_log_nothing(folder_of):
-    folder = folder_of("image_text_json")
-    names = {k: folder.rows[k]["image"] for k in folder.images.values()}
-    readable_paths = {
-        k: folder.path / "images" / name for k, name in names.items() if "\0" not in name
-    }
-    outcomes, stderr = read_with_limited_memory(readable_paths.values(), megabytes=200)
-    assert {
-        k for k, path in readable_paths.items() if outcomes[str(path)] == "refused"
-    } == folder.bad & {*readable_paths}
-    assert stderr == ""
-
-
 # Runs
 
 EVALUATION = {"flickr30k", "coco_caption"}  # builders whose defaults have val and test
@@ -260,12 +214,11 @@ def test_run_replaces_only_bad_samples(folder_of, tmp_path, builder, workers):
     with recording() as trained:
         run_here(full, **changes)
     steps = count // 8
-    lost, replaced = 0, lines(full)
+    replaced = lines(full)
     for epoch in (0, 1):
         of_epoch = [r for r in trained if r["epoch"] == epoch]
         assert [len(r["index"]) for r in of_epoch] == [8] * steps  # full mini-batches
         indices = [index for r in of_epoch for index in r["index"]]
-        lost += len({*range(count)} - {*indices})
         assert sorted(indices) == [*range(count)]
         replaced_in_epoch = [r for r in replaced if r["epoch"] == epoch]
         assert sorted(r["index"] for r in replaced_in_epoch) == bad  # each once
@@ -281,13 +234,12 @@ def test_run_replaces_only_bad_samples(folder_of, tmp_path, builder, workers):
     run_here(resumed, **changes, run__max_steps=steps + 3)
     run_here(resumed, **changes, run__resume_ckpt_path="auto")
     assert lines(resumed) == replaced
-    bits = bits_differing(state(resumed), state(full))
+    assert bits_differing(state(resumed), state(full)) == 0
     timeless = [
         [{k: v for k, v in r.items() if k != "time"} for r in records(f, "epoch")]
         for f in (full, resumed)
     ]
     assert timeless[0] == timeless[1]
-    assert lost == 0 and bits == 0
 
 
 def test_too_many_bad_samples_stop_the_run_with_a_list(folder_of, tmp_path):

@@ -74,7 +74,7 @@ def missed_and_unhelpful(path, together):
 @pytest.mark.parametrize("kind", KINDS)
 def test_mistakes_in_every_key_are_rejected_by_name(kind):
     found = one_per_key(kind)
-    cases = found[::24]  # --faults makes all of them
+    cases = found if kind == "no such file" else found[::24]  # --faults makes all of them
     results = [
         (path.stem, mistake, *missed_and_unhelpful(path, [mistake])) for path, mistake in cases
     ]

@@ -20,38 +20,31 @@ HERE = Path(__file__).resolve().parent / "users_code"
 ADDITIONS, FAMILY = str(HERE / "additions.py"), str(HERE / "family.py")
 TOYS = str(ROOT / "tests/downstream/toys.py")  # data sets of downstream tasks
 
+# Of every run.
+COMMON = {"seed": 1, "batch_size_eval": 8, "num_workers": 0, "device": "cpu"}
+COMMON |= {"test_splits": ["test"], "output_dir": "output", "job_id": ""}
+TOY_SIZES = {"build_info": {"train_size": 16, "val_size": 8, "test_size": 8}}
+GRIT = {"queue_size": 32, "search_space": 16}
 ADDED = {
     "run": {
+        **COMMON,
         "plugins": [ADDITIONS],
         "task": "greeting_pretrain",
         "greeting": "welcome",
         "times": 2,
         "runner": "runner_mafa",
         "lr_sched": "linear_warmup_cosine_lr",
-        "seed": 1,
         "init_lr": 1e-3,
         "min_lr": 1e-4,
         "weight_decay": 0.02,
         "max_epoch": 3,
         "batch_size_train": 8,
-        "batch_size_eval": 8,
-        "num_workers": 0,
-        "device": "cpu",
         "train_splits": ["train"],
-        "test_splits": ["test"],
-        "output_dir": "output",
-        "job_id": "",
         "log_freq": 1,
         "k_test": 4,
         "retrieval_metrics": ["mean_rank"],
         "loggers": ["notebook"],
-        "grit": {
-            "queue_size": 32,
-            "search_space": 16,
-            "hardness": 0.9,
-            "schedule": "swing",
-            "swing": {"low": 0.25},
-        },
+        "grit": {**GRIT, "hardness": 0.9, "schedule": "swing", "swing": {"low": 0.25}},
     },
     "model": {
         "arch": "albef_mine",
@@ -66,9 +59,7 @@ ADDED = {
             "con_d": {"arch": "coin", "coin": {"probability": 0.9}},
         },
     },
-    "datasets": {
-        "toy_scenes": {"build_info": {"train_size": 16, "val_size": 8, "test_size": 8}},
-    },
+    "datasets": {"toy_scenes": TOY_SIZES},
 }
 OWN_FAMILY = {
     "run": {
@@ -79,7 +70,7 @@ OWN_FAMILY = {
         "loggers": [],
         "max_epoch": 1,
         "retrieval_metrics": [],
-        "grit": {"queue_size": 32, "search_space": 16},
+        "grit": GRIT,
     },
     "model": {"arch": "averages_tiny", "model_type": "tiny", "channels": 8},
     "datasets": {"squares": {"build_info": {"count": 32}}},
@@ -87,26 +78,18 @@ OWN_FAMILY = {
 
 CAPTIONING = {
     "run": {
+        **COMMON,
         "plugins": [ADDITIONS, TOYS],
         "task": "mafa_captioning",
         "evaluate": True,
-        "seed": 1,
         "num_beams": 1,
         "max_len": 6,
         "min_len": 1,
         "metrics": ["rouge", "words"],
-        "batch_size_eval": 8,
-        "num_workers": 0,
-        "device": "cpu",
-        "test_splits": ["test"],
-        "output_dir": "output",
-        "job_id": "",
         "loggers": [],
     },
     "model": {"arch": "blip_mafa", "model_type": "tiny"},
-    "datasets": {
-        "toy_caption": {"build_info": {"train_size": 16, "val_size": 8, "test_size": 8}},
-    },
+    "datasets": {"toy_caption": TOY_SIZES},
 }
 
 

@@ -111,19 +111,13 @@ def test_valid_configs_pass(save):
 
 # Key, wrong value, text that the message must contain besides the key.
 WRONG = [
-    ("run.batch_size_trian", 64, "did you mean run.batch_size_train?"),
     ("run.lr", 1e-4, "did you mean run.init_lr?"),
     ("run.queue_size", 480, "did you mean run.grit.queue_size?"),
     ("run.grit.M", 480, "did you mean run.grit.search_space?"),
     ("model.negatives", "hardest", "did you mean model.mafa.negatives?"),
     ("model.mafa.loss_weights.mlm", 1, "did you mean model.mafa.loss_weights.lm?"),
     ("modle", {"arch": "albef_mafa"}, "did you mean model?"),
-    ("datasets.toy_scene", {}, "did you mean toy_scenes?"),
-    ("datasets.toy_scenes.build_info.train_sise", 9, "datasets.toy_scenes.build_info.train_size?"),
-    ("datasets.toy_scenes.build_info.train_size", "many", "is not a number"),
-    ("datasets.toy_scenes.type", "dens", "did you mean dense?"),
     ("datasets.toy_scenes.vis_processor.train", {"image_size": 9}, "name: missing"),
-    ("datasets.toy_scenes.vis_processor.train.name", "blip_image_trian", "blip_image_train?"),
     (
         "datasets.toy_scenes.vis_processor.eval",
         {"name": "blip_image_eval", "image_size": 48},
@@ -134,23 +128,16 @@ WRONG = [
     ("run", None, "is empty"),
     ("run.train_splits", DELETE, "missing"),
     ("run.init_lr", DELETE, "missing"),
-    ("run.max_epoch", 1.5, "is not a whole number"),
-    ("run.max_epoch", True, "is not a whole number"),
-    ("run.max_unreadable", 1.5, "1.5 is out of range; expected a number from 0 to 1"),
-    ("run.amp", "yes", "True or False"),
-    ("run.min_lr", float("nan"), "is not a number"),
     ("run.train_splits", "train", "such as [train]"),
     ("run.train_splits", ["tran"], "did you mean train?"),
     ("run.grit.cosine", {"start": 0}, "expected a number > 0"),
     ("model.arch", DELETE, "missing"),
     ("model.model_type", DELETE, "albef_mafa has base, tiny"),
-    ("model.model_type", "tinny", "did you mean tiny?"),
     ("model.model_type", ["tiny"], "is not a type"),
     ("model.pretrained", "nowhere.pth", "nothing is loaded"),
     ("model.num_query_token", 32, "unknown key"),
     ("model.mafa.connections.action", "???", "missing"),
     ("model.mafa.con_d", "oracle", "is not a mapping"),
-    ("model.mafa.con_d.arch", "orakle", "did you mean oracle?"),
 ]
 
 
@@ -251,30 +238,9 @@ def test_invalid_options_are_rejected(save, options, message):
     assert message in str(caught.value)
 
 
-TEXT = [
-    "Question: {} Short answer:",
-    "a photo of ",
-    "/data/set #1/train.json",
-    "[new]/train.json",
-    "{00000..00331}.tar",
-    "C:\\data",
-    "*.json",
-    "@x",
-    "- x",
-    "&a b",
-    "a: b",
-    "no",
-    "True",
-    "12:30",
-    "0123",
-    "20240101",
-    "2024-01-01",
-    "1_000",
-    "1e5",
-    "it's",
-    "'a' and 'b'",
-    "| a",
-]
+# One of every form that YAML would read as something else.
+TEXT = ["Question: {} Short answer:", "/data/set #1/train.json", "{00000..00331}.tar", "C:\\data"]
+TEXT += ["*.json", "- x", "a: b", "True", "12:30", "2024-01-01", "1e5", "it's", "| a"]
 
 
 @pytest.mark.parametrize("text", TEXT)
@@ -395,14 +361,7 @@ def test_device_and_precision(monkeypatch):
 
 def test_missing_files_are_reported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    config = put(GOOD, "run.resume_ckpt_path", "auto")
-    assert problems(config) == []
-    start = put(put(GOOD, "model.load_pretrained", True), "model.pretrained", "start.pth")
-    assert problems_at(problems(start), "model.pretrained")
-    assert problems(start, machine=False) == []
-    torch.save({"temp": torch.ones(())}, tmp_path / "start.pth")
-    assert problems(start) == []
-    own = put(GOOD, "model.tokenizer", "vocab.txt")
+    own = put(put(GOOD, "model.tokenizer", "vocab.txt"), "run.resume_ckpt_path", "auto")
     assert problems_at(problems(own), "model.tokenizer")
     (tmp_path / "vocab.txt").touch()
     assert problems(own) == []
@@ -459,13 +418,7 @@ def test_files_of_lavis_builders_are_searched_in_its_cache(tmp_path, monkeypatch
         ("run.lr_sched", "linear_warmup_step_lr", "run.lr_decay_rate: missing"),
         ("run.task", "retrieval", "run.k_test: missing"),
         ("run.task", "captioning", "run.num_beams: missing"),
-        ("datasets.coco_caption.text_processor.train.max_word", 9, "train.max_words?"),
-        ("datasets.coco_caption.vis_processor.train.image_size", "big", "is not a whole number"),
-        (
-            "datasets.coco_caption.vis_processor.train",
-            None,
-            "vis_processor.train: missing; the run",
-        ),
+        ("datasets.coco_caption.vis_processor.train", None, "train: missing; the run"),
         ("datasets.coco_caption.build_info.annotations.tarin", {}, "build_info.annotations.train?"),
         ("datasets.coco_caption.build_info.annotations.val.storage", 3, "is not a string"),
     ],
@@ -550,26 +503,3 @@ def test_arbitrary_values_never_crash_the_check(changes):
     _, found = complete(config)
     assert repr(config) == repr(before)
     assert all(line.split(":")[0] for line in found)
-
-
-RULE = "model.mafa.connections"
-
-
-@pytest.mark.parametrize(
-    ("values", "path", "text"),
-    [
-        ({f"{RULE}.score": "similarity", "model.mafa.con_d": {"arch": "oracle"}}, f"{RULE}.score",
-         "judges in Con-D's place; remove model.mafa.con_d"),
-        ({f"{RULE}.score": "similarty"}, f"{RULE}.score", "similarity"),
-        ({f"{RULE}.rule": "margin", "model.mafa.margin": {"kind": "share"}},
-         "model.mafa.margin.kind", "not one of absolute, relative"),
-        ({f"{RULE}.score": "similarity", f"{RULE}.use_in": []}, f"{RULE}.use_in",
-         "no loss with a weight uses connections"),
-    ],
-)  # fmt: skip
-def test_scores_and_rules_that_do_not_go_together(values, path, text):
-    config = GOOD
-    for key, value in values.items():
-        config = put(config, key, value)
-    found = problems_at(problems(config), path)
-    assert found and any(text in line for line in found), (found, problems(config))

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from shipped import STUDIES, loaded
+from shipped import STUDIES
 from test_toy_run import is_of_lavis
-from typed_commands import refusal
 
-from lavis_mafa.cli import COMMANDS, main
+from lavis_mafa.cli import main
 
 PAGE = (ROOT / "docs/systems.md").read_text(encoding="utf-8")
 # Sizes and files of the paper's data that toy data do not have.
@@ -66,19 +65,6 @@ def test_every_row_has_a_command():
     assert others == {"12; GRIT-VLP S.M. 2-times, memory-0"} and len(ROWS) > 50
     named = {Path(words[-1]).name for words in rows_of([*STUDY]).values()}
     assert named == {path.name for path in STUDIES.glob("table_*.yaml")}
-
-
-@each()
-def test_command_is_accepted_at_the_papers_size(words):
-    if "research" in words:
-        commands = importlib.import_module("research.__main__").COMMANDS
-        assert refusal(commands, words[3], words[4:]) == ""
-        return
-    if words[0] == "lavis-mafa":
-        assert refusal(COMMANDS, words[1], words[2:]) == ""
-    config, options = config_and_options(words)
-    cfg = loaded(config, *options)
-    assert cfg.model_cfg.model_type != "tiny" and not cfg.run_cfg.evaluate
 
 
 @pytest.mark.slow

@@ -17,7 +17,6 @@ from lavis.tasks.retrieval import RetrievalTask
 
 from lavis_mafa import load_model
 from lavis_mafa.data.known_truth import original_pairs, read_truth, truth_with
-from lavis_mafa.settings import ConfigError
 from lavis_mafa.tasks import MafaPretrainTask, MafaRetrievalTask
 from lavis_mafa.tasks.recall import retrieval_with_truth
 from lavis_mafa.training.session import run
@@ -244,10 +243,3 @@ def test_evaluate_reproduces_the_measurement_of_the_demo(folders):
     scores = saved["scores_i2t"], saved["scores_t2i"]
     recomputed = retrieval_with_truth(*scores, test.truth_matrix())
     assert recomputed == pytest.approx({key: record[key] for key in recomputed})
-
-
-def test_missing_truth_file_is_a_config_problem(folders):
-    options = [f"run.truth_file={folders / 'none.json'}", f"run.output_dir={folders}"]
-    options.append("run.evaluate=True")
-    with pytest.raises(ConfigError, match="run.truth_file: no such file"):
-        run(str(ROOT / "projects/mafa/eval/retrieval_toy.yaml"), options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import signal
 import subprocess
@@ -14,8 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from fresh import fresh_python
 from PIL import Image
-from shard_files import write_shards
+from shard_files import write_rows, write_shards
 
 from lavis_mafa.cli import main
 from lavis_mafa.data.annotation_files import read_rows
@@ -140,12 +140,9 @@ assert main(["label", "page", output + "/mine", "--output", output + "/labels.ht
 def test_it_runs_without_lavis(world, tmp_path, form):
     data = world / "pairs.json" if form == "json" else as_parquet(world, ROWS)
     names = [data, *features(world), tmp_path]
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_LAVIS, *map(str, names)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert "False hard negatives by captions: " in done.stdout
-    assert "No judge: P is the share of own pairs" in done.stdout
+    printed = fresh_python("-c", WITHOUT_LAVIS, *names)
+    assert "False hard negatives by captions: " in printed
+    assert "No judge: P is the share of own pairs" in printed
     counts = read(tmp_path / "count" / "counts.json")
     assert counts["encoder"] == [str(one) for one in features(world)]
     assert {one["sampling"] for one in counts["counts"]} == {"random", "grit"}
@@ -253,13 +250,7 @@ def test_a_copy_of_shards_is_read_with_their_pictures(world, tmp_path, capsys):
 @pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
 def test_missing_text_columns_are_named_with_those_that_exist(tmp_path, caplog, form):
     rows = [{"question": caption(k), "answer": caption(100 + k)} for k in range(8)]
-    path = tmp_path / f"pairs.{form}"
-    if form == "parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    elif form == "csv":
-        path.write_text("\n".join(",".join(row) for row in [rows[0], *(r.values() for r in rows)]))
-    else:
-        path.write_text("\n".join(map(json.dumps, rows)))
+    path = write_rows(tmp_path / f"pairs.{form}", rows)
     np.save(tmp_path / "one.npy", np.eye(8, dtype=np.float32))
     files = [tmp_path / "one.npy", tmp_path / "one.npy"]
     assert run("count", path, files, tmp_path / "out", "--text-keys", "question", "answr") == 1
@@ -296,7 +287,7 @@ def test_a_siglip_judges(world, models, tmp_path):
 
 def test_pairs_of_two_texts(models, tmp_path):
     rows = [{"question": caption(k // 2), "answer": caption(100 + k)} for k in range(40)]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "pairs.jsonl", rows)
     keys = ["--text-keys", "question", "answer", "--self-check", "skip"]
     more = [*keys, "--judge", models / "cross", "--threshold", 0.4]
     assert run("mine", tmp_path / "pairs.jsonl", [models / "sentences"], tmp_path, *more) == 0
@@ -330,30 +321,24 @@ def test_pairs_of_two_texts(models, tmp_path):
     ],
 )
 def test_other_models_of_two_texts_are_refused(models, tmp_path, encoder, judge, message, caplog):
-    data = as_json(tmp_path, [{"question": caption(k), "answer": caption(9 + k)} for k in range(8)])
+    rows = [{"question": caption(k), "answer": caption(9 + k)} for k in range(8)]
+    data = write_rows(tmp_path / "pairs.json", rows)
     more = ["--text-keys", "question", "answer", "--judge", models / judge]
     assert run("mine", data, [models / encoder], tmp_path / "out", *more) == 1
     assert message in caplog.text
 
 
 def as_json(folder, rows):
-    (folder / "pairs.json").write_text(json.dumps(rows))
-    return folder / "pairs.json"
+    return write_rows(folder / "pairs.json", rows)
 
 
 def as_lines(folder, rows):
-    path = folder / "pairs.jsonl"
-    path.write_text("\n".join(json.dumps({**row, "more": [1]}) for row in rows))  # no last line end
-    return path
+    return write_rows(folder / "pairs.jsonl", [{**row, "more": [1]} for row in rows])
 
 
 def as_table(folder, rows):
-    path = folder / "pairs.tsv"
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, ["more", *rows[0]], delimiter="\t")
-        writer.writeheader()
-        writer.writerows({**row, "more": 'with "quotes"'} for row in rows)
-    return path
+    rows = [{"more": 'with "quotes"', **row} for row in rows]
+    return write_rows(folder / "pairs.tsv", rows)
 
 
 def as_old_mac_table(folder, rows):
@@ -464,11 +449,7 @@ def test_a_few_missing_pictures_are_counted_and_many_refused(world, models, tmp_
     [
         (["./nothing"], None, "--encoder ./nothing: no such folder"),
         (["bert"], None, "got a model of the kind 'bert', expected a folder"),
-        (
-            ["sentences"],
-            None,
-            "reads only texts: name the columns of pairs of two texts by --text-keys",
-        ),
+        (["sentences"], None, "reads only texts: name the columns of pairs of two texts by --text"),
         (["CLIP"], "CLIP", "a CLIP has learned no bound for a match; expected BLIP-2"),
         (["CLIP"], "cross", "this CrossEncoder reads only texts; for images expected BLIP-2"),
         (["images.npy"], None, "expected two .npy files, of images and of captions"),

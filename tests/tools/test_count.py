@@ -289,23 +289,6 @@ def test_unreadable_samples_are_skipped(models, tmp_path, monkeypatch):
     assert not np.isin([3, 70], np.concatenate([judged.image, judged.text])).any()
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        ("--batch-sizes", 8, 1),
-        ("--search-spaces", 0),
-        ("--search-spaces", "some"),
-        ("--threshold", 50.0),
-        ("--threshold", "nan"),
-    ],
-)
-def test_numbers_out_of_range_are_rejected(models, tmp_path, capsys, wrong):
-    with pytest.raises(SystemExit):
-        main(arguments("count", tmp_path, models[0], *wrong))
-    assert f"{wrong[0]}: {wrong[-1]}: expected" in capsys.readouterr().err
-    assert not any(tmp_path.iterdir())
-
-
 def test_nan_features_are_rejected(models, tmp_path, caplog):
     fail_for_some = torch.load(models[0], weights_only=True)
     fail_for_some["model"]["text_proj.bias"][0] = float("nan")

@@ -23,7 +23,6 @@ from lavis_mafa.data.pairs import TrainPairs
 from lavis_mafa.io.files import read_npz
 from lavis_mafa.io.project_files import CONFIGS
 from lavis_mafa.settings import load_config
-from lavis_mafa.tools.charts import Table
 from lavis_mafa.tools.judged_pairs import UNKNOWN, Judged
 from lavis_mafa.tools.model_and_data import (
     _build_judge,
@@ -31,10 +30,8 @@ from lavis_mafa.tools.model_and_data import (
     _ModelAndData,
     _options_of,
 )
-from lavis_mafa.tools.tables import markdown_table, one_line
 
 CONFIG = str(ROOT / "projects/mafa/train/albef_own_data.yaml")
-ESCAPE = "\x1b]0;owned\x07"
 
 
 # Sizes
@@ -177,11 +174,6 @@ def test_pages_of_foreign_annotations_have_no_private_picture(outside, caplog):
 
 
 # Names
-
-
-def test_terminal_escapes_are_shown_and_not_obeyed():
-    assert one_line(f"a {ESCAPE} b\nc") == "a \\x1b]0;owned\\x07 b c"
-    assert ESCAPE not in markdown_table(Table("", ["name"], [[ESCAPE]]))
 
 
 # Con-D

@@ -142,7 +142,7 @@ def test_keys_label_the_pairs_and_the_csv_is_read(tmp_path):
         assert browser.evaluate("document.getElementById('caption').textContent") == "=cmd()"
         for key in ("n", "y", "Backspace", "n", "y"):
             browser.press(key)
-        browser.press("n", "Control")  # a shortcut of the browser is no label
+        browser.press("n", control=True)  # a shortcut of the browser is no label
         browser.click("#no_match")
         browser.click("#save")
         saved = browser.downloaded()

@@ -197,18 +197,6 @@ def test_empty_result_is_reported(by_model, models, tmp_path, caplog):
     assert read(tmp_path) == [] and read(tmp_path, "mine.json")["precision"] is None
 
 
-@pytest.mark.parametrize("wrong", [("--top-k", "0"), ("--threshold", "1.5")])
-def test_numbers_out_of_range_are_rejected(models, tmp_path, capsys, wrong):
-    with pytest.raises(SystemExit):
-        main(arguments("mine", tmp_path, models[0], *wrong))
-    assert f"{wrong[0]}: {wrong[1]}: expected" in capsys.readouterr().err
-    file = tmp_path / "file"
-    file.touch()
-    with pytest.raises(SystemExit):
-        main(arguments("mine", file, models[0]))
-    assert "is a file, expected a folder" in capsys.readouterr().err
-
-
 def test_captions_of_one_image_are_not_judged_even_with_same_image_negative(models, tmp_path):
     negatives = [ORACLE, THREE, "model.mafa.same_image=negative", "run.grit.same_image=together"]
     call(*arguments("mine", tmp_path, models[0], *MINING, options=negatives, size=MANY))

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from shard_files import write_rows
 from torch.utils.data import ConcatDataset
 
 from lavis_mafa.data import TrainingSet
@@ -46,20 +45,13 @@ IDS = [
 CASES = [(ids, kind) for ids in IDS for kind in ("json", "parquet")]
 
 
-def save_rows(path, rows):
-    if path.suffix == ".json":
-        path.write_text(json.dumps(rows))
-    else:
-        pq.write_table(pa.Table.from_pylist(rows), path)
-
-
 @pytest.mark.parametrize("ids, kind", [*CASES, (["007", "007", "7", "7", 8, 8], "json")])
 def test_mined_and_original_files_are_read_together(tmp_path, ids, kind):
     """From JSON, and from parquet with paths."""
     for number, name in enumerate("abc"):
         Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / f"{name}.png")
     rows, names = rows_with(ids), (f"train.{kind}", "mined.json")
-    save_rows(tmp_path / names[0], rows)
+    write_rows(tmp_path / names[0], rows)
     records = PairRecords(TrainingSet(data_set(tmp_path, names[0])), tmp_path)
     mined = [{**records.record(0, 5), "score": 0.9, "direction": "i2t"}, records.record(2, 1)]
     records.write("mined", [*mined, records.record(4, 0)])
@@ -86,7 +78,7 @@ def test_images_inside_parquet_are_written_once(tmp_path, ids):
     for number, name in enumerate("abc"):
         Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / f"{name}.png")
     rows = [{**row, "image": (tmp_path / row["image"]).read_bytes()} for row in rows_with(ids)]
-    save_rows(tmp_path / "train.parquet", rows)
+    write_rows(tmp_path / "train.parquet", rows)
     corpus = TrainingSet(data_set(tmp_path, "train.parquet"))
     records = PairRecords(corpus, tmp_path)
     records.write("augmented", [*(records.record(n, n) for n in range(6)), records.record(0, 5)])
@@ -113,7 +105,7 @@ def test_mined_pairs_are_of_the_groups_of_the_original_files(tmp_path, groups, k
     ]
     grouped = {"group_id_key": "group_id"}
     names = f"train.{kind}", "mined.json"
-    save_rows(tmp_path / names[0], rows)
+    write_rows(tmp_path / names[0], rows)
     records = PairRecords(TrainingSet(data_set(tmp_path, names[0], **grouped)), tmp_path)
     pairs = [(0, 5), (2, 1), (3, 0), (5, 0)]
     records.write("mined", [records.record(*pair) for pair in pairs])
@@ -137,7 +129,7 @@ def test_ids_that_do_not_tell_images_apart_are_replaced(tmp_path, other):
         (tmp_path / folder).mkdir()
         Image.new("RGB", (8, 8)).save(tmp_path / folder / "a.png")
         rows = [{"image": "a.png", "caption": folder, "image_id": number}]
-        save_rows(tmp_path / folder / "train.json", rows)
+        write_rows(tmp_path / folder / "train.json", rows)
     two = [data_set(tmp_path / folder, "train.json") for folder in ("one", "two")]
     both = TrainingSet(ConcatDataset(two))
     if other == "same image":
@@ -161,7 +153,7 @@ def test_ids_of_lavis_annotations_are_kept():
 
 def test_direction_follows_the_anchor(tmp_path):
     """`i2t`: the text was found among the hard negatives of the image."""
-    save_rows(tmp_path / "train.json", rows_with(IDS[0]))
+    write_rows(tmp_path / "train.json", rows_with(IDS[0]))
     records = PairRecords(TrainingSet(data_set(tmp_path, "train.json")), tmp_path)
     from_image, from_text = np.array([[True, False, True], [False, True, True]])
     mined = Judged(

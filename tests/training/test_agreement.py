@@ -28,7 +28,7 @@ from runs import (
 )
 
 from lavis_mafa import load_model
-from lavis_mafa.training.agreement import judges_of, of_config
+from lavis_mafa.training.agreement import of_config
 
 SCRIPT = Path(__file__).with_name("runs_of_ranks.py")
 STORAGE = "datasets.image_text_json.build_info.annotations.{}.storage"
@@ -253,13 +253,3 @@ def test_names_are_compared_as_text_and_environment_values_are_not_shown():
     assert one["model.con_d.checkpoint"] == "'org/a'" != other["model.con_d.checkpoint"]
     assert folder["model.con_d.checkpoint"] == "a path"
     assert one["run.prompt"].startswith("'${oc.env:X}', ") and "secret" not in str(one)
-
-
-def test_arrays_of_a_judge_are_part_of_its_identity():
-    def identity(seed):
-        judge = SimpleNamespace(_vectors=np.random.default_rng(seed).normal(size=(9, 3)), name="x")
-        return judges_of(SimpleNamespace(con_d=judge))
-
-    assert identity(0) == identity(0) != identity(1)
-    first = SimpleNamespace(con_d=SimpleNamespace(first=SimpleNamespace(array=np.ones(3))))
-    assert "content of model.mafa.con_d.first" in judges_of(first)

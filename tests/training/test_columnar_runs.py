@@ -11,8 +11,6 @@ import pytest
 from PIL import Image
 from runs import INFO, OWN, TINY, TOY, records, run_here, same_weights, weights
 
-from lavis_mafa.settings import ConfigError, load_config
-
 COUNT = 40
 
 
@@ -88,13 +86,3 @@ def test_the_same_training_as_on_image_files(folder, trained, tmp_path, train, w
     assert runner.train_set.image_ids.tolist() == [k // 2 for k in range(COUNT)]
     assert same_weights(weights(tmp_path), weights(trained))
     assert [one["epoch"] for one in records(tmp_path, "epoch")] == [0, 1]
-
-
-def problems(folder, train, **more):
-    settings = {**changes(folder, train, **more), "run__output_dir": folder / "out"}
-    given = [f"{k.replace('__', '.')}={v}" for k, v in settings.items() if v is not None]
-    try:
-        load_config(OWN, [*given, "run.valid_splits=[]", "run.test_splits=[]"])
-    except ConfigError as error:
-        return error.problems
-    return []

@@ -15,15 +15,10 @@ from lavis_mafa.training import RunnerMafa
 WITH_FILE_LISTS = ("sbu_caption",)  # LAVIS's default is a list of files for these builders
 # Builders with val and test splits.
 WITH_EVALUATION = ("coco_caption", "coco_retrieval", "flickr30k")
-UNUSED_TOY_KEYS = {
-    **TOY,
-    "model__mafa__con_d__arch": None,
-}
+UNUSED_TOY_KEYS = {**TOY, "model__mafa__con_d__arch": None}
 # The photographs and captions that each builder reads; they overlap.
 PHOTOS_AND_CAPTIONS = {
     "coco_caption": (range(0, 4), range(5)),
-    "coco_retrieval": (range(0, 4), range(2)),
-    "flickr30k": (range(2, 6), range(5)),
     "vg_caption": (range(1, 11), range(1)),
     "sbu_caption": (range(5, 17), range(2)),
 }
