@@ -138,7 +138,7 @@ def _text(key: Key) -> str:
         kind += f", `{plain(key.default)}`"
     kind += "".join(f", `{plain(v)}` for `{task}`" for task, v in option.by_task.items())
     if option.needed:
-        when = ", ".join(option.needed) if isinstance(option.needed, tuple) else "always"
+        when = ", ".join(option.needed)
         kind += ", required" + ("" if when == "always" else f" for {when}")
     source = "" if option.source in ("LAVIS", "lavis_mafa") else f" ({option.source})"
     return f" ({kind}): {option.doc}{source}"

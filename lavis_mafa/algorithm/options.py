@@ -46,7 +46,7 @@ class Option:
     also: tuple[str, ...] = ()
     path: str = ""
     words: tuple[str, ...] = ()
-    needed: bool | tuple[str, ...] = False
+    needed: tuple[str, ...] = ()
     by_task: dict[str, Any] = dataclasses.field(default_factory=dict)
     keys: type | None = None
 

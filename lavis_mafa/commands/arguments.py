@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from lavis_mafa.io.launcher import usable_cores
 from lavis_mafa.io.project_files import config_named
 from lavis_mafa.settings.config_of_run import LOG, is_run
 from lavis_mafa.tools import ALL
 
-_PAIR_FILES = (
-    ".json, .jsonl, .csv, .tsv, .parquet, .arrow, .tar, or a folder of save_to_disk of Hugging "
-    "Face's datasets, or of pictures, each with a .txt of the same name"
+PAIR_FILES = (
+    ".json, .jsonl, .csv, .tsv, .parquet, .arrow, .tar, or a folder of shards or parquet files, of "
+    "save_to_disk of Hugging Face's datasets, or of pictures, each with a .txt of the same name"
 )
 
 
@@ -110,7 +111,7 @@ def add_analysed_arguments(parser: argparse.ArgumentParser) -> None:
         type=existing_files,
         metavar="FILES",
         help="your own pairs, instead of --cfg-path, with --encoder and without LAVIS: "
-        f"{_PAIR_FILES}",
+        f"{PAIR_FILES}",
     )
     add_checkpoint_argument(parser)
     _add_con_d_argument(parser)
@@ -140,8 +141,16 @@ def add_analysed_arguments(parser: argparse.ArgumentParser) -> None:
     _add_columns(files)
 
 
-def _check_analysed(args: argparse.Namespace) -> None:
-    """End with an error for arguments of files with a config, and the reverse."""
+@contextmanager
+def analysing(args: argparse.Namespace) -> Iterator[None]:
+    """Check the arguments of `add_analysed_arguments`; if ``--data`` lacks a package, say what to
+    install.
+
+    It ends with an error for arguments of files with a config, and the reverse.
+
+    Raises:
+        ValueError: instead of the ImportError.
+    """
     of_files = ("encoder", "judge", "text_keys", "images", "image_key", "caption_key")
     wrong = ("options", "checkpoint", "con_d") if args.data else (*of_files, "image_id_key")
     for name in wrong:
@@ -152,17 +161,6 @@ def _check_analysed(args: argparse.Namespace) -> None:
         args.error("--data needs --encoder: what encodes the pairs, see --help")
     if args.data:
         args.images = folder_of_images(args.images, args.data)
-
-
-@contextmanager
-def analysing(args: argparse.Namespace) -> Iterator[None]:
-    """Check the arguments of `add_analysed_arguments`; if ``--data`` lacks a package, say what to
-    install.
-
-    Raises:
-        ValueError: instead of the ImportError.
-    """
-    _check_analysed(args)
     try:
         yield
     except ImportError as error:
@@ -223,11 +221,7 @@ def share(text: str) -> float:
 
 def search_space(text: str) -> int | str:
     """Parse a search space: a number of pairs, or `ALL`."""
-    if text == ALL:
-        return text
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected a number of at least 1, or {ALL}")
-    return int(text)
+    return text if text == ALL else number(1)(text)
 
 
 def add_output_argument(parser: argparse.ArgumentParser) -> None:
@@ -244,21 +238,33 @@ def add_output_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the annotation files, the columns of pairs, and ``--images``."""
+    """Add the annotation files, the columns of pairs, ``--images``, and ``--workers``."""
     parser.add_argument(
         "files",
         nargs="+",
         type=existing_files,
         metavar="FILES",
-        help=_PAIR_FILES,
+        help=PAIR_FILES,
     )
     _add_columns(parser)
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=min(8, usable_cores()),
+        metavar="N",
+        help="how many images are read at the same time (default: %(default)s)",
+    )
 
 
 def _add_columns(parser: Any) -> None:
     parser.add_argument("--image-key", help="column of the image path; default: detected")
     parser.add_argument("--caption-key", help="column of the caption(s); default: detected")
     parser.add_argument("--image-id-key", help="column of image ids; default: image_id")
+    add_images_argument(parser)
+
+
+def add_images_argument(parser: Any) -> None:
+    """Add ``--images``."""
     parser.add_argument(
         "--images",
         type=existing,

@@ -18,20 +18,12 @@ import argparse
 from pathlib import Path
 
 from lavis_mafa.commands.arguments import add_pair_arguments, folder_of_images
-from lavis_mafa.io.launcher import usable_cores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``lavis-mafa check-data``."""
     add_pair_arguments(parser)
     parser.add_argument("--group-id-key", help="column of group ids; default: no groups")
-    parser.add_argument(
-        "--workers",
-        type=int,
-        default=min(8, usable_cores()),
-        metavar="N",
-        help="threads that read images (default: %(default)s)",
-    )
     parser.add_argument("--limit", type=int, metavar="N", help="check only the first N pairs")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the whole report here")
     parser.add_argument(

@@ -17,7 +17,6 @@ import re
 from pathlib import Path
 
 from lavis_mafa.commands.arguments import add_pair_arguments, folder_of_images
-from lavis_mafa.io.launcher import usable_cores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,13 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--batch-size", type=int, default=64, help="images per mini-batch (default: 64)"
-    )
-    parser.add_argument(
-        "--workers",
-        type=int,
-        default=min(8, usable_cores()),
-        metavar="N",
-        help="processes that read images (default: %(default)s)",
     )
     parser.add_argument("--device", default="cpu", help="device, such as cuda (default: cpu)")
 

@@ -14,10 +14,11 @@ import argparse
 import sys
 
 from lavis_mafa.commands.arguments import (
+    PAIR_FILES,
     RUN_HELP,
     add_checkpoint_argument,
+    add_images_argument,
     add_options,
-    existing,
     existing_files,
 )
 from lavis_mafa.io.launcher import rank_in_environment
@@ -36,17 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             nargs="+",
             type=existing_files,
             metavar="FILES",
-            help="your own pairs, instead of --cfg-path: .json, .jsonl, .csv, .tsv, .parquet, "
-            ".tar, a folder of parquet files, or of pictures, each with a .txt of the same name. "
-            "Model, sizes and a validation split are chosen to suit them and written into a config",
+            help=f"your own pairs, instead of --cfg-path: {PAIR_FILES}. Model, sizes and a "
+            "validation split are chosen to suit them and written into a config",
         )
-        parser.add_argument(
-            "--images",
-            type=existing,
-            metavar="DIR",
-            help="with --data: folder that the paths of images are relative to (default: the "
-            "folder that is given, or the folder of the first file)",
-        )
+        add_images_argument(parser.add_argument_group("with --data"))
         sources.add_argument(
             "--list", action="store_true", help="print the names of the shipped configs"
         )

@@ -137,6 +137,24 @@ def append_line(path: str | os.PathLike[str], content: Any) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def read_json_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a file of JSON lines; none if the file does not exist.
+
+    Incomplete lines of a killed or running process are skipped, also if they end within a
+    character.
+    """
+    if not os.path.isfile(path):
+        return
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(record, dict):
+                yield record
+
+
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
     """Write plain data as JSON atomically; NaN and infinity become null."""
     text = json.dumps(_plain(content), indent=2, ensure_ascii=False, allow_nan=False)
@@ -156,13 +174,17 @@ def is_number(value: Any) -> bool:
         return False
 
 
-def flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested mappings by dotted key; an empty mapping is a value."""
-    for name, item in value.items():
-        if isinstance(item, Mapping) and item:
-            yield from flat(item, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", item
+def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested mappings and lists by key, such as ``run.seed`` or ``files[0]``;
+    an empty mapping or list is a value."""
+    if isinstance(value, Mapping) and value:
+        for name, item in value.items():
+            yield from flat(item, f"{path}.{name}" if path else str(name))
+    elif isinstance(value, list | tuple) and value:
+        for place, item in enumerate(value):
+            yield from flat(item, f"{path}[{place}]")
+    else:
+        yield path, value
 
 
 def _plain(value: Any) -> Any:

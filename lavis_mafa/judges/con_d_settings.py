@@ -18,7 +18,7 @@ class FrozenSettings:
         doc="registered name of a model of ITC and ITM: ALBEF, BLIP or BLIP-2",
         source="GRIT-VLP Table 1",
         choices=Registered("model"),
-        needed=True,
+        needed=("always",),
     )
     model_type: str | None = option(
         None, "its model type; null: the first of its arch", source="MAFA 4.1"
@@ -49,7 +49,7 @@ class ConDSettings(FrozenSettings):
         doc="model that judges; oracle: the truth that the data set knows; captions: whether a "
         "caption is like the image's own",
         source="MAFA 4.1",
-        needed=True,
+        needed=("always",),
     )
     first: str | None = option(
         None,

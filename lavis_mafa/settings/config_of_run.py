@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
+
+from lavis_mafa.io.files import read_json_lines
 
 LOG = "log.jsonl"
 # Keys of `run` that say where and how this one run was started.
@@ -62,13 +63,9 @@ def recorded_config(folder: str | Path) -> dict[str, Any]:
         ValueError: if the log has no config.
     """
     path, found = Path(folder) / LOG, None
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for line in file:
-            if '"kind": "config"' in line:
-                try:
-                    found = json.loads(line).get("config")
-                except ValueError:  # a line of a killed run
-                    continue
+    for record in read_json_lines(path):
+        if record.get("kind") == "config":
+            found = record.get("config")
     if not isinstance(found, dict) or not isinstance(found.get("run"), dict):
         raise ValueError(f"{path} records no config: give --cfg-path")
     config = {name: found[name] for name in ("run", "model", "datasets") if name in found}

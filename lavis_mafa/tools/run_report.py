@@ -12,6 +12,7 @@ import numpy as np
 from lavis_mafa.algorithm.binary import TENTHS
 from lavis_mafa.algorithm.mining import DIRECTIONS
 from lavis_mafa.checkpoints.downloads import go_offline
+from lavis_mafa.io.files import read_json_lines
 from lavis_mafa.tools.charts import Bars, Cell, Table, as_number
 from lavis_mafa.tools.gallery import (
     SHOWN,
@@ -29,7 +30,7 @@ from lavis_mafa.tools.report_page import write_report
 from lavis_mafa.tools.tables import one_line
 from lavis_mafa.training.con_d_check import RECORD
 from lavis_mafa.training.figures import ON_PLATEAU, PLATEAU_ADVICE
-from lavis_mafa.training.run_log import CONNECTIONS, LOG, mean_of, read_json_lines, read_log
+from lavis_mafa.training.run_log import CONNECTIONS, LOG, mean_of, read_log
 
 # Not the same name: `count` and `mine` write a report.html themselves.
 _RUN_PAGE, _JUDGED_PAGE = "report.html", "judged.html"

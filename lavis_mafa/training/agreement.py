@@ -21,6 +21,7 @@ from torch import nn
 from lavis_mafa._version import __version__
 from lavis_mafa.checkpoints.checkpoints import vocabulary_of
 from lavis_mafa.data.data_identity import digest_of_rows
+from lavis_mafa.io.files import flat
 from lavis_mafa.io.identity import fingerprint, weights_digest
 from lavis_mafa.io.processes import all_gather_objects
 from lavis_mafa.judges.frozen import FROZEN_MODELS
@@ -80,8 +81,8 @@ def of_config(cfg: Any) -> Iterator[tuple[str, str]]:
 
     Paths may differ between machines: files are compared by content.
     """
-    resolved = dict(_leaves(cfg.to_dict()))
-    for key, recorded in _leaves(cfg.unresolved()):
+    resolved = dict(flat(cfg.to_dict()))
+    for key, recorded in flat(cfg.unresolved()):
         if key not in _OF_ONE_RANK:
             yield key, _shown(key, resolved.get(key), recorded)
     for name in _PACKAGES:
@@ -142,18 +143,6 @@ def of_state(
     yield "weights of the model", weights_digest(trained_state(model))
     yield from judges.items()
     yield "progress of the run", progress
-
-
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of a config by their dotted keys."""
-    if isinstance(value, Mapping) and value:
-        for key, item in value.items():
-            yield from _leaves(item, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list | tuple) and value:
-        for place, item in enumerate(value):
-            yield from _leaves(item, f"{path}[{place}]")
-    else:
-        yield path, value
 
 
 def _shown(key: str, value: Any, recorded: Any) -> str:

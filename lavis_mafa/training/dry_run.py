@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lavis_mafa.algorithm.tokens import CUT, UNKNOWN
 from lavis_mafa.judges.frozen import models_beside
+from lavis_mafa.training.con_d_check import check_con_d
 from lavis_mafa.training.loaders import to_device
 from lavis_mafa.training.training_step import loss_terms
 
@@ -35,7 +36,7 @@ def dry_run(runner: RunnerMafa) -> list[str]:
         splits = {name: len(data) for name, data in runner.eval_sets.items()}
         return [*lines, f"evaluation only; samples per split: {splits}"]
     runner.prepare()
-    found = runner.check_con_d()
+    found = check_con_d(runner)
     plan = runner.schedule.begin(0)
     run = runner.run_cfg
     images = len(np.unique(runner.train_set.image_ids))

@@ -53,7 +53,7 @@ class Figures:
 
     def begin_epoch(self) -> None:
         """Start the sums of an epoch at zero, and switch loggers on again that failed."""
-        self.log.retry_loggers()
+        self.log.loggers.retry()
         self.tally.clear()
 
     def record_step(

@@ -26,24 +26,21 @@ def init_distributed(run_cfg: Any) -> None:
     with ``run_cfg.distributed: False`` neither. Uses NCCL on GPUs and gloo on CPUs. Sets
     ``distributed``, ``rank``, ``world_size`` and ``gpu`` of ``run_cfg``.
     """
-    if run_cfg.get("distributed") is False:
-        run_cfg.update({"rank": 0, "world_size": 1, "gpu": 0})
-        return
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+    alone = run_cfg.get("distributed") is False
+    if not alone and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         local = int(os.environ.get("LOCAL_RANK", 0))
-    elif int(os.environ.get("SLURM_NTASKS", 1)) > 1 and "SLURM_PROCID" in os.environ:
+    elif not alone and int(os.environ.get("SLURM_NTASKS", 1)) > 1 and "SLURM_PROCID" in os.environ:
         rank, world = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
         local = int(os.environ.get("SLURM_LOCALID", 0))
     else:
         run_cfg.update({"distributed": False, "rank": 0, "world_size": 1, "gpu": 0})
         return
-    run_cfg.update({"distributed": True, "rank": rank, "world_size": world, "gpu": local})
     on_gpu = str(run_cfg.device).startswith("cuda")
     if on_gpu:
         local %= torch.cuda.device_count()  # Slurm may show each task only its own GPU, as number 0
-        run_cfg.update({"gpu": local})
         torch.cuda.set_device(local)
+    run_cfg.update({"distributed": True, "rank": rank, "world_size": world, "gpu": local})
     timeout = datetime.timedelta(minutes=float(run_cfg.get("dist_timeout_minutes", 30)))
     url = run_cfg.get("dist_url", "env://")
     store, rank, world = next(rendezvous(url, rank, world, timeout=timeout))

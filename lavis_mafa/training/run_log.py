@@ -9,17 +9,17 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lavis.common.dist_utils import get_world_size
 
-from lavis_mafa.io.files import append_line, lost_writes, write_json
+from lavis_mafa.io.files import append_line, lost_writes, read_json_lines, write_json
 from lavis_mafa.io.random_streams import unchanged_random_streams
 from lavis_mafa.settings.config_of_run import LOG
-from lavis_mafa.settings.loggers import KEY, LOGGERS, STEP, LoggedRun, Logger, names_of_loggers
+from lavis_mafa.settings.loggers import KEY, LOGGERS, STEP, LoggedRun, Logger
 
 CONNECTIONS = "connections.jsonl"
 _MEMORY = "loggers.json"  # what loggers keep in the run's folder, by the logger's name
@@ -33,7 +33,7 @@ def _loggers_of(run_cfg: Mapping[str, Any]) -> dict[str, Logger]:
     Raises:
         KeyError: for a name that is not registered; the config check reports it earlier.
     """
-    names = names_of_loggers(run_cfg)
+    names = run_cfg.get("loggers", ["tensorboard"]) or ()
     if "wandb" in names:  # it reads TensorBoard's files, and must begin before they are opened
         names = [name for name in names if name != "tensorboard"] + ["tensorboard"]
     return {name: LOGGERS[name]() for name in names}
@@ -148,13 +148,16 @@ class RunLog:
         folder: of the run.
         active: whether this is the main process.
         run_cfg: the ``run`` config, which names loggers; None: no loggers.
+
+    Attributes:
+        loggers: see `_GuardedLoggers`.
     """
 
     def __init__(
         self, folder: Path, active: bool, run_cfg: Mapping[str, Any] | None = None
     ) -> None:
         self.folder, self.active = folder, active
-        self._loggers = _GuardedLoggers(folder, _loggers_of(run_cfg) if active and run_cfg else {})
+        self.loggers = _GuardedLoggers(folder, _loggers_of(run_cfg) if active and run_cfg else {})
         # Of the loggers: they continue what is in the folder, unless `rewind` says otherwise.
         self._resumed = True
         self._first_step: int | None = None
@@ -163,11 +166,7 @@ class RunLog:
     def begin(self, config: Mapping[str, Any]) -> None:
         """Log the config and start the loggers; call `rewind` before, if the run trains."""
         self.write("config", config=config)
-        self._loggers.begin(config, self._resumed, self._first_step)
-
-    def retry_loggers(self) -> None:
-        """Switch the loggers on again that failed."""
-        self._loggers.retry()
+        self.loggers.begin(config, self._resumed, self._first_step)
 
     def write(self, kind: str, **figures: Any) -> None:
         """Append one line to ``log.jsonl``."""
@@ -226,7 +225,7 @@ class RunLog:
             for name, value in figures.items()
             if isinstance(value, (int, float)) and not isinstance(value, bool)
         }
-        self._loggers.figures(prefix, numbers, step, axis)
+        self.loggers.figures(prefix, numbers, step, axis)
 
     def close(self, status: str = "finished") -> None:
         """End the loggers, and name the files that are incomplete.
@@ -234,7 +233,7 @@ class RunLog:
         Args:
             status: ``finished``, ``stopped`` or ``failed``.
         """
-        self._loggers.end(status)
+        self.loggers.end(status)
         for name, count in lost_writes.count.items():
             logging.error("%s is incomplete: %d writes have failed", name, count)
 
@@ -308,24 +307,6 @@ def _rank_of(path: Path) -> int:
     return int(found[1]) if found else 0
 
 
-def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file of JSON lines; none if the file does not exist.
-
-    Incomplete lines of a killed or running process are skipped, also if they end within a
-    character.
-    """
-    if not path.is_file():
-        return
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for line in file:
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            if isinstance(record, dict):
-                yield record
-
-
 def mean_of(record: Mapping[str, Any], names: Iterable[str]) -> float | None:
     """Return the mean of those of the figures that a record has; None if it has none."""
     values = [record.get(name) for name in names]
@@ -333,15 +314,6 @@ def mean_of(record: Mapping[str, Any], names: Iterable[str]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def read_log(folder: Path, kind: str, once: str | None = None) -> list[dict[str, Any]]:
-    """Return the records of a kind in a run's ``log.jsonl``.
-
-    Args:
-        once: a key, such as ``epoch``: of records with the same value only the last is returned,
-            since a resumed run may log the same epoch again.
-    """
-    records = [record for record in read_json_lines(folder / LOG) if record.get("kind") == kind]
-    if once is None:
-        return records
-    last = {record[once]: record for record in records if once in record}
-    return [last[value] for value in sorted(last)]
+def read_log(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """Return the records of a kind in a run's ``log.jsonl``."""
+    return [record for record in read_json_lines(folder / LOG) if record.get("kind") == kind]

@@ -30,7 +30,6 @@ from lavis_mafa.io.processes import (
     progress,
 )
 from lavis_mafa.judges.frozen import frozen_models, models_beside
-from lavis_mafa.judges.self_check import SelfCheck
 from lavis_mafa.training import loaders
 from lavis_mafa.training.agreement import judges_of, of_state, require_agreement
 from lavis_mafa.training.checkpoint import BEST, LAST
@@ -65,9 +64,6 @@ class RunnerMafa(StepRunner):
     @classmethod
     def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
         """Yield what would be ignored."""
-        if cfg.training and cfg["run.train_splits"] not in (None, [], ["train"]):
-            why = "training supports only the split train; use ['train']"
-            yield Problem("run.train_splits", why)
         if cfg.training and cfg["run.train_dataset_ratios"]:
             why = "has no effect: runner_mafa uses every sample once per epoch; remove it"
             yield Problem("run.train_dataset_ratios", why)
@@ -185,7 +181,7 @@ class RunnerMafa(StepRunner):
         self.prepare()
         # Before `self.model` compiles Con-D, which the check's mini-batches would do for other
         # shapes.
-        found = None if self.resume_ckpt_path else self.check_con_d()
+        found = None if self.resume_ckpt_path else check_con_d(self)
         self._checkpoints.begin(self.resume_ckpt_path and str(self.resume_ckpt_path))
         model = self.unwrap_dist_model(self.model)
         require_agreement(of_state, model, self.judges, self.progress)
@@ -228,13 +224,6 @@ class RunnerMafa(StepRunner):
         if hasattr(self.task, "before_training"):
             self.task.before_training(self._model, self.train_set)
         self.judges = judges_of(self._model)
-
-    def check_con_d(self) -> SelfCheck | None:
-        """Check that Con-D tells own from random pairs; see `con_d_check.check_con_d`."""
-        assert self.train_set is not None
-        return check_con_d(
-            self.config.model_cfg, self.run_cfg, self._model, self.train_set, self.device
-        )
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from lavis_mafa._version import __version__
-from lavis_mafa.io.files import write_json, write_text
+from lavis_mafa.io.files import read_json_lines, write_json, write_text
 from lavis_mafa.tools.charts import Bars, format_number
 from lavis_mafa.tools.gallery import SampleViewer, connections_of
 from lavis_mafa.tools.model_and_data import recorded_data
 from lavis_mafa.tools.report_page import ShownPair, write_report
 from lavis_mafa.tools.tables import markdown_section
-from lavis_mafa.training.run_log import CONNECTIONS, LOG, read_json_lines, read_log
+from lavis_mafa.training.run_log import CONNECTIONS, LOG, read_log
 from research.studies.results import BY_IMAGE, Results, headline_of
 from research.studies.spread import note_on_spread, spreads_of
 from research.studies.study_tables import outcome, rows_table, tables_of

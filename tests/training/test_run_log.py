@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 
-from lavis_mafa.training.run_log import LOG, RunLog, read_json_lines, read_log
+from lavis_mafa.io.files import read_json_lines
+from lavis_mafa.training.run_log import LOG, RunLog, read_log
 
 
 def step(number, **figures):
@@ -25,19 +26,6 @@ def test_truncated_log_is_read(tmp_path):
         assert list(read_json_lines(tmp_path / LOG)) == read_log(tmp_path, "step") == [step(1)]
     write(tmp_path, [step(1)], end=last)
     assert [record["global_step"] for record in read_log(tmp_path, "step")] == [1, 2]
-
-
-def test_repeated_steps_count_once(tmp_path):
-    write(
-        tmp_path,
-        [step(number, loss=float(position)) for position, number in enumerate((1, 3, 2, 3))],
-    )
-    found = [
-        (record["global_step"], record["loss"])
-        for record in read_log(tmp_path, "step", "global_step")
-    ]
-    assert found == [(1, 0.0), (2, 2.0), (3, 3.0)]
-    assert len(read_log(tmp_path, "step")) == 4
 
 
 def test_rewind_cuts_only_lines_of_this_package(tmp_path):
