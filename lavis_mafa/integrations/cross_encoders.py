@@ -6,7 +6,8 @@ Imports neither library.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,10 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lavis_mafa.algorithm.ranks import Ranks
-from lavis_mafa.integrations.rows import NO_NUMBERS, ROW, Rows
+from lavis_mafa.integrations.rows import NO_NUMBERS, Rows, sides_of
 
 PAIR_TEXTS = "pair_texts"  # of samples: the texts of all candidates, anchors and positives
-_NO_TEXTS = "the judge reads texts, but gets none from this mini-batch: use MinedLoss"
 
 
 def require_one_verdict(encoder: Any) -> None:
@@ -53,28 +53,8 @@ def match_probabilities(
     return scores[:, 1] if two else scores.reshape(-1)
 
 
-class PairJudge:
-    """Con-D from a CrossEncoder that reads anchors and positives.
-
-    Args:
-        encoder: a ``CrossEncoder`` with one score, or with two of which the second means match; for
-            images with captions also a `Blip2CrossEncoder` or a `DualEncoder`.
-        dataset: from `numbered`, with all rows that are judged; its first two columns are anchor
-            and positive. None: the texts of the mini-batch are judged, as `MinedLoss` decodes them
-            from their tokens.
-        batch_size: pairs in one forward pass.
-
-    Raises:
-        ValueError: if the encoder has more than two scores, or the rows have no numbers.
-    """
-
-    def __init__(self, encoder: Any, dataset: Any = None, batch_size: int = 32) -> None:
-        require_one_verdict(encoder)
-        self.encoder, self.batch_size = encoder, batch_size
-        self.rows = None if dataset is None else Rows(dataset)
-        self.reads_texts = dataset is None
-        names = [] if dataset is None else [n for n in dataset.column_names if n != ROW][:2]
-        self.columns = [dataset.select_columns([name]) for name in names]
+class _Judge:
+    """Con-D from a model of another library."""
 
     def judge(
         self,
@@ -84,35 +64,71 @@ class PairJudge:
         ranks: Ranks | None = None,
         seen: Tensor | None = None,
     ) -> Tensor:
-        """Return the probabilities ``(P,)`` of pairs, see `lavis_mafa.Discriminator`.
+        """Return the scores ``(P,)`` of pairs in float32, see `lavis_mafa.Discriminator`.
 
         Raises:
             ValueError: if a row is not in the data set, texts are needed and not known, or the
-                encoder returns NaN.
+                model returns NaN, with which a pair would stay a negative.
         """
         if not len(image_of):
             return torch.zeros(0, device=image_of.device)
-        pairs = list(zip(*self._sides(samples, image_of, text_of), strict=True))
-        found = match_probabilities(self.encoder, pairs, self.batch_size)
-        return _judged(found, image_of.device)
+        scores = self._scores(samples, image_of, text_of)
+        wrong = int(scores.isnan().sum())
+        if wrong:
+            raise ValueError(
+                f"the judge returned NaN for {wrong} of {len(scores)} pairs: load it in float32 or "
+                "bfloat16, and look for NaN among its weights"
+            )
+        return scores.float().to(image_of.device)
 
-    def _sides(
-        self, samples: dict[str, Any], image_of: Tensor, text_of: Tensor
-    ) -> tuple[list[Any], list[Any]]:
-        """Return the anchors and the positives of pairs ``(P,)``."""
-        if self.rows is None:
-            if PAIR_TEXTS not in samples:
-                raise ValueError(f"{_NO_TEXTS} or PairJudge(encoder, numbered(dataset))")
-            anchors, positives = samples[PAIR_TEXTS]
-            return [anchors[n] for n in image_of.tolist()], [positives[n] for n in text_of.tolist()]
-        if "loaded_index" not in samples:
-            raise ValueError(NO_NUMBERS)
-        places = self.rows.require(samples["loaded_index"], "PairJudge")
-        first, second = self.columns
-        return _values_at(first, places[image_of]), _values_at(second, places[text_of])
+    def _scores(self, samples: dict[str, Any], image_of: Tensor, text_of: Tensor) -> Tensor:
+        raise NotImplementedError
 
 
-class Guide:
+class PairJudge(_Judge):
+    """Con-D from a CrossEncoder that reads anchors and positives; its scores are probabilities.
+
+    Args:
+        encoder: a ``CrossEncoder`` with one score, or with two of which the second means match; for
+            images with captions also a `Blip2CrossEncoder` or a `DualEncoder`.
+        dataset: from `numbered`, with all rows that are judged; its first two columns are anchor
+            and positive. None: the texts of the mini-batch are judged, as `MinedLoss` decodes them
+            from their tokens.
+        batch_size: pairs in one forward pass.
+
+    Attributes:
+        rows: where the rows of the data set are; None: row numbers are places in ``columns``.
+        columns: data sets of one column, anchors and positives; empty: texts are judged.
+
+    Raises:
+        ValueError: if the encoder has more than two scores, or the rows have no numbers.
+    """
+
+    def __init__(self, encoder: Any, dataset: Any = None, batch_size: int = 32) -> None:
+        require_one_verdict(encoder)
+        self.encoder, self.batch_size, self.reads_texts = encoder, batch_size, dataset is None
+        self.rows = None if dataset is None else Rows(dataset)
+        self.columns: list[Any] = [] if dataset is None else sides_of(dataset)
+
+    def _scores(self, samples: dict[str, Any], image_of: Tensor, text_of: Tensor) -> Tensor:
+        if self.columns:
+            if "loaded_index" not in samples:
+                raise ValueError(NO_NUMBERS)
+            places = samples["loaded_index"]
+            if self.rows is not None:
+                places = self.rows.require(places, "PairJudge")
+            first, second = self.columns
+            sides = _values_at(first, places[image_of]), _values_at(second, places[text_of])
+        else:
+            anchors, positives = _texts_of(samples)
+            sides = (
+                [anchors[n] for n in image_of.tolist()],
+                [positives[n] for n in text_of.tolist()],
+            )
+        return match_probabilities(self.encoder, list(zip(*sides, strict=True)), self.batch_size)
+
+
+class Guide(_Judge):
     """Con-D from a SentenceTransformer: the cosine of a pair, as the guide of GISTEmbed.
 
     It is not a probability: with the rule ``margin`` it is compared with the own pair's.
@@ -125,53 +141,25 @@ class Guide:
     reads_texts = True
 
     def __init__(self, model: Any, batch_size: int = 32) -> None:
-        self.model, self.batch_size = model, batch_size
+        self.model = SentenceEncoder(model, batch_size)
 
-    def judge(
-        self,
-        samples: dict[str, Any],
-        image_of: Tensor,
-        text_of: Tensor,
-        ranks: Ranks | None = None,
-        seen: Tensor | None = None,
-    ) -> Tensor:
-        """Return the cosines ``(P,)`` of pairs, see `lavis_mafa.Discriminator`.
-
-        Raises:
-            ValueError: if the texts are not known, or the model returns NaN.
-        """
-        if PAIR_TEXTS not in samples:
-            raise ValueError(_NO_TEXTS)
-        if not len(image_of):
-            return torch.zeros(0, device=image_of.device)
-        encoders = self.model.encode_query, self.model.encode_document
-        anchors, positives = (
-            encode(
-                list(texts),
-                batch_size=self.batch_size,
-                convert_to_tensor=True,
-                normalize_embeddings=True,
-                show_progress_bar=False,
-            )
-            for encode, texts in zip(encoders, samples[PAIR_TEXTS], strict=True)
-        )
-        cosines = (anchors.float() @ positives.float().t()).to(image_of.device)
-        return _judged(cosines[image_of, text_of], image_of.device)
+    def _scores(self, samples: dict[str, Any], image_of: Tensor, text_of: Tensor) -> Tensor:
+        anchors, positives = _texts_of(samples)
+        queries = unit(self.model.encode_anchors(anchors))
+        documents = unit(self.model.encode_texts(positives))
+        cosines = (queries.float() @ documents.float().t()).to(image_of.device)
+        return cosines[image_of, text_of]
 
 
-def _judged(scores: Tensor, device: torch.device) -> Tensor:
-    """Return scores in float32 on a device; a pair with NaN would stay a negative in silence.
-
-    Raises:
-        ValueError: if some are NaN.
-    """
-    wrong = int(scores.isnan().sum())
-    if wrong:
+def _texts_of(samples: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Return the texts of anchors and positives, of all candidates."""
+    if PAIR_TEXTS not in samples:
         raise ValueError(
-            f"the judge returned NaN for {wrong} of {len(scores)} pairs: load it in float32 or "
-            "bfloat16, and look for NaN among its weights"
+            "the judge reads texts, but gets none from this mini-batch: use MinedLoss, or "
+            "PairJudge(encoder, numbered(dataset))"
         )
-    return scores.float().to(device)
+    anchors, positives = samples[PAIR_TEXTS]
+    return anchors, positives
 
 
 def _values_at(column: Any, places: Tensor) -> list[Any]:
@@ -205,6 +193,54 @@ def tokens_of(processor: Any, texts: list[str], config: Any, padding: bool | str
         max_length=config.max_position_embeddings,
         return_tensors="pt",
     )
+
+
+class PairEncoder:
+    """Encodes the anchors and the texts of pairs.
+
+    Attributes:
+        model: whose weights identify the features.
+        reads_images, reads_texts: what anchors may be.
+    """
+
+    model: Any
+    reads_images, reads_texts = True, False
+
+    def prepare(self, anchor: Any) -> Any:
+        """Return what `encode_anchors` needs of an anchor, small enough to hold many."""
+        return anchor
+
+    def encode_anchors(self, anchors: Sequence[Any]) -> Tensor:
+        """Return the features ``(B, E)`` of prepared anchors."""
+        raise NotImplementedError
+
+    def encode_texts(self, texts: list[str]) -> Tensor:
+        """Return the features ``(B, E)`` of texts."""
+        raise NotImplementedError
+
+
+class SentenceEncoder(PairEncoder):
+    """A SentenceTransformer, by its prompts for queries and documents if it has some.
+
+    Args:
+        batch_size: values in one forward pass.
+    """
+
+    def __init__(self, model: Any, batch_size: int = 32) -> None:
+        self.model, self.batch_size = model, batch_size
+        self.reads_images, self.reads_texts = map(model.supports, ("image", "text"))
+
+    def encode_anchors(self, anchors: Sequence[Any]) -> Tensor:
+        return self._encode(self.model.encode_query, anchors)
+
+    def encode_texts(self, texts: list[str]) -> Tensor:
+        return self._encode(self.model.encode_document, texts)
+
+    def _encode(self, encode: Callable[..., Tensor], values: Sequence[Any]) -> Tensor:
+        size = self.batch_size
+        return encode(
+            list(values), batch_size=size, convert_to_tensor=True, show_progress_bar=False
+        )
 
 
 class _ImagesOnce:
@@ -274,28 +310,28 @@ class Blip2CrossEncoder(_ImagesOnce):
         return embeds
 
     def _match(self, embeds: Tensor, texts: list[str]) -> Tensor:
-        """Return the logits ``(P, 2)`` of pairs as ``Blip2ForImageTextRetrieval`` computes them."""
-        model = self.model
-        words = tokens_of(self.processor, texts, model.config.qformer_config).to(embeds.device)
-        # In half precision, transformers keeps some of the parts in float32.
-        inside = _dtype(model.qformer)
-        queries = model.query_tokens.expand(len(texts), -1, -1).to(_dtype(model.embeddings))
-        mask = torch.cat(
-            [words["attention_mask"].new_ones(queries.shape[:2]), words["attention_mask"]], 1
-        )
-        both = model.embeddings(input_ids=words["input_ids"], query_embeds=queries)
-        fused = model.qformer(
-            query_embeds=both.to(inside),
-            query_length=queries.shape[1],
-            attention_mask=mask,
-            encoder_hidden_states=embeds.to(inside),
-        ).last_hidden_state
-        seen = fused[:, : queries.shape[1]].to(_dtype(model.itm_head))
-        logits: Tensor = model.itm_head(seen).mean(dim=1)
+        """Return the logits ``(P, 2)`` of pairs by the model's own forward pass."""
+        config = self.model.config
+        words = tokens_of(self.processor, texts, config.qformer_config).to(embeds.device)
+        ids, mask = words["input_ids"], words["attention_mask"]
+        if config.image_token_index is not None:  # the model cuts off places for image tokens
+            ids = F.pad(ids, (config.num_query_tokens, 0))
+            mask = F.pad(mask, (config.num_query_tokens, 0), value=1)
+        of_embeds = copy.copy(self.model)
+        of_embeds._modules = {**self.model._modules, "vision_model": _EncodedBefore()}
+        found = of_embeds(embeds, ids, mask, use_image_text_matching_head=True)
+        logits: Tensor = found.logits_per_image
         return logits
 
 
-class DualEncoder(_ImagesOnce):
+class _EncodedBefore(nn.Module):
+    """Stands for an image encoder whose output is given in place of pictures."""
+
+    def forward(self, pixel_values: Tensor, **_: Any) -> tuple[Tensor]:
+        return (pixel_values,)
+
+
+class DualEncoder(_ImagesOnce, PairEncoder):
     """SigLIP or CLIP in transformers; its score is the logit of the pair's cosine.
 
     Args:
@@ -319,19 +355,21 @@ class DualEncoder(_ImagesOnce):
             )
         self.threshold = threshold
 
-    def _encode(self, images: Sequence[Any]) -> Tensor:
-        return self.encode_pixels(self.pixels(images))
+    def prepare(self, anchor: Any) -> Any:
+        return self.pixels([anchor]).cpu()
 
-    def encode_pixels(self, pixels: Tensor) -> Tensor:
-        """Return the normalised features ``(B, E)`` of processed images."""
-        return _unit(self.model.get_image_features(pixel_values=pixels))
+    def encode_anchors(self, anchors: Sequence[Any]) -> Tensor:
+        pixels = torch.cat(list(anchors)).to(next(self.parameters()).device)
+        return unit(self.model.get_image_features(pixel_values=pixels))
 
     def encode_texts(self, texts: list[str]) -> Tensor:
-        """Return the normalised features ``(B, E)`` of captions."""
         # SigLIP has no attention mask: it was trained on captions of one padded length.
         words = tokens_of(self.processor, texts, self.model.config.text_config, "max_length")
         words = words.to(next(self.parameters()).device)
-        return _unit(self.model.get_text_features(**words))
+        return unit(self.model.get_text_features(**words))
+
+    def _encode(self, images: Sequence[Any]) -> Tensor:
+        return self.encode_anchors([self.pixels(images)])
 
     def _match(self, embeds: Tensor, texts: list[str]) -> Tensor:
         cosines = (embeds * self.encode_texts(texts)).sum(dim=1)
@@ -342,14 +380,9 @@ class DualEncoder(_ImagesOnce):
         return (cosines - self.threshold)[:, None] * scale
 
 
-def _unit(features: Any) -> Tensor:
+def unit(features: Any) -> Tensor:
     """Return normalised features; newer versions of transformers return them in an object."""
     found: Tensor = F.normalize(getattr(features, "pooler_output", features), dim=-1)
-    return found
-
-
-def _dtype(module: nn.Module) -> torch.dtype:
-    found: torch.dtype = next(module.parameters()).dtype
     return found
 
 
