@@ -6,7 +6,6 @@ Imports neither library.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -145,8 +144,8 @@ class Guide(_Judge):
 
     def _scores(self, samples: dict[str, Any], image_of: Tensor, text_of: Tensor) -> Tensor:
         anchors, positives = _texts_of(samples)
-        queries = unit(self.model.encode_anchors(anchors))
-        documents = unit(self.model.encode_texts(positives))
+        queries = _unit(self.model.encode_anchors(anchors))
+        documents = _unit(self.model.encode_texts(positives))
         cosines = (queries.float() @ documents.float().t()).to(image_of.device)
         return cosines[image_of, text_of]
 
@@ -228,7 +227,6 @@ class SentenceEncoder(PairEncoder):
 
     def __init__(self, model: Any, batch_size: int = 32) -> None:
         self.model, self.batch_size = model, batch_size
-        self.reads_images, self.reads_texts = map(model.supports, ("image", "text"))
 
     def encode_anchors(self, anchors: Sequence[Any]) -> Tensor:
         return self._encode(self.model.encode_query, anchors)
@@ -310,25 +308,25 @@ class Blip2CrossEncoder(_ImagesOnce):
         return embeds
 
     def _match(self, embeds: Tensor, texts: list[str]) -> Tensor:
-        """Return the logits ``(P, 2)`` of pairs by the model's own forward pass."""
-        config = self.model.config
-        words = tokens_of(self.processor, texts, config.qformer_config).to(embeds.device)
-        ids, mask = words["input_ids"], words["attention_mask"]
-        if config.image_token_index is not None:  # the model cuts off places for image tokens
-            ids = F.pad(ids, (config.num_query_tokens, 0))
-            mask = F.pad(mask, (config.num_query_tokens, 0), value=1)
-        of_embeds = copy.copy(self.model)
-        of_embeds._modules = {**self.model._modules, "vision_model": _EncodedBefore()}
-        found = of_embeds(embeds, ids, mask, use_image_text_matching_head=True)
-        logits: Tensor = found.logits_per_image
+        """Return the logits ``(P, 2)`` of pairs as ``Blip2ForImageTextRetrieval`` computes them."""
+        model = self.model
+        words = tokens_of(self.processor, texts, model.config.qformer_config).to(embeds.device)
+        # In half precision, transformers keeps some of the parts in float32.
+        inside = _dtype(model.qformer)
+        queries = model.query_tokens.expand(len(texts), -1, -1).to(_dtype(model.embeddings))
+        mask = torch.cat(
+            [words["attention_mask"].new_ones(queries.shape[:2]), words["attention_mask"]], 1
+        )
+        both = model.embeddings(input_ids=words["input_ids"], query_embeds=queries)
+        fused = model.qformer(
+            query_embeds=both.to(inside),
+            query_length=queries.shape[1],
+            attention_mask=mask,
+            encoder_hidden_states=embeds.to(inside),
+        ).last_hidden_state
+        seen = fused[:, : queries.shape[1]].to(_dtype(model.itm_head))
+        logits: Tensor = model.itm_head(seen).mean(dim=1)
         return logits
-
-
-class _EncodedBefore(nn.Module):
-    """Stands for an image encoder whose output is given in place of pictures."""
-
-    def forward(self, pixel_values: Tensor, **_: Any) -> tuple[Tensor]:
-        return (pixel_values,)
 
 
 class DualEncoder(_ImagesOnce, PairEncoder):
@@ -360,13 +358,13 @@ class DualEncoder(_ImagesOnce, PairEncoder):
 
     def encode_anchors(self, anchors: Sequence[Any]) -> Tensor:
         pixels = torch.cat(list(anchors)).to(next(self.parameters()).device)
-        return unit(self.model.get_image_features(pixel_values=pixels))
+        return _unit(self.model.get_image_features(pixel_values=pixels))
 
     def encode_texts(self, texts: list[str]) -> Tensor:
         # SigLIP has no attention mask: it was trained on captions of one padded length.
         words = tokens_of(self.processor, texts, self.model.config.text_config, "max_length")
         words = words.to(next(self.parameters()).device)
-        return unit(self.model.get_text_features(**words))
+        return _unit(self.model.get_text_features(**words))
 
     def _encode(self, images: Sequence[Any]) -> Tensor:
         return self.encode_anchors([self.pixels(images)])
@@ -380,9 +378,14 @@ class DualEncoder(_ImagesOnce, PairEncoder):
         return (cosines - self.threshold)[:, None] * scale
 
 
-def unit(features: Any) -> Tensor:
+def _unit(features: Any) -> Tensor:
     """Return normalised features; newer versions of transformers return them in an object."""
     found: Tensor = F.normalize(getattr(features, "pooler_output", features), dim=-1)
+    return found
+
+
+def _dtype(module: nn.Module) -> torch.dtype:
+    found: torch.dtype = next(module.parameters()).dtype
     return found
 
 

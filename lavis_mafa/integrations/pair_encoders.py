@@ -57,7 +57,9 @@ def load_pair_encoder(name: str, device: torch.device) -> PairEncoder:
         from sentence_transformers import SentenceTransformer
 
         model = SentenceTransformer(name, device=str(device), trust_remote_code=False)
-        return SentenceEncoder(model)
+        encoder = SentenceEncoder(model)
+        encoder.reads_images, encoder.reads_texts = map(model.supports, ("image", "text"))
+        return encoder
     kind = kind_of(name)
     if kind.startswith(("clip", "siglip")):
         return load_dual_encoder(name, device, threshold=0.0)
