@@ -110,20 +110,17 @@ class PairJudge(_Judge):
         self.columns: list[Any] = [] if dataset is None else sides_of(dataset)
 
     def _scores(self, samples: dict[str, Any], image_of: Tensor, text_of: Tensor) -> Tensor:
+        of = image_of, text_of
         if self.columns:
             if "loaded_index" not in samples:
                 raise ValueError(NO_NUMBERS)
             places = samples["loaded_index"]
             if self.rows is not None:
                 places = self.rows.require(places, "PairJudge")
-            first, second = self.columns
-            sides = _values_at(first, places[image_of]), _values_at(second, places[text_of])
+            sides = [_values_at(one, places[n]) for one, n in zip(self.columns, of, strict=True)]
         else:
-            anchors, positives = _texts_of(samples)
-            sides = (
-                [anchors[n] for n in image_of.tolist()],
-                [positives[n] for n in text_of.tolist()],
-            )
+            texts = _texts_of(samples)
+            sides = [[one[k] for k in n.tolist()] for one, n in zip(texts, of, strict=True)]
         return match_probabilities(self.encoder, list(zip(*sides, strict=True)), self.batch_size)
 
 
@@ -134,13 +131,12 @@ class Guide(_Judge):
 
     Args:
         model: the guide, which stays as it is.
-        batch_size: texts in one forward pass.
     """
 
     reads_texts = True
 
-    def __init__(self, model: Any, batch_size: int = 32) -> None:
-        self.model = SentenceEncoder(model, batch_size)
+    def __init__(self, model: Any) -> None:
+        self.model = SentenceEncoder(model)
 
     def _scores(self, samples: dict[str, Any], image_of: Tensor, text_of: Tensor) -> Tensor:
         anchors, positives = _texts_of(samples)
@@ -219,14 +215,10 @@ class PairEncoder:
 
 
 class SentenceEncoder(PairEncoder):
-    """A SentenceTransformer, by its prompts for queries and documents if it has some.
+    """A SentenceTransformer, by its prompts for queries and documents if it has some."""
 
-    Args:
-        batch_size: values in one forward pass.
-    """
-
-    def __init__(self, model: Any, batch_size: int = 32) -> None:
-        self.model, self.batch_size = model, batch_size
+    def __init__(self, model: Any) -> None:
+        self.model = model
 
     def encode_anchors(self, anchors: Sequence[Any]) -> Tensor:
         return self._encode(self.model.encode_query, anchors)
@@ -235,10 +227,7 @@ class SentenceEncoder(PairEncoder):
         return self._encode(self.model.encode_document, texts)
 
     def _encode(self, encode: Callable[..., Tensor], values: Sequence[Any]) -> Tensor:
-        size = self.batch_size
-        return encode(
-            list(values), batch_size=size, convert_to_tensor=True, show_progress_bar=False
-        )
+        return encode(list(values), convert_to_tensor=True, show_progress_bar=False)
 
 
 class _ImagesOnce:
