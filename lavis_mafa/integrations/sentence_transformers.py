@@ -153,7 +153,7 @@ class MinedLoss(PairLoss):
         samples: dict[str, Any] = {"loaded_index": numbers}
         if mines or not self.parts.settings.connections.by_con_d:
             samples |= self._equal(columns[:2])
-        if mines and self.reads_texts:
+        if self.reads_texts:
             samples[PAIR_TEXTS] = self._candidates(columns[:2])
         anchors, positives, *hard = (_unit(self._encode(one)) for one in columns)
         negatives = torch.cat(hard) if hard else None
