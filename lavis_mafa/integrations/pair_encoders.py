@@ -56,7 +56,7 @@ def load_pair_encoder(name: str, device: torch.device) -> PairEncoder:
     if _has_file(name, "modules.json"):
         from sentence_transformers import SentenceTransformer
 
-        model = SentenceTransformer(name, device=str(device), trust_remote_code=False)
+        model: Any = SentenceTransformer(name, device=str(device), trust_remote_code=False)
         encoder = SentenceEncoder(model)
         encoder.reads_images, encoder.reads_texts = map(model.supports, ("image", "text"))
         return encoder
