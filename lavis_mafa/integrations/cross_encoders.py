@@ -6,7 +6,7 @@ Imports neither library.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,10 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lavis_mafa.algorithm.ranks import Ranks
-from lavis_mafa.integrations.rows import NO_NUMBERS, ROW, Rows
+from lavis_mafa.integrations.rows import NO_NUMBERS, Rows, sides_of
 
 PAIR_TEXTS = "pair_texts"  # of samples: the texts of all candidates, anchors and positives
-_NO_TEXTS = "the judge reads texts, but gets none from this mini-batch: use MinedLoss"
 
 
 def require_one_verdict(encoder: Any) -> None:
@@ -53,8 +52,40 @@ def match_probabilities(
     return scores[:, 1] if two else scores.reshape(-1)
 
 
-class PairJudge:
-    """Con-D from a CrossEncoder that reads anchors and positives.
+class _Judge:
+    """Con-D from a model of another library."""
+
+    def judge(
+        self,
+        samples: dict[str, Any],
+        image_of: Tensor,
+        text_of: Tensor,
+        ranks: Ranks | None = None,
+        seen: Tensor | None = None,
+    ) -> Tensor:
+        """Return the scores ``(P,)`` of pairs in float32, see `lavis_mafa.Discriminator`.
+
+        Raises:
+            ValueError: if a row is not in the data set, texts are needed and not known, or the
+                model returns NaN, with which a pair would stay a negative.
+        """
+        if not len(image_of):
+            return torch.zeros(0, device=image_of.device)
+        scores = self._scores(samples, image_of, text_of)
+        wrong = int(scores.isnan().sum())
+        if wrong:
+            raise ValueError(
+                f"the judge returned NaN for {wrong} of {len(scores)} pairs: load it in float32 or "
+                "bfloat16, and look for NaN among its weights"
+            )
+        return scores.float().to(image_of.device)
+
+    def _scores(self, samples: dict[str, Any], image_of: Tensor, text_of: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class PairJudge(_Judge):
+    """Con-D from a CrossEncoder that reads anchors and positives; its scores are probabilities.
 
     Args:
         encoder: a ``CrossEncoder`` with one score, or with two of which the second means match; for
@@ -64,114 +95,66 @@ class PairJudge:
             from their tokens.
         batch_size: pairs in one forward pass.
 
+    Attributes:
+        rows: where the rows of the data set are; None: row numbers are places in ``columns``.
+        columns: data sets of one column, anchors and positives; empty: texts are judged.
+
     Raises:
         ValueError: if the encoder has more than two scores, or the rows have no numbers.
     """
 
     def __init__(self, encoder: Any, dataset: Any = None, batch_size: int = 32) -> None:
         require_one_verdict(encoder)
-        self.encoder, self.batch_size = encoder, batch_size
+        self.encoder, self.batch_size, self.reads_texts = encoder, batch_size, dataset is None
         self.rows = None if dataset is None else Rows(dataset)
-        self.reads_texts = dataset is None
-        names = [] if dataset is None else [n for n in dataset.column_names if n != ROW][:2]
-        self.columns = [dataset.select_columns([name]) for name in names]
+        self.columns: list[Any] = [] if dataset is None else sides_of(dataset)
 
-    def judge(
-        self,
-        samples: dict[str, Any],
-        image_of: Tensor,
-        text_of: Tensor,
-        ranks: Ranks | None = None,
-        seen: Tensor | None = None,
-    ) -> Tensor:
-        """Return the probabilities ``(P,)`` of pairs, see `lavis_mafa.Discriminator`.
-
-        Raises:
-            ValueError: if a row is not in the data set, texts are needed and not known, or the
-                encoder returns NaN.
-        """
-        if not len(image_of):
-            return torch.zeros(0, device=image_of.device)
-        pairs = list(zip(*self._sides(samples, image_of, text_of), strict=True))
-        found = match_probabilities(self.encoder, pairs, self.batch_size)
-        return _judged(found, image_of.device)
-
-    def _sides(
-        self, samples: dict[str, Any], image_of: Tensor, text_of: Tensor
-    ) -> tuple[list[Any], list[Any]]:
-        """Return the anchors and the positives of pairs ``(P,)``."""
-        if self.rows is None:
-            if PAIR_TEXTS not in samples:
-                raise ValueError(f"{_NO_TEXTS} or PairJudge(encoder, numbered(dataset))")
-            anchors, positives = samples[PAIR_TEXTS]
-            return [anchors[n] for n in image_of.tolist()], [positives[n] for n in text_of.tolist()]
-        if "loaded_index" not in samples:
-            raise ValueError(NO_NUMBERS)
-        places = self.rows.require(samples["loaded_index"], "PairJudge")
-        first, second = self.columns
-        return _values_at(first, places[image_of]), _values_at(second, places[text_of])
+    def _scores(self, samples: dict[str, Any], image_of: Tensor, text_of: Tensor) -> Tensor:
+        of = image_of, text_of
+        if self.columns:
+            if "loaded_index" not in samples:
+                raise ValueError(NO_NUMBERS)
+            places = samples["loaded_index"]
+            if self.rows is not None:
+                places = self.rows.require(places, "PairJudge")
+            sides = [_values_at(one, places[n]) for one, n in zip(self.columns, of, strict=True)]
+        else:
+            texts = _texts_of(samples)
+            sides = [[one[k] for k in n.tolist()] for one, n in zip(texts, of, strict=True)]
+        return match_probabilities(self.encoder, list(zip(*sides, strict=True)), self.batch_size)
 
 
-class Guide:
+class Guide(_Judge):
     """Con-D from a SentenceTransformer: the cosine of a pair, as the guide of GISTEmbed.
 
     It is not a probability: with the rule ``margin`` it is compared with the own pair's.
 
     Args:
         model: the guide, which stays as it is.
-        batch_size: texts in one forward pass.
     """
 
     reads_texts = True
 
-    def __init__(self, model: Any, batch_size: int = 32) -> None:
-        self.model, self.batch_size = model, batch_size
+    def __init__(self, model: Any) -> None:
+        self.model = SentenceEncoder(model)
 
-    def judge(
-        self,
-        samples: dict[str, Any],
-        image_of: Tensor,
-        text_of: Tensor,
-        ranks: Ranks | None = None,
-        seen: Tensor | None = None,
-    ) -> Tensor:
-        """Return the cosines ``(P,)`` of pairs, see `lavis_mafa.Discriminator`.
-
-        Raises:
-            ValueError: if the texts are not known, or the model returns NaN.
-        """
-        if PAIR_TEXTS not in samples:
-            raise ValueError(_NO_TEXTS)
-        if not len(image_of):
-            return torch.zeros(0, device=image_of.device)
-        encoders = self.model.encode_query, self.model.encode_document
-        anchors, positives = (
-            encode(
-                list(texts),
-                batch_size=self.batch_size,
-                convert_to_tensor=True,
-                normalize_embeddings=True,
-                show_progress_bar=False,
-            )
-            for encode, texts in zip(encoders, samples[PAIR_TEXTS], strict=True)
-        )
-        cosines = (anchors.float() @ positives.float().t()).to(image_of.device)
-        return _judged(cosines[image_of, text_of], image_of.device)
+    def _scores(self, samples: dict[str, Any], image_of: Tensor, text_of: Tensor) -> Tensor:
+        anchors, positives = _texts_of(samples)
+        queries = _unit(self.model.encode_anchors(anchors))
+        documents = _unit(self.model.encode_texts(positives))
+        cosines = (queries.float() @ documents.float().t()).to(image_of.device)
+        return cosines[image_of, text_of]
 
 
-def _judged(scores: Tensor, device: torch.device) -> Tensor:
-    """Return scores in float32 on a device; a pair with NaN would stay a negative in silence.
-
-    Raises:
-        ValueError: if some are NaN.
-    """
-    wrong = int(scores.isnan().sum())
-    if wrong:
+def _texts_of(samples: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Return the texts of anchors and positives, of all candidates."""
+    if PAIR_TEXTS not in samples:
         raise ValueError(
-            f"the judge returned NaN for {wrong} of {len(scores)} pairs: load it in float32 or "
-            "bfloat16, and look for NaN among its weights"
+            "the judge reads texts, but gets none from this mini-batch: use MinedLoss, or "
+            "PairJudge(encoder, numbered(dataset))"
         )
-    return scores.float().to(device)
+    anchors, positives = samples[PAIR_TEXTS]
+    return anchors, positives
 
 
 def _values_at(column: Any, places: Tensor) -> list[Any]:
@@ -205,6 +188,46 @@ def tokens_of(processor: Any, texts: list[str], config: Any, padding: bool | str
         max_length=config.max_position_embeddings,
         return_tensors="pt",
     )
+
+
+class PairEncoder:
+    """Encodes the anchors and the texts of pairs.
+
+    Attributes:
+        model: whose weights identify the features.
+        reads_images, reads_texts: what anchors may be.
+    """
+
+    model: Any
+    reads_images, reads_texts = True, False
+
+    def prepare(self, anchor: Any) -> Any:
+        """Return what `encode_anchors` needs of an anchor, small enough to hold many."""
+        return anchor
+
+    def encode_anchors(self, anchors: Sequence[Any]) -> Tensor:
+        """Return the features ``(B, E)`` of prepared anchors."""
+        raise NotImplementedError
+
+    def encode_texts(self, texts: list[str]) -> Tensor:
+        """Return the features ``(B, E)`` of texts."""
+        raise NotImplementedError
+
+
+class SentenceEncoder(PairEncoder):
+    """A SentenceTransformer, by its prompts for queries and documents if it has some."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def encode_anchors(self, anchors: Sequence[Any]) -> Tensor:
+        return self._encode(self.model.encode_query, anchors)
+
+    def encode_texts(self, texts: list[str]) -> Tensor:
+        return self._encode(self.model.encode_document, texts)
+
+    def _encode(self, encode: Callable[..., Tensor], values: Sequence[Any]) -> Tensor:
+        return encode(list(values), convert_to_tensor=True, show_progress_bar=False)
 
 
 class _ImagesOnce:
@@ -295,7 +318,7 @@ class Blip2CrossEncoder(_ImagesOnce):
         return logits
 
 
-class DualEncoder(_ImagesOnce):
+class DualEncoder(_ImagesOnce, PairEncoder):
     """SigLIP or CLIP in transformers; its score is the logit of the pair's cosine.
 
     Args:
@@ -319,19 +342,21 @@ class DualEncoder(_ImagesOnce):
             )
         self.threshold = threshold
 
-    def _encode(self, images: Sequence[Any]) -> Tensor:
-        return self.encode_pixels(self.pixels(images))
+    def prepare(self, anchor: Any) -> Any:
+        return self.pixels([anchor]).cpu()
 
-    def encode_pixels(self, pixels: Tensor) -> Tensor:
-        """Return the normalised features ``(B, E)`` of processed images."""
+    def encode_anchors(self, anchors: Sequence[Any]) -> Tensor:
+        pixels = torch.cat(list(anchors)).to(next(self.parameters()).device)
         return _unit(self.model.get_image_features(pixel_values=pixels))
 
     def encode_texts(self, texts: list[str]) -> Tensor:
-        """Return the normalised features ``(B, E)`` of captions."""
         # SigLIP has no attention mask: it was trained on captions of one padded length.
         words = tokens_of(self.processor, texts, self.model.config.text_config, "max_length")
         words = words.to(next(self.parameters()).device)
         return _unit(self.model.get_text_features(**words))
+
+    def _encode(self, images: Sequence[Any]) -> Tensor:
+        return self.encode_anchors([self.pixels(images)])
 
     def _match(self, embeds: Tensor, texts: list[str]) -> Tensor:
         cosines = (embeds * self.encode_texts(texts)).sum(dim=1)

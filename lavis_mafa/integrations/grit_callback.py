@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, RandomSampler
+from torch.utils.data import BatchSampler, RandomSampler, Sampler
 from transformers import TrainerCallback
 
 from lavis_mafa.algorithm.grit.grit_settings import GritSettings
@@ -105,13 +105,13 @@ class Grit(TrainerCallback):
         if not is_own:
             return BatchSampler(RandomSampler(dataset, generator=generator), batch_size, drop_last)
         self.schedule = self._schedule(batch_size, seed if self.seed is None else self.seed)
-        needed = batch_size * self.schedule.world_size
-        if self.schedule.size < needed:
+        order = GroupedOrder(self.schedule)
+        if not len(order):
             raise ValueError(
-                f"the training set has {self.schedule.size} rows, fewer than one mini-batch of "
-                f"{needed} over all processes: lower per_device_train_batch_size"
+                f"the training set has {self.size} rows, fewer than one mini-batch of "
+                f"{order.per_step} over all processes: lower per_device_train_batch_size"
             )
-        return _GritSampler(self.schedule)
+        return BatchSampler(order, batch_size, drop_last=True)
 
     def collect(self, numbers: Tensor, anchors: Tensor, positives: Tensor) -> None:
         """Keep the features ``(B, E)`` of a training mini-batch, for the next epoch's groups.
@@ -166,24 +166,19 @@ class Grit(TrainerCallback):
         self._is_callback = True
         if not state.global_step:
             return
-        # Every rank reads the first one's file, so that all refuse together.
-        first = _in_checkpoint(args, state, "grit_0.pth")
-        own = _in_checkpoint(args, state, f"grit_{self.schedule.rank}.pth")
-        problem, changed, now = "", [], self._set_up()
-        if first.is_file():
-            before = _read(first)["set_up"]
-            changed = [name for name, value in before.items() if now.get(name) != value]
+        path = _in_checkpoint(args, state, f"grit_{self.schedule.rank}.pth")
+        saved, now, problem = _read(path) if path.is_file() else {}, self._set_up(), ""
+        changed = [name for name, one in saved.get("set_up", {}).items() if now.get(name) != one]
         if changed:
-            problem = f"{first} was written by a run with another {', another '.join(changed)}"
-        elif not (first.is_file() and own.is_file()):
-            missing = own if first.is_file() else first
-            problem = f"no {missing}, from which the order of a resumed run is read"
-        if any(all_gather_objects(bool(problem))):
+            problem = f"{path} was written by a run with another {', another '.join(changed)}"
+        elif not saved:
+            problem = f"no {path}, from which the order of a resumed run is read"
+        problems = [one for one in all_gather_objects(problem) if one]
+        if problems:
             raise ValueError(
-                f"{problem or 'another process cannot restore its order'}: resume with the set-up "
-                "of the run that wrote the checkpoint, or start a new run from its weights"
+                f"{problems[0]}: resume with the set-up of the run that wrote the checkpoint, or "
+                "start a new run from its weights"
             )
-        saved = _read(own)
         self.schedule.load_state_dict(saved["state"], saved["epoch"])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -258,27 +253,30 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-class _GritSampler(BatchSampler):
-    """The mini-batches of all ranks in turn, of which the trainer gives each rank its own."""
+class GroupedOrder(Sampler[int]):
+    """The rows of the mini-batches of all ranks in turn, which the trainer cuts at the same places
+    and of which it gives each rank its own.
+
+    Attributes:
+        per_step: rows in the mini-batches of all ranks.
+    """
 
     def __init__(self, schedule: GritSchedule) -> None:
-        super().__init__(range(schedule.size), schedule.batch_size, drop_last=True)
-        self.schedule, self.epoch = schedule, 0
+        self.schedule = schedule
+        self.epoch: int | None = None
+        self.per_step = schedule.batch_size * schedule.world_size
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration reads."""
         self.epoch = epoch
 
     def __len__(self) -> int:
-        per_step = self.schedule.batch_size * self.schedule.world_size
-        return self.schedule.size // per_step * self.schedule.world_size
+        return self.schedule.size // self.per_step * self.per_step
 
-    def __iter__(self) -> Iterator[list[int]]:
-        schedule = self.schedule
-        if schedule.epoch is not None and schedule.epoch != self.epoch:
-            schedule.end(schedule.epoch)
-        plan = schedule.begin(self.epoch)
-        ranks = [plan.mini_batches(rank) for rank in range(schedule.world_size)]
-        for step in range(plan.steps):
-            for rows in ranks:
-                yield rows[step].tolist()
+    def __iter__(self) -> Iterator[int]:
+        began = self.schedule.epoch
+        # With several ranks, a trainer that resumes within an epoch does not say which.
+        epoch = (began or 0) if self.epoch is None else self.epoch
+        if began is not None and began != epoch:
+            self.schedule.end(began)
+        yield from self.schedule.begin(epoch).order[: len(self)].tolist()

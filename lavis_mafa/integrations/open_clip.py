@@ -45,15 +45,16 @@ class _OfOpenClip(PairLoss):
 
     def __init__(
         self,
-        settings: StepSettings | None,
-        judge: Any,
-        cache_labels: bool,
-        rank: int,
-        world_size: int,
+        settings: StepSettings | None = None,
+        judge: Any = None,
+        *,
+        cache_labels: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
         **options: Any,
     ) -> None:
-        arguments = signature(type(self).__init__).parameters
-        super().__init__(settings, judge, all_ranks=True, arguments=arguments, **options)
+        known = {"cache_labels", "rank", "world_size", *signature(type(self).__init__).parameters}
+        super().__init__(settings, judge, all_ranks=True, arguments=known, **options)
         self.cache_labels, self.rank, self.world_size = cache_labels, rank, world_size
         ranks = Ranks(together=True)
         if world_size > 1 and (rank, world_size) != (ranks.rank, ranks.world):
@@ -87,9 +88,8 @@ class _OfOpenClip(PairLoss):
         unknown = sorted(samples.keys() - set(SAMPLES))
         if unknown:
             raise TypeError(f"got {', '.join(unknown)}, expected some of {', '.join(SAMPLES)}")
-        sides, numbers = (image_features, text_features), samples.get("loaded_index")
-        given = self.samples_of(numbers, sides, self.training, samples)
-        loss = self.with_scale(sides, logit_scale, logit_bias, given, mines=True)
+        sides = image_features, text_features
+        loss = self.itc(sides, logit_scale, samples, self.training, bias=logit_bias)
         return {"contrastive_loss": loss} if output_dict else loss
 
 
@@ -121,13 +121,10 @@ class ClipLoss(_OfOpenClip, _ClipLoss):  # type: ignore[misc]
         *,
         local_loss: bool = False,
         gather_with_grad: bool = False,
-        cache_labels: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
         use_horovod: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(settings, judge, cache_labels, rank, world_size, **options)
+        super().__init__(settings, judge, **options)
         self.local_loss, self.gather_with_grad = local_loss, gather_with_grad
         self.use_horovod = use_horovod
         if use_horovod:
@@ -152,15 +149,10 @@ class SigLipLoss(_OfOpenClip, _SigLipLoss):  # type: ignore[misc]
         settings: StepSettings | None = None,
         judge: Any = None,
         *,
-        cache_labels: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
         dist_impl: str | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(
-            settings, judge, cache_labels, rank, world_size, model_bias=True, **options
-        )
+        super().__init__(settings, judge, model_bias=True, **options)
         self.dist_impl = dist_impl or "gather"
         if self.dist_impl not in ("bidir", "shift", "reduce", "gather"):
             raise ValueError(f"dist_impl: got {dist_impl!r}, expected bidir, shift, reduce, gather")
@@ -224,21 +216,14 @@ def create_loss(**named: Any) -> Callable[[Any], ClipLoss | SigLipLoss]:
         named: ``judge``, ``settings`` and plain settings, see `ClipLoss`.
     """
 
+    from open_clip.factory import create_loss as chosen_by
+
+    ours = {one.__name__: one for one in (ClipLoss, SigLipLoss, CoCaLoss, DistillClipLoss)}
+
     def create(args: Any) -> ClipLoss | SigLipLoss:
-        ranks = {"rank": args.rank, "world_size": args.world_size}
-        if args.siglip and not args.distill:
-            return SigLipLoss(dist_impl=args.loss_dist_impl, **ranks, **named)
-        own: dict[str, Any] = {
-            "local_loss": args.local_loss,
-            "gather_with_grad": args.gather_with_grad,
-            "use_horovod": args.horovod,
-            **ranks,
-        }
-        if args.distill:
-            return DistillClipLoss(**own, **named)
-        if "coca" in args.model.lower():
-            caption, clip = args.coca_caption_loss_weight, args.coca_contrastive_loss_weight
-            return CoCaLoss(caption, clip, **own, **named)
-        return ClipLoss(**own, **named)
+        theirs = chosen_by(args)
+        known = signature(type(theirs).__init__).parameters
+        given = {name: value for name, value in vars(theirs).items() if name in known}
+        return ours[type(theirs).__name__](**given, **named)
 
     return create

@@ -13,77 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lavis_mafa.integrations.cross_encoders import DualEncoder
+from lavis_mafa.integrations.cross_encoders import DualEncoder, PairEncoder, SentenceEncoder
 
 _OPEN_CLIP = "open_clip:"
-EXPECTED = (
-    "expected a folder, or a name on the Hugging Face hub, of a CLIP or SigLIP of transformers or "
-    "of a SentenceTransformer, or open_clip:NAME"
-)
-
-
-class PairEncoder:
-    """Encodes the anchors and the texts of pairs.
-
-    Attributes:
-        model: whose weights identify the features.
-        reads_images, reads_texts: what anchors may be.
-    """
-
-    model: Any
-    reads_images, reads_texts = True, False
-
-    def prepare(self, anchor: Any) -> Any:
-        """Return what `encode_anchors` needs of an anchor, small enough to hold many."""
-        return anchor
-
-    def encode_anchors(self, anchors: Sequence[Any]) -> Tensor:
-        """Return the features ``(B, E)`` of prepared anchors."""
-        raise NotImplementedError
-
-    def encode_texts(self, texts: list[str]) -> Tensor:
-        """Return the features ``(B, E)`` of texts."""
-        raise NotImplementedError
-
-
-class _TwoTowers(PairEncoder):
-    """CLIP and SigLIP of transformers."""
-
-    def __init__(self, name: str, device: torch.device) -> None:
-        self.model, processor = load_two_towers(name, device)
-        self._encoder = DualEncoder(self.model, processor, threshold=0.0)
-
-    def prepare(self, anchor: Any) -> Any:
-        return self._encoder.pixels([anchor]).cpu()
-
-    def encode_anchors(self, anchors: Sequence[Any]) -> Tensor:
-        weight = next(self.model.parameters())
-        return self._encoder.encode_pixels(torch.cat(list(anchors)).to(weight.device))
-
-    def encode_texts(self, texts: list[str]) -> Tensor:
-        return self._encoder.encode_texts(texts)
-
-
-class _Sentences(PairEncoder):
-    """A SentenceTransformer, by its prompts for queries and documents if it has some."""
-
-    def __init__(self, name: str, device: torch.device) -> None:
-        from sentence_transformers import SentenceTransformer
-
-        self.model = SentenceTransformer(name, device=str(device), trust_remote_code=False)
-        self.reads_images, self.reads_texts = map(self.model.supports, ("image", "text"))
-
-    def encode_anchors(self, anchors: Sequence[Any]) -> Tensor:
-        found: Tensor = self.model.encode_query(
-            list(anchors), convert_to_tensor=True, show_progress_bar=False
-        )
-        return found
-
-    def encode_texts(self, texts: list[str]) -> Tensor:
-        found: Tensor = self.model.encode_document(
-            texts, convert_to_tensor=True, show_progress_bar=False
-        )
-        return found
 
 
 class _OpenClip(PairEncoder):
@@ -122,19 +54,30 @@ def load_pair_encoder(name: str, device: torch.device) -> PairEncoder:
     if os.path.isfile(os.path.join(name, "open_clip_config.json")):
         return _OpenClip(f"local-dir:{name}", device)
     if _has_file(name, "modules.json"):
-        return _Sentences(name, device)
+        from sentence_transformers import SentenceTransformer
+
+        model: Any = SentenceTransformer(name, device=str(device), trust_remote_code=False)
+        encoder = SentenceEncoder(model)
+        encoder.reads_images, encoder.reads_texts = map(model.supports, ("image", "text"))
+        return encoder
     kind = kind_of(name)
     if kind.startswith(("clip", "siglip")):
-        return _TwoTowers(name, device)
-    raise ValueError(f"got a model of the kind {kind!r}, {EXPECTED}")
+        return load_dual_encoder(name, device, threshold=0.0)
+    raise ValueError(
+        f"got a model of the kind {kind!r}, expected a folder, or a name on the Hugging Face hub, "
+        "of a CLIP or SigLIP of transformers or of a SentenceTransformer, or open_clip:NAME"
+    )
 
 
-def load_two_towers(name: str, device: torch.device) -> tuple[Any, Any]:
-    """Return a CLIP or SigLIP of transformers, and its processor."""
+def load_dual_encoder(
+    name: str, device: torch.device, threshold: float | None = None
+) -> DualEncoder:
+    """Return a CLIP or SigLIP of transformers, see `DualEncoder`."""
     from transformers import AutoModel, AutoProcessor
 
     processors: Any = AutoProcessor
-    return AutoModel.from_pretrained(name).to(device), processors.from_pretrained(name)
+    model = AutoModel.from_pretrained(name).to(device)
+    return DualEncoder(model, processors.from_pretrained(name), threshold)
 
 
 def kind_of(name: str) -> str:
@@ -151,8 +94,6 @@ def kind_of(name: str) -> str:
 
 def _has_file(name: str, file: str) -> bool:
     """Return whether a folder, or a model on the hub, has a file."""
-    if os.path.isdir(name):
-        return os.path.isfile(os.path.join(name, file))
     _require_folder(name)
     from transformers.utils import cached_file
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -61,29 +61,21 @@ def settings_of(
         if options:
             raise TypeError(f"got settings and {', '.join(options)}: give one or the other")
         return given
-    rule: dict[str, Any] = {}
-    labels: dict[str, Any] = {}
-    step: dict[str, Any] = {}
-    own: dict[str, Any] = {}
     entries = entries_with_settings()
-    for name, value in options.items():
-        if name in _RULE:
-            rule[name] = value
-        elif name in _LABELS:
-            labels[name] = value
-        elif name == "soft_labels":
-            labels["type"] = value
-        elif name in _STEP:
-            step[name] = value
-        elif name in entries:
-            plain = isinstance(value, int | float)
-            own[name] = {name: value} if plain else value
-            if name in RULES:
-                rule.setdefault("rule", name)
-        else:
-            known = {*_RULE, *_LABELS, *_STEP, "soft_labels", *entries, *arguments}
-            known -= {"self", "options", "named"}
-            raise TypeError(f"unexpected keyword argument {name!r}{nearest_of(name, known)}")
+    known = {*_RULE, *_LABELS, *_STEP, "soft_labels", *entries}
+    for name in options:
+        if name not in known:
+            near = nearest_of(name, known.union(arguments) - {"self", "options", "named"})
+            raise TypeError(f"unexpected keyword argument {name!r}{near}")
+
+    def given_of(names: Collection[str]) -> dict[str, Any]:
+        return {name: value for name, value in options.items() if name in names}
+
+    rule, labels, own = map(given_of, (_RULE, _LABELS, entries))
+    for name, value in own.items():
+        own[name] = {name: value} if isinstance(value, int | float) else value
+        if name in RULES:
+            rule.setdefault("rule", name)
     if isinstance(judge, Guide):
         # GISTEmbed: what the guide finds more similar than the own pair is not a negative.
         rule = {"rule": "margin", "action": "drop", "top_k": ALL, **rule}
@@ -91,9 +83,14 @@ def settings_of(
     elif judge is None and (rule or own):
         rule = {"score": SIMILARITY, "top_k": ALL, **rule}
     smooths = {"alpha", "start_epoch"} & labels.keys()
-    labels.setdefault("type", "smoothed" if smooths else "one_hot")
-    step["soft_labels"] = SoftLabels(**labels)
-    found = replace(PLAIN, **step, connections=MiningRule(**rule), own=own)
+    kind = options.get("soft_labels", "smoothed" if smooths else "one_hot")
+    found = replace(
+        PLAIN,
+        **given_of(_STEP),
+        soft_labels=SoftLabels(kind, **labels),
+        connections=MiningRule(**rule),
+        own=own,
+    )
     unread = _unread(found, judge) & options.keys()
     if unread:
         raise TypeError(
@@ -190,36 +187,6 @@ class PairLoss(FeaturesLoss):
                 "training set: give grit; GritSettings() does not group"
             )
 
-    def samples_of(
-        self,
-        numbers: Tensor | None,
-        sides: tuple[Tensor, Tensor],
-        training: bool,
-        more: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        """Return the samples of the step; in training, collect the features for GRIT.
-
-        Args:
-            numbers: ``(B,)`` of the rows; None: unknown.
-            sides: features ``(B, E)`` of both sides.
-            training: whether the model is in training.
-            more: further samples.
-        """
-        self.objects.train(training)
-        samples = dict(more or {})
-        if numbers is not None:
-            samples["loaded_index"] = numbers
-        if self.grit is not None and training:
-            if numbers is None:
-                raise ValueError(NO_NUMBERS)
-            self.grit.collect(numbers, *sides)
-            schedule = getattr(self.grit, "schedule", self.grit)
-            if schedule.plan is not None:
-                samples |= {"epoch": schedule.epoch, "grouped": schedule.plan.grouped}
-            if self.by_place and hasattr(self.grit, "rows"):
-                samples["loaded_index"] = self.grit.rows.places(numbers)
-        return samples
-
     def judges(self, numbers: Tensor | None, training: bool) -> bool:
         """Return whether the judge judges a mini-batch: always in training, and in evaluation if it
         can read the rows.
@@ -238,30 +205,54 @@ class PairLoss(FeaturesLoss):
             raise ValueError(NO_NUMBERS)
         return True
 
-    def with_scale(
+    def itc(
         self,
         sides: tuple[Tensor, Tensor],
-        logit_scale: Tensor | float,
-        logit_bias: Tensor | None,
+        scale: Tensor | float,
         samples: Mapping[str, Any],
-        mines: bool,
+        training: bool,
+        mines: bool = True,
+        bias: Tensor | None = None,
+        negatives: Tensor | None = None,
     ) -> Tensor:
-        """Return the loss with the scale and the bias of a model's logits.
+        """Return the loss of a mini-batch; in training, collect its features for GRIT.
+
+        Args:
+            sides: features ``(B, E)`` of both sides, normalised.
+            scale: 1 / temperature.
+            samples: keys of `lavis_mafa.run_step`, of which those that are None are left out;
+                ``loaded_index`` has the numbers of the rows.
+            training: whether the model is in training.
+            mines: whether to judge, see `judges`.
+            bias: of a model's logits.
+            negatives: ``(M, E)``, see `FeaturesLoss.loss`.
 
         Raises:
-            ValueError: if the loss needs the model's bias, and there is none.
+            ValueError: if ``grit`` gets no numbers, or the loss needs a bias and gets none.
         """
-        scale = sides[0].new_tensor(1.0) * logit_scale
-        if not self.model_bias:
-            loss = self.loss(*sides, 1 / scale.reshape(()), samples, mines)
+        self.objects.train(training)
+        samples = {name: one for name, one in samples.items() if one is not None}
+        if self.grit is not None and training:
+            if "loaded_index" not in samples:
+                raise ValueError(NO_NUMBERS)
+            numbers = samples["loaded_index"]
+            self.grit.collect(numbers, *sides)
+            schedule = getattr(self.grit, "schedule", self.grit)
+            if schedule.plan is not None:
+                samples |= {"epoch": schedule.epoch, "grouped": schedule.plan.grouped}
+            if self.by_place and hasattr(self.grit, "rows"):
+                samples["loaded_index"] = self.grit.rows.places(numbers)
+        scale, form = sides[0].new_tensor(1.0) * scale, cast(Any, self.parts.form)
+        if self.model_bias:
+            if bias is None:
+                raise ValueError("SigLipLoss needs logit_bias, which SigLIP's models return")
+            form.relative_bias = -bias / scale  # a logit is (cosine - bias) / temperature
+        loss = self.loss(*sides, 1 / scale.reshape(()), samples, mines, negatives)
+        if self.model_bias:
+            form.relative_bias = form.relative_bias.detach()  # holds no graph, and can be copied
+        elif bias is not None:
             # DDP waits for the gradients of all parameters, and this one changes no softmax.
-            return loss if logit_bias is None else loss + 0.0 * logit_bias.sum()
-        if logit_bias is None:
-            raise ValueError("SigLipLoss needs logit_bias, which SigLIP's models return")
-        form: Any = self.parts.form
-        form.relative_bias = -logit_bias / scale  # a logit is (cosine - bias) / temperature
-        loss = self.loss(*sides, 1 / scale.reshape(()), samples, mines)
-        form.relative_bias = form.relative_bias.detach()  # holds no graph, and can be copied
+            loss = loss + 0.0 * bias.sum()
         return loss
 
 

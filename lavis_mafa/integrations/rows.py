@@ -49,19 +49,24 @@ def numbered(dataset: Any) -> Any:
 def require_table(dataset: Any) -> None:
     """Raise ValueError unless a data set is a ``datasets.Dataset`` with two columns and a row."""
     columns = getattr(dataset, "column_names", None)
-    if not isinstance(columns, list) or not hasattr(dataset, "select_columns"):
+    has_rows = hasattr(dataset, "__len__") and hasattr(dataset, "select_columns")
+    if not isinstance(columns, list) or not has_rows:
         raise ValueError(
             f"got {type(dataset).__name__}, expected one datasets.Dataset: load streamed data "
             "without streaming, and take one split of a DatasetDict"
         )
-    if not hasattr(dataset, "__len__"):
-        raise ValueError("got a streamed data set, expected one with a length: load it whole")
     named = [name for name in columns if name != ROW]
     if len(named) < 2 or not len(dataset):
         raise ValueError(
             f"got {len(dataset)} rows with the columns {named}, expected at least one row with the "
             "columns anchor and positive"
         )
+
+
+def sides_of(dataset: Any) -> list[Any]:
+    """Return the anchors and the positives of a data set, as data sets of one column."""
+    names = [name for name in dataset.column_names if name != ROW][:2]
+    return [dataset.select_columns([name]) for name in names]
 
 
 class Rows:
@@ -79,15 +84,13 @@ class Rows:
 
     def __init__(self, dataset: Any) -> None:
         require_table(dataset)
-        found = np.array(0.0)
-        if ROW in dataset.column_names:
-            column = dataset.with_format("arrow").select_columns([ROW])[:].column(0)
-            found = column.to_numpy(zero_copy_only=False)
-        if found.dtype != np.int64:
+        if getattr(dataset.features.get(ROW), "dtype", None) != "int64":
             raise ValueError(
                 f"the rows have no numbers in a column {ROW!r}: use numbered(dataset) for judge, "
                 "grouping and trainer"
             )
+        column = dataset.select_columns([ROW]).with_format("arrow")[:].column(0)
+        found = column.to_numpy(zero_copy_only=False)
         self.numbers = found
         self._order = np.argsort(found, kind="stable")
         self._sorted = found[self._order]

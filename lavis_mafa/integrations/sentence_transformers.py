@@ -34,7 +34,7 @@ from lavis_mafa.integrations.cross_encoders import (
 )
 from lavis_mafa.integrations.grit_callback import Grit, KeepLoss
 from lavis_mafa.integrations.pair_loss import PairLoss, numbers_of
-from lavis_mafa.integrations.rows import ROW, Rows, numbered, require_table
+from lavis_mafa.integrations.rows import numbered, require_table, sides_of
 from lavis_mafa.io.processes import all_gather_objects
 
 __all__ = [
@@ -150,16 +150,16 @@ class MinedLoss(PairLoss):
             raise ValueError(f"got {len(columns)} columns, expected anchor, positive, negatives")
         training, numbers = self.model.training, numbers_of(labels)
         mines = self.judges(numbers, training)
-        own: dict[str, Any] = {}
+        samples: dict[str, Any] = {"loaded_index": numbers}
         if mines or not self.parts.settings.connections.by_con_d:
-            own = self._equal(columns[:2])
-        if mines and self.reads_texts:
-            own[PAIR_TEXTS] = self._candidates(columns[:2])
+            samples |= self._equal(columns[:2])
+        if self.reads_texts:
+            samples[PAIR_TEXTS] = self._candidates(columns[:2])
         anchors, positives, *hard = (_unit(self._encode(one)) for one in columns)
-        samples = self.samples_of(numbers, (anchors, positives), training, own)
-        temperature = torch.tensor(1 / self.scale, device=anchors.device)
         negatives = torch.cat(hard) if hard else None
-        return self.loss(anchors, positives, temperature, samples, mines, negatives)
+        return self.itc(
+            (anchors, positives), self.scale, samples, training, mines, negatives=negatives
+        )
 
     def get_config_dict(self) -> dict[str, Any]:
         """Return what the model card says of the loss."""
@@ -258,30 +258,15 @@ def _unwrapped(model: Any) -> Any:
 
 def _ids(rows: dict[str, Any]) -> list[list[int]]:
     """Return the tokens of every row without padding, also of flattened mini-batches."""
-    ids = rows["input_ids"]
-    ends: list[int] = []
+    ids, starts = rows["input_ids"].cpu(), rows.get("offsets")  # of StaticEmbedding
     if "cu_seq_lens_q" in rows:
-        ends = rows["cu_seq_lens_q"].tolist()
-    elif "offsets" in rows:  # of StaticEmbedding
-        ends = [*rows["offsets"].tolist(), ids.numel()]
-    if ends:
-        flat = ids.flatten().tolist()
-        return [flat[begin:end] for begin, end in zip(ends[:-1], ends[1:], strict=True)]
+        starts = rows["cu_seq_lens_q"][:-1]
+    if starts is not None:
+        return [one.tolist() for one in ids.flatten().tensor_split(starts[1:].cpu())]
     if "attention_mask" not in rows:
         return list(ids.tolist())
     mask = rows["attention_mask"].bool().cpu()
-    return [one[kept].tolist() for one, kept in zip(ids.cpu(), mask, strict=True)]
-
-
-class _Places(Rows):
-    """The rows of a data set that has no numbers: their places stand for them."""
-
-    def __init__(self) -> None:
-        pass
-
-    def require(self, numbers: Tensor, who: str) -> Tensor:
-        """Return the numbers, which are places."""
-        return numbers
+    return [one[kept].tolist() for one, kept in zip(ids, mask, strict=True)]
 
 
 def mine_hard_negatives(
@@ -315,8 +300,8 @@ def mine_hard_negatives(
         ValueError: if the data set is something else, or has no two columns or no rows.
     """
     require_table(dataset)
-    names = [name for name in dataset.column_names if name != ROW][:2]
-    anchor, positive = (dataset.select_columns([name]) for name in names)
+    anchor, positive = sides_of(dataset)
+    names = [*anchor.column_names, *positive.column_names]
     if _encodes_alike(model):
         features, (ids, other_ids) = _encoded([anchor, positive], model.encode_query, batch_size)
         other = features
@@ -330,7 +315,7 @@ def mine_hard_negatives(
     encoder = getattr(judge, "encoder", judge)
     if hasattr(encoder, "predict"):
         judge = PairJudge(encoder, batch_size=batch_size)
-        judge.rows, judge.columns = _Places(), [anchor, positive]
+        judge.columns = [anchor, positive]
     found = mine_corpus(
         features[ids],
         other[other_ids],

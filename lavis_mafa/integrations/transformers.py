@@ -8,18 +8,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Sampler
 from transformers import Trainer
 
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.integrations.cross_encoders import pixels_of, tokens_of
-from lavis_mafa.integrations.grit_callback import Grit, KeepLoss
+from lavis_mafa.integrations.grit_callback import Grit, GroupedOrder, KeepLoss
 from lavis_mafa.integrations.pair_loss import PairLoss, numbers_of
 from lavis_mafa.integrations.rows import ROW, numbered
 
@@ -105,14 +104,12 @@ class MinedTrainer(Trainer):
                 "and text_embeds, such as CLIPModel or SiglipModel"
             )
         self.model_accepts_loss_kwargs = False  # the Trainer divides the loss, not the model
-        self.can_return_loss = True
-        bias = hasattr(self.model, "logit_bias")
         loss = PairLoss(
             settings,
             judge,
             grit=grit,
             all_ranks=True,
-            model_bias=bias,
+            model_bias=hasattr(self.model, "logit_bias"),
             arguments=known,
             **options,
         )
@@ -128,9 +125,9 @@ class MinedTrainer(Trainer):
             return super()._get_train_sampler(train_dataset)
         dataset = self.train_dataset if train_dataset is None else train_dataset
         batches = self.grit.batch_sampler(dataset, self._train_batch_size, seed=self.args.seed)
-        if not hasattr(batches, "schedule"):
+        if not isinstance(batches.sampler, GroupedOrder):
             raise ValueError("Grit has other rows than train_dataset: give both the same data set")
-        return _OneByOne(batches)
+        return batches.sampler
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         """Return the optimizer, which also has the parameters of the loss."""
@@ -152,11 +149,14 @@ class MinedTrainer(Trainer):
         inputs, loss = dict(inputs), self.mined_loss
         numbers, training = numbers_of(inputs.pop("labels", None)), model.training
         found, own = model(**inputs), self.accelerator.unwrap_model(model)
-        sides = found.image_embeds, found.text_embeds
-        mines = loss.judges(numbers, training)
-        samples = loss.samples_of(numbers, sides, training)
-        bias = getattr(own, "logit_bias", None)
-        value = loss.with_scale(sides, own.logit_scale.exp(), bias, samples, mines)
+        value = loss.itc(
+            (found.image_embeds, found.text_embeds),
+            own.logit_scale.exp(),
+            {"loaded_index": numbers},
+            training,
+            loss.judges(numbers, training),
+            getattr(own, "logit_bias", None),
+        )
         return (value, found) if return_outputs else value
 
     def prediction_step(
@@ -172,21 +172,3 @@ class MinedTrainer(Trainer):
         embeds = found.image_embeds, found.text_embeds
         unknown = torch.arange(len(embeds[0]), device=embeds[0].device)
         return loss.detach(), embeds, given.get("labels", unknown)
-
-
-class _OneByOne(Sampler[int]):
-    """The rows of mini-batches one after the other: the Trainer cuts them at the same places."""
-
-    def __init__(self, batches: Any) -> None:
-        self.batches = batches
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration reads."""
-        self.batches.set_epoch(epoch)
-
-    def __len__(self) -> int:
-        return len(self.batches) * int(self.batches.batch_size)
-
-    def __iter__(self) -> Iterator[int]:
-        for batch in self.batches:
-            yield from batch

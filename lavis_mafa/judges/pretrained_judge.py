@@ -10,11 +10,10 @@ from torch import Tensor
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.integrations.cross_encoders import (
     Blip2CrossEncoder,
-    DualEncoder,
     match_probabilities,
     require_one_verdict,
 )
-from lavis_mafa.integrations.pair_encoders import kind_of, load_two_towers
+from lavis_mafa.integrations.pair_encoders import kind_of, load_dual_encoder
 
 _PAIRS = 32  # in one forward pass
 _FORMS = "BLIP-2 with a matching head, a SigLIP, a CrossEncoder, or captions"
@@ -75,7 +74,7 @@ def load_pretrained_judge(name: str, of_texts: bool, device: torch.device) -> An
     if kind.startswith("clip"):
         raise ValueError(f"a CLIP has learned no bound for a match; expected {_FORMS}")
     if kind.startswith("siglip"):
-        return _PretrainedJudge(DualEncoder(*load_two_towers(name, device)))
+        return _PretrainedJudge(load_dual_encoder(name, device))
     from transformers import Blip2ForImageTextRetrieval, Blip2Processor
 
     model: Any = Blip2ForImageTextRetrieval.from_pretrained(name)

@@ -20,7 +20,8 @@ from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.data.annotation_rows import MAX_UNUSABLE
 from lavis_mafa.data.data_identity import DataIdentity
 from lavis_mafa.data.pairs import PairSource, TrainPairs
-from lavis_mafa.integrations.pair_encoders import PairEncoder, load_pair_encoder
+from lavis_mafa.integrations.cross_encoders import PairEncoder
+from lavis_mafa.integrations.pair_encoders import load_pair_encoder
 from lavis_mafa.io.identity import digest, fingerprint
 from lavis_mafa.io.launcher import usable_cores
 from lavis_mafa.judges import caption_judge  # noqa: F401  registers it

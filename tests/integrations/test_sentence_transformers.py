@@ -25,7 +25,14 @@ from sentence_transformers.sentence_transformer.losses import (  # noqa: E402
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding  # noqa: E402
 from tiny_sentences import GROUPED, cross_encoder, encoder, pairs, train  # noqa: E402
 
-from lavis_mafa import GritSchedule, MiningRule, SoftLabels, StepSettings  # noqa: E402
+from lavis_mafa import (  # noqa: E402
+    GritSchedule,
+    GritSettings,
+    MiningRule,
+    SoftLabels,
+    StepSettings,
+)
+from lavis_mafa.integrations.grit_callback import GroupedOrder  # noqa: E402
 from lavis_mafa.integrations.rows import Rows  # noqa: E402
 from lavis_mafa.integrations.sentence_transformers import (  # noqa: E402
     Grit,
@@ -392,6 +399,16 @@ def test_a_resumed_run_is_the_uninterrupted_one(whole, tmp_path):
     assert rows_of(tmp_path) == rows_of(folder)
     ours, theirs = (one.model.state_dict() for one in (again, trainer))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_an_order_is_resumed_without_the_number_of_its_epoch():
+    """With several ranks, no data loader that skips mini-batches passes the number on."""
+    schedule = GritSchedule(36, 4, GritSettings())
+    order = GroupedOrder(schedule)
+    for epoch in range(2):
+        order.set_epoch(epoch)
+        rows = list(order)
+    assert list(GroupedOrder(schedule)) == rows
 
 
 def test_a_checkpoint_without_its_order_is_refused(tmp_path):
