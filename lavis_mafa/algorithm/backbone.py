@@ -22,16 +22,15 @@ class Images:
         features: normalised, ``(N, E)``, or ``(N, Q, E)`` where an image has Q queries; None if
             encoded for matching only.
         seen: ``(B, S, V)`` output of the image encoder, for a Con-D that shares it.
-        cache: data of a family about this rank's B images, for `Backbone.language_losses`.
-        first: number of this rank's first image among the N.
+        predicted: language losses ``(T,)`` of this rank's own pairs, if the family computes them
+            when it encodes pairs.
         memory: keys and values of cross-attention, see `lavis_mafa.families.attention`.
     """
 
     embeds: Tensor
     features: Tensor | None = None
     seen: Tensor | None = None
-    cache: Any = None
-    first: int = 0
+    predicted: Tensor | None = None
     memory: dict[Any, Any] = field(default_factory=dict, repr=False)
 
 

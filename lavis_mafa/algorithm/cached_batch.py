@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils import _pytree
 from torch.utils.checkpoint import checkpoint
 
 from lavis_mafa.algorithm.backbone import Backbone, Images, Teacher, Texts
@@ -35,6 +34,7 @@ class _CachedBatch:
     """
 
     match_and_predict = None  # chunks of ITM's pairs are not those of the language loss
+    encode_pairs = None
 
     def __init__(self, backbone: Backbone, size: int) -> None:
         self.backbone, self.size = backbone, size
@@ -59,7 +59,6 @@ class _CachedBatch:
             torch.cat([part.embeds for part in parts]),
             _joined([part.features for part in parts]),
             _joined([part.seen for part in parts]),
-            _joined([part.cache for part in parts]),
         )
 
     def encode_texts(
@@ -148,13 +147,9 @@ def in_chunks(backbone: Backbone, size: int | None) -> Backbone:
     return _CachedBatch(backbone, size) if size else backbone
 
 
-def _joined(parts: list[Any]) -> Any:
-    """Concatenate tensors, or equally nested tuples of tensors; None stays None."""
-    if parts[0] is None:
-        return None
-    leaves, structure = zip(*(_pytree.tree_flatten(part) for part in parts), strict=True)
-    together = [torch.cat(tensors) for tensors in zip(*leaves, strict=True)]
-    return _pytree.tree_unflatten(together, structure[0])
+def _joined(parts: list[Any]) -> Tensor | None:
+    """Concatenate tensors; None stays None."""
+    return None if parts[0] is None else torch.cat(parts)
 
 
 def _padded(texts: Texts, length: int) -> Texts:

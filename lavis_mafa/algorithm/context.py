@@ -101,8 +101,12 @@ class MiniBatch:
     def encode(cls, backbone: Backbone, samples: Mapping[str, Any], settings: Any) -> MiniBatch:
         """Encode the mini-batch, once per modality, and gather the candidates of all ranks."""
         ranks = Ranks(settings.all_ranks)
-        images = backbone.encode_images(samples["image"])
-        texts = backbone.encode_texts(captions_of(samples))
+        together = getattr(backbone, "encode_pairs", None)
+        if together is not None and settings.loss_weights.get("lm"):
+            images, texts = together(samples["image"], captions_of(samples))
+        else:
+            images = backbone.encode_images(samples["image"])
+            texts = backbone.encode_texts(captions_of(samples))
         detach = settings.detach_other is not False
         own = ranks.own(len(texts.ids), images.embeds.device)
         return cls(

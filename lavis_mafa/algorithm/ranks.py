@@ -78,12 +78,10 @@ class Ranks:
         features = self._features(images.features, detach_features)
         if self.world == 1:
             return dataclasses.replace(images, features=features)
-        # The cache for `language_losses` is large and stays on its rank.
         return dataclasses.replace(
             images,
             embeds=self.gather(images.embeds, with_grad=True),
             features=features,
-            first=self.rank * len(images.embeds),
             memory={},
         )
 

@@ -27,12 +27,6 @@ class AlbefBackbone(FromFirstTokens):
 
     matches_states = True
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        own = vars(cls)
-        if ("match" in own or "language_losses" in own) and "match_and_predict" not in own:
-            cls.match_and_predict = None  # type: ignore[assignment,method-assign]
-
     @classmethod
     def drives(cls, model: Any) -> bool:
         """Return whether a model has an ITM head and a BERT whose last layers fuse."""

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from lavis_mafa.algorithm.backbone import FAMILIES, Images, Teacher, Texts
 from lavis_mafa.algorithm.losses.language import next_token_losses
-from lavis_mafa.algorithm.tokens import Tokens
-from lavis_mafa.families.attention import PairedImages, take
-from lavis_mafa.families.family import ModelDriver, all_visible, begin_with
+from lavis_mafa.algorithm.tokens import Captions, Tokens
+from lavis_mafa.families.attention import PairedImages
+from lavis_mafa.families.family import ModelDriver, all_visible, begin_with, tokenize
 
 # Maximum number of elements of a similarity tensor; more images are processed in chunks.
 MAX_SIMILARITIES = 2**26
@@ -68,9 +68,24 @@ class Blip2Backbone(ModelDriver):
         images_seen = Images(self.model.ln_vision(seen.float()), seen=seen)
         if for_matching:
             return images_seen
-        output = self._query(PairedImages(images_seen))
-        features = F.normalize(self.model.vision_proj(output.last_hidden_state).float(), dim=-1)
-        return replace(images_seen, features=features, cache=output.past_key_values)
+        states = self.model.Qformer.bert(
+            query_embeds=self._queries(len(seen)),
+            encoder_hidden_states=PairedImages(images_seen),
+            return_dict=True,
+        ).last_hidden_state
+        features = F.normalize(self.model.vision_proj(states).float(), dim=-1)
+        return replace(images_seen, features=features)
+
+    def encode_pairs(self, images: Tensor, captions: Captions) -> tuple[Images, Texts]:
+        """Encode B images and their captions in one pass, which also predicts the captions."""
+        encoded = self.encode_images(images, for_matching=True)
+        ids, mask = tokenize(self.model, captions, None)
+        begun = begin_with(ids, self.model.tokenizer.bos_token_id)
+        queries, embeds, hidden = self._states(PairedImages(encoded), mask, ids, begun)
+        features = F.normalize(self.model.vision_proj(queries).float(), dim=-1)
+        losses = next_token_losses(hidden, begun, mask, self.model.Qformer.cls)
+        found = replace(encoded, features=features, predicted=losses)
+        return found, Texts(ids, mask, features=self._text_features(embeds))
 
     def _text_tokens(self, tokens: Tokens) -> Tensor:
         states: Tensor = self.model.Qformer.bert(
@@ -120,50 +135,35 @@ class Blip2Backbone(ModelDriver):
         """Compute LM losses; every token attends to the queries and to the tokens before it."""
         ids = begin_with(texts.ids[text_of], self.model.tokenizer.bos_token_id)
         mask = texts.mask[text_of]
-        hidden = self.model.Qformer.bert(
-            ids,
-            attention_mask=torch.cat([all_visible(self._queries(len(ids))), mask], dim=1),
-            past_key_values=self._states_of_queries(images, image_of),
-            return_dict=True,
-            is_decoder=True,
-        ).last_hidden_state
+        hidden = self._states(PairedImages(images, image_of), mask, ids)[-1]
         return next_token_losses(hidden, ids, mask, self.model.Qformer.cls)
 
     def _queries(self, size: int) -> Tensor:
         queries: Tensor = self.model.query_tokens.expand(size, -1, -1)
         return queries
 
-    def _query(self, looked_at: PairedImages) -> Any:
-        return self.model.Qformer.bert(
-            query_embeds=self._queries(looked_at.size()[0]),
-            encoder_hidden_states=looked_at,
-            use_cache=True,
-            return_dict=True,
-        )
+    def _states(self, images: PairedImages, mask: Tensor, *captions: Tensor) -> tuple[Tensor, ...]:
+        """Return the states of P images' queries ``(P, Q, D)`` and of captions, each ``(P, L, D)``.
 
-    def _states_of_queries(self, images: Images, image_of: Tensor) -> Any:
-        """Return keys and values of the images' queries by layer, each ``(P, heads, Q, d)``.
+        They are one sequence, in which each attends to itself only. The last caption is predicted:
+        its tokens attend to the queries and to the tokens before them (BLIP-2 Figure 2).
 
-        For this rank's images they were cached at encoding; for other ranks' images they are
-        computed here.
+        Args:
+            mask: ``(P, L)`` of every caption, 0 for padding.
+            captions: one or more forms ``(P, L)`` of the captions.
         """
-        count = 0 if images.cache is None else len(images.cache[0][0])
-        if count == len(images.embeds):  # known without reading from the device
-            return tuple(
-                (take(key, image_of), take(value, image_of)) for key, value in images.cache
-            )
-        local = (image_of >= images.first) & (image_of < images.first + count)
-        here = image_of[local] - images.first
-        computed = self._query(PairedImages(images, image_of[~local])).past_key_values
-        # `back` restores the order of the pairs.
-        order = torch.cat([torch.nonzero(local).flatten(), torch.nonzero(~local).flatten()])
-        back = torch.argsort(order)
-        if not len(here):
-            return computed
-        return tuple(
-            tuple(
-                take(torch.cat([take(kept, here), new]), back)
-                for kept, new in zip(layer, other, strict=True)
-            )
-            for layer, other in zip(images.cache, computed, strict=True)
-        )
+        queries, length = self._queries(len(mask)), mask.shape[1]
+        sizes = [queries.shape[1], *(length for _ in captions)]
+        visible = torch.block_diag(*(mask.new_ones(size, size) for size in sizes))
+        visible[-length:, -length:].tril_()
+        visible[-length:, : sizes[0]] = 1
+        tokens = F.pad(mask.repeat(1, len(captions)), (sizes[0], 0), value=1)
+        states: Tensor = self.model.Qformer.bert(
+            torch.cat(captions, dim=1),
+            position_ids=torch.arange(length, device=mask.device).repeat(1, len(captions)),
+            query_embeds=queries,
+            attention_mask=visible * tokens[:, None],
+            encoder_hidden_states=images,
+            return_dict=True,
+        ).last_hidden_state
+        return states.split(sizes, dim=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lavis_mafa.algorithm.backbone import FAMILIES, Images, Teacher, Texts
@@ -67,3 +68,36 @@ class BlipBackbone(FromFirstTokens):
             is_decoder=True,
         ).last_hidden_state
         return next_token_losses(hidden, ids, texts.mask[text_of], decoder.cls)
+
+    def match_and_predict(
+        self,
+        images: Images,
+        texts: Texts,
+        matched: tuple[Tensor, Tensor],
+        predicted: tuple[Tensor, Tensor],
+        teacher: Teacher | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return `match` and `language_losses` of pairs by one pass through the layers, of which
+        encoder and decoder share all but self-attention (BLIP 3.2)."""
+        encoder, decoder = self.model.text_encoder, self.model.text_decoder
+        layers = list(zip(encoder.encoder.layer, decoder.bert.encoder.layer, strict=True))
+        if any(one.output.dense.weight is not other.output.dense.weight for one, other in layers):
+            losses = self.language_losses(images, texts, *predicted)
+            return self.match(images, texts, *matched), losses
+        image_of, text_of = map(torch.cat, zip(matched, predicted, strict=True))
+        ids, mask, count = texts.ids[text_of], texts.mask[text_of], len(matched[0])
+        ids[:count, 0] = self.model.tokenizer.enc_token_id
+        ids[count:, 0] = self.model.tokenizer.bos_token_id
+        added = [
+            encoder.get_extended_attention_mask(part, part.shape, part.device, causal)
+            for part, causal in ((mask[:count], False), (mask[count:], True))
+        ]
+        paired = PairedImages(images, image_of)
+        hidden = encoder.embeddings(input_ids=ids)
+        for both in layers:
+            parts = zip(both, hidden.tensor_split([count]), added, strict=True)
+            hidden = torch.cat([layer.attention(part, score)[0] for layer, part, score in parts])
+            hidden = both[0].crossattention(hidden, encoder_hidden_states=paired)[0]
+            hidden = both[0].feed_forward_chunk(hidden)
+        logits: Tensor = self.model.itm_head(hidden[:count, 0])
+        return logits, next_token_losses(hidden[count:], ids[count:], mask[count:], decoder.cls)

@@ -13,15 +13,28 @@ from lavis_mafa.algorithm.losses.tcl import local_features, pool_patches
 from lavis_mafa.algorithm.tokens import Captions, Tokens, tokens_of
 from lavis_mafa.families.attention import fuse_attention
 
+# Methods that a family may do together, see `ModelDriver`.
+_APART = ("match", "language_losses", "encode_images", "encode_texts")
+
 
 class ModelDriver:
     """Base of the drivers of ALBEF, BLIP and BLIP-2.
 
     Attributes:
         matches_states: ITM needs the states of a caption's tokens; otherwise only its ids.
+
+    Optional methods do the work of several with fewer kernels: ``match_and_predict``, and
+    ``encode_pairs``. A subclass that overrides one of the several does not inherit them.
     """
 
     matches_states = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        own = vars(cls).keys()
+        for together in ("match_and_predict", "encode_pairs"):
+            if together not in own and not own.isdisjoint(_APART):
+                setattr(cls, together, None)
 
     def __init__(self, model: Any) -> None:
         fuse_attention(model)

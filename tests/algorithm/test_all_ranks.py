@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import re
 from unittest import mock
@@ -307,25 +306,3 @@ def test_single_process_gathers_nothing(tiny, toy_train):
     assert ranks.own(3, torch.device("cpu")).tolist() == [0, 1, 2]
     assert float(ranks.mean(torch.tensor([1.0, 2.0, 6.0]))) == 3.0
     assert float(ranks.mean(torch.zeros(0))) == 0.0
-
-
-def test_language_loss_with_cached_and_recomputed_query_states_is_equal(toy_train):
-    """The language loss is the same with all, some or none of the query states cached."""
-    model = load_model("blip2_mafa", "tiny").eval()
-    samples = mini_batch(toy_train, range(4))
-    images = model.backbone.encode_images(samples["image"])
-    texts = model.backbone.encode_texts(samples["text_input"])
-    image_of, text_of = torch.tensor([0, 3, 1, 2]), torch.tensor([1, 3, 0, 2])
-    cached = model.backbone.language_losses(images, texts, image_of, text_of)
-    partial = copy.copy(images)
-    partial.cache = tuple(tuple(state[1:3] for state in layer) for layer in images.cache)
-    partial.first = 1
-    mixed = model.backbone.language_losses(partial, texts, image_of, text_of)
-    partial.cache = None
-    recomputed = model.backbone.language_losses(partial, texts, image_of, text_of)
-    assert torch.allclose(cached, mixed, atol=1e-5) and torch.allclose(
-        cached, recomputed, atol=1e-5
-    )
-    assert not torch.allclose(
-        cached, model.backbone.language_losses(images, texts, image_of.flip(0), text_of)
-    )

@@ -123,7 +123,8 @@ def test_second_computation_drops_the_same_units(toy_train, family):
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.3
     samples = mini_batch(toy_train, range(BATCH))
-    model.backbone.match_and_predict = None  # chunks draw for ITM and the language loss in turn
+    # Chunks draw for every pass in turn.
+    model.backbone.match_and_predict = model.backbone.encode_pairs = None
     _, expected = step_of(model, model.backbone, samples, None)
     # One chunk draws what the whole mini-batch draws.
     _, gradients = step_of(model, in_chunks(model.backbone, BATCH * 3), samples, None)

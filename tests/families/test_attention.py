@@ -10,12 +10,13 @@ import torch
 from conftest import mini_batch, tiny_config
 from lavis.models import eva_vit, med, vit
 from lavis.models.blip2_models import Qformer
+from slow_families import TableConD
 from torch import nn
 from transformers import BertConfig
 
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.backbone import Images
-from lavis_mafa.families import AlbefMafa, attention
+from lavis_mafa.families import AlbefMafa, Blip2Mafa, BlipMafa, attention
 from lavis_mafa.families.albef_driver import AlbefBackbone
 from lavis_mafa.families.attention import (
     FUSED,
@@ -26,6 +27,8 @@ from lavis_mafa.families.attention import (
     fuse_attention,
     take,
 )
+from lavis_mafa.families.blip2_driver import Blip2Backbone
+from lavis_mafa.families.blip_driver import BlipBackbone
 
 FAMILIES = ("albef_mafa", "blip_mafa", "blip2_mafa")
 PAIRS, L, S, WIDTH, IMAGE_WIDTH = 5, 7, 11, 24, 20
@@ -301,28 +304,68 @@ def test_copied_model_recomputes_with_its_own_weights():
     assert not torch.equal(copied.forward_features(image), before)
 
 
-def test_itm_and_mlm_together_equal_both_apart(toy_train):
-    """Losses and gradients of one pass through the fusion layers equal those of two."""
-    found = []
-    for together in (True, False):
+@pytest.mark.parametrize(
+    ("cls", "together", "uses"),
+    [
+        (AlbefMafa, "match_and_predict", ["itc", "itm", "lm"]),
+        (BlipMafa, "match_and_predict", ["itc", "itm", "lm"]),
+        (BlipMafa, "match_and_predict", ["itc", "itm"]),
+        (Blip2Mafa, "encode_pairs", ["itc", "itm", "lm"]),
+        (Blip2Mafa, "encode_pairs", ["itc", "itm"]),
+    ],
+)
+def test_one_pass_equals_several(toy_train, cls, together, uses):
+    """Losses and gradients of the joint pass equal those of the passes that it replaces."""
+    found, passes = [], []
+    for joint in (True, False):
         torch.manual_seed(0)
-        model = AlbefMafa.from_config(tiny_config(AlbefMafa)).train()
-        if not together:
-            model.backbone.match_and_predict = None
+        changes = {"mafa": {"connections": {"use_in": uses}}}
+        model = cls.from_config(tiny_config(cls, **changes)).train()
+        model.con_d = TableConD()
+        known = getattr(model.backbone, together)
+        setattr(model.backbone, together, lambda *a, f=known: passes.append(1) or f(*a))
+        if not joint:
+            setattr(model.backbone, together, None)
         output = model(mini_batch(toy_train, range(6)))
         output.loss.backward()
         gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
         found.append((dict(output.losses), gradients))
+        mined = output.i2t.mined(model.settings.connections)[0]
+        assert bool(len(mined)) == ("lm" in uses)
+    assert len(passes) == 1
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
 
 
-def test_own_matching_of_a_variant_is_used():
-    class Variant(AlbefBackbone):
-        def match(self, *args):
-            return super().match(*args)
+def test_blip_of_untied_weights_decodes_in_a_pass_of_its_own(toy_train):
+    torch.manual_seed(0)
+    model = BlipMafa.from_config(tiny_config(BlipMafa)).eval()
+    samples = mini_batch(toy_train, range(4))
+    images = model.backbone.encode_images(samples["image"])
+    texts = model.backbone.encode_texts(samples["text_input"])
+    pairs = torch.tensor([0, 3, 1]), torch.tensor([2, 3, 0])
+    for _ in range(2):
+        logits, losses = model.backbone.match_and_predict(images, texts, pairs, pairs)
+        torch.testing.assert_close(logits, model.backbone.match(images, texts, *pairs))
+        torch.testing.assert_close(losses, model.backbone.language_losses(images, texts, *pairs))
+        output = model.text_decoder.bert.encoder.layer[-1].output
+        output.dense.weight = nn.Parameter(torch.randn_like(output.dense.weight))
 
-    assert Variant.match_and_predict is None
-    assert AlbefBackbone.match_and_predict is not None
+
+@pytest.mark.parametrize(
+    ("driver", "name"),
+    [
+        (AlbefBackbone, "match_and_predict"),
+        (BlipBackbone, "match_and_predict"),
+        (Blip2Backbone, "encode_pairs"),
+    ],
+)
+def test_own_method_of_a_variant_is_used(driver, name):
+    class Variant(driver):
+        def language_losses(self, *args):
+            return super().language_losses(*args)
+
+    assert getattr(Variant, name) is None
+    assert getattr(driver, name) is not None
 
 
 def test_passes_of_a_step_share_joined_weights():

@@ -65,11 +65,17 @@ def next_token_losses(
 
 def lm(step: StepContext) -> Tensor:
     """Return the language loss of the own pairs and of mined positives (MAFA eq. 4)."""
-    batch = step.batch
-    if step.matched_and_predicted is None:
-        losses = batch.backbone.language_losses(
-            batch.images, batch.texts, *step.language_pairs, step.teacher
+    batch, own = step.batch, step.batch.own_images.predicted
+    if step.matched_and_predicted is not None:
+        return batch.ranks.mean(step.matched_and_predicted[1])
+    images, texts = step.language_pairs
+    known = [] if own is None else [own]
+    # Own pairs come first.
+    rows = slice(0 if own is None else len(batch.own), None)
+    if own is None or len(images) > len(batch.own):
+        known.append(
+            batch.backbone.language_losses(
+                batch.images, batch.texts, images[rows], texts[rows], step.teacher
+            )
         )
-    else:
-        losses = step.matched_and_predicted[1]
-    return batch.ranks.mean(losses)
+    return batch.ranks.mean(torch.cat(known))
