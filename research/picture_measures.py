@@ -120,18 +120,27 @@ def measure(runs: Sequence[Job], judges: Sequence[Job]) -> Iterator[tuple[Job, d
         figures.update({**ceilings(test.own, test.truth), **itm_figures(one, test)})
         figures.update(_figures_of_judgements(one, test))
         by_image = _of_images(one, test)
-        figures["itc_r1"] = float(np.mean(by_image["itc_r1"]))
+        figures |= {name: float(np.mean(by_image[name])) for name in ("itc_r1", "itc_valid_r1")}
         yield run, {**figures, **negatives_of(run.folder), BY_IMAGE: by_image}
 
 
 def _of_images(one: Examined, test: KnownSplit) -> dict[str, list[float]]:
-    """Return, for each image, the figures whose means are ``itc_r1`` (R@1 of ITC against original
-    pairs, both directions) and ``judged_auc_itm``."""
-    found = ranked_truth(one.similarity, test.own)[:, 0]
+    """Return, for each image, the figures whose means are ``itc_r1`` and ``itc_valid_r1`` (R@1 of
+    ITC against original and all valid pairs, both directions), ``judged_auc_itm`` and
+    ``itm_auc_same``."""
+    values: dict[str, list[float]] = {}
     image_of = test.own.argmax(axis=0)
-    of_texts = ranked_truth(one.similarity.T, test.own.T)[:, 0]
-    shares = np.bincount(image_of, of_texts) / np.bincount(image_of)
-    values = {"itc_r1": (50.0 * (found + shares)).tolist()}
+    for name, relevant in (("itc_r1", test.own), ("itc_valid_r1", test.truth)):
+        found = ranked_truth(one.similarity, relevant)[:, 0]
+        of_texts = ranked_truth(one.similarity.T, relevant.T)[:, 0]
+        shares = np.bincount(image_of, of_texts) / np.bincount(image_of)
+        values[name] = (50.0 * (found + shares)).tolist()
+    known, near, _ = pairs_of_kinds(test)
+    if len(known[0]) and len(near[0]):
+        images, texts = (np.concatenate(both) for both in zip(known, near, strict=True))
+        match = one.probability_of_match(images, texts)
+        valid = np.arange(len(images)) < len(known[0])
+        values["itm_auc_same"] = auc_by_image(match, valid, images).tolist()
     if test.judged is not None:
         (images, texts), valid = test.judged
         match = one.probability_of_match(images, texts)
@@ -181,11 +190,7 @@ def itm_figures(one: Examined, test: KnownSplit) -> dict[str, float | None]:
         same class and of other classes; without classes, ``itm_auc_far`` is against any invalid
         pair. None if there are no pairs of a kind.
     """
-    rng = np.random.default_rng(SEED)
-    same = np.zeros_like(test.truth) if test.same_class is None else test.same_class
-    kinds = (test.truth & ~test.own, ~test.truth & same, ~test.truth & ~same)
-    chosen = [_choose(kind, rng) for kind in kinds]
-    valid, near, far = (one.probability_of_match(*pairs) for pairs in chosen)
+    valid, near, far = (one.probability_of_match(*pairs) for pairs in pairs_of_kinds(test))
     return {"itm_auc_same": _auc(valid, near), "itm_auc_far": _auc(valid, far)}
 
 
@@ -209,6 +214,15 @@ def _figures_of_judgements(one: Examined, test: KnownSplit) -> dict[str, float |
         "judged_recall": float(called[valid].mean()),
         "judged_base_rate": float(valid.mean()),
     }
+
+
+def pairs_of_kinds(test: KnownSplit) -> list[Pairs]:
+    """Return at most `_PAIRS` pairs of each kind: valid ones that are not original, invalid ones of
+    the same class, and invalid ones of other classes."""
+    rng = np.random.default_rng(SEED)
+    same = np.zeros_like(test.truth) if test.same_class is None else test.same_class
+    kinds = (test.truth & ~test.own, ~test.truth & same, ~test.truth & ~same)
+    return [_choose(kind, rng) for kind in kinds]
 
 
 def _choose(kind: npt.NDArray[np.bool_], rng: np.random.Generator) -> Pairs:
