@@ -11,16 +11,6 @@ from lavis_mafa.io.files import ROOT
 from lavis_mafa.io.launcher import usable_cores
 
 FAMILIES = ("albef", "blip", "blip2")
-# Options that set a parameter of the study: name, and default with help text.
-PARAMETERS = {
-    "epochs": (5, "epochs of every compared system"),
-    "warm_up_epochs": (6, "epochs of the shared warm-up"),
-    "con_d_epochs": (8, "epochs of Con-D's fine-tuning"),
-    "train_size": (4096, "training pairs"),
-    "annotated_size": (2048, "Con-D's training pairs"),
-    "test_size": (600, "test images"),
-    "start_steps": (400, "steps of the image encoder's start"),
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,9 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output", type=Path, help="default: output/demo for albef, else output/demo_FAMILY"
     )
     parser.add_argument("--seed", type=int, default=42, help="seed of all runs (42)")
-    for name, (default, text) in PARAMETERS.items():
-        option = f"--{name.replace('_', '-')}"
-        parser.add_argument(option, type=int, default=default, help=f"{text} ({default})")
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="parameters at the top of projects/mafa/studies/systems.yaml, such as epochs=2",
+    )
     parser.add_argument(
         "--at-once",
         type=int,
@@ -81,7 +75,7 @@ def plan_of(args: argparse.Namespace) -> Any:
     from research import study
 
     words = ["demo.yaml", "--output", args.output, "--seeds", args.seed, "--at-once", args.at_once]
-    words += ["--set", *(f"{name}={getattr(args, name)}" for name in PARAMETERS)]
+    words += ["--set", *args.set] if args.set else []
     words += [] if args.family == "albef" else ["--at", args.family]
     given = study.parsed(*words)
     plan = study.plan_of(given, study.study_of(given))

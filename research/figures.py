@@ -13,7 +13,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from lavis_mafa.io.files import ROOT, write_text
-from research.studies.spread import Spread, differences_to, frame_of, spreads_of
+from research.studies.spread import Spread, frame_of, gains_of, spreads_of
 
 _COLOURS = ("#2b7cc4", "#d2691e", "#2a9246")
 _INK = "#808890"  # of axes and text: readable on light and on dark pages
@@ -68,7 +68,7 @@ def figure_svg(name: str) -> str:
     return file.getvalue()
 
 
-def _mark(axes: Any, name: str, x: Sequence[float], spreads: Sequence[Spread], line: str) -> None:
+def _mark(axes: Any, name: str, x: Sequence[float], spreads: Sequence[Any], line: str) -> None:
     """Mark means with their standard deviations, in the next colour."""
     axes.errorbar(
         x,
@@ -123,7 +123,7 @@ def _three_data_sets(panels: Any) -> None:
         false, gains = [], []
         for system, figures in of_system.items():
             false.append(spreads_of(figures)[system]["false_negative_rate_in_itm"])
-            gains.append(differences_to(figures, _BASE)[system]["r1"])
+            gains.append(Spread.of(gains_of(figures, system, _BASE, "r1")))
         _mark(left, name, x, false, "none")
         _mark(right, name, x, gains, "none")
     left.set_ylabel("false negatives in ITM (percent)")

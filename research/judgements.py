@@ -15,22 +15,30 @@ from __future__ import annotations
 import os
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from lavis_mafa.data.known_truth import single_spaced
-from lavis_mafa.io.files import read_json
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-_LENGTHS = {"expert": 6, "crowd": 5}
-_HIGHEST = 4  # grade
+Grade = Annotated[int, Field(ge=0, le=4)]
 _VALID_FROM, _INVALID_TO = 3, 2  # bounds of the median grade
 _VALID_SHARE, _INVALID_SHARE = 2 / 3, 1 / 3  # bounds of the share of yes
+
+
+class _Judgements(BaseModel):
+    """The content of the file."""
+
+    model_config = ConfigDict(strict=True)
+
+    expert: list[tuple[str, str, int, Grade, Grade, Grade]]
+    crowd: list[tuple[str, str, int, NonNegativeInt, NonNegativeInt]]
 
 
 def judged_pairs(
@@ -62,25 +70,23 @@ def judged_pairs(
         samples[Path(file).name].append(number)
         words.append(single_spaced(caption))
         first.setdefault(words[-1], number)
-    grades: dict[tuple[int, int], list[float]] = defaultdict(list)
-    votes: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0])
-    for where, kind, (image, owner, index, *answers) in _rows_of(path):
-        images, own = samples.get(image, []), samples.get(owner, [])
-        if not images or not own:
-            continue
-        if len({int(image_ids[one]) for one in images}) > 1:
-            raise ValueError(f"{where}: {image!r} names several images of the data")
-        if not 0 <= index < len(own):
-            raise ValueError(f"{where}: {owner!r} has {len(own)} captions, expected {index + 1}")
-        pair = images[0], first[words[own[index]]]
-        if kind == "expert":
-            grades[pair] += answers
-        else:
-            votes[pair][0] += answers[0]
-            votes[pair][1] += answers[1]
+    answers: dict[str, dict[tuple[int, int], list[int]]] = {}
+    for kind, rows in _read(path):
+        answers[kind] = defaultdict(list)
+        for image, owner, index, *given in rows:
+            images, own = samples.get(image, []), samples.get(owner, [])
+            if not images or not own:
+                continue
+            if len({int(image_ids[one]) for one in images}) > 1:
+                raise ValueError(f"{path}, {kind}: {image!r} names several images of the data")
+            if not 0 <= index < len(own):
+                message = f"{owner!r} has {len(own)} captions, expected {index + 1}"
+                raise ValueError(f"{path}, {kind}: {message}")
+            answers[kind][images[0], first[words[own[index]]]] += given
+    grades, votes = answers["expert"], answers["crowd"]
     decided: dict[tuple[int, int], bool] = {}
     for pair in grades.keys() | votes.keys():
-        verdicts = {_by_grades(grades.get(pair, [])), _by_votes(*votes.get(pair, (0, 0)))} - {None}
+        verdicts = {_by_grades(grades.get(pair, [])), _by_votes(votes.get(pair, []))} - {None}
         if len(verdicts) == 1 and image_ids[pair[0]] != image_ids[pair[1]]:
             decided[pair] = bool(verdicts.pop())
     images_and_texts = np.array(sorted(decided), np.int64).reshape(-1, 2)
@@ -88,26 +94,16 @@ def judged_pairs(
     return images_and_texts[:, 0], images_and_texts[:, 1], valid
 
 
-def _rows_of(path: str | os.PathLike[str]) -> Iterable[tuple[str, str, list[Any]]]:
-    content = read_json(path)
-    if not isinstance(content, dict) or not set(content) & set(_LENGTHS):
-        raise ValueError(f"{path}: expected an object with the lists {' and '.join(_LENGTHS)}")
-    for kind, length in _LENGTHS.items():
-        for number, row in enumerate(content.get(kind, [])):
-            where = f"{path}, {kind}, row {number}"
-            if not _is_row(row, length, _HIGHEST if kind == "expert" else np.inf):
-                raise ValueError(f"{where}: expected image, caption_of, index, answers, got {row}")
-            yield where, kind, row
+def _read(path: str | os.PathLike[str]) -> _Judgements:
+    try:
+        return _Judgements.model_validate_json(Path(path).read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{path}: {where}: {first['msg']}, got {first['input']!r}") from None
 
 
-def _is_row(row: Any, length: int, most: float) -> bool:
-    if not isinstance(row, list) or len(row) != length:
-        return False
-    texts = all(isinstance(one, str) for one in row[:2])
-    return texts and all(type(one) is int and 0 <= one <= most for one in row[3:])
-
-
-def _by_grades(grades: list[float]) -> bool | None:
+def _by_grades(grades: Sequence[int]) -> bool | None:
     """Return whether a pair is valid by its grades; None if undecided."""
     if not grades:
         return None
@@ -115,8 +111,9 @@ def _by_grades(grades: list[float]) -> bool | None:
     return True if median >= _VALID_FROM else False if median <= _INVALID_TO else None
 
 
-def _by_votes(yes: int, no: int) -> bool | None:
-    if not yes + no:
+def _by_votes(votes: Sequence[int]) -> bool | None:
+    """Return whether a pair is valid by its numbers of yes and no in turn; None if undecided."""
+    if not sum(votes):
         return None
-    share = yes / (yes + no)
+    share = sum(votes[::2]) / sum(votes)
     return True if share >= _VALID_SHARE else False if share <= _INVALID_SHARE else None

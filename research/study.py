@@ -10,12 +10,12 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import yaml
 
+from lavis_mafa.commands.arguments import number
 from lavis_mafa.io.files import ROOT
 from lavis_mafa.io.project_files import PROJECTS
 from research.studies.outputs import PAGE, RESULTS, outcome_lines, write_all
@@ -28,7 +28,7 @@ from research.studies.results import (
     recorded_results,
     results_of,
 )
-from research.studies.run_jobs import exclusive, run_all, run_here
+from research.studies.run_jobs import exclusive, run_all
 from research.studies.study_file import read_study
 from research.studies.study_parts import Study, StudyError
 
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--results", type=Path, help="Markdown file to write, with JSON and figure next to it"
     )
-    parser.add_argument("--seeds", nargs="+", type=_number, help="seeds (default: the study's)")
+    parser.add_argument("--seeds", nargs="+", type=number(0), help="seeds (default: the study's)")
     parser.add_argument("--rows", nargs="+", metavar="NAME", help="run only these")
     parser.add_argument("--columns", nargs="+", metavar="NAME", help="show only these")
     parser.add_argument(
@@ -64,20 +64,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run nothing: write the results in this JSON file again, or pool the seeds of "
         "several files, such as those of several machines",
     )
-    parser.add_argument(
-        "--at-once", type=partial(_number, least=1), help="number of runs at the same time"
-    )
+    parser.add_argument("--at-once", type=number(1), help="number of runs at the same time")
     parser.add_argument(
         "--dry-run",
         action="store_true",
         help="check everything, print what would be done, and exit",
     )
-
-
-def _number(text: str, least: int = 0) -> int:
-    if not text.isdigit() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected whole numbers from {least} on")
-    return int(text)
 
 
 def _name_and_value(text: str) -> tuple[str, str]:
@@ -149,11 +141,10 @@ def plan_of(args: argparse.Namespace, study: Study) -> Plan:
     output, page = _folders(args, study)
     plan = make_plan(study, output, seeds, page, _command_of(args, study, seeds))
     check(plan)
-    file = study.file
-    functions = {"measure.function": file.measure and file.measure.function}
-    for key, given in {**functions, "headline": file.headline}.items():
-        if given:
-            function_named(study, key, given)
+    if study.file.measure:
+        function_named(study, "measure.function", study.file.measure.function)
+    if study.file.headline:
+        function_named(study, "headline", study.file.headline)
     return plan
 
 
@@ -165,22 +156,19 @@ def conduct(plan: Plan, path: Path | None = None) -> tuple[Results, int]:
     """
     jobs, at_once = plan.jobs, plan.study.file.at_once
 
-    def stop(number: int, _: object) -> NoReturn:
+    def stop(signum: int, _: object) -> NoReturn:
         done = sum(job.done for job in jobs.values())
         print(f"\nstopping: {done} of {len(jobs)} runs are done, the others save their state.")
         print(f"All of it is kept in {plan.output}; rerun the command to go on", flush=True)
-        sys.exit(128 + number)  # `run_all` stops the runs when this exception leaves it
+        sys.exit(128 + signum)  # `run_all` stops the runs when this exception leaves it
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, stop)
     with exclusive(plan.output):
         left = sum(not job.done for job in jobs.values())
         print(f"{len(jobs)} runs, {left} to do, {at_once} at the same time", flush=True)
         # Measured while other runs continue: no core is idle, and a stopped study has figures.
-        if plan.study.file.in_process:
-            failed = run_here(jobs)
-        else:
-            failed = run_all(jobs, at_once, lambda: measure_all(plan, complete=False))
+        failed = run_all(jobs, at_once, lambda: measure_all(plan))
         measure_all(plan)
         results, problems = results_of(plan)
         write(results, path, plan.page)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from lavis_mafa.algorithm.grit import group
 from lavis_mafa.integrations.open_clip import ClipLoss, SigLipLoss
-from research.benchmarks.harness import Row, Sizes, in_turn
+from research.benchmarks.harness import Row, Sizes, compare, in_turn, one_thread
 
 BATCH, DIM = 1024, 512
 _TRAINED, _TOKENS, _WIDTH = 64, 16, 384  # sizes of the dual encoder, as in MiniLM
@@ -22,13 +23,9 @@ _TRAINED, _TOKENS, _WIDTH = 64, 16, 384  # sizes of the dual encoder, as in Mini
 
 def rows(sizes: Sizes) -> Iterator[Row]:
     """Measure losses against open_clip's, and grouping against training, with one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         yield from _loss_rows(sizes)
         yield from _grouping_rows(sizes)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _loss_rows(sizes: Sizes) -> Iterator[Row]:
@@ -36,25 +33,25 @@ def _loss_rows(sizes: Sizes) -> Iterator[Row]:
     images, texts = (_features(size, seed).to(sizes.device) for seed in range(2))
     scale = torch.tensor(20.0, device=sizes.device, requires_grad=True)
     bias = torch.tensor(-10.0, device=sizes.device, requires_grad=True)
+    often = replace(sizes, repeats=5 * sizes.repeats)
     for ours, theirs, given in (
         (ClipLoss, TheirClipLoss, ()),
         (SigLipLoss, TheirSigLipLoss, (bias,)),
     ):
         losses = {
-            "reference": theirs(),
             "no rule": ours(),
             "margin rule, drop": ours(margin=0.05, action="drop"),
             "margin rule, convert": ours(margin=0.05),
         }
-        passes = {
-            what: partial(_pass, loss, images, texts, scale, *given)
-            for what, loss in losses.items()
-        }
-        times = in_turn(passes, 5 * sizes.repeats, device=sizes.device)
-        for what in list(losses)[1:]:
-            note = f"the loss alone, forward and backward; E = {DIM}"
-            title = f"{ours.__name__}, {what} / open_clip's, B={size:,}"
-            yield Row.of(title, note, times[what], times["reference"])
+        reference = partial(_pass, theirs(), images, texts, scale, *given)
+        for what, loss in losses.items():
+            yield compare(
+                f"{ours.__name__}, {what} / open_clip's, B={size:,}",
+                f"the loss alone, forward and backward; E = {DIM}",
+                partial(_pass, loss, images, texts, scale, *given),
+                reference,
+                often,
+            )
 
 
 def _pass(loss: Callable[..., Tensor], *given: Tensor) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from lavis_mafa.algorithm.grit import GritCollector, GritSettings, group
-from research.benchmarks.harness import Row, Sizes, in_turn
+from research.benchmarks.harness import Row, Sizes, compare, one_thread
 
 DIM = 256
 BATCH = 96
@@ -29,31 +30,23 @@ def rows(sizes: Sizes) -> Iterator[Row]:
     texts = F.normalize(images + noise, dim=1).to(sizes.device)  # close to their images
     images = F.normalize(images, dim=1).to(sizes.device)
     grouping = partial(group, images, texts, space // 2)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    repeats = sizes.repeats if sizes.quick else max(sizes.repeats, 9)
-    try:
-        actions: dict[str, Callable[[], Any]] = {
-            "grouping": grouping,
-            "product": partial(torch.mm, images, texts.t()),
-            "less hard": partial(grouping, hardness=HARDNESS),
-        }
-        times = in_turn(actions, repeats, device=sizes.device)
-        yield Row.of(
+    often = replace(sizes, repeats=sizes.repeats if sizes.quick else max(sizes.repeats, 9))
+    with one_thread():
+        yield compare(
             f"grouping M = {space:,} / its product alone",
             "PyTorch's product, which takes fresh memory every time; "
             + ("the copy to the host is in it" if sizes.gpu else "one thread"),
-            times["grouping"],
-            times["product"],
+            grouping,
+            partial(torch.mm, images, texts.t()),
+            often,
         )
-        yield Row.of(
+        yield compare(
             f"grouping M = {space:,}, hardness {HARDNESS} / 1",
             "a selection a step instead of an arg-max",
-            times["less hard"],
-            times["grouping"],
+            partial(grouping, hardness=HARDNESS),
+            grouping,
+            often,
         )
-    finally:
-        torch.set_num_threads(threads)
     yield from _region_rows(sizes, space)
 
 
@@ -69,10 +62,13 @@ def _region_rows(sizes: Sizes, space: int) -> Iterator[Row]:
         collector.collect(torch.arange(count), images[:count], texts[:count])
         return collector.finish()
 
-    actions = {str(on): partial(grouped, queue, on, queue) for on in (True, False)}
-    times = in_turn(actions, sizes.repeats, device=sizes.device)
-    title = f"grouping L = {queue:,}, M = {space:,}, regions / random sub-queues"
-    yield Row.of(title, f"E = {DIM}", times["True"], times["False"])
+    yield compare(
+        f"grouping L = {queue:,}, M = {space:,}, regions / random sub-queues",
+        f"E = {DIM}",
+        partial(grouped, queue, True, queue),
+        partial(grouped, queue, False, queue),
+        sizes,
+    )
     anchors = torch.arange(0, size, size // 1000)
     similar = torch.stack([images[one] @ texts.t() for one in anchors.tolist()]).cpu()
     similar[torch.arange(len(anchors)), anchors] = -1.0  # exclude its own caption

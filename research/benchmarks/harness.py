@@ -12,7 +12,8 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ class Sizes:
         repeats: number of repeats of every measurement.
         device: ``cpu`` or ``cuda``.
         batch: pairs in a mini-batch; None: the benchmark's default for ``name``.
+        precision: of training steps.
     """
 
     name: str = "cpu"
@@ -39,8 +41,17 @@ class Sizes:
     device: str = "cpu"
     batch: int | None = None
 
-    quick = property(lambda self: self.name == "quick")
-    gpu = property(lambda self: self.name == "gpu")
+    @property
+    def quick(self) -> bool:
+        return self.name == "quick"
+
+    @property
+    def gpu(self) -> bool:
+        return self.name == "gpu"
+
+    @property
+    def precision(self) -> str:
+        return "bf16" if self.gpu else "fp32"
 
 
 @dataclass(frozen=True)
@@ -49,7 +60,7 @@ class Row:
 
     Attributes:
         what: the measured comparison, ours / the reference.
-        ours, reference: medians in ``unit``; None if not measured.
+        ours, reference: medians in ``unit``.
         ratio: ours / the reference (median of the repeats), unless ``note`` says otherwise.
         low, high: smallest and largest ratio of the repeats.
         unit: ``s``, ``MiB``, ...
@@ -57,8 +68,8 @@ class Row:
     """
 
     what: str
-    ours: float | None
-    reference: float | None
+    ours: float
+    reference: float
     ratio: float
     low: float
     high: float
@@ -84,21 +95,21 @@ class Row:
 def in_turn(
     actions: Mapping[str, Callable[[], Any]],
     repeats: int,
-    warm_up: int = 1,
     device: str | torch.device | None = None,
 ) -> dict[str, list[float]]:
     """Return the seconds of each action in every repeat, run in the order A B C, C B A, A B C, ...
 
+    An uncounted round comes first.
+
     Args:
         actions: actions by name.
         repeats: at least 1.
-        warm_up: uncounted rounds at the beginning.
         device: device to synchronise after each action, if it is a GPU.
     """
     times: dict[str, list[float]] = {name: [] for name in actions}
     names = list(actions)
     gc.collect()
-    for turn in range(-warm_up, repeats):
+    for turn in range(-1, repeats):
         order = names if turn % 2 == 0 else names[::-1]
         for name in order:
             _wait(device)
@@ -109,6 +120,30 @@ def in_turn(
                 times[name].append(time.perf_counter() - begin)
         progress(f"round {turn + 1} of {repeats}" if turn >= 0 else "warm-up")
     return times
+
+
+def compare(
+    what: str,
+    note: str,
+    ours: Callable[[], Any],
+    reference: Callable[[], Any],
+    sizes: Sizes,
+) -> Row:
+    """Time two actions in turn and return their row."""
+    progress(what)
+    times = in_turn({"ours": ours, "reference": reference}, sizes.repeats, device=sizes.device)
+    return Row.of(what, note, times["ours"], times["reference"])
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let PyTorch use one thread in this context."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _wait(device: str | torch.device | None) -> bool:

@@ -24,23 +24,23 @@ def rows(sizes: Sizes) -> Iterator[Row]:
     """Measure a step of MAFA in which a quarter of the pairs are converted, and a step in
     chunks."""
     size = sizes.batch or BATCH[sizes.name]
-    precision = "bf16" if sizes.gpu else "fp32"
 
     def peak(*given: Any) -> float:
         return peak_memory(partial(_one_step, sizes, *given), sizes.device)
 
     yield Row.of(
         f"peak memory of a step, MAFA / GRIT-VLP, 25 % converted, B={size}",
-        f"ALBEF in {precision}; weights, gradients and activations, and Con-D in bf16; without the "
-        "optimiser's state, which both sides have; one run of each; Con-D's weights are constant: "
-        "in a small mini-batch they are a large share",
+        f"ALBEF in {sizes.precision}; weights, gradients and activations, and Con-D in bf16; "
+        "without the optimiser's state, which both sides have; one run of each; Con-D's weights "
+        "are constant: in a small mini-batch they are a large share",
         [peak(size, True)],
         [peak(size)],
         unit="MiB",
     )
     yield Row.of(
         f"peak memory of a step in chunks of {size} / whole mini-batch, B={4 * size}",
-        f"run.cached_batch; ALBEF in {precision}, weights and gradients included; one run of each",
+        f"run.cached_batch; ALBEF in {sizes.precision}, weights and gradients included; one run of "
+        "each",
         [peak(4 * size, False, size)],
         [peak(4 * size)],
         unit="MiB",
@@ -63,4 +63,4 @@ def _one_step(
         model.cached_batch = cached_batch
         settings = MAFA if with_con_d else GRIT_VLP
         forward = partial(run_step, model.step_backbone, samples, settings, con_d)
-        Step(model, forward, sizes.device, sizes.gpu)()
+        Step(model, forward, sizes)()

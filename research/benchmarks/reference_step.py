@@ -71,8 +71,7 @@ def reference_step(
         verdicts: function that replaces Con-D's probabilities, which are computed nevertheless.
 
     Returns:
-        ``loss``, ``loss_itc``, ``loss_itm``, ``loss_lm`` (scalars), and ``found`` ``(2,)``, the
-        number of anchors of i2t and t2i with a mined positive.
+        ``loss``, ``loss_itc``, ``loss_itm``, ``loss_lm`` (scalars).
     """
     images = samples["image"]
     own = torch.arange(len(images), device=images.device)
@@ -125,7 +124,6 @@ def reference_step(
         "loss_itc": loss_itc,
         "loss_itm": loss_itm,
         "loss_lm": loss_lm,
-        "found": torch.stack([found_text.sum(), found_image.sum()]),
     }
 
 

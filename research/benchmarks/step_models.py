@@ -41,13 +41,13 @@ def albef_config(sizes: Sizes, folder: Path, **changes: Any) -> Any:
     return config_of(AlbefMafa, "tiny" if sizes.quick else "base", sizes, folder, changes)
 
 
-def blip2_config(sizes: Sizes, folder: Path, **changes: Any) -> Any:
+def blip2_config(sizes: Sizes, folder: Path) -> Any:
     """Return BLIP-2 stage 1 with a frozen image encoder and random weights.
 
     The encoder is ViT-g on a GPU, CLIP's ViT-L on a CPU, or tiny.
     """
     name = {"quick": "tiny", "cpu": "pretrain_vitL", "gpu": "pretrain"}[sizes.name]
-    changes = {"freeze_vit": True, "vit_weights": None, "bert_weights": None, **changes}
+    changes: dict[str, Any] = {"freeze_vit": True, "vit_weights": None, "bert_weights": None}
     if not sizes.gpu:
         changes["vit_precision"] = "fp32"
     return config_of(Blip2Mafa, name, sizes, folder, changes)
@@ -75,21 +75,16 @@ def _vocabulary(folder: Path) -> str:
     return str(file)
 
 
-def mini_batch(size: int, cfg: Any, device: str, seed: int = 0) -> dict[str, Any]:
-    """Return random images, and captions of random words."""
-    images = torch.randn(
-        size, 3, cfg.image_size, cfg.image_size, generator=torch.Generator().manual_seed(seed)
-    )
-    return {"image": images.to(device), "text_input": captions(size, seed)}
-
-
-def captions(count: int, seed: int = 0) -> list[str]:
-    """Return captions of random words, with lengths as in COCO."""
-    draw = random.Random(seed)
+def mini_batch(size: int, cfg: Any, device: str) -> dict[str, Any]:
+    """Return random images, and captions of random words with lengths as in COCO."""
+    side = cfg.image_size
+    images = torch.randn(size, 3, side, side, generator=torch.Generator().manual_seed(0))
+    draw = random.Random(0)
     vocabulary = Path(find_config("tiny_vocab.txt")).read_text("utf-8").split()
     words = [word for word in vocabulary if word.isalpha() and len(word) > 1]
-    lengths = [min(33, max(5, round(draw.gauss(*CAPTION_WORDS)))) for _ in range(count)]
-    return [" ".join(draw.choices(words, k=length)) for length in lengths]
+    lengths = [min(33, max(5, round(draw.gauss(*CAPTION_WORDS)))) for _ in range(size)]
+    captions = [" ".join(draw.choices(words, k=length)) for length in lengths]
+    return {"image": images.to(device), "text_input": captions}
 
 
 def first_quarter(image_of: Tensor, text_of: Tensor, probability: Tensor) -> Tensor:

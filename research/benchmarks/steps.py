@@ -24,8 +24,8 @@ from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.families import AlbefMafa, Blip2Mafa
 from lavis_mafa.judges.discriminators import ModelDiscriminator
-from research.benchmarks.harness import Row, Sizes, in_turn, progress
-from research.benchmarks.reference_step import PlainAlbef, reference_step
+from research.benchmarks.harness import Row, Sizes, compare
+from research.benchmarks.reference_step import PlainAlbef, Verdicts, reference_step
 from research.benchmarks.step_models import (
     FixedVerdicts,
     LavisAlbef,
@@ -60,20 +60,15 @@ SAME = 1e-4  # relative difference of losses that count as equal in fp32
 
 @dataclass
 class Step:
-    """Run the forward and backward pass of ``forward()["loss"]``.
-
-    Attributes:
-        bf16: use autocast to bf16.
-    """
+    """A forward pass of a model, which returns its ``loss``, and the backward pass."""
 
     model: torch.nn.Module
     forward: Callable[[], Mapping[str, Any]]
-    device: str
-    bf16: bool
+    sizes: Sizes
 
     def __call__(self) -> None:
         self.model.zero_grad(set_to_none=True)
-        with torch.autocast(self.device, torch.bfloat16, enabled=self.bf16):
+        with torch.autocast(self.sizes.device, torch.bfloat16, enabled=self.sizes.gpu):
             output = self.forward()
         output["loss"].backward()
 
@@ -93,60 +88,52 @@ def _albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
     cfg = albef_config(sizes, folder)
     size = sizes.batch or BATCH[sizes.name]
     samples = mini_batch(size, cfg, sizes.device)
-    setting = f"ALBEF {_vit_name(cfg)}, B={size}, {'bf16' if sizes.gpu else 'fp32'}"
+    setting = f"ALBEF {_vit_name(cfg)}, B={size}"
     torch.manual_seed(0)
     model = AlbefMafa.from_config(cfg).to(sizes.device).train()
     judge = AlbefMafa.from_config(cfg)
     con_d = {name: _con_d_copy(judge, cfg, name, sizes) for name in ("fp32", "bf16")}
     samples["image_id"] = torch.arange(size, device=sizes.device)
 
-    def ours(settings: StepSettings, discriminator: Any = None, half: bool = sizes.gpu) -> Step:
+    def ours(settings: StepSettings, discriminator: Any = None) -> Step:
         forward = partial(run_step, model.backbone, samples, settings, discriminator)
-        return Step(model, forward, sizes.device, half)
+        return Step(model, forward, sizes)
 
-    progress("MAFA and GRIT-VLP")
     part = max(1, size // 3)
     chunked = partial(run_step, in_chunks(model.backbone, part), samples, GRIT_VLP)
     grit = ours(GRIT_VLP)
-    steps = {
-        "nothing converted, Con-D bf16": ours(_MAFA_FINDS_NOTHING, con_d["bf16"]),
-        "25 % converted, Con-D bf16": ours(MAFA, FixedVerdicts(con_d["bf16"])),
-    }
-    both = {"grit": grit, "chunks": Step(model, chunked, sizes.device, sizes.gpu)}
-    times = in_turn({**both, **steps}, sizes.repeats, device=sizes.device)
-    for what in steps:
-        note = f"both of this package; {setting}"
-        yield Row.of(f"MAFA / GRIT-VLP step, {what}", note, times[what], times["grit"])
-    yield Row.of(
+    for what, step in (
+        ("nothing converted", ours(_MAFA_FINDS_NOTHING, con_d["bf16"])),
+        ("25 % converted", ours(MAFA, FixedVerdicts(con_d["bf16"]))),
+    ):
+        note = f"both of this package; {setting}, {sizes.precision}"
+        yield compare(f"MAFA / GRIT-VLP step, {what}, Con-D bf16", note, step, grit, sizes)
+    yield compare(
         "GRIT-VLP step in chunks / whole mini-batch",
-        f"run.cached_batch: {part}; {setting}",
-        times["chunks"],
-        times["grit"],
+        f"run.cached_batch: {part}; {setting}, {sizes.precision}",
+        Step(model, chunked, sizes),
+        grit,
+        sizes,
     )
 
     plain = PlainAlbef(cfg).to(sizes.device).train()
     plain_judge = PlainAlbef(cfg).to(sizes.device).eval().requires_grad_(False)
     plain.load_state_dict(model.state_dict())
     plain_judge.load_state_dict(judge.state_dict())
-    by_pair = FixedVerdicts(con_d["fp32"], verdicts_by_pair)
-    require_equal_losses(
-        "the authors' order",
-        model,
-        partial(run_step, model.backbone, samples, MAFA, by_pair),
-        plain,
-        partial(reference_step, plain, plain_judge, samples, verdicts=verdicts_by_pair),
-    )
-    progress("MAFA and the authors' order")
-    half, precision = sizes.gpu, "bf16" if sizes.gpu else "fp32"
-    theirs = partial(reference_step, plain, plain_judge, samples, verdicts=first_quarter)
-    reference = Step(plain, theirs, sizes.device, half)
-    mafa = ours(MAFA, FixedVerdicts(con_d[precision]))
-    times = in_turn({"ours": mafa, "theirs": reference}, sizes.repeats, device=sizes.device)
-    yield Row.of(
-        f"MAFA step / the authors' order of work, both {precision}",
-        f"ALBEF {_vit_name(cfg)}, B={size}, 25 % converted; equal losses at equal weights; the "
-        "reference tokenises with the same fast tokenizer",
-        *times.values(),
+
+    def theirs(verdicts: Verdicts) -> Step:
+        forward = partial(reference_step, plain, plain_judge, samples, verdicts=verdicts)
+        return Step(plain, forward, sizes)
+
+    by_pair = ours(MAFA, FixedVerdicts(con_d["fp32"], verdicts_by_pair))
+    require_equal_losses("the authors' order", by_pair, theirs(verdicts_by_pair))
+    yield compare(
+        f"MAFA step / the authors' order of work, both {sizes.precision}",
+        f"{setting}, 25 % converted; equal losses at equal weights; the reference tokenises with "
+        "the same fast tokenizer",
+        ours(MAFA, FixedVerdicts(con_d[sizes.precision])),
+        theirs(first_quarter),
+        sizes,
     )
 
 
@@ -164,14 +151,11 @@ def _lavis_albef_row(sizes: Sizes, folder: Path) -> Row:
     theirs.to(sizes.device).set_momentum_outputs(samples)
     ours.to(sizes.device)
     return _against_lavis(
-        ours,
-        partial(run_step, ours.backbone, samples, _ALBEF_BASE),
-        theirs,
-        partial(theirs, samples),
+        Step(ours, partial(run_step, ours.backbone, samples, _ALBEF_BASE), sizes),
+        Step(theirs, partial(theirs, samples), sizes),
         f"ALBEF-base step / LAVIS albef_pretrain, B={size}",
         f"{_vit_name(cfg)}; no momentum encoders, queue and distillation on both sides",
         cfg,
-        sizes,
     )
 
 
@@ -197,15 +181,13 @@ def _blip2_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
         (ours, samples["image"], "step"),
         (reader, features, "step on kept features"),
     ):
+        given = {**samples, "image": images}
         yield _against_lavis(
-            model,
-            partial(run_step, model.backbone, {**samples, "image": images}, _BLIP2_STAGE_1),
-            theirs,
-            partial(theirs, samples),
+            Step(model, partial(run_step, model.backbone, given, _BLIP2_STAGE_1), sizes),
+            Step(theirs, partial(theirs, samples), sizes),
             f"BLIP-2 stage 1 {what} / LAVIS blip2, B={size}",
             f"{_vit_name(cfg)}, image encoder frozen",
             cfg,
-            sizes,
         )
     del theirs, reader
     judge = Blip2Mafa.from_config(cfg)
@@ -213,79 +195,54 @@ def _blip2_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
     con_d = ModelDiscriminator(judge.to(sizes.device), precision="bf16")
     if not con_d.share_encoder(ours):
         raise AssertionError("Con-D should share the frozen image encoder")
-    progress("BLIP-2: MAFA and GRIT-VLP")
     mafa, grit = (
-        Step(ours, partial(run_step, ours.backbone, samples, *given), sizes.device, sizes.gpu)
+        Step(ours, partial(run_step, ours.backbone, samples, *given), sizes)
         for given in ((_BLIP2_MAFA_FINDS_NOTHING, con_d), (_BLIP2_GRIT_VLP, None))
     )
-    times = in_turn({"mafa": mafa, "grit": grit}, sizes.repeats, device=sizes.device)
-    yield Row.of(
+    yield compare(
         "BLIP-2: MAFA / GRIT-VLP step, shared frozen encoder",
-        f"{_vit_name(cfg)}, B={size}, {'bf16' if sizes.gpu else 'fp32'}; nothing converted, Con-D "
-        "bf16",
-        *times.values(),
+        f"{_vit_name(cfg)}, B={size}, {sizes.precision}; nothing converted, Con-D bf16",
+        mafa,
+        grit,
+        sizes,
     )
 
 
-def _against_lavis(
-    ours: torch.nn.Module,
-    our_forward: Callable[[], Any],
-    theirs: torch.nn.Module,
-    their_forward: Callable[[], Any],
-    what: str,
-    note: str,
-    cfg: Any,
-    sizes: Sizes,
-) -> Row:
+def _against_lavis(ours: Step, theirs: Step, what: str, note: str, cfg: Any) -> Row:
     """Time two models of equal weights, after checking that their losses are equal."""
+    sizes = ours.sizes
     with deterministic_draws():
-        require_equal_losses("LAVIS", ours, our_forward, theirs, their_forward, half=sizes.gpu)
-    progress(what)
-    steps = {
-        "ours": Step(ours, our_forward, sizes.device, sizes.gpu),
-        "theirs": Step(theirs, their_forward, sizes.device, sizes.gpu),
-    }
-    times = in_turn(steps, sizes.repeats, device=sizes.device)
-    return Row.of(
-        f"{what}, {'bf16' if sizes.gpu else 'fp32'}",
+        require_equal_losses("LAVIS", ours, theirs, half=sizes.gpu)
+    return compare(
+        f"{what}, {sizes.precision}",
         f"{note}; LAVIS pads to {cfg.max_txt_len} tokens; its slow tokenizer is left out (the same "
         f"fast one on both); losses equal within {'5 %' if sizes.gpu else '0.01 %'} at equal "
         "weights and draws",
-        *times.values(),
+        ours,
+        theirs,
+        sizes,
     )
 
 
 @torch.no_grad()
-def require_equal_losses(
-    name: str,
-    ours: torch.nn.Module,
-    our_forward: Callable[[], Any],
-    theirs: torch.nn.Module,
-    their_forward: Callable[[], Any],
-    half: bool = False,
-) -> None:
+def require_equal_losses(name: str, ours: Step, theirs: Step, half: bool = False) -> None:
     """Compare the losses of both sides in evaluation mode, for the same draws.
 
     Args:
         name: name of the reference, for the message.
-        ours: this package's model.
-        our_forward: its forward pass.
-        theirs: the reference's model.
-        their_forward: its forward pass.
         half: whether both run in bf16, where rounding may change which negative is drawn.
 
     Raises:
         AssertionError: if a loss differs.
     """
     losses = []
-    for model, forward in ((ours, our_forward), (theirs, their_forward)):
-        was_training = model.training
-        model.eval()
+    for step in (ours, theirs):
+        was_training = step.model.training
+        step.model.eval()
         torch.manual_seed(0)
-        device = next(model.parameters()).device.type
-        with torch.autocast(device, torch.bfloat16, enabled=half):
-            output = forward()
-        model.train(was_training)
+        with torch.autocast(step.sizes.device, torch.bfloat16, enabled=half):
+            output = step.forward()
+        step.model.train(was_training)
         language = "loss_mlm" if "loss_mlm" in output else "loss_lm"
         losses.append([float(output[key]) for key in ("loss_itc", "loss_itm", language)])
     our_losses, their_losses = (torch.tensor(values) for values in losses)
@@ -305,10 +262,5 @@ def _con_d_copy(model: Any, cfg: Any, precision: str, sizes: Sizes) -> ModelDisc
 
 def _vit_name(cfg: Any) -> str:
     """Describe the image encoder of a config."""
-    if cfg.get("vit"):
-        name = f"ViT of {cfg.vit.depth} layers, width {cfg.vit.width}"
-    else:
-        name = {"eva_clip_g": "ViT-g/14", "clip_L": "ViT-L/14"}.get(
-            cfg.get("vit_model"), "ViT-B/16"
-        )
+    name = "tiny ViT" if cfg.get("vit") else cfg.get("vit_model") or "ViT-B/16"
     return f"{name} at {cfg.image_size} px"

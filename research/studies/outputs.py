@@ -112,22 +112,17 @@ def content(results: Results) -> dict[str, Any]:
     columns = {
         one.name: {**one.model_dump(exclude={"key"}), "keys": one.keys} for one in study.columns
     }
-    paper = study.file.paper and {
-        **study.file.paper.model_dump(include={"about", "columns"}),
-        "rows": [numbers for _, numbers in study.paper],
-        "cells": [cells for cells, _ in study.paper],
-    }
-    head = {"title": study.file.title, "source": study.file.source, "at": study.at}
-    parameters = dict(study.file.parameters)
     notes = {"notes": list(results.notes)} if results.notes else {}
     return {
         **results.origin,
-        **head,
+        "title": study.file.title,
+        "source": study.file.source,
+        "at": study.at,
         **notes,
         "columns": columns,
-        "parameters": parameters,
+        "parameters": dict(study.file.parameters),
         "rows": rows,
-        "paper": paper,
+        "paper": study.file.paper and study.file.paper.model_dump(),
     }
 
 

@@ -42,7 +42,7 @@ class Job:
         command: the script and its arguments, as a user would type them after ``python``.
         folder: the folder to which it writes.
         needs: names of jobs that must be done before.
-        script, config, options: call of train.py or evaluate.py; empty for a module.
+        config, options: call of ``lavis-mafa train``; empty for a module.
         writes: the checkpoint that it writes to its folder.
         key: digest of everything that it depends on.
         form: digest of its config and options, without the runs whose checkpoints it uses.
@@ -53,7 +53,6 @@ class Job:
     command: list[str]
     folder: Path
     needs: frozenset[str] = frozenset()
-    script: str = ""
     config: str = ""
     options: tuple[str, ...] = ()
     writes: str = ""
@@ -245,7 +244,8 @@ class _Maker:
         needs |= {one: self.shared(one) for one in sorted(step.names - OWN - {*needs})}
         config = yaml_of(project_file(step.config)) if step.config else None
         files = with_contents([config, step.options]), with_contents(step.arguments, folders=True)
-        code = [step.script, step.module, source_of(step.module), __version__, torch.__version__]
+        # "train.py" distinguishes nothing, but is part of the keys of finished runs.
+        code = ["train.py", step.module, source_of(step.module), __version__, torch.__version__]
         form = digest_of([step.config, *files, *code, self.study.file.processes])
         sources = {one: getattr(job, "key", with_contents(job)) for one, job in needs.items()}
         key = digest_of([form, self.seed, sources])
@@ -276,7 +276,7 @@ class _Maker:
             form=form,
         )
         if step.config:
-            job.script, job.config = step.script, str(project_file(step.config))
+            job.config = str(project_file(step.config))
             job.options = tuple(job.command[job.command.index("--options") + 1 :])
         self.plan.jobs[place] = job
         return job
@@ -289,10 +289,9 @@ class _Maker:
         options = {"run.seed": self.seed, **dict(sorted(step.options.items()))}
         options = {key: _filled(value, names) for key, value in options.items()}
         options |= {"run.output_dir": folder.parent, "run.job_id": folder.name}
-        command = ["-m", "lavis_mafa", step.script.removesuffix(".py"), "--cfg-path"]
-        command += [str(project_file(step.config)), "--options"]
-        command += [f"{key}={written(value)}" for key, value in options.items()]
-        command += [RESUME] if step.script == "train.py" else []
+        command = ["-m", "lavis_mafa", "train", "--cfg-path", str(project_file(step.config))]
+        command += ["--options", *(f"{key}={written(value)}" for key, value in options.items())]
+        command.append(RESUME)
         if self.study.file.processes == 1:
             return command
         count = f"--nproc_per_node={self.study.file.processes}"
@@ -317,7 +316,7 @@ def _filled(value: Any, names: Mapping[str, str]) -> Any:
 
 
 def check(plan: Plan) -> None:
-    """Check every config with its options as training and evaluation would.
+    """Check every config with its options as training would.
 
     Raises:
         StudyError: with all problems, each listed once with the runs that have it.
@@ -329,9 +328,8 @@ def check(plan: Plan) -> None:
         if job.config and job.name.endswith(f"/{plan.seeds[0]}"):
             forms.setdefault(job.form, []).append(job)
     for form, jobs in forms.items():
-        only = ["run.evaluate=True"] if jobs[0].script == "evaluate.py" else []
         try:
-            cfg = load_config(jobs[0].config, [*jobs[0].options, *only], machine=False)
+            cfg = load_config(jobs[0].config, list(jobs[0].options), machine=False)
             splits[form] = list(cfg.run_cfg.test_splits)
         except ConfigError as error:
             for problem in error.problems:

@@ -70,23 +70,19 @@ def results_of(plan: Plan) -> tuple[Results, list[str]]:
     found: dict[str, dict[int, dict[str, float | None]]] = {}
     folders: dict[str, dict[int, dict[str, str]]] = {}
     images: dict[str, dict[int, dict[str, list[float]]]] = {}
-    known: dict[str, list[bool]] = {}
+    done, known = set[str](), set[str]()  # columns of which a run is done, and has a figure
     for row, by_seed in plan.of.items():
-        folders[row] = {
-            seed: {stage: str(job.folder.relative_to(plan.output)) for stage, job in jobs.items()}
-            for seed, jobs in by_seed.items()
-        }
         for seed, jobs in by_seed.items():
-            own = {
-                column.name: _read_figure(plan, jobs[column.stage], column)
-                for column in plan.study.columns
-                if jobs[column.stage].done
+            folders.setdefault(row, {})[seed] = {
+                stage: str(job.folder.relative_to(plan.output)) for stage, job in jobs.items()
             }
-            for name, value in own.items():
-                known.setdefault(name, []).append(value is not None)
+            columns = [one for one in plan.study.columns if jobs[one.stage].done]
+            own = {one.name: _read_figure(plan, jobs[one.stage], one) for one in columns}
+            done |= own.keys()
+            known |= {name for name, value in own.items() if value is not None}
             if any(value is not None for value in own.values()):
                 found.setdefault(row, {})[seed] = own
-            for column in plan.study.columns:
+            for column in columns:
                 values = measured(plan, jobs[column.stage]).get(BY_IMAGE, {}).get(column.name)
                 if column.kind == MEASURED and values is not None:
                     scaled = [column.scale * value for value in values]
@@ -96,7 +92,7 @@ def results_of(plan: Plan) -> tuple[Results, list[str]]:
         f"column {one.name}: no log of stage {one.stage} has {', '.join(one.keys)} in its records "
         f"of kind {one.kind}" + (f" and split {one.split}" if one.kind == "eval" else "")
         for one in plan.study.columns
-        if one.kind != MEASURED and one.name in known and not any(known[one.name])
+        if one.kind != MEASURED and one.name in done - known
     ]
     frame = frame_of(found)
     origin = _origin(plan.command)
@@ -235,25 +231,19 @@ def headline_of(plan: Plan) -> tuple[str, list[Bars]]:
     return text, bars
 
 
-def measure_all(plan: Plan, complete: bool = True) -> None:
+def measure_all(plan: Plan) -> None:
     """Measure every completed run of the rows that has not been measured yet.
 
-    For each seed, the function is called with the runs and with the judges: the runs that the study
-    names, otherwise all runs of this seed.
-
-    Args:
-        complete: no more runs will be done, so use the completed runs as judges if the study names
-            none.
+    For each seed, the function is called with the runs and with the judges that the study names,
+    once these are completed.
     """
     given = plan.study.file.measure
     if given is None:
         return
     function = function_named(plan.study, "measure.function", given.function)
-    for seed in plan.seeds:
+    for seed, judges in plan.judges.items():
         found = {job.name: job for own in plan.of.values() for job in own[seed].values()}
-        runs = [job for job in found.values() if job.done]
-        judges = plan.judges[seed] or (runs if complete else list(found.values()))
-        todo = [job for job in runs if not measured(plan, job, judges)]
+        todo = [job for job in found.values() if job.done and not measured(plan, job, judges)]
         if not todo or not all(judge.done for judge in judges):
             continue
         print(f"           measuring {'; '.join(job.title for job in todo)}", flush=True)

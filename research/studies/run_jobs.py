@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import importlib
 import os
 import subprocess
 import sys
@@ -11,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from lavis_mafa.io.files import ROOT, write_text
 from lavis_mafa.training.run_log import read_log
@@ -98,29 +96,6 @@ def run_all(
             process.terminate()
         for process in running.values():
             process.wait()
-    return failed
-
-
-def run_here(jobs: Mapping[str, Job]) -> dict[str, str]:
-    """Run modules in this process, one after the other, so that libraries are loaded once.
-
-    Returns:
-        By name, why runs failed.
-    """
-    failed = {}
-    for name, job in jobs.items():
-        if job.done:
-            continue
-        print(f"{time.strftime('%H:%M:%S')} begins: {job.title}", flush=True)
-        job.folder.mkdir(parents=True, exist_ok=True)
-        write_text(job.folder / COMMAND, job.record)
-        (job.folder / FIGURES).unlink(missing_ok=True)
-        module: Any = importlib.import_module(job.command[1])
-        status = module.main(job.command[2:])
-        if status:
-            failed[name] = f"its module returned {status}"
-        else:
-            write_text(job.folder / DONE, job.key)
     return failed
 
 

@@ -165,14 +165,6 @@ def spreads_of(figures: pd.DataFrame) -> Spreads:
     return found
 
 
-def differences_to(figures: pd.DataFrame, reference: str) -> Spreads:
-    """Return the spread of each row's difference to ``reference`` with the same seed."""
-    if reference not in figures.index.get_level_values("row"):
-        return {}
-    differences = figures.sub(figures.xs(reference, level="row"), level="seed")
-    return spreads_of(differences.dropna(how="all"))
-
-
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     """Return p-values by name, corrected for their number (Holm 1979), without unknown ones.
 

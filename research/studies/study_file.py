@@ -45,27 +45,24 @@ def read_study(
 
     Args:
         path: a file, or the name of a shipped one, such as ``compare``.
-        at: name of a base (``base_NAME.yaml`` next to the file, or of this project), a YAML file,
-            or a section of the file; None: ``toy``, or no base if the file is complete itself.
+        at: name of a section, and what ``{at}`` stands for in the name of the base; None: ``toy``
+            for such a base, otherwise no section.
         parameters: values that override those of the files.
 
     Raises:
+        ValueError: if several shipped files have the name.
         StudyError: with all problems.
     """
-    try:
-        path = project_file(path)
-    except ValueError as error:  # the name of several shipped files
-        raise StudyError(path, [str(error)]) from None
-    own, name = _load(path), at or ""
-    contents, base = [own], _base_of(path, own, at)
-    if base is not None and "base" not in own:
-        name = base.stem.removeprefix("base_")
-    while base is not None:
-        contents.append(_load(base))
-        base = _next_to(base, str(contents[-1]["base"])) if "base" in contents[-1] else None
+    path = project_file(path)
+    contents, file = [_load(path)], path
+    by_name = "{at}" in str(contents[0].get("base"))
+    name = at or ("toy" if by_name else "")
+    while "base" in contents[-1]:
+        file = _next_to(file, str(contents[-1]["base"]).replace("{at}", name))
+        contents.append(_load(file))
     sections = [dict(content.pop("at", None) or {}) for content in contents]
     known = set(itertools.chain(*sections))
-    if "base" in own and name not in {"", *known}:
+    if not by_name and name not in {"", *known}:
         raise StudyError(path, [f"--at {at}: there is no section {at}; {suggest(name, known)}"])
     pairs = zip(reversed(contents), reversed(sections), strict=True)
     try:
@@ -83,13 +80,9 @@ def read_study(
     given = {**_replaced(whole, values), "parameters": values}
     resolver = _Resolver(_parsed(path, given))
     study = resolver.study(path, name)
-    # The paper's rows come from the file, even if a section changes our rows.
-    rows = {key: _replaced(own.get(key), values) for key in ("rows", "vary")}
-    theirs = _parsed(path, {**given, **rows}) if given.get("paper") else resolver.file
-    paper = resolver.paper(_Resolver(theirs).rows())
     if resolver.problems:
         raise StudyError(path, resolver.problems)
-    return replace(study, paper=paper)
+    return study
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -104,26 +97,6 @@ def _load(path: Path) -> dict[str, Any]:
         raise StudyError(path, ["it is no mapping of title, rows, stages ..."])
     plain: dict[str, Any] = OmegaConf.to_container(loaded)  # type: ignore[assignment]
     return plain
-
-
-def _base_of(path: Path, own: Mapping[str, Any], at: str | None) -> Path | None:
-    """Return the path of a file's base; None if it needs none."""
-    if "base" in own:
-        return _next_to(path, str(own["base"]))
-    rows = own.get("rows") or []
-    complete = "stages" in own or any(isinstance(row, dict) and "run" in row for row in rows)
-    if complete and (at is None or at in (own.get("at") or {})):
-        return None
-    at = at or "toy"
-    if at.endswith((".yaml", ".yml")):
-        return Path(at)
-    folders = list(dict.fromkeys((path.parent.resolve(), STUDIES)))
-    found = [f / f"base_{at}.yaml" for f in folders if (f / f"base_{at}.yaml").is_file()]
-    if not found:
-        known = sorted({p.stem[5:] for folder in folders for p in folder.glob("base_*.yaml")})
-        problem = f"--at {at}: there is no base_{at}.yaml; {suggest(at, known)}"
-        raise StudyError(path, [problem])
-    return found[0]
 
 
 def _next_to(path: Path, base: str) -> Path:
@@ -184,7 +157,7 @@ class _Resolver:
         file.title = file.title or path.stem
         shared = {name: self._step(f"shared.{name}", one) for name, one in file.shared.items()}
         stages = {name: self._step(f"stages.{name}", one) for name, one in file.stages.items()}
-        rows = self._of_runs(self.rows(), shared)
+        rows = self._of_runs(self._rows(), shared)
         if not stages and not any(row.run for row in rows):
             self.problems.append("stages: missing; name what is run for each row, or a base: --at")
         columns = {
@@ -192,7 +165,7 @@ class _Resolver:
                 update={
                     "name": name,
                     "title": one.title or name,
-                    "stage": one.stage or ([*stages] or [""])[-1],
+                    "stage": one.stage or next(reversed(stages), ""),
                 }
             )
             for name, one in file.columns.items()
@@ -231,29 +204,19 @@ class _Resolver:
         elif any(column.kind == MEASURED for column in columns.values()):
             self.problems.append(f"measure: missing; columns of kind {MEASURED} need its function")
 
-    def rows(self) -> list[Row]:
+    def _rows(self) -> list[Row]:
         """Return every row with every combination of the values that vary."""
         vary, titles = self.file.vary, self.file.titles
-        bases = self.file.rows or ([GivenRow()] if vary else [])
-        if not bases:
-            self.problems.append("rows: missing; list rows, or values of keys under vary")
         found = []
-        for place, given in enumerate(bases):
-            if not given.name and self.file.rows:
-                self.problems.append(f"rows.{place}.name: missing")
+        for place, given in enumerate(self.file.rows):
             marks = {title: _cell(value) for title, value in given.marks.items()}
-            cells = {ROW: given.name, **marks} if given.name else marks
             options = self._options(f"rows.{place}", given)
             for values in itertools.product(*vary.values()):
                 varied = dict(zip(vary, values, strict=True))
                 named = {titles.get(key, key): _cell(value) for key, value in varied.items()}
-                parts = [given.name] if given.name else []
-                name = ", ".join([*parts, *(f"{title}={cell}" for title, cell in named.items())])
                 row = Row(
-                    name=name,
-                    cells={**cells, **named},
-                    base=given.name,
-                    values=varied,
+                    name=", ".join([given.name, *("=".join(pair) for pair in named.items())]),
+                    cells={ROW: given.name, **marks, **named},
                     options={**options, **varied},
                     run=given.run,
                     source=given.source,
@@ -263,21 +226,6 @@ class _Resolver:
         twice = dict.fromkeys(name for name in names if names.count(name) > 1)
         self.problems += [f"rows: there are two called {name!r}" for name in twice]
         return found
-
-    def paper(self, rows: Sequence[Row]) -> list[tuple[Mapping[str, str], Sequence[Any]]]:
-        """Return the paper's numbers with the cells of their rows; they must fit the rows."""
-        given = self.file.paper
-        if given is None:
-            return []
-        if len(given.rows) != len(rows):
-            count = f"{len(given.rows)} rows for the {len(rows)} of the file"
-            self.problems.append(f"paper.rows: {count}")
-        found = list(zip(rows, given.rows, strict=False))
-        for row, one in found:
-            if len(one) not in (0, len(given.columns)):
-                expected = f"expected {len(given.columns)} cells"
-                self.problems.append(f"paper.rows: {row.name} has {one}, {expected}")
-        return [(row.cells, one) for row, one in found]
 
     def _of_runs(self, rows: Sequence[Row], shared: Mapping[str, Step]) -> list[Row]:
         """Set the options of rows that show a shared run to those that differ from other rows."""
@@ -293,14 +241,13 @@ class _Resolver:
             for key, value in next(iter(shown.values()), {}).items()
             if all(options.get(key) == value for options in shown.values())
         }
-        peculiar = {
-            name: {key: value for key, value in options.items() if key not in common}
-            for name, options in shown.items()
-        }
-        return [
-            replace(row, options=peculiar[row.name]) if row.name in peculiar else row
-            for row in rows
-        ]
+        found = []
+        for row in rows:
+            options = shown.get(row.name, row.options)
+            if row.name in shown:
+                options = {key: value for key, value in options.items() if key not in common}
+            found.append(replace(row, options=options))
+        return found
 
     def _known(self, where: str, what: str, names: Iterable[str], known: Collection[str]) -> None:
         for name in names:
@@ -317,5 +264,4 @@ class _Resolver:
         if not given.config:
             return given
         options = {**self.file.options, **self._options(where, given)}
-        writes = LAST if given.script == "train.py" else ""
-        return given.model_copy(update={"options": options, "writes": writes})
+        return given.model_copy(update={"options": options, "writes": LAST})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic import NonNegativeInt as WholeNumber
 from pydantic import PositiveInt as Count
 
@@ -54,13 +54,12 @@ class Step(_Part):
     """The work of one process, or an existing checkpoint.
 
     Attributes:
-        script, config, options: call of train.py or evaluate.py; options may contain placeholders.
+        config, options: call of ``lavis-mafa train``; options may contain placeholders.
         module, arguments: call of ``python -m`` instead.
         writes: name of the checkpoint that it writes to its folder; "": none.
         checkpoint: an existing checkpoint; nothing is run.
     """
 
-    script: Literal["train.py", "evaluate.py"] = "train.py"
     config: str = ""
     options: Options = {}
     uses: list[str] = []
@@ -84,7 +83,7 @@ class Step(_Part):
 class GivenRow(_Part):
     """A row of the file, before it is combined with the values that vary."""
 
-    name: str = ""
+    name: str
     marks: dict[str, Any] = {}
     uses: list[str] = []
     options: Options = {}
@@ -139,11 +138,18 @@ class Measure(_Part):
 
 
 class Paper(_Part):
-    """A paper's numbers: one per column, for each row of the file."""
+    """A paper's table."""
 
     about: str = ""
     columns: list[str]
     rows: list[list[Any]]
+
+    @model_validator(mode="after")
+    def _rectangular(self) -> Paper:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"{row}: expected {len(self.columns)} cells")
+        return self
 
 
 class StudyFile(_Part):
@@ -162,7 +168,7 @@ class StudyFile(_Part):
     settings: dict[str, Options | None] = {}
     shared: dict[str, Step] = {}
     stages: dict[str, Step] = {}
-    rows: list[GivenRow] = []
+    rows: Annotated[list[GivenRow], Field(min_length=1)]
     vary: dict[str, list[Any]] = {}
     titles: dict[str, str] = {}
     columns: dict[str, Column]
@@ -173,7 +179,6 @@ class StudyFile(_Part):
     paper: Paper | None = None
     seeds: list[WholeNumber] = [42]
     at_once: Count = 1
-    in_process: bool = False
     processes: Count = 1
 
 
@@ -184,8 +189,6 @@ class Row:
     Attributes:
         name: unique name in the table.
         cells: the cells before the figures, by the title of the column.
-        base: the name without the values that vary.
-        values: values of the keys that vary.
         options: options in addition to the first stage's; for a row with ``run``, options that not
             all rows have.
         run: the shared run that it shows, or whose options it overrides; "": the row has its own
@@ -195,8 +198,6 @@ class Row:
 
     name: str
     cells: Mapping[str, str]
-    base: str
-    values: Mapping[str, Any]
     options: Mapping[str, Any]
     run: str = ""
     source: str = ""
@@ -210,7 +211,6 @@ class Study:
         at: name of the base or section.
         file: texts and lists of the file.
         columns: the columns that are shown; ``catalogue`` has all columns by name.
-        paper: cells and numbers of the paper's rows.
     """
 
     path: Path
@@ -221,7 +221,6 @@ class Study:
     rows: Sequence[Row]
     columns: Sequence[Column]
     catalogue: Mapping[str, Column]
-    paper: Sequence[tuple[Mapping[str, str], Sequence[Any]]] = ()
 
 
 def placeholders(values: Iterable[Any]) -> set[str]:

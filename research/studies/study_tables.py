@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,7 @@ def tables_of(results: Results) -> list[Table]:
 
 
 def _table(study: Study, title: str, columns: Sequence[Column], spreads: Spreads) -> Table:
-    titles = _titles([row.cells for row in study.rows])
+    titles = list(dict.fromkeys(title for row in study.rows for title in row.cells))
     table = Table(title, [*titles, "n", *(column.title for column in columns)])
     for row in study.rows:
         own = spreads.get(row.name, {})
@@ -132,26 +132,20 @@ def _paper(study: Study) -> Table:
     table = Table(f"The paper's numbers: {study.file.source}")
     if paper is None:
         return table
-    titles = _titles([cells for cells, _ in study.paper])
-    table.columns, table.note = [*titles, *paper.columns], paper.about
-    places = range(len(paper.columns))
-    digits = [_decimals([numbers[k] for _, numbers in study.paper if numbers]) for k in places]
-    for cells, numbers in study.paper:
+    table.columns, table.note = paper.columns, paper.about
+    digits = [_decimals(column) for column in zip(*paper.rows, strict=True)]
+    for row in paper.rows:
         shown = [
             f"{value:.{n}f}" if isinstance(value, int | float) else value
-            for value, n in zip(numbers or [None for _ in digits], digits, strict=True)
+            for value, n in zip(row, digits, strict=True)
         ]
-        table.rows.append([*(cells.get(title, "") for title in titles), *shown])
+        table.rows.append(shown)
     return table
 
 
 def _decimals(values: Sequence[Any]) -> int:
     texts = [str(value) for value in values if isinstance(value, float)]
     return max((len(text.partition(".")[2]) for text in texts), default=0)
-
-
-def _titles(cells: Sequence[Mapping[str, str]]) -> list[str]:
-    return list(dict.fromkeys(title for one in cells for title in one))
 
 
 def rows_table(results: Results) -> Table:

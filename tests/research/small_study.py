@@ -41,9 +41,8 @@ BASE = {
     "stages": {
         "train": {"config": TOY},
         "test": {
-            "script": "evaluate.py",
-            "config": "projects/mafa/eval/retrieval_toy.yaml",
-            "options": {"model.finetuned": "{train}"},
+            "config": TOY,
+            "options": {"model.load_pretrained": True, "model.pretrained": "{train}"},
         },
     },
     "columns": {
@@ -52,6 +51,7 @@ BASE = {
     },
 }
 OWN = {
+    "base": "base_{at}.yaml",
     "title": "A title",
     "source": "Table 0",
     "rows": [
@@ -62,8 +62,8 @@ OWN = {
     "titles": {SPACE: "M"},
     "paper": {
         "about": "Large",
-        "columns": ["TR", "IR"],
-        "rows": [[76.6, 59.6], [1.25, None], [], [77, 60.2]],
+        "columns": ["row", "M", "TR", "IR"],
+        "rows": [["plain", 128, 76.6, 59.6], ["mined", "–", 1.25, None], ["both", 256, 77, 60.2]],
     },
 }
 

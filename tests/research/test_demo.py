@@ -19,22 +19,14 @@ from lavis_mafa.commands import demo as entry
 from research import demo
 
 TINY = [
-    "--epochs",
-    "1",
-    "--warm-up-epochs",
-    "1",
-    "--train-size",
-    "64",
-    "--test-size",
-    "20",
-    "--con-d-epochs",
-    "1",
-    "--annotated-size",
-    "64",
-    "--start-steps",
-    "1",
-    "--at-once",
-    "2",
+    "--set",
+    "epochs=1",
+    "warm_up_epochs=1",
+    "train_size=64",
+    "test_size=20",
+    "con_d_epochs=1",
+    "annotated_size=64",
+    "start_steps=1",
 ]
 KEYS = [
     "valid_txt_r1",

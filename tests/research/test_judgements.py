@@ -33,6 +33,10 @@ def written(folder, content):
     return path
 
 
+def crowd(*row):
+    return {"expert": [], "crowd": [row]}
+
+
 def by_loop(content, image, text):
     """Whether a pair of samples is valid, from all rows about its image and wording."""
     ratings, yes, no = [], 0, 0
@@ -90,10 +94,12 @@ def test_verdicts_equal_a_loop_over_the_rows(tmp_path_factory, content):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([], "expected an object"),
-        ({"crowd": [["dog.jpg", "cat.jpg", 0, 1]]}, "crowd, row 0: expected image"),
-        ({"expert": [["dog.jpg", "cat.jpg", 0, 1, 2, 5]]}, "expert, row 0: expected image"),
-        ({"crowd": [["dog.jpg", "cat.jpg", 2, 1, 0]]}, "crowd, row 0: 'cat.jpg' has 2 captions"),
+        ([], "Input should be an object"),
+        ({"expert": []}, "crowd: Field required"),
+        (crowd("dog.jpg", "cat.jpg", 0, 1), "crowd.0.4: Field required"),
+        (crowd("dog.jpg", "cat.jpg", 0, 1, True), "crowd.0.4: Input should be a valid integer"),
+        ({"expert": [["dog.jpg", "cat.jpg", 0, 1, 2, 5]], "crowd": []}, "expert.0.5: .* 4, got 5"),
+        (crowd("dog.jpg", "cat.jpg", 2, 1, 0), "crowd: 'cat.jpg' has 2 captions, expected 3"),
     ],
 )
 def test_unusable_judgements_are_refused(tmp_path, content, message):
@@ -102,7 +108,7 @@ def test_unusable_judgements_are_refused(tmp_path, content, message):
 
 
 def test_judgements_of_the_images_of_another_split_are_no_pairs(tmp_path):
-    judgements = written(tmp_path, {"crowd": [["horse.jpg", "cat.jpg", 0, 1, 0]]})
+    judgements = written(tmp_path, crowd("horse.jpg", "cat.jpg", 0, 1, 0))
     assert [len(found) for found in judged_pairs(judgements, IDS, SOURCES)] == [0, 0, 0]
 
 

@@ -123,16 +123,17 @@ def test_folder_is_locked_by_one_command(tmp_path):
     orphan.wait()
 
 
-def test_modules_run_in_this_process_once_with_the_options_of_their_row(tmp_path, monkeypatch):
+def test_modules_run_once_with_the_options_of_their_row(tmp_path, monkeypatch):
     """A run that fails is run again by the next command; the images' figures are recorded."""
     (tmp_path / "own_runs.py").write_text(OWN_RUNS)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     rows = [
         {"run": "one", "name": "a", "options": {"gain": 1.0}},
         {"run": "one", "name": "b", "options": {"gain": 2.0, "fails": True}},
     ]
     step = {"module": "own_runs", "arguments": ["{folder}/m.json", "{seed}"], "writes": "m.json"}
-    study = {"in_process": True, "shared": {"one": step}, "rows": rows, "seeds": [0, 1]}
+    study = {"shared": {"one": step}, "rows": rows, "seeds": [0, 1]}
     study |= {"columns": {"x": {"kind": "measured"}}, "measure": {"function": "own_runs:measure"}}
     (tmp_path / "s.yaml").write_text(yaml.safe_dump(study))
     words = command.parsed(tmp_path / "s.yaml", "--output", tmp_path / "out")
@@ -144,7 +145,7 @@ def test_modules_run_in_this_process_once_with_the_options_of_their_row(tmp_path
 
 
 OWN_RUNS = """
-import json, pathlib
+import json, pathlib, sys
 
 def main(words):
     path, seed, *options = words
@@ -159,4 +160,7 @@ def main(words):
 def measure(runs, judges):
     for run in runs:
         yield run, json.loads(run.checkpoint.read_text())
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
 """

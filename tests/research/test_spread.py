@@ -14,7 +14,6 @@ from research.coverage import SIZES, coverage
 from research.studies.spread import (
     Crossed,
     Spread,
-    differences_to,
     frame_of,
     gains_of,
     holm,
@@ -64,8 +63,6 @@ def test_gains_are_paired_by_seed(mine, theirs, lower):
     own = {"a": mine, "b": theirs}
     figures = frame_of({row: {s: {"x": v} for s, v in one.items()} for row, one in own.items()})
     assert gains_of(figures, "a", "b", "x", lower).to_dict() == gains
-    other = differences_to(figures, "b").get("a", {}).get("x")
-    assert (other and other.n) == (len(gains) or None)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))

@@ -22,12 +22,12 @@ def test_rows_of_a_study(tmp_path):
     assert study.rows[0].cells == {"row": "plain", "Con-D": "✗", "M": "128"}
     assert study.rows[3].cells == {"row": "mined", "Con-D": "✓", "M": "256"}
     assert study.rows[3].options == {**BASE["settings"]["con_d"], MASKED: 0.2, SPACE: 256}
-    assert study.rows[0].values == {SPACE: 128} and study.file.seeds == [3, 5]
+    assert study.file.seeds == [3, 5]
 
 
 def test_precedence_of_options(tmp_path):
     rows = [{"name": "a", "uses": ["random"], "options": {"run.grit.enabled": True, SPACE: 1}}]
-    (row,) = read_small_study(tmp_path, rows=rows, vary={SPACE: [64]}, paper=None).rows
+    (row,) = read_small_study(tmp_path, rows=rows, vary={SPACE: [64]}).rows
     assert row.options == {"run.grit.enabled": True, "model.mafa.negatives": "sampled", SPACE: 64}
 
 
@@ -37,8 +37,6 @@ def test_section_of_a_scale_overrides_file_and_base(tmp_path):
     assert [row.name for row in study.rows] == ["plain, M=64", "mined, M=64"]
     assert study.file.seeds == [1]
     assert (study.columns[0].title, study.columns[0].keys) == ("other", ["txt_r1"])
-    # The paper's numbers stay with the paper's rows.
-    assert [cells["M"] for cells, _ in study.paper] == ["128", "256", "128", "256"]
 
 
 @pytest.mark.parametrize(
@@ -83,25 +81,28 @@ def expect(problems, expected):
 
 def test_keys_and_types_that_are_wrong_are_reported_together(tmp_path):
     base = copy.deepcopy(BASE)
-    base["stages"]["test"]["script"] = "test.py"
+    base["stages"]["test"]["script"] = "train.py"
     base["colums"] = {}
     problems = problems_of(
         tmp_path,
         base=base,
-        rows=[{"name": "a", "option": {}}, {"name": "b", "options": {"run.grit": {}}}],
+        rows=[{"name": "a", "option": {}}, {"options": {"run.grit": {}}}],
         seeds=["x"],
         at_once=0,
         at={"small": {"row": []}},
         vary={SPACE: 3},
         settings={"random": 3},
+        paper={"columns": ["row", "TR"], "rows": [[1]]},
         shared={"start": {"config": TOY}},
     )
     expected = [
         "colums: Extra inputs are not permitted",
         "row: Extra inputs",
-        "stages.test.script",
+        "stages.test.script: Extra inputs",
+        "paper: Value error, [1]: expected 2 cells",
         "rows.0.option: Extra inputs",
         "run.grit is a mapping",
+        "rows.1.name: Field required",
         "seeds.0",
         "at_once: Input should be greater than 0",
         f"vary.{SPACE}",
@@ -114,16 +115,14 @@ def test_keys_and_types_that_are_wrong_are_reported_together(tmp_path):
 def test_names_that_do_not_exist_are_reported_together(tmp_path):
     problems = problems_of(
         tmp_path,
-        rows=[{"name": "a", "uses": ["randon"]}, {"name": "a"}, {"marks": {}}],
+        rows=[{"name": "a", "uses": ["randon"]}, {"name": "a"}],
         shows=["tr", "loss"],
         claims=[{"claim": "c", "row": "a", "than": "b", "column": "loss"}],
         vary={},
-        paper=None,
     )
     expected = [
         "no setting randon; did you mean random?",
         "there are two called 'a'",
-        "rows.2.name: missing",
         "shows: no column tr;",
         "claims.0: no row b",
     ]

@@ -19,9 +19,9 @@ def test_placeholders_become_paths(tmp_path):
         train, test = (plan.of[row][seed][stage] for stage in ("train", "test"))
         cfg = config_of(train)
         assert cfg.run_cfg.seed == config_of(test).run_cfg.seed == seed
-        assert config_of(test).model_cfg.finetuned == str(train.checkpoint)
+        assert config_of(test).model_cfg.pretrained == str(train.checkpoint)
         assert test.needs == {train.name} and train.folder.parent.name == f"seed_{seed}"
-        assert (train.command[-1] == RESUME, test.command[-1] == RESUME) == (True, False)
+        assert train.command[-1] == RESUME
     con_d = tmp_path / f"out/shared/seed_{seed}/con_d/checkpoint_last.pth"
     assert cfg.model_cfg.mafa.con_d.checkpoint == str(con_d)
     start = plan.jobs["start/5"]
@@ -49,7 +49,7 @@ def test_equal_rows_are_run_once(tmp_path):
     """
     first = make_plan(read_small_study(tmp_path), tmp_path / "out", [3])
     rows = [{"name": "renamed", "options": {MASKED: 0.2}, "uses": ["con_d"]}]
-    second = make_plan(read_small_study(tmp_path, rows=rows, paper=None), tmp_path / "out", [3])
+    second = make_plan(read_small_study(tmp_path, rows=rows), tmp_path / "out", [3])
     for stage in ("train", "test"):
         job, other_plan = first.of["mined, M=256"][3][stage], second.of["renamed, M=256"][3][stage]
         assert (job.folder, job.command) == (other_plan.folder, other_plan.command)
@@ -103,7 +103,7 @@ def test_all_problems_of_configs_are_reported_together_and_once(tmp_path):
     base["options"] = {"run.test_splits": []}
     base["stages"]["test"]["config"] = "projects/not_there.yaml"
     base["columns"]["other"] = {"key": "txt_r5", "stage": "train"}
-    changes = {"vary": {SPACE: [128, 256], "model.mafa.alhpa": [1]}, "paper": None}
+    changes = {"vary": {SPACE: [128, 256], "model.mafa.alhpa": [1]}}
     plan = make_plan(read_small_study(tmp_path, base=base, **changes), tmp_path / "out", [3, 5])
     with pytest.raises(StudyError) as caught:
         check(plan)
@@ -111,6 +111,6 @@ def test_all_problems_of_configs_are_reported_together_and_once(tmp_path):
     assert len(problems) == 2 and all(" and 3 more: " in problem for problem in problems)
     assert "model.mafa.alhpa: unknown" in problems[0] and "not_there.yaml" in problems[1]
     del base["stages"]["test"], base["columns"]["tr1"]
-    study = read_small_study(tmp_path, base=base, paper=None)
+    study = read_small_study(tmp_path, base=base)
     with pytest.raises(StudyError, match=r"plain, M=128 and 3 more: column other reads split test"):
         check(make_plan(study, tmp_path / "out", [3]))

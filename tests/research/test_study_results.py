@@ -83,12 +83,11 @@ def test_written_results_equal_the_logs(tmp_path):
         ["mined", "✓", "256", "1", "42.0", "425.0"],
     ]
     cells = cells_of(theirs)
-    assert cells[0] == ["row", "Con-D", "M", "TR", "IR"]
+    assert cells[0] == ["row", "M", "TR", "IR"]
     assert cells[2:] == [
-        ["plain", "✗", "128", "76.60", "59.6"],
-        ["plain", "✗", "256", "1.25", "–"],
-        ["mined", "✓", "128", "–", "–"],
-        ["mined", "✓", "256", "77.00", "60.2"],
+        ["plain", "128", "76.60", "59.6"],
+        ["mined", "–", "1.25", "–"],
+        ["both", "256", "77.00", "60.2"],
     ]
     assert "76.6" not in ours and "|\n\nLarge\n" in text.split("numbers: Table 0\n\n|")[1]
     row = content["rows"]["plain, M=128"]
@@ -96,7 +95,7 @@ def test_written_results_equal_the_logs(tmp_path):
     assert row["spread"]["tr1"] == {"mean": 11.5, "sd": pytest.approx(2.1213, abs=1e-4), "n": 2}
     assert content["rows"]["mined, M=128"]["seeds"] == {"3": {"tr1": None, "loss": 10.0}}
     assert (tmp_path / "out" / row["folders"]["5"]["test"] / "log.jsonl").is_file()
-    assert content["paper"]["rows"][0] == [76.6, 59.6]
+    assert content["paper"]["rows"][0] == ["plain", 128, 76.6, 59.6]
     assert "11.5 ± 2.1" in page and "76.60" in page
 
 
@@ -282,7 +281,6 @@ def test_edited_files_are_another_run(tmp_path, fake_runs, edited, monkeypatch, 
     base["stages"]["train"]["options"] = {"model.pretrained": "{given}"}
     rows = [{"name": "mined", "uses": ["con_d"]}]
     changes = {"base": base, "rows": rows, "vary": {}, "shows": ["tr1"]}
-    changes["paper"] = None
     monkeypatch.setattr(command, "check", lambda plan: None)
     given = ["--given", f"given={tmp_path / 'given.pth'}"]
     assert run_small_study(tmp_path, *given, **changes) == 0
@@ -314,7 +312,7 @@ def test_dry_run_starts_nothing(tmp_path, fake_runs, capsys):
 
 
 def test_invalid_studies_are_rejected_before_any_run(tmp_path, fake_runs, capsys):
-    changes = {"vary": {"run.grit.serach_space": [1]}, "paper": None}
+    changes = {"vary": {"run.grit.serach_space": [1]}}
     assert run_small_study(tmp_path, **changes) == 2
     assert "did you mean run.grit.search_space?" in capsys.readouterr().out
     assert run_small_study(tmp_path, "--given", "con_d=not/there.pth") == 2
