@@ -31,7 +31,6 @@ class Traits:
         has_temperature: has ITC's temperature, so that a model that can judge can also be the
             encoder of hard negatives.
         patch_size: side of the ViT's patches where no config states it.
-        takes_conv_stem: reads ``vit.stem``.
         keeps_word_states: keeps a state of every word, as TCL's local loss needs.
         attends_from_text: has text layers that attend to the image, from which heat maps are made.
         images_per_sample: 2 for models that read pairs of images; None if unknown.
@@ -49,7 +48,6 @@ class Traits:
     can_judge: bool | None = None
     has_temperature: bool = True
     patch_size: int = 16
-    takes_conv_stem: bool = False
     keeps_word_states: bool = False
     attends_from_text: bool = True
     images_per_sample: int | None = None

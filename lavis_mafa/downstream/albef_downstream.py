@@ -43,7 +43,6 @@ class AlbefDownstream:
 
     family = "albef"
     loads_with_our_loader = True
-    takes_conv_stem = True
     trains_by_step = False
     can_judge = False
     ranks_without_itm = True

@@ -41,7 +41,6 @@ class AlbefMafa(MafaModel, AlbefBase):
 
     family = "albef"
     keeps_word_states = True
-    takes_conv_stem = True
     model_options = FeatureOptions
     PRETRAINED_MODEL_CONFIG_DICT = model_yamls("albef_mafa", "base", "tiny", "small")
 

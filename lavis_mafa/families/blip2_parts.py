@@ -230,8 +230,10 @@ def build_image_encoder(
     ViT.
 
     Raises:
-        ValueError: for an unknown ``vit_model``.
+        ValueError: for an unknown ``vit_model``, or a stem other than ``patch``.
     """
+    if sizes is not None and sizes.get("stem", "patch") != "patch":
+        raise ValueError("model.vit.stem: BLIP-2 has no convolutional stem; use patch")
     if sizes is None and vit_model == "clip_L":
         return clip_vit.VisionTransformer(
             input_resolution=image_size,

@@ -47,7 +47,6 @@ class BlipMafa(MafaModel, BlipBase):
     """
 
     family = "blip"
-    takes_conv_stem = True
     model_options = FeatureOptions
     PRETRAINED_MODEL_CONFIG_DICT = model_yamls("blip_mafa", "base", "large", "tiny")
 

@@ -162,7 +162,6 @@ class FneRetrieval(MafaModel, BaseModel):
     model_options = _FneOptions
     family = "fne"
     starts_from_parts = False
-    takes_conv_stem = True
     trains_by_step = False
     can_judge = False
     attends_from_text = False

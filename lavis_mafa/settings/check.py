@@ -89,7 +89,9 @@ class Key:
         """Return the permitted values in words: ``a whole number >= 1 or null``."""
         kind, option = self.kind, self.option
         is_list, text = kind in ("list", "mapping"), _KINDS[kind]
-        if option.choices and not isinstance(option.choices, Registered):
+        if isinstance(option.choices, Registered):
+            text = f"a registered {option.choices.table.replace('_', ' ')}"
+        elif option.choices:
             names = ", ".join(option.choices)
             text = f"{text} out of {names}" if is_list else f"one of {names}"
         elif option.limits() and not is_list:
@@ -313,9 +315,6 @@ def _problem(key: Key, value: Any) -> str:
     elif not isinstance(value, _TYPES.get(kind, str)):
         hints = {"list": f", such as [{value}]", "bool": ", written without quotes"}
         return f"{value!r} is not {expected}{hints.get(kind, '') if isinstance(value, str) else ''}"
-    elif isinstance(option.choices, Registered) and value not in option.choices:
-        table = option.choices.table.replace("_", " ")
-        return f"no {table} {value!r} is registered; {suggest(str(value), option.choices)}"
     elif option.choices and value not in option.choices:
         return f"{value!r} is not {expected}; {suggest(str(value), option.choices)}"
     return ""
@@ -372,8 +371,7 @@ def filled(
         if name in given:
             continue
         option = key.option
-        needed = ("always",) if option.needed is True else option.needed or ()
-        if set(report.active).intersection(needed):
+        if set(report.active).intersection(option.needed):
             text = f"expected {key.describe()} ({option.doc})"
             report.take([Problem(f"{path}{name}", text, is_missing=True)])
         by_task = [option.by_task[one] for one in report.active if one in option.by_task]

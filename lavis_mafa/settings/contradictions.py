@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from lavis_mafa.data.image_text_json import ImageTextShardsBuilder
 from lavis_mafa.io.problems import ConfigView, Problem
 from lavis_mafa.io.project_files import read_config
 from lavis_mafa.settings.check import Report, listed, suggest
-from lavis_mafa.settings.loggers import LOGGERS, names_of_loggers
+from lavis_mafa.settings.loggers import LOGGERS
 from lavis_mafa.settings.registered import declared
 from lavis_mafa.settings.schema import SPLITS
 
@@ -45,8 +46,7 @@ _NOT_COMPILED = ("model.vit_grad_ckpt", "model.use_grad_checkpoint", "run.cached
 def ask_all(config: Mapping[str, Any], report: Report) -> None:
     """Report the contradictions in a config, missing files, and what its classes find."""
     cfg = ConfigView(config, report.bad, machine=report.machine)
-    _ask_files(cfg, report)
-    for rule in _RULES:
+    for rule in (*_RULES, *(_OF_MACHINE if report.machine else ())):
         report.take(rule(cfg))
     for section, owner in _owners(cfg):
         ask = getattr(owner, "problems_of", None)
@@ -58,7 +58,7 @@ def _owners(cfg: ConfigView) -> Iterator[tuple[str, Any]]:
     """Yield the classes that a config names, with the section of each."""
     yield "run", _runner_of(cfg)
     yield "run", registry.get_task_class(cfg["run.task"] or "")
-    for name in names_of_loggers({"loggers": cfg["run.loggers"]}):
+    for name in cfg["run.loggers"] or ():
         yield "run", LOGGERS.get(name)
     if cfg.training and cfg[f"{_GRIT}.enabled"]:
         yield "run", HARDNESS.get(cfg[f"{_GRIT}.schedule"] or "")
@@ -97,23 +97,18 @@ def _machine(cfg: ConfigView) -> Problems:
 def _grouping(cfg: ConfigView) -> Problems:
     if not cfg.training or not cfg[f"{_GRIT}.enabled"]:
         return
-    if cfg["model.arch"] and not _traits(cfg).trains_by_step:
-        why = f"is True, but {cfg['model.arch']} provides no features for grouping; set it to False"
-        yield Problem(f"{_GRIT}.enabled", why)
-    runner = _runner_of(cfg)
-    if runner and not getattr(runner, "groups_mini_batches", False):
-        why = "cannot group mini-batches; use runner_mafa, or set run.grit.enabled: False"
-        yield Problem("run.runner", f"{cfg['run.runner']} {why}")
+    runner, arch = _runner_of(cfg), cfg["model.arch"]
+    groups = getattr(runner, "groups_mini_batches", False) and _traits(cfg).trains_by_step
+    if runner and arch and not groups:
+        why = f"is True, but {cfg['run.runner'] or 'runner_mafa'} cannot group the pairs of {arch}"
+        cure = "use runner_mafa and a model that reads model.mafa, or set it to False"
+        yield Problem(f"{_GRIT}.enabled", f"{why}; {cure}")
     yield from _not_above(cfg, f"{_GRIT}.search_space", f"{_GRIT}.queue_size")
 
 
 def _schedule(cfg: ConfigView) -> Problems:
     yield from _not_above(cfg, "run.min_lr", "run.init_lr")
     yield from _not_above(cfg, "run.max_epoch", "run.lr_horizon")
-    by_steps = cfg["run.runner"] == "runner_iter" and cfg["run.max_iters"] is not None
-    if cfg.training and cfg["run.max_epoch"] is None and not by_steps:
-        why = "expected a whole number >= 1 (epochs to train)"
-        yield Problem("run.max_epoch", why, is_missing=True)
     if cfg["run.lr_sched"] == "linear_warmup_step_lr" and cfg["run.lr_decay_rate"] is None:
         why = "linear_warmup_step_lr needs it; use for example 0.9"
         yield Problem("run.lr_decay_rate", why, is_missing=True)
@@ -130,13 +125,17 @@ def _weights(cfg: ConfigView) -> Problems:
     if cfg["run.evaluate"] and cfg["run.resume_ckpt_path"]:
         why = "has no effect with run.evaluate: True; use model.finetuned"
         yield Problem("run.resume_ckpt_path", f"{why} and model.load_finetuned: True")
-    if not _traits(cfg).loads_with_our_loader:
-        return
     for name in ("pretrained", "finetuned"):
-        path = cfg[f"model.{name}"]
-        if path and cfg[f"model.load_{name}"] is False and not is_url(path):
+        path, wanted = cfg[f"model.{name}"], cfg[f"model.load_{name}"] is not False
+        if not path or is_url(path):
+            continue
+        if not wanted and _traits(cfg).loads_with_our_loader:
             why = f"is given, but model.load_{name} is False: nothing is loaded"
             yield Problem(f"model.{name}", why)
+        is_file = cfg.machine and _traits(cfg).pretrained_is_file
+        if wanted and is_file and not os.path.exists(path):
+            cure = f"name a file or URL, or set model.load_{name}: False"
+            yield Problem(f"model.{name}", f"no such file: {path!r}; {cure}")
 
 
 def _encoders(cfg: ConfigView) -> Problems:
@@ -147,9 +146,6 @@ def _encoders(cfg: ConfigView) -> Problems:
     if longest and most and longest > most and _traits(cfg).llm_key is None:
         why = f"{longest} is more than the {most} positions of the text encoder in {key}"
         yield Problem("model.max_txt_len", f"{why}; use at most {most}")
-    if cfg["model.vit.stem"] == "conv" and not _traits(cfg).takes_conv_stem:
-        why = f"{cfg['model.arch']} has no convolutional stem; use patch"
-        yield Problem("model.vit.stem", why)
 
 
 def _evaluation(cfg: ConfigView) -> Problems:
@@ -176,21 +172,16 @@ def _split_keys(evaluate: Any) -> list[str]:
 
 
 def _splits(cfg: ConfigView) -> Problems:
-    # Builders may have further splits, such as other captions of the test images.
-    known, available, is_named = list(SPLITS), set[str](), bool(cfg["datasets"])
+    own = [_splits_of(name, cfg) for name in cfg["datasets"] or {}]
+    # A builder whose config names no splits creates some that are not known here.
+    known = set(SPLITS).intersection(set().union(*own) if own and all(own) else SPLITS)
     for name in cfg["datasets"] or {}:
-        known += declared("builder", name, "splits", ())
-        own = _splits_of(name, cfg)
-        available |= own
-        is_named &= bool(own)  # else the builder creates splits that its config does not name
+        # Builders may have further splits, such as other captions of the test images.
+        known.update(declared("builder", name, "splits", ()))
     for key in _split_keys(cfg["run.evaluate"]):
         for i, split in enumerate(cfg[f"run.{key}"] or ()):
             if isinstance(split, str) and split not in known:
-                why = f"{split!r} is not one of {', '.join(known)}; {suggest(split, known)}"
-                yield Problem(f"run.{key}[{i}]", why)
-            elif is_named and split in SPLITS and split not in available:
-                have = ", ".join(sorted(available))
-                why = f"no dataset has a split {split!r}; they have {have}"
+                why = f"no dataset has a split {split!r}; {suggest(split, known)}"
                 yield Problem(f"run.{key}[{i}]", why)
 
 
@@ -208,6 +199,7 @@ def _processors(cfg: ConfigView) -> Problems:
     for name in cfg["datasets"] or {}:
         path, splits = f"datasets.{name}", used & _splits_of(name, cfg)
         pictures = cfg[f"{path}.data_type"] == "images" and cfg[f"{path}.build_info.images"]
+        pictures = pictures and f"{path}.vis_processor" not in cfg.wrong
         for phase, read in (("train", splits & {"train"}), ("eval", splits & {"val", "test"})):
             key = f"{path}.vis_processor.{phase}"
             size, ours = cfg[f"{key}.image_size"], _traits(cfg).loads_with_our_loader
@@ -216,8 +208,7 @@ def _processors(cfg: ConfigView) -> Problems:
                 if cfg["model.image_encoder"] != "features":
                     why = f"{size} differs from model.image_size {image}"
                     yield Problem(f"{key}.image_size", why)
-            wrong = any(bad.startswith(f"{path}.vis_processor") for bad in cfg.wrong)
-            if read and pictures and cfg[key] is None and not wrong:
+            if read and pictures and cfg[key] is None:
                 why = f"the run reads splits of {name} that need this processor; name one"
                 why = f"{why}, such as {{name: blip_image_{phase}}}"
                 yield Problem(key, why, is_missing=True)
@@ -247,54 +238,41 @@ def _form_of_itc(cfg: ConfigView) -> Problems:
 
 def _mining(cfg: ConfigView) -> Problems:
     score, con_d = cfg[f"{_RULE}.score"], cfg[f"{_MAFA}.con_d"]
-    by_score = score in SCORES
-    if by_score and con_d:
+    if score in SCORES and con_d:
         why = f"{score} judges in Con-D's place; remove model.mafa.con_d, or use score: {CON_D}"
         yield Problem(f"{_RULE}.score", why)
-    used = [one for one in cfg[f"{_RULE}.use_in"] or () if cfg[f"{_WEIGHTS}.{one}"] != 0]
-    excused = f"{_RULE}.use_in" in cfg.wrong or cfg[f"{_RULE}.action"] == "keep"
-    if (con_d or by_score) and cfg.training and not used and not excused:
-        why = "no loss with a weight uses connections; name one, or set action: keep"
-        yield Problem(f"{_RULE}.use_in", why)
 
 
 # Files and folders that a config names
 
 
-def _ask_files(cfg: ConfigView, report: Report) -> None:
-    """Check that what the run reads exists; set ``model.feature_width`` if it is not given."""
+def _features(cfg: ConfigView) -> Problems:
+    """Yield why features of images cannot be read; set ``model.feature_width`` if it is not
+    given."""
     for name in cfg["datasets"] or {}:
-        report.take(_features(name, cfg))
-        if report.machine:
-            report.take(_data(name, cfg))
-    if report.machine:
-        report.take(_folder(cfg))
-        report.take(_named(cfg))
+        builder, info = registry.get_builder_class(name), f"datasets.{name}.build_info"
+        if not (isinstance(builder, type) and issubclass(builder, ImageTextShardsBuilder)):
+            continue  # of other builders the samples are not known
+        key, model = f"{info}.features.storage", cfg["model"]
+        folder = cfg[key]
+        if folder is not None and cfg["model.image_encoder"] != "features":
+            why = f"is not features: a vit reads pictures, and {key} gives features; set features"
+            yield Problem("model.image_encoder", why)
+        elif folder is not None and cfg.machine and os.path.isdir(folder):
+            try:
+                width = FeatureFolder(folder).shape[2]
+            except (OSError, ValueError) as error:
+                yield Problem(key, str(error))
+                continue
+            model["feature_width"] = model.get("feature_width") or width
 
 
-def _features(name: str, cfg: ConfigView) -> Problems:
-    """Take the width of the features of a data set; yield why they cannot be read."""
-    builder, key = registry.get_builder_class(name), f"datasets.{name}.build_info.features.storage"
-    if not (isinstance(builder, type) and issubclass(builder, ImageTextShardsBuilder)):
-        return  # of other builders the samples are not known
-    folder, reads = cfg[key], cfg["model.image_encoder"] == "features"
-    if folder is not None and not reads:
-        why = f"is not features: a vit reads pictures, and {key} gives features; set features"
-        yield Problem("model.image_encoder", why)
-    elif folder is not None and cfg.machine and os.path.isdir(folder):
-        try:
-            width = FeatureFolder(folder).shape[2]
-        except (OSError, ValueError) as error:
-            yield Problem(key, str(error))
-            return
-        model = cfg["model"]
-        model["feature_width"] = model.get("feature_width") or width
-        if model["feature_width"] != width:
-            why = f"the features have width {width}, expected {model['feature_width']}, that of"
-            yield Problem(key, f"{why} model.feature_width and of the other data sets")
+def _data(cfg: ConfigView) -> Problems:
+    for name in cfg["datasets"] or {}:
+        yield from _data_of(name, cfg)
 
 
-def _data(name: str, cfg: ConfigView) -> Problems:
+def _data_of(name: str, cfg: ConfigView) -> Problems:
     info, builder = f"datasets.{name}.build_info", registry.get_builder_class(name)
     # LAVIS's `build_datasets` resolves relative paths in LAVIS's cache, others in the working
     # directory.
@@ -315,9 +293,8 @@ def _data(name: str, cfg: ConfigView) -> Problems:
         if split in SPLITS and split not in used and used & set(splits):
             continue  # `only_splits` hides it
         key = f"{info}.annotations.{split}"
-        sources = listed(cfg[f"{key}.url"])
-        for i, file in enumerate(listed(cfg[f"{key}.storage"])):
-            source = sources[i] if i < len(sources) else ""
+        files, sources = (listed(cfg[f"{key}.{name}"]) for name in ("storage", "url"))
+        for file, source in zip_longest(files, sources[: len(files)], fillvalue=""):
             if not (is_url(source) or os.path.isfile(source) or found(file)):
                 given = f"neither url {source!r} nor storage " if source else ""
                 yield Problem(f"{key}.storage", f"no such file: {given}{file!r}; {start}")
@@ -336,13 +313,9 @@ def _folder(cfg: ConfigView) -> Problems:
     given = cfg["run.output_dir"]
     if not given:
         return
-    try:
-        folder = Path(os.path.abspath(os.path.expanduser(given)))
-        # It is made where its nearest parent can be written to.
-        nearest = next((one for one in (folder, *folder.parents) if one.exists()), folder)
-    except (OSError, ValueError) as error:  # a name that is too long, or with NUL
-        yield Problem("run.output_dir", f"{given!r:.80} cannot be a folder: {error}")
-        return
+    folder = Path(os.path.abspath(os.path.expanduser(given)))
+    # It is made where its nearest parent can be written to.
+    nearest = next(one for one in (folder, *folder.parents) if os.path.exists(one))
     if not nearest.is_dir():
         yield Problem("run.output_dir", f"{nearest} is a file; name a folder")
     elif not os.access(nearest, os.W_OK | os.X_OK):
@@ -350,18 +323,11 @@ def _folder(cfg: ConfigView) -> Problems:
         yield Problem("run.output_dir", why)
 
 
-def _named(cfg: ConfigView) -> Problems:
-    """Yield files that the schema does not check: a path that is not used need not exist."""
+def _annotations(cfg: ConfigView) -> Problems:
     given = cfg["run.annotation_file"]
     for path in given.values() if isinstance(given, Mapping) else [given]:
         if isinstance(path, str) and not os.path.isfile(path):
             yield Problem("run.annotation_file", f"no such file: {path!r}")
-    for name in ("pretrained", "finetuned"):
-        path, wanted = cfg[f"model.{name}"], cfg[f"model.load_{name}"] is not False
-        is_file = _traits(cfg).pretrained_is_file and not is_url(path or "")
-        if path and wanted and is_file and not os.path.exists(path):
-            cure = f"name a file or URL, or set model.load_{name}: False"
-            yield Problem(f"model.{name}", f"no such file: {path!r}; {cure}")
 
 
 _RULES = (
@@ -376,4 +342,6 @@ _RULES = (
     _processors,
     _form_of_itc,
     _mining,
+    _features,
 )
+_OF_MACHINE = (_data, _folder, _annotations)

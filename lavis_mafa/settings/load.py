@@ -44,7 +44,7 @@ class MafaConfig(Config):
     Args:
         args: has ``cfg_path`` and ``options``, as ``train.py`` parses them.
         machine: also check that files and devices exist.
-        named: what a file names of the config; None: nothing.
+        named: the file that names the config; None: the user does.
         data_only: only the data are built, see `usable`.
 
     Attributes:
@@ -63,10 +63,10 @@ class MafaConfig(Config):
         user, problems, unused = _read(cfg_path, options, named, data_only, typed)
         if user is None:
             raise ConfigError(cfg_path, problems)
-        plugins = _load_plugins(user)
+        problems += _load_plugins(user)
         config, found = complete(_resolved(user), machine, typed)
-        if problems or plugins or found:
-            raise ConfigError(cfg_path, [*problems, *plugins, *found, *(unused if found else [])])
+        if problems or found:
+            raise ConfigError(cfg_path, [*problems, *found, *(unused if found else [])])
         self.notes = unused
         self.config = OmegaConf.create(config)
         self._unresolved = user
@@ -95,16 +95,14 @@ def _resolved(user: Any) -> Any:
 
 @dataclass(frozen=True)
 class Named:
-    """What a file names of a config, and not the user.
+    """A file that names a config and options of it.
 
     Attributes:
         file: such as ``judged.npz``.
-        cfg_path: whether it names the config.
         options: that it names; the user's override them.
     """
 
     file: Path
-    cfg_path: bool
     options: tuple[str, ...]
 
 
@@ -216,7 +214,7 @@ def _base_of(cfg_path: str, named: Named | None) -> tuple[dict[str, Any], Path |
     if not isinstance(loaded, DictConfig):
         raise ValueError(f"{cfg_path}: is not a mapping of run, model and datasets")
     plain: Any = OmegaConf.to_container(loaded)
-    if named is None or not named.cfg_path or is_trusted(named.file) or is_trusted(cfg_path):
+    if named is None or is_trusted(named.file) or is_trusted(cfg_path):
         return plain, None
     shipped = Path(cfg_path).resolve().is_relative_to(PROJECTS)
     return plain, None if shipped else named.file
@@ -335,7 +333,7 @@ def _active(run: Any) -> list[str]:
     """Return the conditions under which keys are required; see `Report`."""
     if not isinstance(run, dict):
         return ["always"]
-    training = ["training", *names_of("runner", run.get("runner"))]
+    training = ["training", *names_of("runner", run.get("runner", "runner_mafa"))]
     if run.get("evaluate") is True:
         training = []
     return ["always", *training, *names_of("task", run.get("task"))]

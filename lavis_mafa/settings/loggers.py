@@ -74,12 +74,6 @@ class Logger:
 LOGGERS: Registry[Callable[[], Logger]] = Registry("logger")
 
 
-def names_of_loggers(run_cfg: Mapping[str, Any]) -> list[str]:
-    """Return the names in ``run.loggers``."""
-    given = run_cfg.get("loggers", ["tensorboard"]) or ()
-    return list(dict.fromkeys(name for name in given if isinstance(name, str)))
-
-
 def _is_installed(package: str) -> bool:
     """Return whether a package can be imported."""
     spec = find_spec(package)

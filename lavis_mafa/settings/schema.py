@@ -50,7 +50,7 @@ class RunOptions(RetrievalOptions):
 
     task: str = _lavis("what to train or evaluate", choices=Registered("task"), needed=ALWAYS)
     runner: str = _lavis("the training loop (runner_mafa if absent)", choices=Registered("runner"))
-    train_splits: list[str] = _lavis("splits to train on", [], choices=SPLITS, needed=TRAINING)
+    train_splits: list[str] = _lavis("splits to train on", [], choices=("train",), needed=TRAINING)
     valid_splits: list[str] = _lavis("splits evaluated after every epoch", [])
     test_splits: list[str] = _lavis("splits evaluated at the end", [])
     output_dir: str = _lavis("folder of checkpoints, logs and results", needed=ALWAYS,
@@ -66,7 +66,8 @@ class RunOptions(RetrievalOptions):
     min_lr: float = _lavis("learning rate at the end", low=0, needed=TRAINING)
     warmup_steps: int = _lavis("steps of warm-up", 0, low=0)
     weight_decay: float = _lavis("AdamW's weight decay", low=0, needed=TRAINING, also=("wd",))
-    max_epoch: int = _lavis("epochs to train", low=1, also=("epochs", "num_epochs"))
+    max_epoch: int = _lavis("epochs to train", low=1, needed=("runner_mafa",),
+        also=("epochs", "num_epochs"))
     accum_grad_iters: int = _lavis("mini-batches per optimizer step", 1, low=1,
         also=("gradient_accumulation_steps",))
     amp: bool = _lavis("mixed precision", False, also=("fp16", "mixed_precision"))

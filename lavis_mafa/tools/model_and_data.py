@@ -341,7 +341,7 @@ def data_of_judged(judged: Judged, path: Path) -> TrainingSet:
     cfg_path = judged.about.get("cfg_path")
     if not cfg_path:
         raise ValueError(f"{path} does not record its config")
-    named = Named(path, True, tuple(map(str, judged.about.get("options") or ())))
+    named = Named(path, tuple(map(str, judged.about.get("options") or ())))
     # The page may be written on a machine without the GPU that the config asks for.
     cfg = load_config(str(cfg_path), _ONLY_DATA, machine=False, named=named, data_only=True)
     data = _shown_pairs(cfg, path)

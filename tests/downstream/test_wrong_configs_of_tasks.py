@@ -15,7 +15,7 @@ from lavis_mafa.settings import load_config
 from lavis_mafa.settings.load import complete
 
 CONTRADICTIONS = [
-    ("vqa_ft_toy", {"run.grit.enabled": True}, "run.grit.enabled", "provides no features"),
+    ("vqa_ft_toy", {"run.grit.enabled": True}, "run.grit.enabled", "cannot group the pairs"),
     ("albef_toy", {"run.task": "mafa_vqa"}, "run.task", "albef_mafa lacks"),
     ("albef_toy", {"run.task": "mafa_classification"}, "run.task", "evaluates by predict()"),
     ("caption_nocaps", {"run.test_splits": ["train"]}, "run.test_splits[0]", "no dataset has"),
