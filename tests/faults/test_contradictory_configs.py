@@ -13,8 +13,7 @@ from shipped import SHIPPED, TOY_TASKS
 
 from lavis_mafa.settings.load import complete
 
-MAFA, RULE = "model.mafa", "model.mafa.connections"
-ORACLE = {f"{MAFA}.con_d": {"arch": "oracle"}}
+MAFA = "model.mafa"
 JSON = "datasets.image_text_json"
 # Shipped config, changes, key that the message names, and part of the message.
 CONTRADICTIONS = [

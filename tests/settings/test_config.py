@@ -388,7 +388,7 @@ def test_annotation_files_of_own_data_are_checked(tmp_path, monkeypatch):
     (tmp_path / "i").mkdir()
     assert problems(config) == []
     valid = problems(put(config, "run.valid_splits", ["val"]))
-    assert valid == ["run.valid_splits[0]: no dataset has a split 'val'; they have train"]
+    assert valid == ["run.valid_splits[0]: no dataset has a split 'val'; known: train"]
 
 
 def test_files_of_lavis_builders_are_searched_in_its_cache(tmp_path, monkeypatch):
