@@ -34,7 +34,7 @@ class _CachedBatch:
     """
 
     match_and_predict = None  # chunks of ITM's pairs are not those of the language loss
-    encode_pairs = None
+    encode_pairs = None  # images and captions are encoded in chunks of their own
 
     def __init__(self, backbone: Backbone, size: int) -> None:
         self.backbone, self.size = backbone, size

@@ -95,7 +95,7 @@ class BlipBackbone(FromFirstTokens):
         paired = PairedImages(images, image_of)
         hidden = encoder.embeddings(input_ids=ids)
         for both in layers:
-            parts = zip(both, hidden.tensor_split([count]), added, strict=True)
+            parts = zip(both, hidden.split([count, len(ids) - count]), added, strict=True)
             hidden = torch.cat([layer.attention(part, score)[0] for layer, part, score in parts])
             hidden = both[0].crossattention(hidden, encoder_hidden_states=paired)[0]
             hidden = both[0].feed_forward_chunk(hidden)

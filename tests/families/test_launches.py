@@ -14,8 +14,8 @@ from research.benchmarks.steps import BLIP2_MAFA, GRIT_VLP, MAFA
     [
         (AlbefMafa, "med_config_tiny.json", 12, MAFA, 2000),
         (AlbefMafa, "med_config_tiny.json", 12, GRIT_VLP, 1625),
-        (BlipMafa, "bert_config_tiny.json", 12, MAFA, 3325),
-        (Blip2Mafa, "bert_config_tiny.json", 39, BLIP2_MAFA, 3950),
+        (BlipMafa, "bert_config_tiny.json", 12, MAFA, 2725),
+        (Blip2Mafa, "bert_config_tiny.json", 39, BLIP2_MAFA, 3090),
     ],
 )
 def test_step_dispatches_few_kernels(family, bert, depth, settings, bound, tmp_path):
