@@ -13,7 +13,8 @@ from shipped import SHIPPED, TOY_TASKS
 
 from lavis_mafa.settings.load import complete
 
-MAFA = "model.mafa"
+MAFA, RULE = "model.mafa", "model.mafa.connections"
+ORACLE = {f"{MAFA}.con_d": {"arch": "oracle"}}
 JSON = "datasets.image_text_json"
 # Shipped config, changes, key that the message names, and part of the message.
 CONTRADICTIONS = [
