@@ -97,7 +97,8 @@ class BlipBackbone(FromFirstTokens):
         for both in layers:
             parts = zip(both, hidden.split([count, len(ids) - count]), added, strict=True)
             hidden = torch.cat([layer.attention(part, score)[0] for layer, part, score in parts])
-            hidden = both[0].crossattention(hidden, encoder_hidden_states=paired)[0]
+            if hasattr(both[0], "crossattention"):  # a config may leave it out of the first layers
+                hidden = both[0].crossattention(hidden, encoder_hidden_states=paired)[0]
             hidden = both[0].feed_forward_chunk(hidden)
         logits: Tensor = self.model.itm_head(hidden[:count, 0])
         return logits, next_token_losses(hidden[count:], ids[count:], mask[count:], decoder.cls)
