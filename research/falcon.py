@@ -358,10 +358,11 @@ class LearnedHardness(HardnessSchedule):
         return self._updates, mean, math.sqrt(max(0.0, squares / weight - mean * mean))
 
     def _step(self, gradient: Tensor) -> None:
-        parameters = list(self.network.parameters())
-        parts = gradient.split([parameter.numel() for parameter in parameters])
-        for parameter, part in zip(parameters, parts, strict=True):
+        begin = 0
+        for parameter in self.network.parameters():
+            part = gradient[begin : begin + parameter.numel()]
             parameter.grad = part.to(parameter.dtype).view_as(parameter)
+            begin += parameter.numel()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
