@@ -33,10 +33,10 @@ PACKAGE = ROOT / "lavis_mafa"
 # Rooms from the top down, with the largest number of code lines of each: a limit rounded up to the
 # next hundred, so that packing a line never meets it, and the goal.
 FLOORS = {
-    "commands": (800, 650),
+    "commands": (700, 650),
     "tools": (2_900, 1_900),
     "downstream": (2_300, 2_000),
-    "training": (2_600, 2_400),
+    "training": (2_500, 2_400),
     "settings": (1_500, 900),
     "toyworld": (800, 650),
     "tasks": (500, 700),
@@ -44,18 +44,18 @@ FLOORS = {
     "judges": (1_200, 1_050),
     "checkpoints": (1_200, 1_150),
     "data": (3_100, 1_700),
-    "integrations": (1_400, 900),
-    "compat": (600, 500),
+    "integrations": (1_300, 900),
+    "compat": (500, 500),
     "algorithm": (4_200, 3_600),
     "io": (800, 500),
 }
 # Limits and goals of the whole.
 LIMITS = {
     "rooms": (15, 15),
-    "package": (23_200, 19_000),
-    "research": (4_300, 3_000),
-    "test code": (31_300, 30_000),
-    "public names": (1_200, 1_000),
+    "package": (22_900, 19_000),
+    "research": (4_000, 3_000),
+    "test code": (30_700, 30_000),
+    "public names": (1_100, 1_000),
     "config keys": (170, 170),
     "commands": (10, 10),
     "words of docs": (28_000, 28_000),

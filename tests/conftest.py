@@ -10,9 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 # First: the newest transformers lack names that LAVIS imports, and this package lends them.
 import lavis_mafa  # noqa: F401
+
+# Under other load an example takes seconds.
+settings.register_profile("without deadline", deadline=None)
+settings.load_profile("without deadline")
 
 ROOT = Path(__file__).resolve().parents[1]
 # Helpers that tests of other folders use.

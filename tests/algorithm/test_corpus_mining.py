@@ -58,7 +58,7 @@ def slowly(features, others, judged, low, high, negatives, search, skip, anchor_
     return hard, found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 999),
     size=st.integers(2, 14),
@@ -113,7 +113,7 @@ def test_equals_a_loop(seed, size, negatives, more, skip, chunk, repeated, with_
     k=st.integers(1, 8),
     room=st.integers(1, 40),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_nearest_equals_a_loop_with_ties_at_the_lower_position(values, k, room):
     table, sizes = torch.tensor(values).float(), []
 

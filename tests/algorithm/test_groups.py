@@ -123,7 +123,7 @@ def test_same_image_in_one_group_stays_positive_and_other_images_are_dropped(tin
 
 
 @given(data=st.data())
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=60)
 def test_no_pair_of_one_group_is_ever_picked(data):
     size = data.draw(st.integers(1, 7))
     groups = torch.tensor(data.draw(st.lists(st.integers(-1, 2), min_size=size, max_size=size)))

@@ -108,7 +108,6 @@ def test_probability_at_a_threshold_takes_the_lower_state():
     assert equal.tolist() == [KEPT, POSITIVE]
 
 
-@settings(deadline=None)
 @given(
     size=st.integers(1, 9),
     seed=st.integers(0, 9999),
@@ -197,7 +196,7 @@ def slow_top_k(sim, table, known, rule):
     return itm, lm, weights
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     size=st.integers(1, 7),
     seed=st.integers(0, 9999),

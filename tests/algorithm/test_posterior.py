@@ -82,7 +82,7 @@ def test_zero_variance_does_not_divide_by_zero():
     st.sampled_from([0.0, 1e6, -3.0]),
     st.sampled_from([1.0, 1e-4]),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_statistics_do_not_depend_on_the_split(parts, offset, scale):
     values = [[offset + scale * v for v in part] for part in parts]
     running = _RunningNormal()
@@ -205,7 +205,7 @@ def test_nan_similarity_does_not_break_the_draw():
 
 
 @given(st.integers(1, 8), st.integers(1, 12), st.integers(0, 10**6))
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_known_positive_is_never_drawn(b, n, seed):
     torch.manual_seed(seed)
     sim, known = torch.rand(b, n), torch.rand(b, n) < 0.6

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import mini_batch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lavis_mafa import load_model
@@ -51,7 +51,6 @@ def connections_of(rule, scores, own=None, sims=None, **more):
     )
 
 
-@settings(deadline=None)
 @given(
     st.integers(0, 1000),
     st.sampled_from([1, 2, 3, ALL]),

@@ -65,7 +65,7 @@ SOME_PAIRS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SOME_PAIRS, SOME_PAIRS | st.just([]))
 def test_every_pair_as_a_slow_loop_says(pairs, further):
     truth = CaptionTruth(Table(pairs), further)

@@ -111,7 +111,7 @@ def pairs(draw: Any) -> list[dict[str, Any]]:
     return draw(st.lists(st.fixed_dictionaries(row), min_size=1, max_size=12))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(rows=pairs(), form=st.sampled_from(FORMS), name=st.sampled_from(list(WRITERS)))
 def test_same_pairs_as_from_json(rows, form, name, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pairs")

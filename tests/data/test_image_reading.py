@@ -129,7 +129,7 @@ SAMPLES = {kind: encoded(kind) for kind in ("PNG", "GIF", "TIFF", "BMP", "JPEG",
 
 
 @pytest.mark.filterwarnings("ignore")  # Pillow warns about some of the damage
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     kind=st.sampled_from(list(SAMPLES)),
     damage=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), min_size=1, max_size=6),

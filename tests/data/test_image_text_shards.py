@@ -241,7 +241,7 @@ def complete_shard(tmp_path_factory) -> Path:
     return folder / "pairs-000000.tar"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_truncated_shard_is_reported(tmp_path_factory, complete_shard: Path, data) -> None:
     folder = tmp_path_factory.mktemp("cut")
@@ -261,7 +261,7 @@ def test_truncated_shard_is_reported(tmp_path_factory, complete_shard: Path, dat
     assert len(converted([path], cache_dir=folder)) == 4
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(position=st.integers(0, 10**5), value=st.integers(0, 255))
 def test_damaged_header_is_reported(
     tmp_path_factory, complete_shard: Path, position, value

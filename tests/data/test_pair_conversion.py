@@ -72,7 +72,7 @@ SPECIAL = st.sampled_from(['"', '""', "\n", "\r\n", "\r", ",", "\t", "\u2028", "
 CAPTION = st.one_of(NOT_BLANK, st.builds("{}x{}{}".format, SPECIAL, SPECIAL, TEXT))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     pairs=st.lists(st.tuples(NOT_BLANK, CAPTION), min_size=1, max_size=25),
     name=st.sampled_from(list(WRITERS)),

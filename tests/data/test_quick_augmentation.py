@@ -72,7 +72,7 @@ def crop_pairs(source, size, seed):
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 30), st.integers(0, 99))
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_crops_of_any_size_are_close_to_pillow(width, height, size, seed):
     noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     previous, augmentation.FAST_RESIZE = augmentation.FAST_RESIZE, True

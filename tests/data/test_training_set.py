@@ -257,7 +257,7 @@ named = st.tuples(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.one_of(numbered, named, st.integers(1, 4)), min_size=1, max_size=5))
 def test_image_ids_are_equal_iff_images_are(given_parts):
     parts, images = [], []

@@ -57,7 +57,7 @@ def slow_score(heat, box):
     return total / (width * height) ** 0.5 if width * height > 1e-9 else 0.0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(boxes=st.lists(any_boxes, min_size=1, max_size=5), seed=st.integers(0, 99))
 def test_box_scores_equal_slow_loop(boxes, seed):
     boxes = [box for box in boxes if box[2] * box[3] == 0 or box[2] * box[3] > 1e-6]

@@ -26,7 +26,7 @@ def draws(ids, number, preference=None, seed=0):
     }
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=12), st.integers(0, 99), st.booleans())
 def test_invariants_of_every_assignment(ids, seed, prefers):
     if len(set(ids)) == 1:

@@ -59,9 +59,7 @@ def slow(sim, label, keep, alpha, beta):
     )
 
 
-@settings(
-    deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 10_000), st.booleans(), st.sampled_from([0.0, 0.3]))
 def test_it_equals_the_loop_of_its_equation(added, seed, with_dropped, alpha_of_labels):
     side = side_of(seed, with_dropped)

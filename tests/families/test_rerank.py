@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import tiny_config
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lavis.models.albef_models import compute_sim_matrix as lavis_scores
 from lavis.models.med import XBertEncoder
@@ -222,7 +222,6 @@ def test_every_pair_and_every_images_keys_are_computed_once(ours_and_lavis, at_o
     assert sum(projected) == requested.any(1).sum() == 40
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 60), max_size=200), st.integers(1, 80))
 def test_blocks_contain_every_pair_once_and_keep_images_together(images, size):
     image_of = torch.tensor(images, dtype=torch.long)

@@ -109,7 +109,7 @@ def captioned(draw):
     return list(zip(images, captions, strict=True)), draw(st.integers(0, 2**32 - 1))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(captioned())
 def test_probabilities_equal_a_slow_loop(tmp_path_factory, drawn):
     rows, seed = drawn

@@ -96,7 +96,7 @@ def drawn_pictures(count, seed=0):
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 50), st.integers(0, 9))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_picture_comes_back_with_its_proportions(width, height, longest, seed):
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3)).astype(np.uint8)
     back = _picture_of(_WholePicture(longest)(Image.fromarray(pixels)))

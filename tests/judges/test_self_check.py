@@ -92,7 +92,7 @@ IDS_AND_GROUPS = st.lists(st.tuples(st.integers(0, 4), st.integers(-1, 2)), min_
 
 
 @given(IDS_AND_GROUPS, st.booleans(), st.integers(0, 100))
-@settings(max_examples=160, deadline=None)
+@settings(max_examples=160)
 def test_partners_show_other_images_and_are_of_other_groups(drawn, grouped, seed):
     ids, groups = np.array(drawn).T
     if not grouped:
@@ -126,7 +126,7 @@ def test_every_other_image_is_an_equally_likely_partner():
 
 
 @given(st.integers(1, 300), st.integers(8, 300))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_samples_are_drawn_once(size, pairs):
     drawn = drawn_samples(size, {"self_check_pairs": pairs}, seed=0)
     numbers = np.concatenate(drawn)

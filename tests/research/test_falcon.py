@@ -103,7 +103,7 @@ def vectors(plan):
 # What the network reads
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     size=st.sampled_from([1, 2, 3, 7, 40, 257, 300]),
     count=st.integers(2, 20),

@@ -75,7 +75,7 @@ contents = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(contents)
 def test_verdicts_equal_a_loop_over_the_rows(tmp_path_factory, content):
     path = written(tmp_path_factory.mktemp("judgements"), content)

@@ -493,7 +493,7 @@ PATHS = [path for path, _ in _known_keys(KEYS)] + [
 ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(PATHS), JUNK), min_size=1, max_size=3))
 def test_arbitrary_values_never_crash_the_check(changes):
     config = GOOD

@@ -81,7 +81,7 @@ def score_tables(draw):
     return i2t, t2i, truth
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(score_tables())
 def test_scores_equal_slow_loops(tables):
     i2t, t2i, truth = tables
@@ -102,7 +102,7 @@ def test_scores_equal_slow_loops(tables):
         assert recalls == sorted(recalls) and 0 <= result[f"{way}_map_r"] <= 100
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(score_tables(), st.integers(0, 1000))
 def test_more_truth_never_lowers_recall_and_scale_does_not_matter(tables, seed):
     i2t, t2i, truth = tables
@@ -199,7 +199,7 @@ scored = st.integers(2, 30).flatmap(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(scored)
 def test_area_equals_slow_loop(given_pairs):
     scores, relevant = np.array(given_pairs[0], float), np.array(given_pairs[1])

@@ -51,7 +51,7 @@ def dot(images, texts):
     apart=st.booleans(),
     regions=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_order_has_every_sample_once_in_full_mini_batches(
     size, batch, space, queue, apart, regions
 ):
@@ -74,7 +74,7 @@ def test_order_has_every_sample_once_in_full_mini_batches(
     apart=st.booleans(),
     grouped=st.booleans(),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_hard_negatives_equal_slow_loop(size, batch, top_k, apart, grouped):
     """Of other images, and of other groups; -1 is no group."""
     batch = min(size, batch)
@@ -215,7 +215,7 @@ def test_mini_batches_have_the_hardness_and_regions_of_the_config(models, tmp_pa
     assert len({tuple(order) for order in orders.values()}) == 3
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(
         st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.booleans()), max_size=12),

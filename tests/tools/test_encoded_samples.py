@@ -54,7 +54,7 @@ class KnownFeatures:
     queries=st.sampled_from([0, 2]),
     data=st.data(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_readable_samples_come_back_in_order(captions, block, queries, data, tmp_path_factory):
     numbers = st.integers(0, len(captions) - 1)
     unreadable = data.draw(st.sets(numbers, max_size=len(captions)))

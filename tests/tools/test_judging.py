@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import mini_batch, toy_config
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from small_world import save_model
 
@@ -96,7 +96,6 @@ def test_probabilities_equal_single_pairs(world, pairs, monkeypatch):
     assert sum(judged) < len(probabilities)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.data())
 def test_first_readable_sample_represents_an_image(ids, data):
     readable = sorted(data.draw(st.sets(st.integers(0, len(ids) - 1))))
@@ -106,7 +105,6 @@ def test_first_readable_sample_represents_an_image(ids, data):
         assert representative == ([k for k in same if k in readable] or same)[0]
 
 
-@settings(deadline=None)
 @given(
     st.sets(st.tuples(st.integers(0, 59), st.integers(0, 59)), max_size=150),
     st.integers(1, 9),

@@ -46,7 +46,7 @@ def judged(probability, **others):
 # The draw
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.sampled_from([0, 0.05, 0.1, 0.35, 0.5, 0.55, 0.8, 1.0, np.nan]), min_size=1),
     st.integers(1, 40),

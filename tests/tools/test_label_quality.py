@@ -29,7 +29,7 @@ pairs = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(pairs, st.integers(1, 20).map(lambda k: k / 20))
 def test_the_smallest_threshold_that_reaches_the_precision(rows, wanted):
     probability, truth = (list(one) for one in zip(*rows, strict=True))

@@ -52,7 +52,7 @@ def slow_neighbours(features, labels, row, from_image, k):
     queries=st.sampled_from([0, 2]),
     seed=st.integers(0, 9999),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_exact_search_equals_slow_loop(size, k, at_once, images, wordings, own_only, queries, seed):
     features = features_of(size, seed, queries=queries)
     rng = np.random.default_rng(seed)

@@ -22,7 +22,7 @@ def judgements(draw):
     return np.array(probability, np.float32), np.array(valid), np.array(weight, float)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(judgements())
 def test_precision_above_every_threshold_equals_a_loop(data):
     probability, valid, weight = data
@@ -35,7 +35,7 @@ def test_precision_above_every_threshold_equals_a_loop(data):
         assert precision == pytest.approx(weight[called & valid].sum() / weight[called].sum())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(judgements(), st.integers(0, 20))
 def test_scores_at_a_threshold_equal_direct_computation(data, k):
     probability, valid, weight = data

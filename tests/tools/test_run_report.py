@@ -129,7 +129,7 @@ def test_caption_without_readable_image():
 # Judged pairs
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.floats(0, 1) | st.just(float("nan")), max_size=60), st.integers(1, 40))
 def test_pairs_of_a_page_are_the_highest_and_some_others(values, limit):
     p = np.array(values)

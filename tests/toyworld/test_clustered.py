@@ -58,7 +58,7 @@ def test_brief_captions_mention_no_size_and_detailed_ones_everything():
     assert valid(told, scenes).all()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(topics=st.integers(1, 40), objects=st.integers(1, 3), seed=st.integers(0, 99))
 def test_every_caption_is_valid_for_its_own_scene(topics, objects, seed):
     world = dataclasses.replace(CLUSTERED, topics=topics, max_objects=objects)

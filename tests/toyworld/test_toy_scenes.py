@@ -103,7 +103,7 @@ def slow_valid(caption, scene) -> bool:
 # --- truth
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 2**32 - 1), zipf=st.sampled_from([0.0, 1.0, 3.0]))
 def test_truth_equals_slow_loop(seed, zipf):
     config = WorldConfig.preset(
@@ -151,7 +151,7 @@ def test_large_matrix_is_computed_in_parts():
 # --- scenes and captions
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     seed=st.integers(0, 2**32 - 1),
     config=st.sampled_from(

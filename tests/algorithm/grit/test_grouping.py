@@ -67,7 +67,7 @@ def slow_grouping(images, texts, start, ids=None, batch_size=None, taken=(), har
 
 
 @pytest.mark.strict_smoke
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     size=st.integers(1, 50),
     dim=st.integers(1, 6),
@@ -90,7 +90,7 @@ def test_order_equals_slow_loop_with_ties_and_any_memory_layout(size, dim, seed,
     assert order.tolist() == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     size=st.integers(1, 40),
     images=st.integers(1, 12),
@@ -123,7 +123,7 @@ def test_keeping_images_apart_equals_slow_loop(
     )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     size=st.integers(1, 90),
     dim=st.integers(1, 6),
@@ -253,7 +253,7 @@ def slow_chain_of_sums(images, texts, start, quantiles, skip):
     return order
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(size=st.integers(1, 60), skip=st.sampled_from([0, 2]), seed=st.integers(0, 10**6))
 def test_chain_of_sums_with_a_hardness_for_each_anchor_equals_slow_loop(size, skip, seed):
     images, texts = integer_features(size, 4, seed)

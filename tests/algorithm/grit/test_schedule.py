@@ -58,7 +58,7 @@ def end_epoch_on_all_ranks(schedules, epoch, monkeypatch):
 SPACES = {"queue": st.integers(1, 60), "space": st.integers(1, 60), "shuffle": st.booleans()}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     size=st.integers(1, 200),
     batch=st.integers(1, 16),
@@ -111,7 +111,7 @@ def test_random_order_depends_on_the_seed_only():
     assert plan.order.tolist() == np.random.default_rng(5).permutation(1000).tolist()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     steps=st.integers(1, 9),
     batch=st.integers(1, 5),
@@ -162,7 +162,7 @@ def test_two_ranks_split_every_global_batch():
     assert plan.mini_batches(1)[3].tolist() == plan.order[56:64].tolist()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     size=st.integers(1, 150),
     **SPACES,

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lavis_mafa.algorithm.labels import distilled_labels, labels_from_positives, mix, smooth
@@ -31,7 +31,6 @@ def slow_cross_entropy(sim, labels):
     return total / len(sim)
 
 
-@settings(deadline=None)
 @given(b=st.integers(1, 6), n=st.integers(1, 9), seed=st.integers(0, 999), alpha=st.floats(0, 1))
 def test_labels_are_distributions(b, n, seed, alpha):
     g = torch.Generator().manual_seed(seed)

@@ -9,7 +9,7 @@ from torch import nn
 from lavis_mafa.algorithm.pair_memory import EMPTY, MovingCopies, PairMemory
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.integers(0, 7), st.lists(st.integers(1, 9), max_size=6))
 def test_memory_holds_the_newest_pairs(size, batches):
     memory, seen = PairMemory(size, 2), []

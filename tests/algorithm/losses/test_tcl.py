@@ -70,7 +70,7 @@ def slow_local(features, regions, temperature, present, same):
 # Intra-modal
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     b=st.integers(1, 5),
     more=st.integers(0, 3),
@@ -101,7 +101,7 @@ def test_too_few_targets_and_anchors_without_positive_are_rejected():
 # Local
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(b=st.integers(1, 5), m=st.integers(1, 5), seed=st.integers(0, 999), same_given=st.booleans())
 def test_local_equals_slow_loop(b, m, seed, same_given):
     features, regions = unit_vectors(b, 8, seed=seed), unit_vectors(b, m, 8, seed=seed + 1)
@@ -218,7 +218,7 @@ def test_pooling_is_the_mean_of_windows(side, window):
             assert torch.allclose(pooled[:, row * cells + column], expected, atol=1e-6)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(side=st.integers(1, 27))
 def test_pooling_uses_every_patch(side):
     patches = torch.ones(1, side * side, 1, requires_grad=True)

@@ -20,7 +20,7 @@ def slow_mean(sim, own, picked, margin):
     return sum(losses) / len(losses) if losses else 0.0
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.integers(1, 6), st.integers(1, 9), st.integers(0, 10**6), st.floats(0.0, 1.0))
 def test_loss_is_the_mean_over_anchors_with_a_negative(b, n, seed, margin):
     generator = torch.Generator().manual_seed(seed)
