@@ -221,7 +221,11 @@ def share(text: str) -> float:
 
 def search_space(text: str) -> int | str:
     """Parse a search space: a number of pairs, or `ALL`."""
-    return text if text == ALL else number(1)(text)
+    if text == ALL:
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected a number of at least 1, or {ALL}")
+    return int(text)
 
 
 def add_output_argument(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from lavis_mafa.algorithm.tokens import Captions, Tokens, tokens_of
 from lavis_mafa.families.attention import fuse_attention
 
 # Methods that a family may do together, see `ModelDriver`.
-_APART = ("match", "language_losses", "encode_images", "encode_texts")
+_APART = ("match", "language_losses", "encode_images", "encode_texts", "_text_tokens")
 
 
 class ModelDriver:
@@ -24,17 +24,20 @@ class ModelDriver:
         matches_states: ITM needs the states of a caption's tokens; otherwise only its ids.
 
     Optional methods do the work of several with fewer kernels: ``match_and_predict``, and
-    ``encode_pairs``. A subclass that overrides one of the several does not inherit them.
+    ``encode_pairs``. A class that gets one of the several from another class does not inherit them.
     """
 
     matches_states = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        own = vars(cls).keys()
         for together in ("match_and_predict", "encode_pairs"):
-            if together not in own and not own.isdisjoint(_APART):
-                setattr(cls, together, None)
+            for one in cls.__mro__:
+                if together in vars(one):
+                    break
+                if not vars(one).keys().isdisjoint(_APART):
+                    setattr(cls, together, None)
+                    break
 
     def __init__(self, model: Any) -> None:
         fuse_attention(model)

@@ -111,7 +111,7 @@ class Grit(TrainerCallback):
                 f"the training set has {self.size} rows, fewer than one mini-batch of "
                 f"{order.per_step} over all processes: lower per_device_train_batch_size"
             )
-        return BatchSampler(order, batch_size, drop_last=True)
+        return _GroupedBatches(order, batch_size, drop_last=True)
 
     def collect(self, numbers: Tensor, anchors: Tensor, positives: Tensor) -> None:
         """Keep the features ``(B, E)`` of a training mini-batch, for the next epoch's groups.
@@ -251,6 +251,13 @@ def _save(content: dict[str, Any], path: Path) -> None:
 def _read(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     return found
+
+
+class _GroupedBatches(BatchSampler):
+    """Mini-batches of a `GroupedOrder`; samplers of several data sets tell them the epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
 
 
 class GroupedOrder(Sampler[int]):

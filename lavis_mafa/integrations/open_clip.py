@@ -224,6 +224,9 @@ def create_loss(**named: Any) -> Callable[[Any], ClipLoss | SigLipLoss]:
         theirs = chosen_by(args)
         known = signature(type(theirs).__init__).parameters
         given = {name: value for name, value in vars(theirs).items() if name in known}
-        return ours[type(theirs).__name__](**given, **named)
+        name = type(theirs).__name__
+        if name not in ours:
+            raise ValueError(f"open_clip chose {name}, expected one of {', '.join(ours)}")
+        return ours[name](**(given | named))
 
     return create

@@ -90,6 +90,11 @@ class Rows:
                 "grouping and trainer"
             )
         column = dataset.select_columns([ROW]).with_format("arrow")[:].column(0)
+        if column.null_count:
+            raise ValueError(
+                f"{column.null_count} rows have no number in the column {ROW!r}: join data sets "
+                "first, then use numbered(dataset)"
+            )
         found = column.to_numpy(zero_copy_only=False)
         self.numbers = found
         self._order = np.argsort(found, kind="stable")

@@ -112,6 +112,11 @@ def _schedule(cfg: ConfigView) -> Problems:
     if cfg["run.lr_sched"] == "linear_warmup_step_lr" and cfg["run.lr_decay_rate"] is None:
         why = "linear_warmup_step_lr needs it; use for example 0.9"
         yield Problem("run.lr_decay_rate", why, is_missing=True)
+    length = "run.max_iters" if cfg["run.runner"] == "runner_iter" else "run.max_epoch"
+    if cfg.training and cfg["run.max_epoch"] is None and cfg[length] is None:
+        yield Problem(
+            length, "expected a whole number >= 1, the length of training", is_missing=True
+        )
 
 
 def _job(cfg: ConfigView) -> Problems:
@@ -208,7 +213,7 @@ def _processors(cfg: ConfigView) -> Problems:
                 if cfg["model.image_encoder"] != "features":
                     why = f"{size} differs from model.image_size {image}"
                     yield Problem(f"{key}.image_size", why)
-            if read and pictures and cfg[key] is None:
+            if read and pictures and cfg[key] is None and key not in cfg.wrong:
                 why = f"the run reads splits of {name} that need this processor; name one"
                 why = f"{why}, such as {{name: blip_image_{phase}}}"
                 yield Problem(key, why, is_missing=True)
@@ -241,6 +246,11 @@ def _mining(cfg: ConfigView) -> Problems:
     if score in SCORES and con_d:
         why = f"{score} judges in Con-D's place; remove model.mafa.con_d, or use score: {CON_D}"
         yield Problem(f"{_RULE}.score", why)
+    used = [one for one in cfg[f"{_RULE}.use_in"] or () if cfg[f"{_WEIGHTS}.{one}"] != 0]
+    excused = f"{_RULE}.use_in" in cfg.wrong or cfg[f"{_RULE}.action"] == "keep"
+    if (con_d or score in SCORES) and cfg.training and not used and not excused:
+        why = "no loss with a weight uses connections; name one, or set action: keep"
+        yield Problem(f"{_RULE}.use_in", why)
 
 
 # Files and folders that a config names
@@ -265,6 +275,9 @@ def _features(cfg: ConfigView) -> Problems:
                 yield Problem(key, str(error))
                 continue
             model["feature_width"] = model.get("feature_width") or width
+            if model["feature_width"] != width:
+                why = f"the features have width {width}, expected {model['feature_width']}, that of"
+                yield Problem(key, f"{why} model.feature_width and of the other data sets")
 
 
 def _data(cfg: ConfigView) -> Problems:

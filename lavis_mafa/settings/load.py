@@ -333,7 +333,7 @@ def _active(run: Any) -> list[str]:
     """Return the conditions under which keys are required; see `Report`."""
     if not isinstance(run, dict):
         return ["always"]
-    training = ["training", *names_of("runner", run.get("runner", "runner_mafa"))]
+    training = ["training", *names_of("runner", run.get("runner"))]
     if run.get("evaluate") is True:
         training = []
     return ["always", *training, *names_of("task", run.get("task"))]

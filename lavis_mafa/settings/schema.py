@@ -66,8 +66,7 @@ class _RunOptions(RetrievalOptions):
     min_lr: float = _lavis("learning rate at the end", low=0, needed=TRAINING)
     warmup_steps: int = _lavis("steps of warm-up", 0, low=0)
     weight_decay: float = _lavis("AdamW's weight decay", low=0, needed=TRAINING, also=("wd",))
-    max_epoch: int = _lavis("epochs to train", low=1, needed=("runner_mafa",),
-        also=("epochs", "num_epochs"))
+    max_epoch: int = _lavis("epochs to train", low=1, also=("epochs", "num_epochs"))
     accum_grad_iters: int = _lavis("mini-batches per optimizer step", 1, low=1,
         also=("gradient_accumulation_steps",))
     amp: bool = _lavis("mixed precision", False, also=("fp16", "mixed_precision"))

@@ -181,9 +181,12 @@ class CheckpointSchedule:
 
 
 def _best_in(path: Path) -> BestFigure | None:
-    """Return the best figure, whose weights a best checkpoint holds; None if it cannot be read."""
+    """Return the best figure whose weights a checkpoint holds; None if it holds none."""
     try:
-        return BestFigure(**read_checkpoint(str(path), mapped=True)["run"]["best"])
+        run = read_checkpoint(str(path), mapped=True)["run"]
+        best = BestFigure(**run["best"])
+        holds = best.epoch is not None and (run["epoch"], run["step"]) == (best.epoch + 1, 0)
     except (OSError, ValueError, KeyError, TypeError) as error:
         logging.error("%s cannot be used as best checkpoint: %s", path, error)
         return None
+    return best if holds else None

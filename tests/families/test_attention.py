@@ -364,8 +364,18 @@ def test_own_method_of_a_variant_is_used(driver, name):
         def language_losses(self, *args):
             return super().language_losses(*args)
 
-    assert getattr(Variant, name) is None
-    assert getattr(driver, name) is not None
+    class Mixin:
+        def _text_tokens(self, tokens):
+            return super()._text_tokens(tokens)
+
+    class Mixed(Mixin, driver):
+        pass
+
+    class Unchanged(driver):
+        pass
+
+    assert getattr(Variant, name) is None and getattr(Mixed, name) is None
+    assert getattr(Unchanged, name) is getattr(driver, name) is not None
 
 
 def test_passes_of_a_step_share_joined_weights():

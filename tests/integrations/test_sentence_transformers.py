@@ -341,6 +341,12 @@ def test_what_cannot_be_numbered_is_refused(given, why):
         numbered(given())
 
 
+def test_rows_that_were_not_numbered_before_they_were_joined_are_refused():
+    joined = concatenate_datasets([pairs(), unnumbered()])
+    with pytest.raises(ValueError, match=f"{len(unnumbered())} rows have no number"):
+        Rows(joined)
+
+
 def unnumbered():
     return pairs().remove_columns("label")
 

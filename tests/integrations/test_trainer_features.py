@@ -13,6 +13,7 @@ sentence_transformers = pytest.importorskip("sentence_transformers", minversion=
 pytest.importorskip("datasets")
 
 from datasets import Dataset, DatasetDict  # noqa: E402
+from sentence_transformers.base.sampler import RoundRobinBatchSampler  # noqa: E402
 from sentence_transformers.sentence_transformer.losses import (  # noqa: E402
     AdaptiveLayerLoss,
     Matryoshka2dLoss,
@@ -21,6 +22,7 @@ from sentence_transformers.sentence_transformer.losses import (  # noqa: E402
 )
 from test_transformers_trainer import MODELS  # noqa: E402
 from tiny_sentences import GROUPED, cross_encoder, encoder, pairs  # noqa: E402
+from torch.utils.data import ConcatDataset  # noqa: E402
 from transformers import TrainerCallback, TrainingArguments  # noqa: E402
 
 from lavis_mafa import MiningRule, SoftLabels, StepSettings  # noqa: E402
@@ -140,6 +142,19 @@ def test_grouping_is_refused_where_it_cannot_be_had(tmp_path):
     assert orders[0] == orders[1] != orders[2]
     other = grit.batch_sampler(pairs(12, seed=5), 4)
     assert sorted(row for batch in other for row in batch) == list(range(12))
+
+
+def test_a_sampler_of_several_data_sets_begins_each_epoch_of_grit():
+    data, other = pairs(), pairs(12, seed=5)
+    grit = Grit(data, GROUPED)
+    both = [grit.batch_sampler(one, 4) for one in (data, other)]
+    sampler = RoundRobinBatchSampler(ConcatDataset([data, other]), both, torch.Generator(), 0)
+    orders = []
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        orders.append([*sampler])
+        assert grit.schedule.epoch == epoch
+    assert orders[0] != orders[1]
 
 
 WRAPPERS = {

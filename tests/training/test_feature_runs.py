@@ -227,6 +227,7 @@ def test_two_ranks_stopped_and_resumed_are_equal(data, tmp_path):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
+        ({"model__feature_width": 5}, "the features have width 6, expected 5"),
         ({"model__image_encoder": "vit"}, "model.image_encoder: is not features: a vit reads"),
         ({f"{INFO}__features__storage": "nowhere"}, "no such folder"),
         ({"model__image_encoder": "fetures"}, "fetures"),
