@@ -257,7 +257,7 @@ class _GroupedBatches(BatchSampler):
     """Mini-batches of a `GroupedOrder`; samplers of several data sets tell them the epoch."""
 
     def set_epoch(self, epoch: int) -> None:
-        self.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        self.sampler.set_epoch(epoch)  # type: ignore[union-attr]
 
 
 class GroupedOrder(Sampler[int]):

@@ -169,11 +169,9 @@ def test_pages_of_foreign_annotations_have_no_private_picture(outside, caplog):
     ).save(folder / "judged.npz")
     call("label", "page", path, "--output", folder / "labels.html", "--trust", folder)
     assert "outside of the image folder" in caplog.text
+    assert f"the page shows images of {folder / 'images'}, which {path} names" in caplog.text
     page = page_data(folder / "labels.html")
     assert [pair["cells"][0] for pair in page["pairs"]] == ["0_1"] and len(page["images"]) == 1
-
-
-# Names
 
 
 # Con-D
