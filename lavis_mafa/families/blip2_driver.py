@@ -73,8 +73,7 @@ class Blip2Backbone(ModelDriver):
             encoder_hidden_states=PairedImages(images_seen),
             return_dict=True,
         ).last_hidden_state
-        features = F.normalize(self.model.vision_proj(states).float(), dim=-1)
-        return replace(images_seen, features=features)
+        return replace(images_seen, features=self._image_features(states))
 
     def encode_pairs(self, images: Tensor, captions: Captions) -> tuple[Images, Texts]:
         """Encode B images and their captions in one pass, which also predicts the captions."""
@@ -82,10 +81,13 @@ class Blip2Backbone(ModelDriver):
         ids, mask = tokenize(self.model, captions, None)
         begun = begin_with(ids, self.model.tokenizer.bos_token_id)
         queries, embeds, hidden = self._states(PairedImages(encoded), mask, ids, begun)
-        features = F.normalize(self.model.vision_proj(queries).float(), dim=-1)
         losses = next_token_losses(hidden, begun, mask, self.model.Qformer.cls)
-        found = replace(encoded, features=features, predicted=losses)
+        found = replace(encoded, features=self._image_features(queries), predicted=losses)
         return found, Texts(ids, mask, features=self._text_features(embeds))
+
+    def _image_features(self, states: Tensor) -> Tensor:
+        """Return features ``(N, Q, E)`` of images whose queries have the states ``(N, Q, D)``."""
+        return F.normalize(self.model.vision_proj(states).float(), dim=-1)
 
     def _text_tokens(self, tokens: Tokens) -> Tensor:
         states: Tensor = self.model.Qformer.bert(

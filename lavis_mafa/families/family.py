@@ -32,12 +32,9 @@ class ModelDriver:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         for together in ("match_and_predict", "encode_pairs"):
-            for one in cls.__mro__:
-                if together in vars(one):
-                    break
-                if not vars(one).keys().isdisjoint(_APART):
-                    setattr(cls, together, None)
-                    break
+            nearest = next(one for one in cls.__mro__ if vars(one).keys() & {together, *_APART})
+            if together not in vars(nearest):
+                setattr(cls, together, None)
 
     def __init__(self, model: Any) -> None:
         fuse_attention(model)

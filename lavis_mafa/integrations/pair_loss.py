@@ -220,7 +220,7 @@ class PairLoss(FeaturesLoss):
         Args:
             sides: features ``(B, E)`` of both sides, normalised.
             scale: 1 / temperature.
-            samples: keys of `lavis_mafa.run_step`, of which those that are None are left out;
+            samples: keys of `lavis_mafa.run_step`; those that are None are left out;
                 ``loaded_index`` has the numbers of the rows.
             training: whether the model is in training.
             mines: whether to judge, see `judges`.

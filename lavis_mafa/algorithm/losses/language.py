@@ -69,13 +69,11 @@ def lm(step: StepContext) -> Tensor:
     if step.matched_and_predicted is not None:
         return batch.ranks.mean(step.matched_and_predicted[1])
     images, texts = step.language_pairs
-    known = [] if own is None else [own]
-    # Own pairs come first.
-    rows = slice(0 if own is None else len(batch.own), None)
-    if own is None or len(images) > len(batch.own):
-        known.append(
-            batch.backbone.language_losses(
-                batch.images, batch.texts, images[rows], texts[rows], step.teacher
-            )
+    losses = []
+    if own is not None:  # own pairs come first
+        losses, images, texts = [own], images[len(batch.own) :], texts[len(batch.own) :]
+    if own is None or len(images):
+        losses.append(
+            batch.backbone.language_losses(batch.images, batch.texts, images, texts, step.teacher)
         )
-    return batch.ranks.mean(torch.cat(known))
+    return batch.ranks.mean(torch.cat(losses))
