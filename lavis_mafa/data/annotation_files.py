@@ -108,6 +108,7 @@ class PairFiles:
         files: annotation files, shards, globs and folders, read as one.
         workers: processes that list many shards.
         images: False: leave out the images in parquet and Arrow files.
+        root: folder that the names of a folder's pictures are relative to; None: the folder itself.
         keys: names of the columns, as of `PairColumns`.
 
     Attributes:
@@ -126,12 +127,13 @@ class PairFiles:
         *,
         workers: int = 1,
         images: bool = True,
+        root: str | os.PathLike[str] | None = None,
         **keys: Any,
     ) -> None:
         self.paths = require_files(files)
         self.records, self.passed_over = 0, PassedOver(0, "")
         self.refused = Refusals()
-        self._workers, self._options = workers, {"images": images, **keys}
+        self._workers, self._options = workers, {"images": images, "root": root, **keys}
 
     def __iter__(self) -> Iterator[tuple[int, Row]]:
         """Yield the number of a file and a row of it, in order."""
@@ -165,13 +167,18 @@ def _list_of_rows(options: dict[str, Any], path: Path) -> list[Row | Problem | P
 
 
 def read_rows(
-    path: str | os.PathLike[str], *, images: bool = True, **keys: Any
+    path: str | os.PathLike[str],
+    *,
+    images: bool = True,
+    root: str | os.PathLike[str] | None = None,
+    **keys: Any,
 ) -> Iterator[Row | Problem | PassedOver]:
     """Read every record of one annotation file, or of a folder of pictures, in order.
 
     Args:
         path: the file, whose suffix must be one of `_SUFFIXES`, or the folder.
         images: False: leave out the images in parquet and Arrow files; `Row.image` names them.
+        root: folder that the names of a folder's pictures are relative to; None: the folder itself.
         keys: names of the columns, as of `PairColumns`; others are found in the file's first record
             (CSV: in the header, parquet and Arrow: in the schema).
 
@@ -185,7 +192,7 @@ def read_rows(
     columns = PairColumns(**keys)
     found: Iterator[Any]
     if path.is_dir():
-        found = _captioned(path)
+        found = _captioned(path, path if root is None else root)
     elif path.suffix.lower() == TAR:
         found = raw_samples(path)
     elif path.suffix.lower() in COLUMNAR_SUFFIXES:
@@ -199,10 +206,10 @@ def read_rows(
         yield missing
 
 
-def _captioned(folder: Path) -> Iterator[_Raw | PassedOver]:
+def _captioned(folder: Path, root: str | os.PathLike[str]) -> Iterator[_Raw | PassedOver]:
     found, others = captioned_in(folder)
     for picture, text in found.items():
-        name = os.fspath(picture.relative_to(folder))
+        name = os.path.relpath(picture, root)
         try:
             # Not by `splitlines`, which also splits at characters such as U+0085.
             lines = text.read_bytes().decode("utf-8-sig").removesuffix("\n").split("\n")

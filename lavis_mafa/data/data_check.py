@@ -154,7 +154,7 @@ def check(
         ValueError: an argument is out of range, a file has an unknown suffix, or the image root is
             not given.
     """
-    pair_files = PairFiles(files, **keys)
+    pair_files = PairFiles(files, root=image_root, **keys)
     if image_root is not None and not os.path.isdir(image_root):
         raise FileNotFoundError(
             f"image root {os.path.abspath(image_root)} is not a folder (--images)"

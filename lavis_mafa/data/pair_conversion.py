@@ -85,7 +85,7 @@ def converted(
     keys = {name: column for name, column in keys.items() if column is not None}
     names = ", ".join(os.fspath(file) for file in files)
     tables = cache_root(cache_dir) / "image_text"
-    found = PairFiles(files, workers=usable_cores(), **keys)
+    found = PairFiles(files, workers=usable_cores(), root=root, **keys)
 
     def state() -> list[Any]:
         read = [(path, path) for path in found.paths if not path.is_dir()]

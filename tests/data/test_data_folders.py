@@ -10,8 +10,11 @@ import pyarrow as pa
 import pytest
 from shard_files import png
 
+from lavis_mafa.commands.arguments import folder_of_images
 from lavis_mafa.data.annotation_files import require_files
+from lavis_mafa.data.data_check import check
 from lavis_mafa.data.data_folders import captioned_in, files_of
+from lavis_mafa.data.pair_conversion import converted
 from lavis_mafa.data.pairs import TrainPairs
 
 
@@ -75,6 +78,18 @@ def test_links_to_folders_are_followed_once(tmp_path):
         "link/deep/c.jpg",
     ]
     assert not others
+
+
+def test_pictures_of_several_folders_keep_their_captions(tmp_path):
+    for name in ("red", "blue"):
+        make(tmp_path / name, "1.jpg")
+        (tmp_path / name / "1.txt").write_text(name)
+    folders = [tmp_path / "red", tmp_path / "blue"]
+    table = converted(folders, root=tmp_path, cache_dir=tmp_path)
+    assert [table.image(row) for row in range(2)] == ["red/1.jpg", "blue/1.jpg"]
+    assert table.image_ids.tolist() == [0, 1]
+    assert folder_of_images(None, list(map(str, folders))) == tmp_path
+    assert check(folders, tmp_path)["images"] == 2
 
 
 def test_globs(tmp_path, monkeypatch):
