@@ -61,6 +61,9 @@ def files_named(storage: str) -> list[str]:
     """Return the sorted files that a glob or a brace list names; another path as it is.
 
     Files of a brace list need not exist.
+
+    Raises:
+        FileNotFoundError: if a pattern in a brace list matches nothing.
     """
     storage = os.path.expanduser(storage)
     if os.path.lexists(storage):
@@ -72,12 +75,13 @@ def files_named(storage: str) -> list[str]:
         patterns = list(braceexpand(storage))
     files: list[str] = []
     for pattern in patterns:
-        if glob.has_magic(pattern):
-            files += sorted(
-                one for one in glob.glob(pattern, recursive=True) if os.path.isfile(one)
-            )
-        else:
+        if not glob.has_magic(pattern):
             files.append(pattern)
+            continue
+        matched = sorted(one for one in glob.glob(pattern, recursive=True) if os.path.isfile(one))
+        if not matched and len(patterns) > 1:
+            raise FileNotFoundError(f"no file matches {pattern} of {storage}; correct the list")
+        files += matched
     return files
 
 

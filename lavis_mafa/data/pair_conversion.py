@@ -119,7 +119,7 @@ def _part_of(
     table = _cached(
         tables,
         names,
-        lambda: [whole.folder.name, *part],
+        lambda: [whole.folder.name, whole.meta["unread"], *part],
         lambda folder: _write_part(folder, whole, choose(whole, *part)),
     )
     found = len(table), len(whole), table.meta["images"]
@@ -157,6 +157,14 @@ def _log(table: PairTable, names: str, copies: bool) -> None:
     logging.info("%s: %d pairs, %d images%s", names, meta["pairs"], meta["images"], groups)
     for note in filter(None, [*meta["notes"], meta["id_conflict"]]):
         logging.warning("%s: %s", names, note)
+    if meta["unread"]:
+        logging.warning(
+            "%s: %d pictures could not be read and are compared by their names; once they are "
+            "there, delete %s to compare them by content",
+            names,
+            meta["unread"],
+            table.folder,
+        )
     if meta["copies"] and copies:
         logging.warning(
             "%s: %d pictures are copies of another one, first %s of %s: they count as different "
@@ -236,6 +244,7 @@ def _write_table(
     meta = {
         "notes": notes,
         "passed_over": passed_over.members,
+        "unread": identity.unread,
         "copies": len(copies_of),
         "first_copy": copies_of[:1] and copies_of[0],
         "sources": sources,

@@ -101,6 +101,8 @@ def test_globs(tmp_path, monkeypatch):
     assert require_files(["x/*"]) == [tmp_path / "x/c.parquet"]
     with pytest.raises(FileNotFoundError, match=r"no file matches .*gone\*\.parquet"):
         files_of("gone*.parquet")
+    with pytest.raises(FileNotFoundError, match=r"no file matches .*/gone/\*\.parquet of "):
+        files_of("{x,gone}/*.parquet")  # not only those of the other folder
     with pytest.raises(FileNotFoundError, match="gone.parquet does not exist"):
         require_files(["gone.parquet"])
 

@@ -22,6 +22,7 @@ from shard_files import write_shards
 from torchvision.transforms.functional import to_tensor
 
 from lavis_mafa.data import TrainingSet, annotation_files, pair_conversion, pair_table
+from lavis_mafa.data.annotation_files import PairFiles
 from lavis_mafa.data.data_folders import files_named
 from lavis_mafa.data.pair_conversion import converted
 from lavis_mafa.data.pair_table import OPEN_FILES
@@ -200,6 +201,25 @@ def test_unusable_samples_are_listed(members, message: str, work_folder: Path) -
     with pytest.raises(ValueError, match=rf"^\d of \d records cannot be used:\n.*{message}"):
         converted(["*.tar"])
     assert list((work_folder / "cache/image_text").iterdir()) == []
+
+
+def test_incomplete_samples_with_dotted_names_are_counted(work_folder: Path) -> None:
+    members = {f"f.{k}.jpg": b"1" for k in range(4)} | {"f.0.txt": b"x", "f.3.txt": b"x"}
+    members["f.2.json"] = b"["
+    found = PairFiles([tar(work_folder / "s.tar", dict(sorted(members.items())))])
+    assert [row.captions for _, row in found] == [["x"], ["x"]]
+    assert (found.records, found.refused.count) == (4, 2)
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+def test_links_are_refused(kind: bytes, work_folder: Path) -> None:
+    path = tar(work_folder / "s.tar", {"a.jpg": b"1", "a.txt": b"x"})
+    with tarfile.open(path, "a") as file:
+        link = tarfile.TarInfo("b.jpg")
+        link.type, link.linkname = kind, "a.jpg"
+        file.addfile(link)
+    with pytest.raises(ValueError, match=r"s.tar, after .*'b\.jpg' is a link; .*tar --deref"):
+        converted([path], max_unusable=1)
 
 
 def test_members_of_no_sample_are_passed_over_and_counted(work_folder: Path, caplog) -> None:
