@@ -32,6 +32,7 @@ from typing import Any
 
 from lavis_mafa.data.annotation_rows import (
     IMAGE_KEYS,
+    NoGroups,
     PairColumns,
     PassedOver,
     Problem,
@@ -60,7 +61,7 @@ _QUOTING = (
 
 # A format's reader yields the place of a record and its unchecked content.
 _Raw = tuple[str, Any] | Problem
-_Rows = Iterable[Row | Problem | PassedOver]
+_Found = Row | Problem | PassedOver | NoGroups
 
 
 def require_files(
@@ -137,6 +138,8 @@ class PairFiles:
 
     def __iter__(self) -> Iterator[tuple[int, Row]]:
         """Yield the number of a file and a row of it, in order."""
+        with_rows: set[int] = set()
+        without_groups: list[tuple[Path, Problem]] = []
         for number, rows in enumerate(self._rows()):
             path = self.paths[number]
             for row in rows:
@@ -144,13 +147,20 @@ class PairFiles:
                     first = self.passed_over.first or f"{path}/{row.first}"
                     self.passed_over = PassedOver(self.passed_over.members + row.members, first)
                     continue
+                if isinstance(row, NoGroups):
+                    without_groups.append((path, row.problem))
+                    continue
                 self.records += 1
                 if isinstance(row, Problem):
                     self.refused.add(path, row)
                 else:
+                    with_rows.add(number)
                     yield number, row
+        if len(without_groups) == len(with_rows):
+            for path, problem in without_groups:
+                self.refused.add(path, problem)
 
-    def _rows(self) -> Iterator[_Rows]:
+    def _rows(self) -> Iterator[Iterable[_Found]]:
         """Yield the rows of each file."""
         workers = min(self._workers, len(self.paths) // SHARDS_PER_WORKER)
         if workers > 1 and all(path.suffix.lower() == TAR for path in self.paths):
@@ -162,7 +172,7 @@ class PairFiles:
             yield progress(read_rows(path, **self._options), path.name, unit=" rows")
 
 
-def _list_of_rows(options: dict[str, Any], path: Path) -> list[Row | Problem | PassedOver]:
+def _list_of_rows(options: dict[str, Any], path: Path) -> list[_Found]:
     return list(read_rows(path, **options))
 
 
@@ -172,7 +182,7 @@ def read_rows(
     images: bool = True,
     root: str | os.PathLike[str] | None = None,
     **keys: Any,
-) -> Iterator[Row | Problem | PassedOver]:
+) -> Iterator[_Found]:
     """Read every record of one annotation file, or of a folder of pictures, in order.
 
     Args:
@@ -183,8 +193,8 @@ def read_rows(
             (CSV: in the header, parquet and Arrow: in the schema).
 
     Yields:
-        a `Row`, or a `Problem` for a record that cannot be used; of a folder, at last, the files
-        that are neither a picture nor its text.
+        a `Row`, or a `Problem` for a record that cannot be used; at last the files of a folder that
+        are neither a picture nor its text, and whether a file lacks the column of groups.
     """
     path = Path(path)
     if path.suffix.lower() == TAR:

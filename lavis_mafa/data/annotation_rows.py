@@ -22,7 +22,7 @@ CAPTION_KEYS = ("caption", "text", "title", "captions", "sentence", "sentences",
 _IMAGE_ID_KEY = "image_id"
 _LISTED_KINDS, _LISTED_PLACES = 20, 10  # of problems, and places of each, in a message
 MAX_UNUSABLE = 0.01  # default of the share of records that may be left out
-_LONGEST_PATH = 1000  # characters; an image in base64 has more
+_LONGEST_PATH = 1000  # characters; an image in base64 has more, and no space
 _CONVERSATIONS = (
     "conversations, as of LLaVA or ShareGPT, which are not read: write a record for each picture, "
     "with the answer as its caption"
@@ -100,6 +100,12 @@ class PassedOver(NamedTuple):
 
     members: int
     first: str
+
+
+class NoGroups(NamedTuple):
+    """A file none of whose records has the column of groups, and the message if no file has."""
+
+    problem: Problem
 
 
 class Refusals:
@@ -182,14 +188,13 @@ class PairColumns:
         self.group_id_key = group_id_key
         self._needs_id = image_id_key is not None
         self._records = self._with_group = 0
+        self._names: list[str] = []  # columns, where they had to be chosen
 
     def choose(self, names: Sequence[str]) -> str | None:
         """Choose the columns of a header; return what is wrong with it, None if nothing is."""
         wrong = self._choose(names)
         if wrong is not None:
             return wrong
-        if self.group_id_key not in (None, *names):
-            return _no_column("group_id", (str(self.group_id_key),), names)
         read = (self.image_key, self.caption_key, self.image_id_key, self.group_id_key)
         twice = next((name for name in read if names.count(name) > 1), None)
         if twice is None:
@@ -197,18 +202,22 @@ class PairColumns:
         # Only the last would be read.
         return f"column {short(twice)} occurs {names.count(twice)} times; rename or remove one"
 
-    def missing_at_end(self) -> Problem | None:
+    def missing_at_end(self) -> NoGroups | None:
         """Return what is missing if no record had the column of groups; call it after the last.
 
-        A single JSON record may lack it: its sample is in no group.
+        A single record or file may lack it: its samples are in no group.
         """
         if self.group_id_key is None or self._with_group or not self._records:
             return None
-        why = f"is in none of {self._records} records; set group_id_key to its name"
-        message = f"no group_id column: {short(self.group_id_key)} {why}"
-        return Problem("whole file", message, fatal=True)
+        found = f" (found {', '.join(self._names)})" if self._names else ""
+        message = (
+            f"no group_id column: {short(self.group_id_key)} is in none of {self._records} "
+            f"records{found}; set group_id_key to its name"
+        )
+        return NoGroups(Problem("whole file", message, fatal=True))
 
     def _choose(self, names: Collection[str]) -> str | None:
+        self._names = list(map(short, names))[:10]
         chosen = []
         for kind, key, known in (
             ("image", self.image_key, IMAGE_KEYS),
@@ -237,7 +246,7 @@ class PairColumns:
         image, captions = record[self.image_key], record[self.caption_key]
         stored = image if isinstance(image, StoredImage) else None
         name = stored.name if stored else image
-        if not isinstance(name, str) or not name.strip() or len(name) > _LONGEST_PATH:
+        if not isinstance(name, str) or not name.strip() or _is_base64(name):
             expected = "expected the path of an image file, or in parquet its bytes"
             if isinstance(name, list):
                 expected += "; write a record for each picture"
@@ -266,6 +275,10 @@ class PairColumns:
         except UnicodeEncodeError:
             return Problem(where, "expected text in UTF-8", short([name, *captions]))
         return Row(where, name, captions, ids[0], stored, ids[1])
+
+
+def _is_base64(name: str) -> bool:
+    return len(name) > _LONGEST_PATH and name.isascii() and " " not in name
 
 
 def _no_column(kind: str, wanted: Collection[str], names: Collection[str]) -> str:

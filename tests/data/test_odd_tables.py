@@ -188,6 +188,13 @@ def test_json_is_recognised_by_its_content(tmp_path):
     assert captions_in(tmp_path / "one.json", json.dumps(records[0])) == CAPTIONS[:1]
 
 
+def test_long_texts_in_the_place_of_images_are_no_pictures_in_base64(tmp_path):
+    path = tmp_path / "texts.jsonl"
+    path.write_text(json.dumps({"q": "a question " * 200, "d": "an answer"}))
+    (row,) = read_rows(path, image_key="q", caption_key="d")
+    assert row.image == "a question " * 200
+
+
 def test_pipes_and_files_of_other_kinds_are_refused(tmp_path):
     os.mkfifo(tmp_path / "a.json")
     with pytest.raises(ValueError, match="is a pipe, socket or device, expected a file"):
