@@ -91,7 +91,8 @@ class Problem(NamedTuple):
     fatal: bool = False
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.message}{self.got and f', got {self.got}'}"
+        found = f", got {self.got}" if self.got else ""
+        return f"{self.where}: {self.message}{found}"
 
 
 class PassedOver(NamedTuple):

@@ -246,7 +246,7 @@ def _write_table(
         "passed_over": passed_over.members,
         "unread": identity.unread,
         "copies": len(copies_of),
-        "first_copy": copies_of[:1] and copies_of[0],
+        "first_copy": copies_of[0] if copies_of else [],
         "sources": sources,
         "shards": pictures.shards,
         "files": pictures.files,

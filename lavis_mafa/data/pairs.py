@@ -173,9 +173,6 @@ class TrainPairs(_Pairs):
 
     truth: PairTruth | None = None
 
-    # Because of the random augmentation.
-    deterministic = False
-
     def __len__(self) -> int:
         return len(self.table)
 

@@ -14,7 +14,7 @@ import random
 import struct
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from lavis_mafa.data.lavis_rows import read_here, read_sample
 from lavis_mafa.data.pairs import PairSource, TrainPairs
 from lavis_mafa.data.picture_identity import PictureFolder, warn_of_copies
 from lavis_mafa.io.processes import is_main_process
+from lavis_mafa.io.random_streams import unchanged_random_streams
 
 UNREADABLE = (
     OSError,
@@ -372,18 +373,10 @@ def _group_ids_of(parts: list[Any]) -> npt.NDArray[np.int64] | None:
 @contextmanager
 def _seeded(entropy: list[int]) -> Iterator[None]:
     """Seed Python's, NumPy's and PyTorch's generators; restore them in the main process."""
-    in_worker = get_worker_info() is not None
-    if not in_worker:
-        before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     words = np.random.SeedSequence(entropy).generate_state(3)
-    random.seed(int(words[0]))
-    np.random.seed(int(words[1]))
-    # Not torch.manual_seed, which in the main process would reseed the GPU too.
-    torch.default_generator.manual_seed(int(words[2]))
-    try:
+    with nullcontext() if get_worker_info() else unchanged_random_streams():
+        random.seed(int(words[0]))
+        np.random.seed(int(words[1]))
+        # Not torch.manual_seed, which in the main process would reseed the GPU too.
+        torch.default_generator.manual_seed(int(words[2]))
         yield
-    finally:
-        if not in_worker:
-            random.setstate(before[0])
-            np.random.set_state(before[1])
-            torch.set_rng_state(before[2])
