@@ -83,17 +83,17 @@ def require_files(
     for path in paths:
         if path.is_dir():
             continue
-        if path.suffix.lower() not in _SUFFIXES:
-            raise ValueError(
-                f"annotation file {path}: unknown suffix {path.suffix!r}, expected one of "
-                f"{', '.join(_SUFFIXES)}; unpack the file, or rename it by its content, such as "
-                ".csv for a header and rows with commas"
-            )
         require_regular(path)
         if not path.is_file():
             raise FileNotFoundError(
                 f"annotation file {path} does not exist (relative paths start at {os.getcwd()}). "
                 "It is not downloaded: put the file there, or correct the path"
+            )
+        if path.suffix.lower() not in _SUFFIXES:
+            raise ValueError(
+                f"annotation file {path}: unknown suffix {path.suffix!r}, expected one of "
+                f"{', '.join(_SUFFIXES)}; unpack the file, or rename it by its content, such as "
+                ".csv for a header and rows with commas"
             )
     times = Counter(map(os.path.realpath, paths))
     for path in paths:

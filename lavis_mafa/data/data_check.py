@@ -67,10 +67,11 @@ class _Findings:
 
     def add_pair(self, place: str, name: str, image: bytes, caption: str, row: Row) -> None:
         """Add an image and one of its captions."""
-        self.pairs += 1
-        if row.group_id is not None:
-            self.groups[row.group_id][image] += 1
-        self.images.add(image)
+        if caption.strip():  # training drops others
+            self.pairs += 1
+            self.images.add(image)
+            if row.group_id is not None:
+                self.groups[row.group_id][image] += 1
         read = _processed(caption)
         if was_cut(_processed, lambda: caption, read):
             self.problems["cut_captions"].append(
@@ -230,7 +231,7 @@ def render(report: dict[str, Any]) -> str:
             f"{found['groups_with_several_images']} of several images"
         )
     missing = report["problems"]["missing_files"]
-    if missing and len(missing) == report["images"]:
+    if missing and len(missing) >= report["images"]:
         lines.append(
             "none of them exists: --images must be the folder to which the paths in the "
             f"annotation files are relative, such as {missing[0]}"

@@ -60,10 +60,7 @@ def files_of(given: str | os.PathLike[str]) -> list[Path]:
 def files_named(storage: str) -> list[str]:
     """Return the sorted files that a glob or a brace list names; another path as it is.
 
-    Files of a brace list need not exist.
-
-    Raises:
-        FileNotFoundError: if a pattern in a brace list matches nothing.
+    Files of a brace list need not exist; a pattern in it that matches nothing is returned as it is.
     """
     storage = os.path.expanduser(storage)
     if os.path.lexists(storage):
@@ -80,7 +77,7 @@ def files_named(storage: str) -> list[str]:
             continue
         matched = sorted(one for one in glob.glob(pattern, recursive=True) if os.path.isfile(one))
         if not matched and len(patterns) > 1:
-            raise FileNotFoundError(f"no file matches {pattern} of {storage}; correct the list")
+            matched = [pattern]  # of a brace list: refused as a file that does not exist
         files += matched
     return files
 
@@ -117,12 +114,16 @@ def _files_in(folder: Path) -> list[Path]:
     captioned = captioned_in(folder)[0]
     if captioned:
         kinds.add(".txt")
-        names.append(next(iter(captioned)).relative_to(folder).as_posix())
+        pictures = [path.relative_to(folder) for path in captioned]
+        names += [path.as_posix() for path in pictures]
+        # By the folders alone: a picture, or a folder of a class, may be named after a train.
+        tops = {path.parts[0].lower() for path in pictures}
+        splits |= {frozenset([one]) for one in tops if _SPLITS.fullmatch(one)}
     if len(splits) > 1 or len(kinds) > 1 or ".arrow" in kinds:
         raise ValueError(
             f"folder {folder} has files such as {names[0]} and {names[-1]}: name those of one "
             "split and one kind by a glob, such as data/train-*.parquet, or the folder of one "
-            "split that save_to_disk of Hugging Face's datasets has written"
+            "split"
         )
     packed = [path.name for path in files if path.name.lower().endswith(_PACKED)]
     if data and packed:

@@ -38,6 +38,9 @@ def test_folders_of_several_splits_are_refused(tmp_path):
         files_of(tmp_path / "data/..")
     with pytest.raises(ValueError, match=r"such as train/data-0.arrow .* the folder of one split"):
         files_of(tmp_path / "dict")
+    make(tmp_path / "seen", "Train/1.jpg", "Train/1.txt", "test/1.jpg", "test/1.txt")
+    with pytest.raises(ValueError, match=r"such as Train/1.jpg and test/1.jpg: name those of one"):
+        files_of(tmp_path / "seen")
     with pytest.raises(ValueError, match=r"such as a.parquet and train-0.parquet: name those"):
         files_of(tmp_path / "mixed")
 
@@ -80,6 +83,12 @@ def test_links_to_folders_are_followed_once(tmp_path):
     assert not others
 
 
+def test_pictures_in_folders_of_other_names_are_one_set(tmp_path):
+    make(tmp_path, "train_station.jpg", "train_station.txt", "test.jpg", "test.txt")
+    make(tmp_path / "a", "1.jpg", "1.txt", "train/1.jpg", "train/1.txt", "test/1.jpg", "test/1.txt")
+    assert files_of(tmp_path) == [tmp_path]
+
+
 def test_pictures_of_several_folders_keep_their_captions(tmp_path):
     for name in ("red", "blue"):
         make(tmp_path / name, "1.jpg")
@@ -101,8 +110,9 @@ def test_globs(tmp_path, monkeypatch):
     assert require_files(["x/*"]) == [tmp_path / "x/c.parquet"]
     with pytest.raises(FileNotFoundError, match=r"no file matches .*gone\*\.parquet"):
         files_of("gone*.parquet")
-    with pytest.raises(FileNotFoundError, match=r"no file matches .*/gone/\*\.parquet of "):
-        files_of("{x,gone}/*.parquet")  # not only those of the other folder
+    for name in ("*.parquet", "*"):
+        with pytest.raises(FileNotFoundError, match=r"/gone/\*.* does not exist"):
+            require_files([f"{{x,gone}}/{name}"])  # not only those of the other folder
     with pytest.raises(FileNotFoundError, match="gone.parquet does not exist"):
         require_files(["gone.parquet"])
 
