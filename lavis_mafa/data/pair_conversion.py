@@ -71,7 +71,8 @@ def converted(
         root: folder that image paths are relative to; None: unknown.
         identity: `FILE`, or `CONTENT`, for which every picture is read.
         max_unusable: share of the records that may be unusable: these are left out and logged.
-        holdout: images to keep; which belong to the share depends on the image alone.
+        holdout: images to keep. Which belong to the share depends on the image alone; in shards
+            without a hash of their pictures also on the list of shards, unless by content.
         subset: pairs to keep, of those that the holdout leaves.
         cache_dir: folder of all tables; None: $LAVIS_MAFA_CACHE, else ~/.cache/lavis_mafa.
         keys: names of the columns, as of `PairColumns`.
