@@ -256,12 +256,10 @@ def _raw_records(path: Path, columns: PairColumns) -> Iterator[_Raw]:
 def _json_lines(path: Path) -> Iterator[_Raw]:
     with open(path, "rb") as stream:
         for number, line in enumerate(stream, 1):
-            if number == 1:
-                line = line.removeprefix(_BYTE_ORDER_MARK)
-            if not line.strip():
+            if not line.removeprefix(_BYTE_ORDER_MARK).strip():
                 continue
             try:
-                record = json.loads(line.decode("utf-8"))
+                record = json.loads(line)
             # RecursionError: json gives up on thousands of nested brackets.
             except (ValueError, RecursionError) as error:
                 yield Problem(f"line {number}", f"expected one JSON object a line: {error}")
@@ -271,9 +269,9 @@ def _json_lines(path: Path) -> Iterator[_Raw]:
 
 def _json(path: Path, columns: PairColumns) -> Iterator[_Raw]:
     """Read a whole JSON document, or JSON lines."""
-    content = path.read_bytes().removeprefix(_BYTE_ORDER_MARK)
+    content = path.read_bytes()
     try:
-        document = json.loads(content.decode("utf-8"))
+        document = json.loads(content)
     except (ValueError, RecursionError) as error:
         with suppress(ValueError, RecursionError):
             if isinstance(json.loads(content.lstrip().split(b"\n", 1)[0]), dict):
