@@ -59,14 +59,13 @@ _QUOTING = (
 )
 
 
+_Path = str | os.PathLike[str]
 # A format's reader yields the place of a record and its unchecked content.
 _Raw = tuple[str, Any] | Problem
 _Found = Row | Problem | PassedOver | NoGroups
 
 
-def require_files(
-    files: Collection[str | os.PathLike[str]],
-) -> list[Path]:
+def require_files(files: Collection[_Path]) -> list[Path]:
     """Return the absolute paths of existing files in a known format, and of folders of pictures.
 
     Args:
@@ -124,11 +123,11 @@ class PairFiles:
 
     def __init__(
         self,
-        files: Collection[str | os.PathLike[str]],
+        files: Collection[_Path],
         *,
         workers: int = 1,
         images: bool = True,
-        root: str | os.PathLike[str] | None = None,
+        root: _Path | None = None,
         **keys: Any,
     ) -> None:
         self.paths = require_files(files)
@@ -177,11 +176,7 @@ def _list_of_rows(options: dict[str, Any], path: Path) -> list[_Found]:
 
 
 def read_rows(
-    path: str | os.PathLike[str],
-    *,
-    images: bool = True,
-    root: str | os.PathLike[str] | None = None,
-    **keys: Any,
+    path: _Path, *, images: bool = True, root: _Path | None = None, **keys: Any
 ) -> Iterator[_Found]:
     """Read every record of one annotation file, or of a folder of pictures, in order.
 
@@ -216,7 +211,7 @@ def read_rows(
         yield missing
 
 
-def _captioned(folder: Path, root: str | os.PathLike[str]) -> Iterator[_Raw | PassedOver]:
+def _captioned(folder: Path, root: _Path) -> Iterator[_Raw | PassedOver]:
     found, others = captioned_in(folder)
     for picture, text in found.items():
         name = os.path.relpath(picture, root)

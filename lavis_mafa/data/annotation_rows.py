@@ -157,14 +157,11 @@ class Refusals:
         """Raise ValueError for a fatal problem, or if more than a share of the records has one."""
         if not self.fatal and self.count <= allowed * records:
             return
-        what = f"{self.count} of {records} records"
+        # How many records of a damaged file are lost is unknown.
+        what = "the data" if self.fatal else f"{self.count} of {records} records"
         if self.fatal or self.count == records:
             raise ValueError(f"{what} cannot be used: " + "\n  ".join(self.lines()))
-        hint = (
-            f"max_unusable: {allowed:g} is the share that may be left out; repair the data, or "
-            "raise it (build_info)"
-        )
-        self.end(what, hint)
+        self.end(what, f"repair them: a share of {allowed:g} may be left out (max_unusable)")
 
 
 class PairColumns:
@@ -228,7 +225,7 @@ class PairColumns:
             wanted = known if key is None else (key,)
             name = next((name for name in wanted if name in names), None)
             if name is None and (kind != "image_id" or self._needs_id):
-                return _no_column(kind, wanted, names)
+                return _no_column(kind, wanted, names, self._records > 0)
             chosen.append(name)
         self.image_key, self.caption_key = chosen[:2]
         return None
@@ -282,14 +279,17 @@ def _is_base64(name: str) -> bool:
     return len(name) > _LONGEST_PATH and name.isascii() and " " not in name
 
 
-def _no_column(kind: str, wanted: Collection[str], names: Collection[str]) -> str:
+def _no_column(kind: str, wanted: Collection[str], names: Collection[str], in_others: bool) -> str:
+    """Return the message that a record has none of the wanted columns, which others may have."""
     found = ", ".join(map(short, list(names)[:10])) or "nothing"
     cure = (
         f'write records such as {{"image": "a.jpg", "caption": "a dog"}}, or set {kind}_key (an '
-        f"option --{kind.replace('_', '-')}-key, or in build_info) to the column's name"
+        f"option --{kind}-key, or in build_info) to the column's name"
     )
-    if kind in ("image", "caption") and len(wanted) == 1:  # the user has named it
+    if len(wanted) == 1:  # the user has named it, or the first record has it
         cure = "name one of them"
+    if in_others:
+        cure = "records before it have that: use one name in all of them"
     seems = next((_NOT_READ[name] for name in map(str.lower, names) if name in _NOT_READ), None)
     if seems is not None:
         cure = f"this seems to be {seems}"

@@ -31,16 +31,13 @@ def require_readable(caption: str) -> None:
     """
     if not caption.isascii() and any("\ud800" <= char <= "\udfff" for char in caption):
         raise ValueError(f"the caption {_short(caption)} contains half of a surrogate pair")
-    if not is_readable(caption):
+    if not any(map(is_readable, caption)):
         raise ValueError(f"the caption {_short(caption)} has no readable character")
 
 
-def is_readable(caption: str) -> bool:
-    """Return whether a caption has a readable character; see `require_readable`."""
-    return any(
-        char.isalnum() or (char != _REPLACEMENT and unicodedata.category(char) not in _NOTHING)
-        for char in caption
-    )
+def is_readable(char: str) -> bool:
+    """Return whether a character is readable; see `require_readable`."""
+    return char.isalnum() or (char != _REPLACEMENT and unicodedata.category(char) not in _NOTHING)
 
 
 def was_cut(processor: Any, caption: Callable[[], str], processed: str) -> bool:

@@ -42,7 +42,7 @@ PROBLEMS = {
     "(build_info.identity: content)",
     "duplicate_pairs": "pairs listed more than once",
     "shared_image_ids": "image_ids that stand for several files",
-    "several_image_ids": "further image_ids of a file, which count as further images",
+    "several_image_ids": "files with several image_ids, each of which counts as another image",
 }
 
 
@@ -143,12 +143,13 @@ def check(
         keys: names of the columns, as of `PairColumns`.
 
     Returns:
-        `pairs`, `images`, `records` of the files, how many are `unusable`, whether that is `fatal`
-        (such as a damaged file), `passed_over` files of a folder, or members of tar files, that
-        belong to no sample, `groups` (only with ``group_id_key``: numbers of `groups`, of
-        `groups_with_several_images`, of `pairs` in groups and their `share`, 0 to 1), and
-        `problems`: by key of `PROBLEMS` the
-        findings, of malformed rows those of one kind in one line.
+        - `pairs`, `images`: their numbers, as training counts them;
+        - `records`: number of records in the files, and of those that are `unusable`;
+        - `fatal`: whether files cannot be read to the end, such as a damaged one;
+        - `passed_over`: files of a folder, or members of tar files, that belong to no sample;
+        - `groups` (with ``group_id_key``): numbers of `groups`, of `groups_with_several_images` and
+          of `pairs` in groups, and the `share` of all pairs that these are, 0 to 1;
+        - `problems`: the findings by key of `PROBLEMS`; malformed rows of one kind are one line.
 
     Raises:
         FileNotFoundError: a file or the root is missing.

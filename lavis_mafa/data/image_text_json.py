@@ -16,10 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from itertools import combinations
 from typing import Any
 
-import pyarrow.compute as pc
 from lavis.common.registry import registry
 from torch.utils.data import Dataset
 
@@ -30,7 +28,6 @@ from lavis_mafa.data.data_folders import files_named
 from lavis_mafa.data.feature_folder import FeatureFolder
 from lavis_mafa.data.local_builder import LocalBuilder, named_splits
 from lavis_mafa.data.pair_conversion import CONTENT, FILE, Holdout
-from lavis_mafa.data.pair_table import PairTable
 from lavis_mafa.data.pairs import EvalPairs, TrainPairs
 from lavis_mafa.io.processes import on_main_process
 from lavis_mafa.io.project_files import dataset_yamls
@@ -165,8 +162,6 @@ class ImageTextShardsBuilder(LocalBuilder):
             if make_truth is not None:
                 dataset.know(make_truth(dataset.table))
             datasets[split] = dataset
-        if features is not None:
-            _require_own_names({split: one.table for split, one in datasets.items()})
         return datasets
 
 
@@ -177,24 +172,6 @@ class ImageTextJsonBuilder(ImageTextShardsBuilder):
     name = "image_text_json"
     build_options = _FileOptions
     DATASET_CONFIG_DICT = dataset_yamls("image_text_json")
-
-
-def _require_own_names(tables: Mapping[str, PairTable]) -> None:
-    """Refuse splits of different files with equal names of images, by which features are found.
-
-    Raises:
-        ValueError: if an image inside the files of a split has the name of one of another split.
-    """
-    stored = [(split, one) for split, one in tables.items() if not one.meta["with_paths"]]
-    for (split, one), (other, known) in combinations(stored, 2):
-        if set(one.meta["sources"]).isdisjoint(known.meta["sources"]):
-            names = one.image_names()
-            shared = names.filter(pc.is_in(names, value_set=known.image_names()))
-            if len(shared):
-                raise ValueError(
-                    f"{split} and {other} both have an image {shared[0].as_py()!r}, and features "
-                    "are found by the names of images: rename the shards or images of one"
-                )
 
 
 def _holdout_of(info: Mapping[str, Any], split: str) -> Holdout:

@@ -156,16 +156,14 @@ def _log(table: PairTable, names: str, copies: bool) -> None:
     if "groups" in meta:
         groups = f", {meta['groups']} groups of {meta['pairs_in_groups']} pairs"
     logging.info("%s: %d pairs, %d images%s", names, meta["pairs"], meta["images"], groups)
-    for note in filter(None, [*meta["notes"], meta["id_conflict"]]):
-        logging.warning("%s: %s", names, note)
+    notes = [*meta["notes"], meta["id_conflict"]]
     if meta["unread"]:
-        logging.warning(
-            "%s: %d pictures could not be read and are compared by their names; once they are "
-            "there, delete %s to compare them by content",
-            names,
-            meta["unread"],
-            table.folder,
+        notes.append(
+            f"{meta['unread']} pictures could not be read and are compared by their names; once "
+            f"they are there, delete {table.folder} to compare them by content"
         )
+    for note in filter(None, notes):
+        logging.warning("%s: %s", names, note)
     if meta["copies"] and copies:
         logging.warning(
             "%s: %d pictures are copies of another one, first %s of %s: they count as different "
@@ -231,7 +229,8 @@ def _write_table(
         table = _write_pairs(folder, batches())
     found.refused.end_with_share(found.records, max_unusable)
     if not len(table):
-        raise ValueError(f"no image-text pair in {', '.join(sources)} ({empty} empty captions)")
+        dropped = f", only {empty} empty captions" if empty else ""
+        raise ValueError(f"no image-text pair in {', '.join(sources)}{dropped}")
     if not pictures.files[0][1]:
         os.remove(folder / _COPIES)
     notes, passed_over, copies_of = [], found.passed_over, pictures.copies.pairs()

@@ -271,10 +271,9 @@ class EvalPairs(_Pairs):
             self.img2txt[image].append(len(self.text))
             self.txt2img[len(self.text)] = image
             self.text.append(self.text_processor(self.table.caption(row)))
-        if unreadable := sum(not is_readable(text) for text in self.text):
+        if unreadable := sum(not any(map(is_readable, text)) for text in self.text):
             logging.warning(
-                "%s: %d captions have no readable text after the text processor and are scored "
-                "as they are",
+                "%s: %d captions without readable text after the text processor are scored too",
                 ", ".join(self.table.meta["sources"]),
                 unreadable,
             )

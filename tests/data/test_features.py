@@ -222,20 +222,6 @@ def test_images_in_shards_and_parquet_are_found_wherever_they_lie(files):
             assert np.allclose(train[k]["image"], pixels.mean((0, 1)), atol=1e-3)
 
 
-def test_splits_whose_images_have_equal_names_are_refused(files):
-    pictures = [(files / f"images/{k}.png").read_bytes() for k in range(4)]
-    for split, chosen in (("train", pictures[:2]), ("val", pictures[2:])):
-        samples = [(f"{k}", data, "png", f"box {k}", {}) for k, data in enumerate(chosen)]
-        write_shards(files / split, samples)
-    make_features(pictures_of([f"{files}/train/*.tar"], None), files / "features", MEANS)
-    annotations = {split: {"storage": f"{files}/{split}/*.tar"} for split in ("train", "val")}
-    info = {"annotations": annotations, "features": {"storage": f"{files}/features"}}
-    with pytest.raises(ValueError, match=r"train and val both .* 'pairs-000000\.tar/0\.png'"):
-        built(ImageTextShardsBuilder, **info)
-    annotations["val"] = annotations["train"]
-    assert len(built(ImageTextShardsBuilder, **info)["val"]) == 2
-
-
 def write_own(folder, features, names, name="features.npy"):
     folder.mkdir(exist_ok=True)
     np.save(folder / name, features)

@@ -79,7 +79,10 @@ def test_eval_merges_rows_of_the_same_image(work_folder: Path) -> None:
 def test_eval_warns_of_captions_without_text(work_folder: Path, caplog) -> None:
     (work_folder / "dots.csv").write_text("image,text\n0.png,...\n1.png,b\n")
     assert EvalPairs(small, BlipCaptionProcessor(), "pictures", ["dots.csv"]).text == ["", "b"]
-    assert "dots.csv: 1 captions have no readable text after the text processor" in caplog.text
+    assert (
+        "dots.csv: 1 captions without readable text after the text processor are scored"
+        in caplog.text
+    )
 
 
 def test_eval_rejects_an_image_id_used_by_two_files(work_folder: Path) -> None:

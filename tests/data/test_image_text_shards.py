@@ -246,7 +246,7 @@ def test_one_incomplete_sample_is_left_out(work_folder: Path, caplog) -> None:
 def test_unsorted_members_are_refused_with_a_hint(work_folder: Path) -> None:
     members = [(f"{k}.jpg", b"1") for k in range(3)] + [(f"{k}.txt", b"x") for k in range(3)]
     tar(work_folder / "s.tar", members)
-    with pytest.raises(ValueError, match=r"(?s)^1 of 1 .*sample 0: .*tar --sort=name$"):
+    with pytest.raises(ValueError, match=r"(?s)^the data .*sample 0: .*tar --sort=name$"):
         converted(["s.tar"], max_unusable=1.0)
     os.mkfifo(work_folder / "pipe.tar")
     with pytest.raises(ValueError, match=r"pipe\.tar is a pipe, socket or device"):
@@ -309,7 +309,7 @@ def test_damaged_header_is_reported(
     "storage, error, message",
     [
         (["gone.tar"], FileNotFoundError, r"gone\.tar does not exist.*not downloaded"),
-        (["gone/*.tar"], FileNotFoundError, r"no file matches .*gone/\*\.tar"),
+        (["gone/*.tar"], FileNotFoundError, r"gone/\*\.tar does not exist"),
         (["a/pairs-00000{0..3}.tar"], FileNotFoundError, r"pairs-000003\.tar does not exist"),
         (["empty"], ValueError, "folder .*empty has no files; expected .*tar shards"),
         (["a.tar.gz"], ValueError, r"unknown suffix '\.gz'.*unpack the file"),
