@@ -204,11 +204,9 @@ def test_unusable_samples_are_listed(members, message: str, work_folder: Path) -
 
 
 def test_incomplete_samples_with_dotted_names_are_counted(work_folder: Path) -> None:
-    members = {f"f.{k}.jpg": b"1" for k in range(4)} | {"f.0.txt": b"x", "f.3.txt": b"x"}
-    members["f.2.json"] = b"["
-    found = PairFiles([tar(work_folder / "s.tar", dict(sorted(members.items())))])
-    assert [row.captions for _, row in found] == [["x"], ["x"]]
-    assert (found.records, found.refused.count) == (4, 2)
+    members = {"f.0.jpg": b"1", "f.0.txt": b"x", "f.1.jpg": b"1", "f.2.jpg": b"1", "f.2.json": b"["}
+    found = PairFiles([tar(work_folder / "s.tar", members)])
+    assert [row.captions for _, row in found] == [["x"]] and found.refused.count == 2
 
 
 @pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
@@ -248,9 +246,6 @@ def test_unsorted_members_are_refused_with_a_hint(work_folder: Path) -> None:
     tar(work_folder / "s.tar", members)
     with pytest.raises(ValueError, match=r"(?s)^the data .*sample 0: .*tar --sort=name$"):
         converted(["s.tar"], max_unusable=1.0)
-    os.mkfifo(work_folder / "pipe.tar")
-    with pytest.raises(ValueError, match=r"pipe\.tar is a pipe, socket or device"):
-        converted(["pipe.tar"])
 
 
 @pytest.fixture(scope="module")
@@ -309,21 +304,17 @@ def test_damaged_header_is_reported(
     "storage, error, message",
     [
         (["gone.tar"], FileNotFoundError, r"gone\.tar does not exist.*not downloaded"),
-        (["gone/*.tar"], FileNotFoundError, r"gone/\*\.tar does not exist"),
         (["a/pairs-00000{0..3}.tar"], FileNotFoundError, r"pairs-000003\.tar does not exist"),
         (["empty"], ValueError, "folder .*empty has no files; expected .*tar shards"),
-        (["a.tar.gz"], ValueError, r"unknown suffix '\.gz'.*unpack the file"),
         (["a/*.tar", "a"], ValueError, r"pairs-000000\.tar is given 2 times"),
         (["a/pairs-000000.tar", "link.tar"], ValueError, "given 2 times, perhaps by a link"),
         (["packed"], ValueError, r"packed has b\.tar\.gz, which is packed; unpack it"),
-        (["splits"], ValueError, r"such as train/a\.tar and val/a\.tar: name those of one split"),
         (["kinds"], ValueError, r"such as a\.tar and b\.parquet: name those of one split and one"),
     ],
 )
 def test_invalid_storage_is_rejected(storage, error, message: str, work_folder: Path) -> None:
     write_shards("a", map(sample, range(5)), per_shard=2)
-    names = ["packed/a.tar", "packed/b.tar.gz", "splits/train/a.tar", "splits/val/a.tar"]
-    for name in [*names, "kinds/a.tar", "kinds/b.parquet", "a.tar.gz"]:
+    for name in ("packed/a.tar", "packed/b.tar.gz", "kinds/a.tar", "kinds/b.parquet"):
         (work_folder / name).parent.mkdir(parents=True, exist_ok=True)
         (work_folder / name).touch()
     (work_folder / "empty").mkdir()
