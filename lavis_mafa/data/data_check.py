@@ -194,17 +194,18 @@ def check(
                     "paths are relative to (--images)"
                 )
             image, picture = identity.of(row, number, path)
-            if picture not in known:
-                known[picture] = row.image if row.stored is None else place
+            name = known.get(picture, row.image if row.stored is None else place)
+            if picture not in known and any(map(str.strip, row.captions)):
+                known[picture] = name
                 if row.stored is not None and row.stored.content is not None:
                     # The next row may replace the buffer.
                     content = bytes(row.stored.content)
                     row = row._replace(stored=row.stored._replace(content=content))
-                waiting.append((known[picture], image, row, path))
+                waiting.append((name, image, row, path))
             left = None if limit is None else limit - found.pairs
             for caption in row.captions[:left]:
-                found.add_pair(place, known[picture], image, caption, row)
-            found.add_id(known[picture], image, picture, row.image_id)
+                found.add_pair(place, name, image, caption, row)
+            found.add_id(name, image, picture, row.image_id)
             if len(waiting) >= _BLOCK:
                 read_pictures()
         read_pictures()
@@ -232,7 +233,7 @@ def render(report: dict[str, Any]) -> str:
             f"{found['groups_with_several_images']} of several images"
         )
     missing = report["problems"]["missing_files"]
-    if missing and len(missing) >= report["images"]:
+    if missing and len(missing) == report["images"]:
         lines.append(
             "none of them exists: --images must be the folder to which the paths in the "
             f"annotation files are relative, such as {missing[0]}"

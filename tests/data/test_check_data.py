@@ -102,11 +102,12 @@ def test_pictures_and_rows_that_training_cannot_use_are_found(clean: Path) -> No
 
 
 def test_empty_captions_are_no_pairs_as_in_training(clean: Path) -> None:
-    (clean / "rows.csv").write_text("image,caption,group\na.png, ,1\na.png,x,1\nb.png,,2\n")
+    (clean / "rows.csv").write_text("image,caption,group\na.png, ,1\na.png,x,1\ngone.png,,2\n")
     report = check([clean / "rows.csv"], clean, group_id_key="group")
     table = converted([clean / "rows.csv"], root=clean, cache_dir=clean)
     assert (report["pairs"], report["images"]) == (len(table), table.meta["images"]) == (1, 1)
-    assert report["groups"]["groups"] == 1 and len(report["problems"]["empty_captions"]) == 2
+    assert report["groups"]["groups"] == 1 and not report["problems"]["missing_files"]
+    assert len(report["problems"]["empty_captions"]) == 2
 
 
 def test_problems_give_status_1_and_a_limited_summary(clean: Path, capsys) -> None:
