@@ -25,18 +25,13 @@ _FLOAT_NAMES = "float16, bfloat16, float32 or float64"
 # What DDP and Lightning put in front of all names, and torch.compile into those of compiled parts.
 _WRAPPERS = ("module.", "model.")
 _COMPILED = "_orig_mod."
-# State of a run rather than weights: used by run.resume_ckpt_path only. These are queues, which
-# are buffers of models, and modules of checkpoints that do not list their own (`STATE_OF_RUN`).
+# Queues: buffers of models, which belong to the run that filled them.
 RUN_STATE_KEYS = (
     "image_queue",
     "text_queue",
     "idx_queue",
     "group_queue",
     "queue_ptr",
-    "posterior.",
-    "memory.",
-    "picker.",
-    "global_threshold.",
 )
 # Class attribute of modules whose whole state is of that kind; and a checkpoint's list of them.
 STATE_OF_RUN = "state_of_run"

@@ -7,7 +7,6 @@ size, and the rest are the defaults of our model. `HubNames` translates names of
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from lavis_mafa.io.files import is_number, require_regular
+from lavis_mafa.io.files import is_number, read_json, require_regular
 
 RECORD = "lavis_mafa.json"
 VOCABULARY = "vocab.txt"
@@ -275,10 +274,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> State:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
+    content = read_json(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}, expected a mapping")
     return content

@@ -28,6 +28,7 @@ from lavis_mafa.checkpoints.checkpoints import (
     RUN_STATE_KEYS,
     model_config,
     read_checkpoint,
+    run_state_of,
     vocabulary_of,
     weights_of,
 )
@@ -72,18 +73,18 @@ def export_hugging_face(
         )
     model, random, record = _build(checkpoint, arch, model_type, options)
     form = _form_of(model)
-    random = [name for name in random if not name.startswith(form.dropped)]
+    dropped = (*form.dropped, *run_state_of(model))
+    random = [name for name in random if not name.startswith(dropped)]
     if random:
         raise ValueError(
             f"{len(random)} weights of {type(model).__name__}, such as {random[0]}, are neither in "
             f"{checkpoint} nor loaded from elsewhere: random weights are not exported"
         )
-    _round_weights(model, getattr(torch, dtype), form.in_float32)
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     unfinished.mkdir()
     try:
-        _write_folder(form, unfinished, getattr(torch, dtype))
+        _write_folder(form, unfinished, getattr(torch, dtype), dropped)
         write_json(unfinished / RECORD, record)
         unfinished.rename(out)
     finally:
@@ -162,11 +163,17 @@ def _form_of(model: Any) -> _Form:
     )
 
 
-def _write_folder(form: _Form, folder: Path, dtype: torch.dtype) -> None:
-    """Write a LAVIS model with float32 weights; see `export_hugging_face`."""
-    own = form.model.state_dict()
-    rounded = {k: v if k.startswith(form.in_float32) else v.to(dtype) for k, v in own.items()}
-    state = form.names.state_to_hub(rounded, form.dropped)
+def _write_folder(form: _Form, folder: Path, dtype: torch.dtype, dropped: tuple[str, ...]) -> None:
+    """Write a LAVIS model, whose weights are rounded to ``dtype``; see `export_hugging_face`.
+
+    Args:
+        dropped: prefixes of weights to leave out.
+    """
+    rounded = {
+        name: value.float() if name.startswith(form.in_float32) else value.to(dtype)
+        for name, value in form.model.state_dict().items()
+    }
+    state = form.names.state_to_hub(rounded, dropped)
     # Without memory: `assign` then takes over the tensors themselves.
     with torch.device("meta"):
         hf_model = getattr(transformers, form.class_name)(form.config())
@@ -183,18 +190,6 @@ def _write_folder(form: _Form, folder: Path, dtype: torch.dtype) -> None:
     _write_vocabulary(processor.tokenizer, folder / VOCABULARY)
     for file in folder.glob("*.safetensors"):  # some versions make them readable only by the owner
         file.chmod((folder / "config.json").stat().st_mode)
-
-
-def _round_weights(model: nn.Module, dtype: torch.dtype, in_float32: tuple[str, ...] = ()) -> None:
-    """Bring all weights to float32, rounded to what ``dtype`` can hold.
-
-    Args:
-        in_float32: prefixes of weights that are not rounded.
-    """
-    for name, value in [*model.named_parameters(), *model.named_buffers()]:
-        if value.is_floating_point():
-            rounded = value.data if name.startswith(in_float32) else value.data.to(dtype)
-            value.data = rounded.float()
 
 
 def _write_vocabulary(tokenizer: Any, file: Path) -> None:

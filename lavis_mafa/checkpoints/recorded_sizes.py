@@ -16,6 +16,7 @@ from lavis.common.registry import registry
 from lavis_mafa.checkpoints.checkpoints import model_config, weights_of
 from lavis_mafa.checkpoints.hub_folders import vocabulary_in
 from lavis_mafa.compat.traits import shipped_config, traits_of
+from lavis_mafa.data.annotation_rows import short
 from lavis_mafa.io.files import is_number
 from lavis_mafa.io.project_files import CONFIGS
 
@@ -112,7 +113,7 @@ def recorded_model(
                 found[name] = None  # the weights are in the checkpoint
             else:
                 problems.append(
-                    f"model.{name} is {_short(value)}: paths, URLs and names in a checkpoint are "
+                    f"model.{name} is {short(value)}: paths, URLs and names in a checkpoint are "
                     f"not followed. If you trust it, set {name} yourself"
                 )
         elif name == "vit" and isinstance(value, dict):
@@ -121,7 +122,7 @@ def recorded_model(
             stem = value.get("stem")
             found[name] = {**sizes, "stem": stem} if stem in ("patch", "conv") else sizes
         elif name == "vit" and value is not None:
-            problems.append(f"model.vit is {_short(value)}, expected a mapping of sizes")
+            problems.append(f"model.vit is {short(value)}, expected a mapping of sizes")
         elif name in _SIZES:
             problems += filter(None, [_problem(name, value)])
             found[name] = value
@@ -183,7 +184,7 @@ def _problem(name: str, value: Any) -> str | None:
     whole = isinstance(value, int) and not isinstance(value, bool)
     if value is None or (whole and low <= value <= high):
         return None
-    return f"model.{name} is {_short(value)}, expected a whole number from {low} to {high}"
+    return f"model.{name} is {short(value)}, expected a whole number from {low} to {high}"
 
 
 def _is_shipped(name: str, value: Any, shipped: Mapping[str, list[Any]]) -> bool:
@@ -200,11 +201,6 @@ def _is_plain(name: str, value: Any, shipped: Mapping[str, list[Any]]) -> bool:
         known = value in _CHOICES.get(name, ()) or value in shipped.get(name, [])
         return known or (name == "prompt" and "${" not in value)
     return isinstance(value, bool) or (is_number(value) and abs(value) <= _MOST)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _same_model(one: Any, other: Any) -> bool:

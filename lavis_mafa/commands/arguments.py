@@ -38,8 +38,10 @@ def existing_files(text: str) -> str:
 
 
 def folder_of_images(given: Path | None, files: Sequence[str]) -> Path:
-    """Return the value of ``--images``, or else the given folder or the folder of the first
-    file."""
+    """Return the value of ``--images``, or else the folder that contains all given folders, or that
+    of the first file."""
+    if given is None and all(map(os.path.isdir, files)):
+        return Path(os.path.commonpath(list(map(os.path.abspath, files))))
     first = Path(files[0])
     return given or next(one for one in (first, *first.parents) if one.is_dir())
 
@@ -273,6 +275,6 @@ def add_images_argument(parser: Any) -> None:
         "--images",
         type=existing,
         metavar="DIR",
-        help="folder that the paths of images are relative to (default: the folder that is given, "
-        "or the folder of the first file)",
+        help="folder that the paths of images are relative to (default: the given folder, the "
+        "one that contains all given folders, or the folder of the first file)",
     )

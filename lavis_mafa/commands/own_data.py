@@ -24,8 +24,7 @@ def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
     Args:
         data: annotation files, shards, a folder written by ``save_to_disk`` of Hugging Face's
             ``datasets``, or a folder of pictures, each with a text file of the same name.
-        images: folder that the paths of images are relative to; None: the folder that is given, or
-            the folder of the first file.
+        images: folder that the paths of images are relative to; None: see `folder_of_images`.
 
     Returns:
         The path of the config, and a text that says what was chosen and why.

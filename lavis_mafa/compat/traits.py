@@ -23,17 +23,8 @@ class Traits:
             no ITC and ITM heads; otherwise 1.
         loads_with_our_loader: reads ``tokenizer``, ``vit`` and weights as this package's models do,
             and no config keys except those of its default YAMLs.
-        starts_from_parts: can be built with ``load_pretrained`` but no checkpoint, since its
-            encoders have published weights of their own.
         trains_by_step: trains by `run_step`, reads ``model.mafa`` and returns features for GRIT.
-        can_judge: can serve as Con-D; None if only a built model can tell.
-        has_temperature: has ITC's temperature, so that a model that can judge can also be the
-            encoder of hard negatives.
-        patch_size: side of the ViT's patches where no config states it.
-        keeps_word_states: keeps a state of every word, as TCL's local loss needs.
-        attends_from_text: has text layers that attend to the image, from which heat maps are made.
-        images_per_sample: 2 for models that read pairs of images; None if unknown.
-        ranks_without_itm: its retrieval accepts ``run.k_test: 0``.
+        can_judge: trains ITM on hard negatives, and can serve as Con-D.
         reranks: its retrieval re-ranks ``run.k_test`` candidates by ITM.
         pretrained_is_file: ``model.pretrained`` names a file; for LAVIS's CLIP it is a tag.
         llm_key: config key of its language model; None if it has none.
@@ -42,47 +33,29 @@ class Traits:
     family: str = ""
     stage: int = 1
     loads_with_our_loader: bool = False
-    starts_from_parts: bool = False
     trains_by_step: bool = False
-    can_judge: bool | None = None
-    has_temperature: bool = True
-    patch_size: int = 16
-    keeps_word_states: bool = False
-    attends_from_text: bool = True
-    images_per_sample: int | None = None
-    ranks_without_itm: bool = True
+    can_judge: bool = False
     reranks: bool = True
     pretrained_is_file: bool = True
     llm_key: str | None = None
 
 
 _UNKNOWN = Traits()
-_ALBEF, _BLIP, _BLIP2 = (
-    Traits(family=family, can_judge=False, ranks_without_itm=False)
-    for family in ("albef", "blip", "blip2")
-)
-_BLIP2 = replace(_BLIP2, patch_size=14, attends_from_text=False)
-_CLIP = replace(
-    _ALBEF,
-    family="clip",
-    attends_from_text=False,
-    ranks_without_itm=True,
-    reranks=False,
-    pretrained_is_file=False,
-)
+_ALBEF, _BLIP, _BLIP2 = (Traits(family=family) for family in ("albef", "blip", "blip2"))
+_CLIP = Traits(family="clip", reranks=False, pretrained_is_file=False)
 # LAVIS's classes, each by one of its registered names.
 _LAVIS_MODELS = {
     "albef_classification": _ALBEF,
     "albef_feature_extractor": _ALBEF,
-    "albef_nlvr": replace(_ALBEF, images_per_sample=2),
+    "albef_nlvr": _ALBEF,
     "albef_pretrain": replace(_ALBEF, can_judge=True),
     "albef_retrieval": replace(_ALBEF, can_judge=True),
     "albef_vqa": _ALBEF,
     "blip_caption": _BLIP,
     "blip_classification": _BLIP,
     "blip_feature_extractor": _BLIP,
-    "blip_image_text_matching": replace(_BLIP, can_judge=True, has_temperature=False),
-    "blip_nlvr": replace(_BLIP, images_per_sample=2),
+    "blip_image_text_matching": replace(_BLIP, can_judge=True),
+    "blip_nlvr": _BLIP,
     "blip_pretrain": replace(_BLIP, can_judge=True),
     "blip_retrieval": replace(_BLIP, can_judge=True),
     "blip_vqa": _BLIP,
@@ -91,12 +64,6 @@ _LAVIS_MODELS = {
     "blip2_opt": replace(_BLIP2, stage=2),
     "blip2_t5": replace(_BLIP2, stage=2),
     "clip": _CLIP,
-    "alpro_qa": replace(_ALBEF, family="alpro"),
-    "alpro_retrieval": replace(_ALBEF, family="alpro"),
-    "gpt_dialogue": replace(_ALBEF, family="gpt"),
-    "img2prompt_vqa": replace(_ALBEF, family="img2prompt"),
-    "pnp_unifiedqav2_fid": replace(_ALBEF, family="pnp"),
-    "pnp_vqa": replace(_ALBEF, family="pnp"),
 }
 
 

@@ -32,6 +32,7 @@ from typing import Any
 
 from lavis_mafa.data.annotation_rows import (
     IMAGE_KEYS,
+    NoGroups,
     PairColumns,
     PassedOver,
     Problem,
@@ -58,14 +59,13 @@ _QUOTING = (
 )
 
 
+_Path = str | os.PathLike[str]
 # A format's reader yields the place of a record and its unchecked content.
 _Raw = tuple[str, Any] | Problem
-_Rows = Iterable[Row | Problem | PassedOver]
+_Found = Row | Problem | PassedOver | NoGroups
 
 
-def require_files(
-    files: Collection[str | os.PathLike[str]],
-) -> list[Path]:
+def require_files(files: Collection[_Path]) -> list[Path]:
     """Return the absolute paths of existing files in a known format, and of folders of pictures.
 
     Args:
@@ -82,17 +82,17 @@ def require_files(
     for path in paths:
         if path.is_dir():
             continue
-        if path.suffix.lower() not in _SUFFIXES:
-            raise ValueError(
-                f"annotation file {path}: unknown suffix {path.suffix!r}, expected one of "
-                f"{', '.join(_SUFFIXES)}; unpack the file, or rename it by its content, such as "
-                ".csv for a header and rows with commas"
-            )
         require_regular(path)
         if not path.is_file():
             raise FileNotFoundError(
                 f"annotation file {path} does not exist (relative paths start at {os.getcwd()}). "
                 "It is not downloaded: put the file there, or correct the path"
+            )
+        if path.suffix.lower() not in _SUFFIXES:
+            raise ValueError(
+                f"annotation file {path}: unknown suffix {path.suffix!r}, expected one of "
+                f"{', '.join(_SUFFIXES)}; unpack the file, or rename it by its content, such as "
+                ".csv for a header and rows with commas"
             )
     times = Counter(map(os.path.realpath, paths))
     for path in paths:
@@ -108,6 +108,7 @@ class PairFiles:
         files: annotation files, shards, globs and folders, read as one.
         workers: processes that list many shards.
         images: False: leave out the images in parquet and Arrow files.
+        root: folder that the names of a folder's pictures are relative to; None: the folder itself.
         keys: names of the columns, as of `PairColumns`.
 
     Attributes:
@@ -122,19 +123,22 @@ class PairFiles:
 
     def __init__(
         self,
-        files: Collection[str | os.PathLike[str]],
+        files: Collection[_Path],
         *,
         workers: int = 1,
         images: bool = True,
+        root: _Path | None = None,
         **keys: Any,
     ) -> None:
         self.paths = require_files(files)
         self.records, self.passed_over = 0, PassedOver(0, "")
         self.refused = Refusals()
-        self._workers, self._options = workers, {"images": images, **keys}
+        self._workers, self._options = workers, {"images": images, "root": root, **keys}
 
     def __iter__(self) -> Iterator[tuple[int, Row]]:
         """Yield the number of a file and a row of it, in order."""
+        with_rows: set[int] = set()
+        without_groups: list[tuple[Path, Problem]] = []
         for number, rows in enumerate(self._rows()):
             path = self.paths[number]
             for row in rows:
@@ -142,13 +146,20 @@ class PairFiles:
                     first = self.passed_over.first or f"{path}/{row.first}"
                     self.passed_over = PassedOver(self.passed_over.members + row.members, first)
                     continue
+                if isinstance(row, NoGroups):
+                    without_groups.append((path, row.problem))
+                    continue
                 self.records += 1
                 if isinstance(row, Problem):
                     self.refused.add(path, row)
                 else:
+                    with_rows.add(number)
                     yield number, row
+        if len(without_groups) == len(with_rows):
+            for path, problem in without_groups:
+                self.refused.add(path, problem)
 
-    def _rows(self) -> Iterator[_Rows]:
+    def _rows(self) -> Iterator[Iterable[_Found]]:
         """Yield the rows of each file."""
         workers = min(self._workers, len(self.paths) // SHARDS_PER_WORKER)
         if workers > 1 and all(path.suffix.lower() == TAR for path in self.paths):
@@ -160,24 +171,25 @@ class PairFiles:
             yield progress(read_rows(path, **self._options), path.name, unit=" rows")
 
 
-def _list_of_rows(options: dict[str, Any], path: Path) -> list[Row | Problem | PassedOver]:
+def _list_of_rows(options: dict[str, Any], path: Path) -> list[_Found]:
     return list(read_rows(path, **options))
 
 
 def read_rows(
-    path: str | os.PathLike[str], *, images: bool = True, **keys: Any
-) -> Iterator[Row | Problem | PassedOver]:
+    path: _Path, *, images: bool = True, root: _Path | None = None, **keys: Any
+) -> Iterator[_Found]:
     """Read every record of one annotation file, or of a folder of pictures, in order.
 
     Args:
         path: the file, whose suffix must be one of `_SUFFIXES`, or the folder.
         images: False: leave out the images in parquet and Arrow files; `Row.image` names them.
+        root: folder that the names of a folder's pictures are relative to; None: the folder itself.
         keys: names of the columns, as of `PairColumns`; others are found in the file's first record
             (CSV: in the header, parquet and Arrow: in the schema).
 
     Yields:
-        a `Row`, or a `Problem` for a record that cannot be used; of a folder, at last, the files
-        that are neither a picture nor its text.
+        a `Row`, or a `Problem` for a record that cannot be used; at last the files of a folder that
+        are neither a picture nor its text, and whether a file lacks the column of groups.
     """
     path = Path(path)
     if path.suffix.lower() == TAR:
@@ -185,7 +197,7 @@ def read_rows(
     columns = PairColumns(**keys)
     found: Iterator[Any]
     if path.is_dir():
-        found = _captioned(path)
+        found = _captioned(path, path if root is None else root)
     elif path.suffix.lower() == TAR:
         found = raw_samples(path)
     elif path.suffix.lower() in COLUMNAR_SUFFIXES:
@@ -199,10 +211,10 @@ def read_rows(
         yield missing
 
 
-def _captioned(folder: Path) -> Iterator[_Raw | PassedOver]:
+def _captioned(folder: Path, root: _Path) -> Iterator[_Raw | PassedOver]:
     found, others = captioned_in(folder)
     for picture, text in found.items():
-        name = os.fspath(picture.relative_to(folder))
+        name = os.path.relpath(picture, root)
         try:
             # Not by `splitlines`, which also splits at characters such as U+0085.
             lines = text.read_bytes().decode("utf-8-sig").removesuffix("\n").split("\n")
@@ -239,12 +251,10 @@ def _raw_records(path: Path, columns: PairColumns) -> Iterator[_Raw]:
 def _json_lines(path: Path) -> Iterator[_Raw]:
     with open(path, "rb") as stream:
         for number, line in enumerate(stream, 1):
-            if number == 1:
-                line = line.removeprefix(_BYTE_ORDER_MARK)
-            if not line.strip():
+            if not line.removeprefix(_BYTE_ORDER_MARK).strip():
                 continue
             try:
-                record = json.loads(line.decode("utf-8"))
+                record = json.loads(line)
             # RecursionError: json gives up on thousands of nested brackets.
             except (ValueError, RecursionError) as error:
                 yield Problem(f"line {number}", f"expected one JSON object a line: {error}")
@@ -254,9 +264,9 @@ def _json_lines(path: Path) -> Iterator[_Raw]:
 
 def _json(path: Path, columns: PairColumns) -> Iterator[_Raw]:
     """Read a whole JSON document, or JSON lines."""
-    content = path.read_bytes().removeprefix(_BYTE_ORDER_MARK)
+    content = path.read_bytes()
     try:
-        document = json.loads(content.decode("utf-8"))
+        document = json.loads(content)
     except (ValueError, RecursionError) as error:
         with suppress(ValueError, RecursionError):
             if isinstance(json.loads(content.lstrip().split(b"\n", 1)[0]), dict):

@@ -22,7 +22,7 @@ CAPTION_KEYS = ("caption", "text", "title", "captions", "sentence", "sentences",
 _IMAGE_ID_KEY = "image_id"
 _LISTED_KINDS, _LISTED_PLACES = 20, 10  # of problems, and places of each, in a message
 MAX_UNUSABLE = 0.01  # default of the share of records that may be left out
-_LONGEST_PATH = 1000  # characters; an image in base64 has more
+_LONGEST_PATH = 1000  # characters; an image in base64 has more, and no space
 _CONVERSATIONS = (
     "conversations, as of LLaVA or ShareGPT, which are not read: write a record for each picture, "
     "with the answer as its caption"
@@ -91,7 +91,8 @@ class Problem(NamedTuple):
     fatal: bool = False
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.message}{self.got and f', got {self.got}'}"
+        found = f", got {self.got}" if self.got else ""
+        return f"{self.where}: {self.message}{found}"
 
 
 class PassedOver(NamedTuple):
@@ -100,6 +101,12 @@ class PassedOver(NamedTuple):
 
     members: int
     first: str
+
+
+class NoGroups(NamedTuple):
+    """A file none of whose records has the column of groups, and the message if no file has."""
+
+    problem: Problem
 
 
 class Refusals:
@@ -150,14 +157,11 @@ class Refusals:
         """Raise ValueError for a fatal problem, or if more than a share of the records has one."""
         if not self.fatal and self.count <= allowed * records:
             return
-        what = f"{self.count} of {records} records"
+        # How many records of a damaged file are lost is unknown.
+        what = "the data" if self.fatal else f"{self.count} of {records} records"
         if self.fatal or self.count == records:
             raise ValueError(f"{what} cannot be used: " + "\n  ".join(self.lines()))
-        hint = (
-            f"max_unusable: {allowed:g} is the share that may be left out; repair the data, or "
-            "raise it (build_info)"
-        )
-        self.end(what, hint)
+        self.end(what, f"repair them: a share of {allowed:g} may be left out (max_unusable)")
 
 
 class PairColumns:
@@ -182,14 +186,13 @@ class PairColumns:
         self.group_id_key = group_id_key
         self._needs_id = image_id_key is not None
         self._records = self._with_group = 0
+        self._names: list[str] = []  # columns, where they had to be chosen
 
     def choose(self, names: Sequence[str]) -> str | None:
         """Choose the columns of a header; return what is wrong with it, None if nothing is."""
         wrong = self._choose(names)
         if wrong is not None:
             return wrong
-        if self.group_id_key not in (None, *names):
-            return _no_column("group_id", (str(self.group_id_key),), names)
         read = (self.image_key, self.caption_key, self.image_id_key, self.group_id_key)
         twice = next((name for name in read if names.count(name) > 1), None)
         if twice is None:
@@ -197,18 +200,22 @@ class PairColumns:
         # Only the last would be read.
         return f"column {short(twice)} occurs {names.count(twice)} times; rename or remove one"
 
-    def missing_at_end(self) -> Problem | None:
+    def missing_at_end(self) -> NoGroups | None:
         """Return what is missing if no record had the column of groups; call it after the last.
 
-        A single JSON record may lack it: its sample is in no group.
+        A single record or file may lack it: its samples are in no group.
         """
         if self.group_id_key is None or self._with_group or not self._records:
             return None
-        why = f"is in none of {self._records} records; set group_id_key to its name"
-        message = f"no group_id column: {short(self.group_id_key)} {why}"
-        return Problem("whole file", message, fatal=True)
+        found = f" (found {', '.join(self._names)})" if self._names else ""
+        message = (
+            f"no group_id column: {short(self.group_id_key)} is in none of {self._records} "
+            f"records{found}; set group_id_key to its name"
+        )
+        return NoGroups(Problem("whole file", message, fatal=True))
 
     def _choose(self, names: Collection[str]) -> str | None:
+        self._names = list(map(short, names))[:10]
         chosen = []
         for kind, key, known in (
             ("image", self.image_key, IMAGE_KEYS),
@@ -218,7 +225,7 @@ class PairColumns:
             wanted = known if key is None else (key,)
             name = next((name for name in wanted if name in names), None)
             if name is None and (kind != "image_id" or self._needs_id):
-                return _no_column(kind, wanted, names)
+                return _no_column(kind, wanted, names, self._records > 0)
             chosen.append(name)
         self.image_key, self.caption_key = chosen[:2]
         return None
@@ -237,7 +244,7 @@ class PairColumns:
         image, captions = record[self.image_key], record[self.caption_key]
         stored = image if isinstance(image, StoredImage) else None
         name = stored.name if stored else image
-        if not isinstance(name, str) or not name.strip() or len(name) > _LONGEST_PATH:
+        if not isinstance(name, str) or not name.strip() or _is_base64(name):
             expected = "expected the path of an image file, or in parquet its bytes"
             if isinstance(name, list):
                 expected += "; write a record for each picture"
@@ -268,14 +275,21 @@ class PairColumns:
         return Row(where, name, captions, ids[0], stored, ids[1])
 
 
-def _no_column(kind: str, wanted: Collection[str], names: Collection[str]) -> str:
+def _is_base64(name: str) -> bool:
+    return len(name) > _LONGEST_PATH and name.isascii() and " " not in name
+
+
+def _no_column(kind: str, wanted: Collection[str], names: Collection[str], in_others: bool) -> str:
+    """Return the message that a record has none of the wanted columns, which others may have."""
     found = ", ".join(map(short, list(names)[:10])) or "nothing"
     cure = (
         f'write records such as {{"image": "a.jpg", "caption": "a dog"}}, or set {kind}_key (an '
-        f"option --{kind.replace('_', '-')}-key, or in build_info) to the column's name"
+        f"option --{kind}-key, or in build_info) to the column's name"
     )
-    if kind in ("image", "caption") and len(wanted) == 1:  # the user has named it
+    if len(wanted) == 1:  # the user has named it, or the first record has it
         cure = "name one of them"
+    if in_others:
+        cure = "records before it have that: use one name in all of them"
     seems = next((_NOT_READ[name] for name in map(str.lower, names) if name in _NOT_READ), None)
     if seems is not None:
         cure = f"this seems to be {seems}"

@@ -31,8 +31,13 @@ def require_readable(caption: str) -> None:
     """
     if not caption.isascii() and any("\ud800" <= char <= "\udfff" for char in caption):
         raise ValueError(f"the caption {_short(caption)} contains half of a surrogate pair")
-    if not any(_is_readable(char) for char in caption):
+    if not any(map(is_readable, caption)):
         raise ValueError(f"the caption {_short(caption)} has no readable character")
+
+
+def is_readable(char: str) -> bool:
+    """Return whether a character is readable; see `require_readable`."""
+    return char.isalnum() or (char != _REPLACEMENT and unicodedata.category(char) not in _NOTHING)
 
 
 def was_cut(processor: Any, caption: Callable[[], str], processed: str) -> bool:
@@ -48,10 +53,6 @@ def was_cut(processor: Any, caption: Callable[[], str], processed: str) -> bool:
     whole = copy.copy(processor)
     whole.max_words = sys.maxsize
     return bool(whole(caption()) != processed)
-
-
-def _is_readable(char: str) -> bool:
-    return char.isalnum() or (char != _REPLACEMENT and unicodedata.category(char) not in _NOTHING)
 
 
 def _short(caption: str) -> str:

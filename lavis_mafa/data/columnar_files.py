@@ -85,6 +85,8 @@ def raw_rows(path: Path, columns: PairColumns, images: bool = True) -> Iterator[
                         number += 1
         if total not in (None, number):
             raise ValueError(f"expected the {total} rows that the file states, found {number}")
+    except PermissionError:
+        raise
     except _DAMAGE as error:
         place = f"after {number} rows" if number else "whole file"
         yield Problem(place, _cause(path, error), fatal=True)

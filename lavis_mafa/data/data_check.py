@@ -42,7 +42,7 @@ PROBLEMS = {
     "(build_info.identity: content)",
     "duplicate_pairs": "pairs listed more than once",
     "shared_image_ids": "image_ids that stand for several files",
-    "several_image_ids": "further image_ids of a file, which count as further images",
+    "several_image_ids": "files with several image_ids, each of which counts as another image",
 }
 
 
@@ -67,10 +67,11 @@ class _Findings:
 
     def add_pair(self, place: str, name: str, image: bytes, caption: str, row: Row) -> None:
         """Add an image and one of its captions."""
-        self.pairs += 1
-        if row.group_id is not None:
-            self.groups[row.group_id][image] += 1
-        self.images.add(image)
+        if caption.strip():  # training drops others
+            self.pairs += 1
+            self.images.add(image)
+            if row.group_id is not None:
+                self.groups[row.group_id][image] += 1
         read = _processed(caption)
         if was_cut(_processed, lambda: caption, read):
             self.problems["cut_captions"].append(
@@ -142,19 +143,20 @@ def check(
         keys: names of the columns, as of `PairColumns`.
 
     Returns:
-        `pairs`, `images`, `records` of the files, how many are `unusable`, whether that is `fatal`
-        (such as a damaged file), `passed_over` files of a folder, or members of tar files, that
-        belong to no sample, `groups` (only with ``group_id_key``: numbers of `groups`, of
-        `groups_with_several_images`, of `pairs` in groups and their `share`, 0 to 1), and
-        `problems`: by key of `PROBLEMS` the
-        findings, of malformed rows those of one kind in one line.
+        - `pairs`, `images`: their numbers, as training counts them;
+        - `records`: number of records in the files, and of those that are `unusable`;
+        - `fatal`: whether files cannot be read to the end, such as a damaged one;
+        - `passed_over`: files of a folder, or members of tar files, that belong to no sample;
+        - `groups` (with ``group_id_key``): numbers of `groups`, of `groups_with_several_images` and
+          of `pairs` in groups, and the `share` of all pairs that these are, 0 to 1;
+        - `problems`: the findings by key of `PROBLEMS`; malformed rows of one kind are one line.
 
     Raises:
         FileNotFoundError: a file or the root is missing.
         ValueError: an argument is out of range, a file has an unknown suffix, or the image root is
             not given.
     """
-    pair_files = PairFiles(files, **keys)
+    pair_files = PairFiles(files, root=image_root, **keys)
     if image_root is not None and not os.path.isdir(image_root):
         raise FileNotFoundError(
             f"image root {os.path.abspath(image_root)} is not a folder (--images)"
@@ -192,17 +194,18 @@ def check(
                     "paths are relative to (--images)"
                 )
             image, picture = identity.of(row, number, path)
-            if picture not in known:
-                known[picture] = row.image if row.stored is None else place
+            name = known.get(picture, row.image if row.stored is None else place)
+            if picture not in known and any(map(str.strip, row.captions)):
+                known[picture] = name
                 if row.stored is not None and row.stored.content is not None:
                     # The next row may replace the buffer.
                     content = bytes(row.stored.content)
                     row = row._replace(stored=row.stored._replace(content=content))
-                waiting.append((known[picture], image, row, path))
+                waiting.append((name, image, row, path))
             left = None if limit is None else limit - found.pairs
             for caption in row.captions[:left]:
-                found.add_pair(place, known[picture], image, caption, row)
-            found.add_id(known[picture], image, picture, row.image_id)
+                found.add_pair(place, name, image, caption, row)
+            found.add_id(name, image, picture, row.image_id)
             if len(waiting) >= _BLOCK:
                 read_pictures()
         read_pictures()

@@ -34,10 +34,10 @@ IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 def files_of(given: str | os.PathLike[str]) -> list[Path]:
     """Return the absolute paths that a file, a glob or a folder stands for, in order.
 
-    A path that does not exist is returned as it is.
+    A path that does not exist, and a glob that matches nothing, is returned as it is.
 
     Raises:
-        FileNotFoundError: if a glob matches nothing, or a folder lacks files that it should have.
+        FileNotFoundError: if a folder lacks files that it should have.
         ValueError: for a folder of another kind.
     """
     path = Path(os.path.abspath(os.path.expanduser(given)))
@@ -47,21 +47,14 @@ def files_of(given: str | os.PathLike[str]) -> list[Path]:
         return _files_in(path)
     found = [Path(one) for one in files_named(os.fspath(path))]
     if len(found) > 1:
-        found = _without_metadata(found)
-    if not found:
-        raise FileNotFoundError(
-            f"no file matches {path} (relative paths start at {os.getcwd()}); correct the pattern"
-        )
+        found = _without_metadata(found) or found
     if "-of-" not in path.name:  # else the pattern itself chooses among the parts
         _require_all_parts(found)
     return found
 
 
 def files_named(storage: str) -> list[str]:
-    """Return the sorted files that a glob or a brace list names; another path as it is.
-
-    Files of a brace list need not exist.
-    """
+    """Return the sorted files that a glob or a brace list names; what matches no file as it is."""
     storage = os.path.expanduser(storage)
     if os.path.lexists(storage):
         return [storage]
@@ -72,12 +65,8 @@ def files_named(storage: str) -> list[str]:
         patterns = list(braceexpand(storage))
     files: list[str] = []
     for pattern in patterns:
-        if glob.has_magic(pattern):
-            files += sorted(
-                one for one in glob.glob(pattern, recursive=True) if os.path.isfile(one)
-            )
-        else:
-            files.append(pattern)
+        matched = sorted(one for one in glob.glob(pattern, recursive=True) if os.path.isfile(one))
+        files += matched or [pattern]
     return files
 
 
@@ -113,16 +102,20 @@ def _files_in(folder: Path) -> list[Path]:
     captioned = captioned_in(folder)[0]
     if captioned:
         kinds.add(".txt")
-        names.append(next(iter(captioned)).relative_to(folder).as_posix())
+        pictures = [path.relative_to(folder) for path in captioned]
+        names += [path.as_posix() for path in pictures]
+        # By the folders alone: a picture, or a folder of a class, may be named after a train.
+        tops = {path.parts[0].lower() for path in pictures}
+        splits |= {frozenset([one]) for one in tops if _SPLITS.fullmatch(one)}
     if len(splits) > 1 or len(kinds) > 1 or ".arrow" in kinds:
         raise ValueError(
             f"folder {folder} has files such as {names[0]} and {names[-1]}: name those of one "
             "split and one kind by a glob, such as data/train-*.parquet, or the folder of one "
-            "split that save_to_disk of Hugging Face's datasets has written"
+            "split"
         )
     packed = [path.name for path in files if path.name.lower().endswith(_PACKED)]
     if data and packed:
-        raise ValueError(f"folder {folder} has {packed[0]}, which is packed; unpack it: gunzip")
+        raise ValueError(f"folder {folder} has {packed[0]}, which is packed; unpack it")
     if data:
         _require_all_parts(data)
         return data

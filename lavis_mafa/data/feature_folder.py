@@ -53,14 +53,14 @@ class FeatureFolder:
 
     @cached_property
     def _arrays(self) -> list[Row]:
-        numbers = {_first_row(path): path for path in self.folder.glob("features*.npy")}
         arrays: list[Row] = []
-        for first, path in sorted(numbers.items()):
+        found = sorted((_first_row(path), path) for path in self.folder.glob("features*.npy"))
+        for first, path in found:
             if first != sum(map(len, arrays)):
                 raise ValueError(
                     f"{path} begins at row {first}, but the files before it have "
-                    f"{sum(map(len, arrays))} rows: one is missing. If lavis-mafa features "
-                    "makes them, rerun it"
+                    f"{sum(map(len, arrays))} rows: one is missing, or two begin at one row. If "
+                    "lavis-mafa features makes them, rerun it"
                 )
             try:
                 array = np.load(path, mmap_mode="r", allow_pickle=False)

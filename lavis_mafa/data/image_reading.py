@@ -100,7 +100,7 @@ def require_below(path: str | None, root: str | os.PathLike[str]) -> None:
         return
     raise PermissionError(
         f"image {path!r} is not read: it is outside of the image folder {root!r}; set "
-        "build_info.images.storage to a folder that contains it"
+        "build_info.images.storage (--images) to a folder that contains it"
     )
 
 

@@ -71,7 +71,8 @@ def converted(
         root: folder that image paths are relative to; None: unknown.
         identity: `FILE`, or `CONTENT`, for which every picture is read.
         max_unusable: share of the records that may be unusable: these are left out and logged.
-        holdout: images to keep; which belong to the share depends on the image alone.
+        holdout: images to keep. Which belong to the share depends on the image alone; in shards
+            without a hash of their pictures also on the list of shards, unless by content.
         subset: pairs to keep, of those that the holdout leaves.
         cache_dir: folder of all tables; None: $LAVIS_MAFA_CACHE, else ~/.cache/lavis_mafa.
         keys: names of the columns, as of `PairColumns`.
@@ -85,7 +86,7 @@ def converted(
     keys = {name: column for name, column in keys.items() if column is not None}
     names = ", ".join(os.fspath(file) for file in files)
     tables = cache_root(cache_dir) / "image_text"
-    found = PairFiles(files, workers=usable_cores(), **keys)
+    found = PairFiles(files, workers=usable_cores(), root=root, **keys)
 
     def state() -> list[Any]:
         read = [(path, path) for path in found.paths if not path.is_dir()]
@@ -119,7 +120,7 @@ def _part_of(
     table = _cached(
         tables,
         names,
-        lambda: [whole.folder.name, *part],
+        lambda: [whole.folder.name, whole.meta["unread"], *part],
         lambda folder: _write_part(folder, whole, choose(whole, *part)),
     )
     found = len(table), len(whole), table.meta["images"]
@@ -155,7 +156,13 @@ def _log(table: PairTable, names: str, copies: bool) -> None:
     if "groups" in meta:
         groups = f", {meta['groups']} groups of {meta['pairs_in_groups']} pairs"
     logging.info("%s: %d pairs, %d images%s", names, meta["pairs"], meta["images"], groups)
-    for note in filter(None, [*meta["notes"], meta["id_conflict"]]):
+    notes = [*meta["notes"], meta["id_conflict"]]
+    if meta["unread"]:
+        notes.append(
+            f"{meta['unread']} pictures could not be read and are compared by their names; once "
+            f"they are there, delete {table.folder} to compare them by content"
+        )
+    for note in filter(None, notes):
         logging.warning("%s: %s", names, note)
     if meta["copies"] and copies:
         logging.warning(
@@ -222,7 +229,8 @@ def _write_table(
         table = _write_pairs(folder, batches())
     found.refused.end_with_share(found.records, max_unusable)
     if not len(table):
-        raise ValueError(f"no image-text pair in {', '.join(sources)} ({empty} empty captions)")
+        dropped = f", only {empty} empty captions" if empty else ""
+        raise ValueError(f"no image-text pair in {', '.join(sources)}{dropped}")
     if not pictures.files[0][1]:
         os.remove(folder / _COPIES)
     notes, passed_over, copies_of = [], found.passed_over, pictures.copies.pairs()
@@ -236,8 +244,9 @@ def _write_table(
     meta = {
         "notes": notes,
         "passed_over": passed_over.members,
+        "unread": identity.unread,
         "copies": len(copies_of),
-        "first_copy": copies_of[:1] and copies_of[0],
+        "first_copy": copies_of[0] if copies_of else [],
         "sources": sources,
         "shards": pictures.shards,
         "files": pictures.files,

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-FORMAT_VERSION = 10  # of the folder; a table of another version is converted again
+FORMAT_VERSION = 11  # of the folder; a table of another version is converted again
 SCHEMA = pa.schema(
     [
         ("image", pa.string()),  # the path, or a name of an image inside another file; it does not

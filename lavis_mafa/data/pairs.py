@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Collection
 from functools import partial
@@ -15,6 +16,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 from torch.utils.data.dataloader import default_collate
 
+from lavis_mafa.data.caption_reading import is_readable
 from lavis_mafa.data.caption_truth import CaptionTruth, PairTruth
 from lavis_mafa.data.feature_folder import FeatureFolder, FeatureView, KeptImage, processed
 from lavis_mafa.data.image_reading import read_file, read_rgb, require_below
@@ -173,9 +175,6 @@ class TrainPairs(_Pairs):
 
     truth: PairTruth | None = None
 
-    # Because of the random augmentation.
-    deterministic = False
-
     def __len__(self) -> int:
         return len(self.table)
 
@@ -272,6 +271,12 @@ class EvalPairs(_Pairs):
             self.img2txt[image].append(len(self.text))
             self.txt2img[len(self.text)] = image
             self.text.append(self.text_processor(self.table.caption(row)))
+        if unreadable := sum(not any(map(is_readable, text)) for text in self.text):
+            logging.warning(
+                "%s: %d captions without readable text after the text processor are scored too",
+                ", ".join(self.table.meta["sources"]),
+                unreadable,
+            )
 
     def __len__(self) -> int:
         return len(self.image)

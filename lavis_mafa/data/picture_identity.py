@@ -124,12 +124,16 @@ class PictureIdentity:
     Args:
         root: folder that image paths are relative to; None: unknown.
         by_content: compare pictures by their bytes, for which every one is read.
+
+    Attributes:
+        unread: number of pictures that could not be read and are compared by their place.
     """
 
     def __init__(
         self, root: str | os.PathLike[str] | None = None, by_content: bool = False
     ) -> None:
         self.folder, self.by_content = PictureFolder(root), by_content
+        self.unread = 0
         self._known: dict[bytes, bytes] = {}
 
     def of(self, row: Row, number: int, source: str | os.PathLike[str]) -> tuple[bytes, bytes]:
@@ -163,7 +167,8 @@ class PictureIdentity:
             try:
                 self._known[picture] = digest_of(b"c", read_picture(row, source, self.folder))
             except (OSError, ValueError):
-                return picture
+                self._known[picture] = picture
+                self.unread += 1
         return self._known[picture]
 
 

@@ -25,6 +25,7 @@ from lavis_mafa.data.data_folders import IMAGE_SUFFIXES
 
 _CAPTION_SUFFIXES = ("txt", "caption")
 _TEXT_SUFFIXES = ("txt", "caption", "json")
+_SUFFIXES = (*IMAGE_SUFFIXES, *_TEXT_SUFFIXES)
 _READ_BYTES = 2**20  # bytes read at a time behind the end
 _MEMBER = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)  # key and suffix
 _HASHES = ("sha256", "sha512", "md5")  # that img2dataset may write
@@ -100,10 +101,15 @@ def _listed(file: Any) -> Iterator[_Member]:
     with tarfile.open(fileobj=file, mode="r:") as tar:
         while (member := tar.next()) is not None:
             tar.members.clear()  # type: ignore[attr-defined]  # it would collect all of them
+            name = f"{member.name!r:.80}"
+            is_link = member.issym() or member.islnk()
+            if is_link and member.name.rpartition(".")[2].lower() in _SUFFIXES:
+                raise tarfile.ReadError(
+                    f"{name} is a link; use tar --dereference --hard-dereference"
+                )
             if member.isreg() and not member.issparse():
                 # A PAX header may state any size, up to 2^63.
                 if not 0 <= member.size <= size - member.offset_data:
-                    name = f"{member.name!r:.80}"
                     raise tarfile.ReadError(f"{name} has {member.size} bytes by its header")
                 yield _Member(member.name, member.offset_data, member.size)
         # tarfile takes a damaged or missing header for the end of the archive.
@@ -128,18 +134,22 @@ def _samples(key: str, members: list[_Member], shard: str, text: _Text) -> list[
     """Return the samples of the members `key`.*; [] if none has a known suffix.
 
     Usually that is one. Members such as `photo 1.5m.jpg`, with more dots in their names, are a
-    sample of their own if they have both an image and a caption; otherwise they are something else
-    about the sample without these dots, such as a mask.
+    sample of their own. If they lack an image or a caption, they are something else about the
+    sample without these dots, such as a mask; without that sample they are incomplete.
     """
     parts: dict[str, list[tuple[str, _Member]]] = {}
     for member in members:
         suffix = _parts_of(member.name)[1].lower()
         more, _, last = suffix.rpartition(".")
-        known = last in (*IMAGE_SUFFIXES, *_TEXT_SUFFIXES)
+        known = last in _SUFFIXES
         name = f"{key}.{more}" if more and known else key
         parts.setdefault(name, []).append((last if known else suffix, member))
-    found = [one for name in parts for one in _sample(name, parts[name], shard, text)]
-    return [one for one in found if not isinstance(one, Problem)] or found
+    found = {name: _sample(name, parts[name], shard, text) for name in parts}
+    everything = [one for of_name in found.values() for one in of_name]
+    if any(not isinstance(one, Problem) for one in found.get(key, ())):
+        # Its other members are something else about it, unless they are a sample themselves.
+        return [one for one in everything if not isinstance(one, Problem)]
+    return everything
 
 
 def _sample(

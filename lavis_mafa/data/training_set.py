@@ -14,7 +14,7 @@ import random
 import struct
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from lavis_mafa.data.lavis_rows import read_here, read_sample
 from lavis_mafa.data.pairs import PairSource, TrainPairs
 from lavis_mafa.data.picture_identity import PictureFolder, warn_of_copies
 from lavis_mafa.io.processes import is_main_process
+from lavis_mafa.io.random_streams import unchanged_random_streams
 
 UNREADABLE = (
     OSError,
@@ -295,21 +296,24 @@ def _image_ids_of(parts: list[Any]) -> npt.NDArray[np.int64]:
 
     A part provides them by ``image_ids``, or by the image paths of LAVIS's ``annotation``; in a
     part without either every sample counts as a different image.
+
+    Raises:
+        ValueError: if a part's ``image_ids`` are not ``(N,)`` integers from 0 on.
     """
     own: npt.NDArray[np.int64]
     if len(parts) == 1 and hasattr(parts[0], "image_ids"):
-        own = parts[0].image_ids  # not copied, because it may be a memory map
+        own = _integers_of(parts[0], "image_ids", 0)  # not copied, as it may be a memory map
         return own
     ids, first_free = [], 0
     paths: dict[str, int] = {}
     for part in parts:
         if hasattr(part, "image_ids"):
-            own = np.asarray(part.image_ids, np.int64) + first_free
-        elif getattr(part, "annotation", None) and "image" in part.annotation[0]:
+            own = _integers_of(part, "image_ids", 0).astype(np.int64) + first_free
+        elif any("image" in row for row in getattr(part, "annotation", None) or ()):
             folder = PictureFolder(getattr(part, "vis_root", ""))
             root = os.path.realpath(folder.root or "")
             names = [
-                os.path.normpath(os.path.join(root, folder.identity(row["image"])))
+                os.path.normpath(os.path.join(root, folder.identity(str(row.get("image")))))
                 for row in part.annotation
             ]
             own = np.array(
@@ -322,6 +326,22 @@ def _image_ids_of(parts: list[Any]) -> npt.NDArray[np.int64]:
     if is_main_process():
         warn_of_copies(paths)
     return np.concatenate(ids)
+
+
+def _integers_of(part: Any, name: str, least: int) -> npt.NDArray[Any]:
+    """Return the integers of a data set's samples in an attribute.
+
+    Raises:
+        ValueError: if they are not ``(N,)`` integers from ``least`` on.
+    """
+    own = np.asarray(getattr(part, name))
+    wanted = own.shape == (len(part),) and np.issubdtype(own.dtype, np.integer)
+    if not wanted or own.min(initial=least) < least:
+        raise ValueError(
+            f"{name} of {type(part).__name__}: expected {len(part)} integers from {least} on, got "
+            f"{own.dtype} of shape {own.shape}"
+        )
+    return own
 
 
 def _group_ids_of(parts: list[Any]) -> npt.NDArray[np.int64] | None:
@@ -338,15 +358,9 @@ def _group_ids_of(parts: list[Any]) -> npt.NDArray[np.int64] | None:
     """
     ids, first_free = [], 0
     for part in parts:
-        own = np.asarray(getattr(part, "group_ids", None))
-        if own.ndim == 0:  # None
-            own = np.full(len(part), NO_GROUP, np.int64)
-        wanted = own.shape == (len(part),) and np.issubdtype(own.dtype, np.integer)
-        if not wanted or own.min(initial=NO_GROUP) < NO_GROUP:
-            raise ValueError(
-                f"group_ids of {type(part).__name__}: expected {len(part)} integers, {NO_GROUP} "
-                f"for no group and others from 0 on, got {own.dtype} of shape {own.shape}"
-            )
+        own = np.full(len(part), NO_GROUP, np.int64)
+        if getattr(part, "group_ids", None) is not None:
+            own = _integers_of(part, "group_ids", NO_GROUP)
         if first_free:
             own = np.where(own == NO_GROUP, NO_GROUP, own + first_free)
         ids.append(own.astype(np.int64, copy=False))
@@ -359,18 +373,10 @@ def _group_ids_of(parts: list[Any]) -> npt.NDArray[np.int64] | None:
 @contextmanager
 def _seeded(entropy: list[int]) -> Iterator[None]:
     """Seed Python's, NumPy's and PyTorch's generators; restore them in the main process."""
-    in_worker = get_worker_info() is not None
-    if not in_worker:
-        before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     words = np.random.SeedSequence(entropy).generate_state(3)
-    random.seed(int(words[0]))
-    np.random.seed(int(words[1]))
-    # Not torch.manual_seed, which in the main process would reseed the GPU too.
-    torch.default_generator.manual_seed(int(words[2]))
-    try:
+    with nullcontext() if get_worker_info() else unchanged_random_streams():
+        random.seed(int(words[0]))
+        np.random.seed(int(words[1]))
+        # Not torch.manual_seed, which in the main process would reseed the GPU too.
+        torch.default_generator.manual_seed(int(words[2]))
         yield
-    finally:
-        if not in_worker:
-            random.setstate(before[0])
-            np.random.set_state(before[1])
-            torch.set_rng_state(before[2])

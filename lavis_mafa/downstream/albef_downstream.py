@@ -45,7 +45,6 @@ class AlbefDownstream:
     loads_with_our_loader = True
     trains_by_step = False
     can_judge = False
-    ranks_without_itm = True
     options: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
     random_parts: tuple[str, ...] = ()

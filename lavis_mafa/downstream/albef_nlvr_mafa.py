@@ -48,8 +48,6 @@ class _TwoImages(AlbefDownstream):
     the projections of keys and values.
     """
 
-    images_per_sample = 2
-
     def share_cross_attention(self, encoder: Any) -> None:
         """Let both layers of each pair of a BERT encoder share their projections of images."""
         for first in range(encoder.config.fusion_layer, encoder.config.num_hidden_layers, 2):

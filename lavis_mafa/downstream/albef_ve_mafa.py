@@ -24,7 +24,6 @@ class AlbefVeMafa(AlbefDownstream, AlbefClassification):
         >>> model = load_model("albef_ve_mafa", "tiny")
     """
 
-    images_per_sample = 1
     PRETRAINED_MODEL_CONFIG_DICT = model_yamls("albef_ve_mafa", "ve", "tiny")
     options = ("num_classes", "use_distill", "momentum", "alpha", "max_txt_len")
     heads = ("cls_head.",)

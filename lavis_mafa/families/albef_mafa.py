@@ -40,7 +40,6 @@ class AlbefMafa(MafaModel, AlbefBase):
     """
 
     family = "albef"
-    keeps_word_states = True
     model_options = FeatureOptions
     PRETRAINED_MODEL_CONFIG_DICT = model_yamls("albef_mafa", "base", "tiny", "small")
 

@@ -116,11 +116,7 @@ class Blip2Parts:
     """
 
     family = "blip2"
-    patch_size = 14
-    attends_from_text = False
     loads_with_our_loader = True
-    starts_from_parts = True
-    ranks_without_itm = True
     parts: Parts
 
     def init_tokenizer(self) -> BertTokenizerFast:

@@ -161,10 +161,8 @@ class FneRetrieval(MafaModel, BaseModel):
 
     model_options = _FneOptions
     family = "fne"
-    starts_from_parts = False
     trains_by_step = False
     can_judge = False
-    attends_from_text = False
     PRETRAINED_MODEL_CONFIG_DICT = model_yamls("fne_retrieval", "base", "tiny")
     has_unused_parameters = False
     con_d = negatives_encoder = None

@@ -55,10 +55,8 @@ class MafaModel:
 
     # Traits, see `lavis_mafa.compat.traits.Traits`; a family adds its own.
     loads_with_our_loader = True
-    starts_from_parts = True
     trains_by_step = True
     can_judge = True
-    ranks_without_itm = True
     backbone: Backbone
     step: StepParts
     temp: Any

@@ -8,6 +8,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 _TEMPORARY = ".tmp-"  # in the name of a folder that is being made
@@ -46,9 +47,10 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> None:
 def _remove_leftovers(parent: Path) -> None:
     """Remove what killed processes have left: perhaps as much as a whole table."""
     for left in parent.glob(f"*{_TEMPORARY}*"):
-        if time.time() - left.stat().st_mtime > _LEFT_SECONDS:
-            logging.info("removing %s, which a killed process has left", left)
-            shutil.rmtree(left, ignore_errors=True)
+        with suppress(OSError):  # another process has finished or removed it meanwhile
+            if time.time() - left.stat().st_mtime > _LEFT_SECONDS:
+                logging.info("removing %s, which a killed process has left", left)
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _make_folder(folder: Path) -> None:

@@ -208,7 +208,8 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     with open(path, encoding="utf-8") as file:
         try:
             return json.load(file)
-        except ValueError as error:  # of JSON, or of UTF-8
+        # Of JSON, of UTF-8, or of thousands of nested brackets.
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not JSON ({error})") from error
 
 

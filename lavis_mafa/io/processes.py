@@ -27,10 +27,6 @@ _LOST_PEER_MESSAGES = (
 )
 
 
-class _LostContactError(RuntimeError):
-    """Another rank has ended or does not answer."""
-
-
 class LostWorkerError(RuntimeError):
     """A worker of a data loader was killed, as by a system that runs out of memory."""
 
@@ -71,7 +67,7 @@ def explain_lost_rank() -> Iterator[None]:
     """Translate the errors by which gloo and NCCL report a lost rank.
 
     Raises:
-        _LostContactError: in their place.
+        RuntimeError: in their place, with a message that says what to do.
     """
     try:
         yield
@@ -79,7 +75,7 @@ def explain_lost_rank() -> Iterator[None]:
         lost = any(message in str(error) for message in _LOST_PEER_MESSAGES)
         if get_world_size() == 1 or not lost:
             raise
-        raise _LostContactError(
+        raise RuntimeError(
             f"rank {get_rank()} has lost contact with another rank, which has ended or has not "
             "answered within run.dist_timeout_minutes: look for the first error among all ranks' "
             "messages, then resume with run.resume_ckpt_path=auto (a launcher with --max-restarts "

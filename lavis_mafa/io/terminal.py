@@ -42,7 +42,7 @@ class _PrintableStream:
 
     def write(self, text: str) -> int:
         """Write a text; progress bars may return to the beginning of their line."""
-        bar = text[: text.startswith("\r")]
+        bar = "\r" if text.startswith("\r") else ""
         shown = text if _MOVES.fullmatch(text) else bar + printable(text[len(bar) :])
         self._stream.write(shown)
         return len(text)

@@ -122,7 +122,7 @@ def test_exported_folder_starts_a_run(exported):
         ("config.json", [1], "expected a mapping"),
         ("model.safetensors", None, "no model.safetensors; other files of weights .* may run code"),
         ("model.safetensors", b"x" * 99, "or not a safetensors file .*header too large"),
-        (RECORD, b"{", "not valid JSON"),
+        (RECORD, b"{", "is not JSON"),
     ],
 )
 def test_other_folders_are_refused(exported, tmp_path, file, content, message):

@@ -104,6 +104,14 @@ def test_pictures_without_text_are_counted(tmp_path, monkeypatch):
         write_config([str(tmp_path / "mine")], None)
 
 
+def test_two_folders_of_pictures_with_equal_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folders = [*make("folder", tmp_path / "one"), *make("folder", tmp_path / "two")]
+    (tmp_path / "two/0.png").write_bytes(picture(IMAGES))  # the others are copies
+    file, chosen = write_config(folders, None)
+    assert "240 pairs of 61 images" in chosen and f"storage: {tmp_path}\n" in file.read_text()
+
+
 def test_gpu_and_many_pairs_train_vit_b(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

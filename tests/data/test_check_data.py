@@ -17,6 +17,7 @@ from shard_files import write_shards
 from lavis_mafa.cli import main
 from lavis_mafa.data.data_check import PROBLEMS, check, render
 from lavis_mafa.data.make_vocab import SPECIAL_TOKENS, make_vocab
+from lavis_mafa.data.pair_conversion import converted
 from lavis_mafa.families.tokenizers import build_tokenizer
 
 
@@ -98,6 +99,15 @@ def test_pictures_and_rows_that_training_cannot_use_are_found(clean: Path) -> No
         "shared_image_ids": ["'1': 'a.png', 'b.png'"],
         "several_image_ids": ["'b.png': '2'", "'a.png': None"],
     }
+
+
+def test_empty_captions_are_no_pairs_as_in_training(clean: Path) -> None:
+    (clean / "rows.csv").write_text("image,caption,group\na.png, ,1\na.png,x,1\ngone.png,,2\n")
+    report = check([clean / "rows.csv"], clean, group_id_key="group")
+    table = converted([clean / "rows.csv"], root=clean, cache_dir=clean)
+    assert (report["pairs"], report["images"]) == (len(table), table.meta["images"]) == (1, 1)
+    assert report["groups"]["groups"] == 1 and not report["problems"]["missing_files"]
+    assert len(report["problems"]["empty_captions"]) == 2
 
 
 def test_problems_give_status_1_and_a_limited_summary(clean: Path, capsys) -> None:

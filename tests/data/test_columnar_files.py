@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from shard_files import png
 from torch.utils.data import DataLoader
 
-from lavis_mafa.data import TrainingSet
+from lavis_mafa.data import TrainingSet, columnar_files
 from lavis_mafa.data.annotation_files import read_rows
 from lavis_mafa.data.annotation_rows import Problem
 from lavis_mafa.data.data_identity import DataIdentity
@@ -268,7 +268,7 @@ def test_null_captions_are_empty(tmp_path, name):
     assert "dropped 3 empty captions" in found.table.meta["notes"]
     assert found.table.place(0).startswith(f"{tmp_path / name}, row 1")
     WRITERS[name](pa.table({"image": STORED, "caption": pa.nulls(3)}), tmp_path / name)
-    with pytest.raises(ValueError, match=r"no image-text pair in .* \(3 empty captions\)"):
+    with pytest.raises(ValueError, match=r"no image-text pair in .*, only 3 empty"):
         train_set(tmp_path, tmp_path / name)
 
 
@@ -302,6 +302,17 @@ def test_every_cut_is_noticed(tmp_path, name):
         assert len(found) == 1 and "damaged or cut short" in found[0].message, size
     with pytest.raises(ValueError, match=rf"{name}.*damaged or cut short"):
         train_set(tmp_path, tmp_path / name)
+
+
+def test_a_file_without_permission_is_not_called_damaged(tmp_path, monkeypatch):
+    write_parquet(pa.table({"image": STORED, "caption": CAPTION}), tmp_path / "a.parquet")
+
+    def refuse(path):  # a root user may read any file
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(columnar_files.pq, "ParquetFile", refuse)
+    with pytest.raises(PermissionError, match="a.parquet"):
+        problems_in(tmp_path / "a.parquet")
 
 
 def test_stated_number_of_rows_is_required(tmp_path):

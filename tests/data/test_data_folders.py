@@ -10,8 +10,11 @@ import pyarrow as pa
 import pytest
 from shard_files import png
 
+from lavis_mafa.commands.arguments import folder_of_images
 from lavis_mafa.data.annotation_files import require_files
+from lavis_mafa.data.data_check import check
 from lavis_mafa.data.data_folders import captioned_in, files_of
+from lavis_mafa.data.pair_conversion import converted
 from lavis_mafa.data.pairs import TrainPairs
 
 
@@ -35,6 +38,9 @@ def test_folders_of_several_splits_are_refused(tmp_path):
         files_of(tmp_path / "data/..")
     with pytest.raises(ValueError, match=r"such as train/data-0.arrow .* the folder of one split"):
         files_of(tmp_path / "dict")
+    make(tmp_path / "seen", "Train/1.jpg", "Train/1.txt", "test/1.jpg", "test/1.txt")
+    with pytest.raises(ValueError, match=r"such as Train/1.jpg and test/1.jpg: name those of one"):
+        files_of(tmp_path / "seen")
     with pytest.raises(ValueError, match=r"such as a.parquet and train-0.parquet: name those"):
         files_of(tmp_path / "mixed")
 
@@ -77,6 +83,24 @@ def test_links_to_folders_are_followed_once(tmp_path):
     assert not others
 
 
+def test_pictures_in_folders_of_other_names_are_one_set(tmp_path):
+    make(tmp_path, "train_station.jpg", "train_station.txt", "test.jpg", "test.txt")
+    make(tmp_path / "a", "1.jpg", "1.txt", "train/1.jpg", "train/1.txt", "test/1.jpg", "test/1.txt")
+    assert files_of(tmp_path) == [tmp_path]
+
+
+def test_pictures_of_several_folders_keep_their_captions(tmp_path):
+    for name in ("red", "blue"):
+        make(tmp_path / name, "1.jpg")
+        (tmp_path / name / "1.txt").write_text(name)
+    folders = [tmp_path / "red", tmp_path / "blue"]
+    table = converted(folders, root=tmp_path, cache_dir=tmp_path)
+    assert [table.image(row) for row in range(2)] == ["red/1.jpg", "blue/1.jpg"]
+    assert table.image_ids.tolist() == [0, 1]
+    assert folder_of_images(None, list(map(str, folders))) == tmp_path
+    assert check(folders, tmp_path)["images"] == 2
+
+
 def test_globs(tmp_path, monkeypatch):
     make(tmp_path, "b.parquet", "a.parquet", "x/c.parquet", "d[1].parquet", "folder.parquet/e.csv")
     assert names_of(tmp_path, "?.parquet") == ["a.parquet", "b.parquet"]
@@ -84,10 +108,9 @@ def test_globs(tmp_path, monkeypatch):
     assert names_of(tmp_path, "d[1].parquet") == ["d[1].parquet"]  # it exists
     monkeypatch.chdir(tmp_path)
     assert require_files(["x/*"]) == [tmp_path / "x/c.parquet"]
-    with pytest.raises(FileNotFoundError, match=r"no file matches .*gone\*\.parquet"):
-        files_of("gone*.parquet")
-    with pytest.raises(FileNotFoundError, match="gone.parquet does not exist"):
-        require_files(["gone.parquet"])
+    for missing in ("gone.parquet", "gone*.parquet", "{x,gone}/*.parquet", "{x,gone}/*"):
+        with pytest.raises(FileNotFoundError, match=r"gone.* does not exist"):
+            require_files([missing])
 
 
 def saved(folder: Path, **state: object) -> Path:

@@ -264,6 +264,10 @@ def _pickle(folder):
         (lambda f: np.save(f / "features_7.npy", np.zeros((1, 4))), "has float64 of the shape"),
         (lambda f: np.save(f / "features_7.npy", np.zeros((1, 9), "f4")), "of one shape, found"),
         (lambda f: np.save(f / "features_x.npy", np.zeros((1, 4))), "that begins at row N"),
+        (
+            lambda f: np.save(f / "features_0.npy", np.zeros((7, 2, 3), "f2")),
+            "two begin at one row",
+        ),
         (_cut, r"features\.npy is damaged"),
         (_pickle, r"features\.npy is damaged"),
     ],

@@ -63,6 +63,16 @@ def test_tar_shards_have_groups(folder):
         shard_set(storage, group_id_key="brand")
 
 
+def test_one_of_several_files_may_lack_groups(folder):
+    first = write_rows(folder / "rows.csv", ROWS)
+    for suffix in SUFFIXES:
+        more = write_rows(folder / f"more{suffix}", [{"image": "0.png", "caption": "other"}])
+        table = converted([first, more], group_id_key="product")
+        assert table.group_ids.tolist() == [*EXPECTED, NO_GROUP]
+        with pytest.raises(ValueError, match=r"(?s)'brand' is in none of 5 records .*none of 1 re"):
+            converted([first, more], group_id_key="brand")
+
+
 def test_wrong_group_in_a_shard_is_named(folder):
     storage = shards(folder, "wrong", [{"product": "a"}, {"product": ["a"]}])
     with pytest.raises(ValueError, match=r"1\.png: 'product': expected a string or an integer"):

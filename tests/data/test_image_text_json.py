@@ -14,6 +14,7 @@ from conftest import PHOTOGRAPHS
 from lavis.common.config import Config
 from lavis.common.registry import registry
 from lavis.datasets.datasets.retrieval_datasets import RetrievalDataset, RetrievalEvalDataset
+from lavis.processors.blip_processors import BlipCaptionProcessor
 from omegaconf import OmegaConf
 from PIL import Image
 from torchvision.transforms.functional import to_tensor
@@ -73,6 +74,15 @@ def test_eval_merges_rows_of_the_same_image(work_folder: Path) -> None:
     assert dataset.txt2img == {0: 0, 1: 0, 2: 0, 3: 1}
     assert len(dataset) == 2 and dataset[1]["index"] == 1
     assert dataset.picture(1).getpixel((0, 0)) == (255, 0, 0)
+
+
+def test_eval_warns_of_captions_without_text(work_folder: Path, caplog) -> None:
+    (work_folder / "dots.csv").write_text("image,text\n0.png,...\n1.png,b\n")
+    assert EvalPairs(small, BlipCaptionProcessor(), "pictures", ["dots.csv"]).text == ["", "b"]
+    assert (
+        "dots.csv: 1 captions without readable text after the text processor are scored"
+        in caplog.text
+    )
 
 
 def test_eval_rejects_an_image_id_used_by_two_files(work_folder: Path) -> None:

@@ -22,6 +22,7 @@ from shard_files import write_shards
 from torchvision.transforms.functional import to_tensor
 
 from lavis_mafa.data import TrainingSet, annotation_files, pair_conversion, pair_table
+from lavis_mafa.data.annotation_files import PairFiles
 from lavis_mafa.data.data_folders import files_named
 from lavis_mafa.data.pair_conversion import converted
 from lavis_mafa.data.pair_table import OPEN_FILES
@@ -83,7 +84,7 @@ def test_written_samples_are_read_back(work_folder: Path) -> None:
     assert [dataset.image_bytes(i) for i in range(7)] == [s[1] for s in samples]
     image, caption = dataset.show(5)
     assert (image.mode, image.getpixel((0, 0)), caption) == ("RGB", (5, 0, 0), "caption 5")
-    assert dataset.source(5).caption == "caption 5" and dataset.deterministic is False
+    assert dataset.source(5).caption == "caption 5"
     with pytest.raises(IndexError):
         dataset[7]
 
@@ -202,6 +203,23 @@ def test_unusable_samples_are_listed(members, message: str, work_folder: Path) -
     assert list((work_folder / "cache/image_text").iterdir()) == []
 
 
+def test_incomplete_samples_with_dotted_names_are_counted(work_folder: Path) -> None:
+    members = {"f.0.jpg": b"1", "f.0.txt": b"x", "f.1.jpg": b"1", "f.2.jpg": b"1", "f.2.json": b"["}
+    found = PairFiles([tar(work_folder / "s.tar", members)])
+    assert [row.captions for _, row in found] == [["x"]] and found.refused.count == 2
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+def test_links_are_refused(kind: bytes, work_folder: Path) -> None:
+    path = tar(work_folder / "s.tar", {"a.jpg": b"1", "a.txt": b"x"})
+    with tarfile.open(path, "a") as file:
+        link = tarfile.TarInfo("b.jpg")
+        link.type, link.linkname = kind, "a.jpg"
+        file.addfile(link)
+    with pytest.raises(ValueError, match=r"s.tar, after .*'b\.jpg' is a link; .*tar --deref"):
+        converted([path], max_unusable=1)
+
+
 def test_members_of_no_sample_are_passed_over_and_counted(work_folder: Path, caplog) -> None:
     members = [("README", b"x"), ("./._a.jpg", b"\0"), ("./a.jpg", b"1"), ("a", b"x")]
     members += [("./._a.txt", b"\0"), ("./a.txt", b"of a"), ("z.yaml", b"")]
@@ -226,11 +244,8 @@ def test_one_incomplete_sample_is_left_out(work_folder: Path, caplog) -> None:
 def test_unsorted_members_are_refused_with_a_hint(work_folder: Path) -> None:
     members = [(f"{k}.jpg", b"1") for k in range(3)] + [(f"{k}.txt", b"x") for k in range(3)]
     tar(work_folder / "s.tar", members)
-    with pytest.raises(ValueError, match=r"(?s)^1 of 1 .*sample 0: .*tar --sort=name$"):
+    with pytest.raises(ValueError, match=r"(?s)^the data .*sample 0: .*tar --sort=name$"):
         converted(["s.tar"], max_unusable=1.0)
-    os.mkfifo(work_folder / "pipe.tar")
-    with pytest.raises(ValueError, match=r"pipe\.tar is a pipe, socket or device"):
-        converted(["pipe.tar"])
 
 
 @pytest.fixture(scope="module")
@@ -289,21 +304,17 @@ def test_damaged_header_is_reported(
     "storage, error, message",
     [
         (["gone.tar"], FileNotFoundError, r"gone\.tar does not exist.*not downloaded"),
-        (["gone/*.tar"], FileNotFoundError, r"no file matches .*gone/\*\.tar"),
         (["a/pairs-00000{0..3}.tar"], FileNotFoundError, r"pairs-000003\.tar does not exist"),
         (["empty"], ValueError, "folder .*empty has no files; expected .*tar shards"),
-        (["a.tar.gz"], ValueError, r"unknown suffix '\.gz'.*unpack the file"),
         (["a/*.tar", "a"], ValueError, r"pairs-000000\.tar is given 2 times"),
         (["a/pairs-000000.tar", "link.tar"], ValueError, "given 2 times, perhaps by a link"),
         (["packed"], ValueError, r"packed has b\.tar\.gz, which is packed; unpack it"),
-        (["splits"], ValueError, r"such as train/a\.tar and val/a\.tar: name those of one split"),
         (["kinds"], ValueError, r"such as a\.tar and b\.parquet: name those of one split and one"),
     ],
 )
 def test_invalid_storage_is_rejected(storage, error, message: str, work_folder: Path) -> None:
     write_shards("a", map(sample, range(5)), per_shard=2)
-    names = ["packed/a.tar", "packed/b.tar.gz", "splits/train/a.tar", "splits/val/a.tar"]
-    for name in [*names, "kinds/a.tar", "kinds/b.parquet", "a.tar.gz"]:
+    for name in ("packed/a.tar", "packed/b.tar.gz", "kinds/a.tar", "kinds/b.parquet"):
         (work_folder / name).parent.mkdir(parents=True, exist_ok=True)
         (work_folder / name).touch()
     (work_folder / "empty").mkdir()

@@ -6,6 +6,7 @@ import json
 import sys
 import unicodedata
 
+import numpy as np
 import pytest
 import yaml
 from lavis.common.registry import registry
@@ -15,6 +16,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 from runs import PROCESSORS, ROOT, finish, spawn
 
+from lavis_mafa.data import TrainingSet
 from lavis_mafa.data.lavis_rows import build_checked, read_sample
 
 IMAGE = "1.png"
@@ -124,6 +126,16 @@ def test_unusable_training_pairs_are_counted_up_to_the_permitted_share(tmp_path,
             read_sample(data, index)
     with pytest.raises(ValueError, match="cannot be used"):
         build(tmp_path, "coco_retrieval", [rows], "train", allowed=0.1)
+
+
+@pytest.mark.parametrize("place", [0, 3])
+@pytest.mark.parametrize("bad", [{"caption": "a"}, {"image": None, "caption": "a"}], ids=str)
+def test_rows_without_an_image_are_unreadable_samples(tmp_path, place, bad):
+    rows = [{"image": IMAGE, "caption": f"caption {k}"} for k in range(6)]
+    rows[place] = bad
+    data = TrainingSet(build(tmp_path, "sbu_caption", [rows], "train", allowed=0.2))
+    assert len(set(np.delete(data.image_ids, place).tolist())) == 1
+    assert "expected text as 'image'" in data[place, 0]["load_error"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import shutil
 import unicodedata
 
 import numpy as np
@@ -198,6 +200,19 @@ def test_the_folder_of_the_pictures_decides(tmp_path):
         options = {"cache_dir": tmp_path, "identity": "content"}
         data = TrainPairs(None, str, root, [tmp_path / "pairs.json"], **options)
         assert data.image_ids.tolist() == [0, second]
+
+
+def test_pictures_that_are_missing_are_named_until_they_are_there(tmp_path, caplog):
+    rows = [{"image": name, "caption": text} for name in ("a.png", "b.png") for text in "xy"]
+    (tmp_path / "pairs.json").write_text(json.dumps(rows))
+    options = {"identity": "content", "holdout": (0.0, False), "cache_dir": tmp_path / "cache"}
+    for images, name in ((2, "a.png"), (1, "b.png")):
+        (tmp_path / name).write_bytes(png(0))
+        data = TrainPairs(None, str, tmp_path, [tmp_path / "pairs.json"], **options)
+        assert data.table.meta["images"] == images
+        if images == 2:
+            folder = re.search(r"1 pictures could not be read .*, delete (\S+) to", caplog.text)[1]
+            shutil.rmtree(folder)
 
 
 def test_data_sets_of_lavis_follow_the_rule(tmp_path):

@@ -279,6 +279,13 @@ def test_image_ids_are_equal_iff_images_are(given_parts):
             assert (ids[i] == ids[j]) == (mine == other)
 
 
+@pytest.mark.parametrize("wrong", [[0, 0, 1], [0.5] * 4, [0, 0, -1, 1], list("aabb")], ids=str)
+@pytest.mark.parametrize("others", [0, 1])
+def test_wrong_image_ids_of_a_data_set_are_refused(wrong, others):
+    with pytest.raises(ValueError, match="image_ids of Part: expected 4 integers from 0 on, got"):
+        _image_ids_of([Part(4, image_ids=wrong), *[Part(4) for _ in range(others)]])
+
+
 # Display
 
 

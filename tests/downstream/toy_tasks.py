@@ -185,7 +185,7 @@ class ToyStatements(ToyTask):
 
 @register("toy_nlvr")
 class ToyNlvrBuilder(ToyTaskBuilder):
-    holds, num_classes, images_per_sample = "labels", 2, 2
+    holds, num_classes = "labels", 2
     own = {"statements_per_image": 2, "statement_types": ("both", "side", "same")}
 
     def rows_of(self, pictures, rng, statements_per_image, statement_types):

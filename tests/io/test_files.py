@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +48,12 @@ def test_two_writers_of_one_file_do_not_meet(tmp_path):
             other.write(b"two")
         assert path.read_bytes() == b"two"
     assert path.read_bytes() == b"one" and list(tmp_path.iterdir()) == [path]
+
+
+def test_another_process_may_finish_a_folder_meanwhile(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "glob", lambda *_: [tmp_path / "gone.tmp-0"])  # listed, then renamed
+    make_once(tmp_path / "one", lambda folder: None)
+    assert (tmp_path / "one").is_dir()
 
 
 def test_published_files_and_folders_have_the_mode_of_the_umask(tmp_path):

@@ -55,7 +55,7 @@ def test_subclass_inherits_its_parents_traits(albef_mine):
 
 def test_foreign_subclasses_have_their_bases_traits():
     class Theirs(AlbefRetrieval):
-        patch_size = property(lambda self: 8)  # the package uses this name with another meaning
+        stage = property(lambda self: 8)  # the package uses this name with another meaning
 
     class Own(BaseModel):
         family = "own"
