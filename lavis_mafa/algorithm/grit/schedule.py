@@ -100,9 +100,7 @@ class GritSchedule:
         """
         if self.plan is None or not self.plan.grouped:
             return None
-        # A user's class that learns nothing need not have the method.
-        observe = getattr(self.hardness, "before_step", None)
-        found: AfterStep | None = observe and observe(step, self.world_size > 1)
+        found: AfterStep | None = self.hardness.before_step(step, self.world_size > 1)
         return found
 
     def describe_hardness(self, epochs: int) -> str:
