@@ -12,11 +12,13 @@ from torch import Tensor
 from lavis_mafa.algorithm.features_step import PLAIN, FeaturesLoss
 from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.mining import ALL
+from lavis_mafa.algorithm.options import suggest
 from lavis_mafa.algorithm.rules import RULES, MiningRule
 from lavis_mafa.algorithm.scores import SIMILARITY
-from lavis_mafa.algorithm.settings import StepSettings, entries_with_settings, nearest_of
+from lavis_mafa.algorithm.settings import StepSettings, entries_with_settings
 from lavis_mafa.integrations.cross_encoders import Guide, PairJudge
 from lavis_mafa.integrations.rows import NO_NUMBERS
+from lavis_mafa.io.processes import all_gather_objects
 
 # What only ITM and the language loss read is no setting of a door.
 _RULE = {one.name for one in fields(MiningRule)} - {"resample", "use_in"}
@@ -65,8 +67,8 @@ def settings_of(
     known = {*_RULE, *_LABELS, *_STEP, "soft_labels", *entries}
     for name in options:
         if name not in known:
-            near = nearest_of(name, known.union(arguments) - {"self", "options", "named"})
-            raise TypeError(f"unexpected keyword argument {name!r}{near}")
+            near = suggest(name, known.union(arguments) - {"self", "options", "named"})
+            raise TypeError(f"unexpected keyword argument {name!r}; {near}")
 
     def given_of(names: Collection[str]) -> dict[str, Any]:
         return {name: value for name, value in options.items() if name in names}
@@ -200,7 +202,8 @@ class PairLoss(FeaturesLoss):
         if not training:
             rows = judge.rows if isinstance(judge, PairJudge) else None
             known = rows is not None and numbers is not None and rows.known(numbers)
-            return self.on_all(self.reads_texts or known)
+            reads = self.reads_texts or known
+            return all(all_gather_objects(reads)) if self.parts.settings.all_ranks else reads
         if numbers is None and not self.reads_texts:
             raise ValueError(NO_NUMBERS)
         return True

@@ -142,7 +142,7 @@ def test_arguments_and_keys_equal_open_clips():
         ClipLoss(rank=1, world_size=2)
     with pytest.raises(TypeError, match="settings: got True, expected StepSettings"):
         ClipLoss(True, True)
-    with pytest.raises(TypeError, match="'local_los', did you mean 'local_loss'"):
+    with pytest.raises(TypeError, match="'local_los'; did you mean local_loss"):
         ClipLoss(local_los=True)
     with pytest.raises(TypeError, match="unexpected keyword argument 'gather_with_grad'"):
         SigLipLoss(gather_with_grad=True)

@@ -164,7 +164,7 @@ def test_what_the_loss_cannot_use_is_refused(tmp_path):
         MinedLoss(model, itc_loss="sigmoid")([*columns, columns[0]])
     with pytest.raises(TypeError, match="no argument 'contrast_anchors': use GISTEmbedLoss"):
         MinedLoss(model, contrast_anchors=True)
-    with pytest.raises(TypeError, match="'margn', did you mean 'margin'"):
+    with pytest.raises(TypeError, match="'margn'; did you mean margin"):
         MinedLoss(model, rule="margin", margn=0.1)
     with pytest.raises(ValueError, match=r"type must be .*, got SoftLabels\("):
         MinedLoss(model, soft_labels=SoftLabels())
@@ -180,7 +180,7 @@ def test_what_the_loss_cannot_use_is_refused(tmp_path):
         MinedLoss(model, judge=cross_encoder(tmp_path), score="similarity")
     with pytest.raises(TypeError, match="grit: got True, expected Grit"):
         MinedLoss(model, grit=True)
-    with pytest.raises(TypeError, match="'mini_batch_sise', did you mean 'mini_batch_size'"):
+    with pytest.raises(TypeError, match="'mini_batch_sise'; did you mean mini_batch_size"):
         MinedLoss(model, mini_batch_sise=4)
     with pytest.raises(ValueError, match="margin must be from -1 to 1, got True"):
         MinedLoss(model, margin=True)

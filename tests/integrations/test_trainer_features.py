@@ -318,7 +318,7 @@ def test_metrics_get_embeddings_and_the_log_has_counts(tmp_path):
         trainer_of(tmp_path, "CLIP", more={"compute_loss_func": metrics})
     with pytest.raises(ValueError, match="got grit and train_sampling_strategy='sequential'"):
         trainer_of(tmp_path, "CLIP", grouped=True, train_sampling_strategy="sequential")
-    with pytest.raises(TypeError, match="'callback', did you mean 'callbacks'"):
+    with pytest.raises(TypeError, match="'callback'; did you mean callbacks"):
         trainer_of(tmp_path, "CLIP", more={"callback": []})
 
 
