@@ -272,11 +272,11 @@ def test_samples_of_other_numbers_are_not_lost_in_silence(wrong):
 
 
 def test_ids_of_other_data_are_refused():
-    for given in ({"image_ids": np.arange(7)}, {"image_ids": np.arange(8), "group_ids": [0] * 9}):
-        name, ids = [*given.items()][-1]
-        wrong = f"{name} has {len(ids)} rows, expected one for each of 8 samples"
+    for name, count in (("image_ids", 7), ("group_ids", 9)):
+        ids = {"image_ids": np.arange(8), name: np.arange(count)}
+        wrong = f"{name} has {count} rows, expected one for each of 8 samples"
         with pytest.raises(ValueError, match=wrong):
-            GritSchedule(8, 4, **given)
+            GritSchedule(8, 4, **ids)
 
 
 def test_an_epoch_begun_twice_keeps_its_order_and_what_it_collected():
