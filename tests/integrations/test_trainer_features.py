@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -148,6 +149,7 @@ def test_a_sampler_of_several_data_sets_begins_each_epoch_of_grit():
     data, other = pairs(), pairs(12, seed=5)
     grit = Grit(data, GROUPED)
     both = [grit.batch_sampler(one, 4) for one in (data, other)]
+    grit.on_train_begin(None, SimpleNamespace(global_step=0), None)
     sampler = RoundRobinBatchSampler(ConcatDataset([data, other]), both, torch.Generator(), 0)
     orders = []
     for epoch in range(2):

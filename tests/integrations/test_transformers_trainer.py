@@ -6,15 +6,22 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from runs import finish, launcher, spawn
 from test_pages import script_of
 from transformers import CLIPConfig, CLIPModel, SiglipConfig, SiglipModel, TrainingArguments
+from two_forks import answers_of_a_group
 
 from lavis_mafa import GritSchedule, MiningRule, SoftLabels, StepSettings
+from lavis_mafa.algorithm.output import COUNTS
+from lavis_mafa.integrations.cross_encoders import PairJudge
+from lavis_mafa.integrations.grit_callback import KeepLoss
 from lavis_mafa.integrations.open_clip import ClipLoss, SigLipLoss
+from lavis_mafa.integrations.pair_loss import PairLoss
 
 pytest.importorskip("accelerate")
 pytest.importorskip("datasets")
@@ -46,7 +53,7 @@ MODELS = {
 }
 
 
-def train(folder, name, settings, resume=False, steps=-1, batch=8):
+def train(folder, name, settings, resume=False, steps=-1, batch=8, log=500):
     """Run the script of the page with 24 rows for three epochs.
 
     Returns:
@@ -64,6 +71,7 @@ def train(folder, name, settings, resume=False, steps=-1, batch=8):
         per_device_train_batch_size=batch,
         save_strategy="steps",
         save_steps=4,
+        logging_steps=log,
         report_to=[],
         use_cpu=True,
         lr_scheduler_type="constant",
@@ -120,8 +128,48 @@ def test_two_ranks_share_the_rows_of_an_epoch(tmp_path):
     for epoch in range(3):  # of three steps of 4 rows
         rows = [sum(one[3 * epoch : 3 * epoch + 3], []) for one in ranks]
         assert sorted(rows[0] + rows[1]) == list(range(24))
+    # The log counts all ranks' pairs: 3 steps of 8 rows with 7 candidates, in 2 directions.
+    for rank in range(2):
+        logged = json.loads((tmp_path / f"log_{rank}.json").read_text())
+        assert [row["judged_negatives"] for row in logged if "loss" in row] == [336, 336, 336]
+
+
+def test_counts_of_a_long_record_are_exact():
+    """Sums in float32 would be rounded from 2 ** 24 on."""
+    counts = torch.zeros(2, len(COUNTS))
+    counts[0, 1] = 2.0**24 - 1
+    loss = SimpleNamespace(objects=None, output=SimpleNamespace(counts=counts))
+    callback, logs, state = KeepLoss(loss), {"loss": 1.0}, SimpleNamespace(log_history=[{}])
+    for _ in range(9):
+        callback.on_step_end(None, state, None)
+    callback.on_log(None, state, None, logs)
+    assert logs["judged_negatives"] == 9 * (2**24 - 1)
+
+
+def judges_on_rank(rank):
+    """Return whether a mini-batch of evaluation is judged, if rank 0 or both know its rows."""
+
+    def refuse(*_):
+        raise RuntimeError("No backend type associated with device type cpu")  # as NCCL
+
+    dist.all_gather = refuse
+    judge = PairJudge.__new__(PairJudge)
+    found = []
+    for of_rank_1 in (False, True):
+        judge.rows = SimpleNamespace(known=lambda numbers, known=of_rank_1: rank == 0 or known)
+        found.append(PairLoss(None, judge, all_ranks=True).judges(torch.arange(4), training=False))
+    return found
+
+
+def test_two_ranks_agree_whether_an_evaluation_set_is_judged(tmp_path):
+    answers = answers_of_a_group(judges_on_rank, tmp_path)
+    assert answers == [(rank, False, True) for rank in range(2)]
 
 
 if __name__ == "__main__":
-    rows = train(Path(sys.argv[1]) / "out", "CLIP", StepSettings(**PLAIN), batch=4)[1]
-    Path(sys.argv[1], f"{os.environ['RANK']}.json").write_text(json.dumps(rows))
+    rule = MiningRule(score="similarity", rule="margin", top_k=0, action="drop")
+    settings = StepSettings(**PLAIN, connections=rule)
+    folder, rank = Path(sys.argv[1]), os.environ["RANK"]
+    names, rows = train(folder / "out", "CLIP", settings, batch=4, log=3)
+    (folder / f"{rank}.json").write_text(json.dumps(rows))
+    (folder / f"log_{rank}.json").write_text(json.dumps(names["trainer"].state.log_history))

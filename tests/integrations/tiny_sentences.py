@@ -77,7 +77,17 @@ class Recording(MinedLoss):
         return loss
 
 
-def train(folder, resume=False, steps=-1, rank=0, data=None, order=3, settings=PLAIN, **changes):
+def train(
+    folder,
+    resume=False,
+    steps=-1,
+    rank=0,
+    data=None,
+    order=3,
+    settings=PLAIN,
+    evaluation=None,
+    **changes,
+):
     """Train three epochs of mini-batches of 4, saving every 5 steps; return the trainer."""
     data = pairs() if data is None else data
     grit = Grit(data, GROUPED, seed=order)
@@ -102,8 +112,9 @@ def train(folder, resume=False, steps=-1, rank=0, data=None, order=3, settings=P
         "disable_tqdm": True,
     }
     given = SentenceTransformerTrainingArguments(**{**arguments, **changes})
+    evaluation = data.select(range(6)) if evaluation is None else evaluation
     trainer = SentenceTransformerTrainer(
-        model, given, data, data.select(range(6)), loss=loss, callbacks=[grit, KeepLoss(loss)]
+        model, given, data, evaluation, loss=loss, callbacks=[grit, KeepLoss(loss)]
     )
     trainer.train(resume_from_checkpoint=resume or None)
     return trainer
