@@ -178,7 +178,7 @@ class FeaturesLoss(nn.Module):
             temperature: scalar; similarities are divided by it.
             samples: optional keys of `run_step`: ``image_id``, ``group_id``, ``loaded_index``,
                 ``epoch``, and what Con-D reads.
-            mines: whether to judge and mine hard negatives.
+            mines: whether Con-D judges; scores of all candidates are compared in any case.
             hard_texts: ``(M, E)``, normalised: texts that are in no pair and are negatives of every
                 image. They are compared, but not judged.
 

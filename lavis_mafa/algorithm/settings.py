@@ -110,7 +110,8 @@ class StepSettings(Checked):
         """Build from ``model.mafa`` and ``model.negative_all_rank``; missing keys keep defaults.
 
         Raises:
-            ValueError: if a key is unknown or a value is out of its range.
+            ValueError: if a key is unknown or a value is out of its range. Names of losses are
+                checked by `lavis_mafa.algorithm.parts.build_parts`.
         """
         for name in cfg:
             if name not in MAFA.keys:
@@ -118,10 +119,10 @@ class StepSettings(Checked):
         nested = {"soft_labels": SoftLabels, "connections": MiningRule}
         known = [one.name for one in fields(cls) if one.name not in ("own", "all_ranks")]
         given = {name: cfg[name] for name in known if name in cfg}
-        given |= {name: kind(**(cfg.get(name) or {})) for name, kind in nested.items()}
+        given |= {name: _made(name, kind, cfg.get(name) or {}) for name, kind in nested.items()}
         given["loss_weights"] = {**asdict(LossWeights()), **(cfg.get("loss_weights") or {})}
         own = {
-            name: entry.settings(**(cfg.get(name) or {}))
+            name: _made(name, entry.settings, cfg.get(name) or {})
             for name, entry in entries_with_settings().items()
         }
         return cls(**given, all_ranks=all_ranks, own=own)
@@ -159,10 +160,22 @@ def _own_entry(name: str) -> Any:
     return found[name]
 
 
+def _made(name: str, kind: Any, given: Mapping[str, Any]) -> Any:
+    """Return settings from a mapping of their fields.
+
+    Raises:
+        ValueError: for an unknown field, or a value out of its range.
+    """
+    known = [one.name for one in fields(kind)]
+    for key in given.keys() - set(known):
+        raise ValueError(f"unknown setting {name}.{key}; {suggest(key, known)}")
+    return kind(**given)
+
+
 def _own(name: str, given: Any) -> Any:
     """Return the settings of an entry, from an object or from a mapping of its fields."""
     kind = _own_entry(name).settings
-    found = kind(**given) if isinstance(given, Mapping) else given
+    found = _made(name, kind, given) if isinstance(given, Mapping) else given
     if not isinstance(found, kind):
         raise ValueError(f"own: {name}: got {given!r}, expected {kind.__name__} or a dictionary")
     return found

@@ -320,9 +320,36 @@ def test_a_schedule_gets_the_features_from_the_loss():
         assert plan.grouped == bool(epoch)
         schedule.end(epoch)
     images, texts = features(4)
-    with pytest.raises(ValueError, match="no numbers of rows"):
+    with pytest.raises(ValueError, match="no numbers of rows: give loaded_index, or"):
         loss(images, texts, 10.0)
     assert len(seen) == 8
+
+
+def test_a_distilling_loss_takes_what_a_judge_and_grouping_read():
+    class Judge:
+        def judge(self, samples, image_of, text_of, ranks=None, seen=None):
+            return torch.tensor([samples["text_input"][t] == "same" for t in text_of.tolist()])
+
+    schedule = GritSchedule(16, 8)
+    rows = torch.from_numpy(schedule.begin(0).mini_batches(0)[0].copy())
+    loss = DistillClipLoss(judge=Judge(), grit=schedule)
+    given = [*features(), torch.tensor(10.0), *features(seed=3), torch.tensor(20.0)]
+    loss(*given, loaded_index=rows, text_input=["same", *("other" for _ in range(7))])
+    assert loss.output.counts[:, 1].tolist() == [8, 8]  # judged
+    assert (
+        schedule.collector is not None and schedule.collector.state_dict()["indices"].numel() == 8
+    )
+
+
+def test_a_lone_value_is_the_first_of_an_entrys_settings():
+    for name, field, value in (("rince", "exponent", 0.7), ("debiased", "prior", 0.2)):
+        first = ClipLoss(itc_loss=name, **{name: value})
+        named = ClipLoss(itc_loss=name, **{name: {field: value}})
+        assert first.parts.settings == named.parts.settings
+    with pytest.raises(ValueError, match="unknown setting margin.margn; did you mean margin"):
+        ClipLoss(margin={"margn": 1})
+    with pytest.raises(ValueError, match="unknown setting connections.scor; did you mean score"):
+        StepSettings.from_config({"connections": {"scor": "similarity"}})
 
 
 SCRIPT = """

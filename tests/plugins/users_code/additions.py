@@ -107,10 +107,18 @@ def length(view, own):
     return scores, scores
 
 
-@RULES.register("share_of_own", source="tests", needs_own=True)
-def share_of_own(pairs, rule):
+@dataclass(frozen=True)
+class ShareSettings:
+    """Settings of the rule."""
+
+    offset: float = option(0.0, "added to the share")
+
+
+@RULES.register("share_of_own", settings=ShareSettings, source="tests", needs_own=True)
+def share_of_own(pairs, rule, own):
     """Call a pair positive from a share ``high`` of the own pair's score on."""
-    return torch.where(pairs.score >= rule.high * pairs.own_score, POSITIVE, KEPT)
+    share = rule.high + own.offset
+    return torch.where(pairs.score >= share * pairs.own_score, POSITIVE, KEPT)
 
 
 @dataclass(frozen=True)
