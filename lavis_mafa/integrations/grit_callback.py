@@ -174,15 +174,10 @@ class Grit(TrainerCallback):
         saved, now, problem = _read(path) if path.is_file() else {}, self._set_up(), ""
         changed = [name for name, one in saved.get("set_up", {}).items() if now.get(name) != one]
         if changed:
-            problem = (
-                f"{path} was written by a run with another {', another '.join(changed)}: resume "
-                "with the set-up of the run that wrote the checkpoint"
-            )
+            what = ", another ".join(changed)
+            problem = f"{path} was written by a run with another {what}: resume with its set-up"
         elif not saved:
-            problem = (
-                f"no {path}, from which the order of a resumed run is read: move or copy the "
-                f"checkpoint to {path.parent}"
-            )
+            problem = f"no {path} for the order of a resumed run: put the checkpoint there"
         problems = [one for one in all_gather_objects(problem) if one]
         if problems:
             raise ValueError(f"{problems[0]}, or start a new run from its weights")
@@ -239,9 +234,8 @@ class KeepLoss(TrainerCallback):
         path = _in_checkpoint(args, state, _LOSS)
         if not path.is_file():
             raise ValueError(
-                f"no {path}, which has what the loss learned: resume from a checkpoint that a run "
-                "with this loss and callbacks=[KeepLoss(loss)] wrote, and move or copy the "
-                f"checkpoint to {path.parent}"
+                f"no {path}, which has what the loss learned: put a checkpoint there that a run "
+                "with this loss and callbacks=[KeepLoss(loss)] wrote"
             )
         self.objects.load_state_dict(_read(path))
 

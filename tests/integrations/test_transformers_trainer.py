@@ -17,9 +17,7 @@ from transformers import CLIPConfig, CLIPModel, SiglipConfig, SiglipModel, Train
 from two_forks import answers_of_a_group
 
 from lavis_mafa import GritSchedule, MiningRule, SoftLabels, StepSettings
-from lavis_mafa.algorithm.output import COUNTS
 from lavis_mafa.integrations.cross_encoders import PairJudge
-from lavis_mafa.integrations.grit_callback import KeepLoss
 from lavis_mafa.integrations.open_clip import ClipLoss, SigLipLoss
 from lavis_mafa.integrations.pair_loss import PairLoss
 
@@ -134,30 +132,15 @@ def test_two_ranks_share_the_rows_of_an_epoch(tmp_path):
         assert [row["judged_negatives"] for row in logged if "loss" in row] == [336, 336, 336]
 
 
-def test_counts_of_a_long_record_are_exact():
-    """Sums in float32 would be rounded from 2 ** 24 on."""
-    counts = torch.zeros(2, len(COUNTS))
-    counts[0, 1] = 2.0**24 - 1
-    loss = SimpleNamespace(objects=None, output=SimpleNamespace(counts=counts))
-    callback, logs, state = KeepLoss(loss), {"loss": 1.0}, SimpleNamespace(log_history=[{}])
-    for _ in range(9):
-        callback.on_step_end(None, state, None)
-    callback.on_log(None, state, None, logs)
-    assert logs["judged_negatives"] == 9 * (2**24 - 1)
-
-
 def judges_on_rank(rank):
-    """Return whether a mini-batch of evaluation is judged, if rank 0 or both know its rows."""
-
-    def refuse(*_):
-        raise RuntimeError("No backend type associated with device type cpu")  # as NCCL
-
-    dist.all_gather = refuse
+    """Return whether a mini-batch of evaluation is judged whose rows one rank or both know."""
+    dist.all_gather = None  # as NCCL, which has no collectives of tensors on the CPU
     judge = PairJudge.__new__(PairJudge)
+    loss = PairLoss(judge=judge, all_ranks=True)
     found = []
-    for of_rank_1 in (False, True):
-        judge.rows = SimpleNamespace(known=lambda numbers, known=of_rank_1: rank == 0 or known)
-        found.append(PairLoss(None, judge, all_ranks=True).judges(torch.arange(4), training=False))
+    for knowing in ({0}, {0, 1}):
+        judge.rows = SimpleNamespace(known=lambda numbers, knowing=knowing: rank in knowing)
+        found.append(loss.judges(torch.arange(4), training=False))
     return found
 
 

@@ -77,19 +77,10 @@ class Recording(MinedLoss):
         return loss
 
 
-def train(
-    folder,
-    resume=False,
-    steps=-1,
-    rank=0,
-    data=None,
-    order=3,
-    settings=PLAIN,
-    evaluation=None,
-    **changes,
-):
+def train(folder, resume=False, steps=-1, rank=0, data=None, order=3, settings=PLAIN, **changes):
     """Train three epochs of mini-batches of 4, saving every 5 steps; return the trainer."""
     data = pairs() if data is None else data
+    evaluation = changes.pop("evaluation", data.select(range(6)))
     grit = Grit(data, GROUPED, seed=order)
     model = encoder(folder)
     loss = Recording(model, settings=settings, grit=grit)
@@ -112,7 +103,6 @@ def train(
         "disable_tqdm": True,
     }
     given = SentenceTransformerTrainingArguments(**{**arguments, **changes})
-    evaluation = data.select(range(6)) if evaluation is None else evaluation
     trainer = SentenceTransformerTrainer(
         model, given, data, evaluation, loss=loss, callbacks=[grit, KeepLoss(loss)]
     )

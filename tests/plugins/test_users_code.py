@@ -249,23 +249,6 @@ for config in yaml.safe_load_all(open(sys.argv[1])):
 """
 
 
-LOSS = """
-import sys, torch
-from lavis_mafa.io.plugins import load_plugins
-load_plugins(sys.argv[1:])
-from lavis_mafa.integrations.pair_loss import PairLoss
-loss = PairLoss(rule="share_of_own", share_of_own=0.0, low=0.0, high=0.0)
-loss.loss(torch.eye(4), torch.eye(4), torch.tensor(0.1))
-print(loss.output.counts[:, 2].sum().item())
-"""
-
-
-def test_a_loss_takes_a_users_rule_that_reads_the_thresholds(tmp_path):
-    """Its own settings are no reason that these have no effect."""
-    status, printed = run_python(tmp_path, "-c", LOSS, ADDITIONS)
-    assert status == 0 and printed.endswith("24.0\n"), printed
-
-
 OF_CLASSES = {
     "unchanged": OWN_FAMILY,  # its `margin: strict` and `preset: slow` have names of ours
     "odd count": changed_config(OWN_FAMILY, datasets__squares__build_info={"count": 33}),

@@ -107,18 +107,10 @@ def length(view, own):
     return scores, scores
 
 
-@dataclass(frozen=True)
-class ShareSettings:
-    """Settings of the rule."""
-
-    offset: float = option(0.0, "added to the share")
-
-
-@RULES.register("share_of_own", settings=ShareSettings, source="tests", needs_own=True)
-def share_of_own(pairs, rule, own):
+@RULES.register("share_of_own", source="tests", needs_own=True)
+def share_of_own(pairs, rule):
     """Call a pair positive from a share ``high`` of the own pair's score on."""
-    share = rule.high + own.offset
-    return torch.where(pairs.score >= share * pairs.own_score, POSITIVE, KEPT)
+    return torch.where(pairs.score >= rule.high * pairs.own_score, POSITIVE, KEPT)
 
 
 @dataclass(frozen=True)
