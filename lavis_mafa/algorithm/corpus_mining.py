@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,7 @@ from torch import Tensor
 from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.algorithm.pickers import NONE
 from lavis_mafa.algorithm.rules import KEPT, POSITIVE, RULES, Margin, MiningRule, ScoredPairs
-from lavis_mafa.algorithm.scores import SIMILARITY
+from lavis_mafa.algorithm.scores import CON_D, SIMILARITY
 from lavis_mafa.algorithm.settings import StepSettings
 
 MAX_SIMILARITIES = 2**26  # maximum number of similarities in memory: 256 MB
@@ -45,7 +46,7 @@ class MinedCorpus:
 def mine_corpus(
     anchors: Tensor,
     positives: Tensor,
-    settings: StepSettings = BY_MARGIN,
+    settings: StepSettings | None = None,
     con_d: Discriminator | None = None,
     negatives: int = 4,
     search: int = 50,
@@ -64,7 +65,8 @@ def mine_corpus(
     Args:
         anchors, positives: ``(N, E)`` features of N pairs, such as images and captions.
         settings: of these, ``connections`` and the settings of its rule are used; the score must be
-            ``similarity`` or ``con_d``.
+            ``similarity`` or ``con_d``. None: `BY_MARGIN`, or with a judge its probability by the
+            default thresholds.
         con_d: the judge if ``connections.score`` is ``con_d``; ``loaded_index`` is 0 to N - 1.
         negatives: K, hard negatives of an anchor, at least 1.
         search: how many of an anchor's most similar candidates are judged, at least K.
@@ -80,20 +82,13 @@ def mine_corpus(
             do not fit, features are zero or not finite, or the rule needs a probability of an own
             pair and there is none.
     """
+    settings = mining_settings(settings, con_d, negatives, search, skip)
     rule, entry, size = settings.connections, RULES.entry(settings.connections.rule), len(anchors)
-    sizes = size and 1 <= negatives <= search and skip >= 0
-    if anchors.shape != positives.shape or not sizes:
+    if anchors.shape != positives.shape or not size:
         raise ValueError(
-            "expected features (N, E) of both sides, N >= 1, 1 <= negatives <= search, skip >= 0: "
-            f"{tuple(anchors.shape)}, {tuple(positives.shape)}, {negatives=}, {search=}, {skip=}"
+            "expected features (N, E) of both sides, N >= 1: "
+            f"{tuple(anchors.shape)}, {tuple(positives.shape)}"
         )
-    if rule.by_con_d != (con_d is not None) or not (rule.by_con_d or rule.score == SIMILARITY):
-        raise ValueError(
-            f"connections.score: {rule.score} {'without' if con_d is None else 'and'} a con_d; use "
-            "similarity, or con_d with a judge"
-        )
-    if entry.traits.needs_all:
-        raise ValueError(f"connections.rule: {rule.rule} needs the scores of all candidates")
     verdict, device = settings.make(entry), anchors.device
     anchors, positives = _normalised(anchors, "anchors"), _normalised(positives, "positives")
     rows = torch.arange(size, device=device)
@@ -159,6 +154,35 @@ def mine_corpus(
     )
 
 
+def mining_settings(
+    settings: StepSettings | None, judge: Any, negatives: int, search: int, skip: int
+) -> StepSettings:
+    """Return the settings of `mine_corpus`, or its defaults, if all its arguments fit.
+
+    Raises:
+        ValueError: if they do not.
+    """
+    settings = settings or (BY_MARGIN if judge is None else StepSettings())
+    rule = settings.connections
+    if not 1 <= negatives <= search or skip < 0:
+        raise ValueError(
+            f"expected 1 <= negatives <= search, skip >= 0: {negatives=}, {search=}, {skip=}"
+        )
+    if judge is not None and not rule.by_con_d:
+        raise ValueError(
+            f"got a judge and score: {rule.score}, which judges in its place; use score: {CON_D}, "
+            "or leave the judge out"
+        )
+    if judge is None and rule.score != SIMILARITY:
+        raise ValueError(
+            f"got no judge and score: {rule.score}; use score: {SIMILARITY}, or score: {CON_D} "
+            "with a judge"
+        )
+    if RULES.entry(rule.rule).traits.needs_all:
+        raise ValueError(f"connections.rule: {rule.rule} needs the scores of all candidates")
+    return settings
+
+
 def _normalised(features: Tensor, name: str) -> Tensor:
     """Return unit rows.
 
@@ -166,10 +190,12 @@ def _normalised(features: Tensor, name: str) -> Tensor:
         ValueError: naming rows whose vector is zero or not finite.
     """
     unit = F.normalize(features, dim=-1)
-    wrong = unit.isnan().any(dim=1).nonzero()[:, 0]
+    # A vector that is not finite is NaN here, and NaN is not above 0.
+    wrong = (~(unit.square().sum(dim=1) > 0)).nonzero()[:, 0]
     if len(wrong):
         raise ValueError(
-            f"{name}: {len(wrong)} rows are NaN or infinite, such as {_some(wrong)}: leave them out"
+            f"{name}: {len(wrong)} rows are zero, NaN or infinite, such as {_some(wrong)}: leave "
+            "them out"
         )
     return unit
 

@@ -111,11 +111,12 @@ def _mean_of_ranks(gradient: Tensor) -> Tensor:
 
     The loss is outside the model that DDP wraps, so DDP does not average its gradients.
     """
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    world = Ranks(together=True).world
+    if world == 1:
         return gradient
     summed = gradient.clone()
     dist.all_reduce(summed)
-    return summed / dist.get_world_size()
+    return summed / world
 
 
 class FeaturesLoss(nn.Module):
@@ -161,14 +162,6 @@ class FeaturesLoss(nn.Module):
         for parameter in self.objects.parameters():
             parameter.register_hook(hook(_mean_of_ranks))  # type: ignore[no-untyped-call]
 
-    def on_all(self, flag: bool) -> bool:
-        """Return whether a flag is set on all ranks whose mini-batches are candidates."""
-        ranks = Ranks(self.parts.settings.all_ranks)
-        if ranks.world == 1:
-            return flag
-        place = next(self.parameters(), torch.zeros(0)).device
-        return bool(ranks.gather(torch.tensor([flag], device=place)).all())
-
     def loss(
         self,
         images: Tensor,
@@ -185,7 +178,7 @@ class FeaturesLoss(nn.Module):
             temperature: scalar; similarities are divided by it.
             samples: optional keys of `run_step`: ``image_id``, ``group_id``, ``loaded_index``,
                 ``epoch``, and what Con-D reads.
-            mines: whether to judge and mine hard negatives.
+            mines: whether Con-D judges; scores of all candidates are compared in any case.
             hard_texts: ``(M, E)``, normalised: texts that are in no pair and are negatives of every
                 image. They are compared, but not judged.
 

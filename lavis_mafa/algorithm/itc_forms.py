@@ -26,7 +26,7 @@ _LARGEST_EXPONENT = 10.0  # its exponential is still a float16
 
 @dataclass(frozen=True)
 class _ItcTraits:
-    """What the config check must know of a form of ITC; keyword arguments of ``register``.
+    """What the step and the config check must know of a form; keyword arguments of ``register``.
 
     Attributes:
         soft_labels: it can use labels for candidates that are not positives.

@@ -86,22 +86,6 @@ class Momentum(MovingCopies):
         images = backbone.encode_images(samples["image"])
         return images, backbone.encode_texts(captions_of(samples))
 
-    def _queued(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return features ``(Q, E)`` of queued images and captions, and their image ids
-        ``(Q,)``."""
-        model = self.model
-        # Copies: `_enqueue` overwrites the queue before the backward pass reads them.
-        return (
-            model.image_queue.t().clone(),
-            model.text_queue.t().clone(),
-            model.idx_queue[0].clone(),
-        )
-
-    def _queued_groups(self) -> Tensor | None:
-        """Return the groups ``(Q,)`` of the queued pairs; None if they are unknown."""
-        groups: Tensor | None = getattr(self.model, GROUP_QUEUE, None)
-        return None if groups is None else groups[0].clone()
-
     @torch.no_grad()
     def _enqueue(
         self,
@@ -155,13 +139,13 @@ class Momentum(MovingCopies):
             alpha, teacher = self._weight(samples), None
             if alpha and batch.settings.loss_weights.get("lm"):
                 teacher = Teacher(self.backbone, batch.ranks.images(copied_images), alpha)
-            queued_images, queued_texts, queued_ids = self._queued()
-            all_images = torch.cat([batch.ranks.gather(own_images), queued_images])
-            all_texts = torch.cat([batch.ranks.gather(own_texts), queued_texts])
+            # Copies: `_enqueue` overwrites the queue before the backward pass reads them.
+            all_images = torch.cat([batch.ranks.gather(own_images), self.model.image_queue.t()])
+            all_texts = torch.cat([batch.ranks.gather(own_texts), self.model.text_queue.t()])
             own_ids = queued_positives = None
             if batch.settings.same_image == "positive" and "image_id" in batch.numbers:
                 own_ids = batch.numbers["image_id"][batch.own]
-                queued_positives = own_ids[:, None] == queued_ids[None]
+                queued_positives = own_ids[:, None] == self.model.idx_queue
             groups = batch.own_groups
             queued_positives, queued_dropped = self._with_groups(
                 queued_positives, groups, batch.settings.same_group
@@ -192,10 +176,10 @@ class Momentum(MovingCopies):
             groups: ``(B,)`` groups of the anchors; None if groups have no effect.
             same_group: see `lavis_mafa.algorithm.settings.StepSettings`.
         """
-        queued = self._queued_groups()
+        queued = getattr(self.model, GROUP_QUEUE, None)
         if groups is None or queued is None:
             return positives, None
-        mates = of_one_group(groups, queued)
+        mates = of_one_group(groups, queued[0])
         if same_group == "positive":
             return mates if positives is None else positives | mates, None
         return positives, mates if positives is None else mates & ~positives

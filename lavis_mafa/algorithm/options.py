@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from difflib import get_close_matches
 from numbers import Real
 from typing import Any
 
@@ -116,6 +117,14 @@ def _options_of(settings: type) -> dict[str, Option]:
         field.name: field.metadata.get(METADATA, Option(""))
         for field in dataclasses.fields(settings)
     }
+
+
+def suggest(word: str, names: Collection[str]) -> str:
+    """Suggest the name most similar to ``word``; list all names if none is similar enough."""
+    if not names:
+        return "none is known"
+    near = get_close_matches(word.replace("-", "_"), sorted(names), n=1)
+    return f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(names))}"
 
 
 class Checked:

@@ -47,13 +47,12 @@ class MovingCopies:
         model.model_pairs = [[getattr(model, name), getattr(model, f"{name}_m")] for name in parts]
 
     @torch.no_grad()
-    def move(self, rate: float | None = None) -> None:
+    def move(self) -> None:
         """Update the copies: ``copy = rate * copy + (1 - rate) * encoder``."""
-        rate = self.rate if rate is None else rate
         for encoder, copy in self.model.model_pairs:
             kept = list(copy.parameters())
-            torch._foreach_mul_(kept, rate)
-            torch._foreach_add_(kept, list(encoder.parameters()), alpha=1.0 - rate)
+            torch._foreach_mul_(kept, self.rate)
+            torch._foreach_add_(kept, list(encoder.parameters()), alpha=1.0 - self.rate)
 
 
 class PairMemory(nn.Module):

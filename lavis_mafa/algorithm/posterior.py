@@ -232,7 +232,7 @@ class PosteriorPicker(nn.Module):
     @property
     def _ready(self) -> bool:
         """Return whether enough positives have been observed to use the posterior."""
-        return float(self.positive.count) > max(1, self.rule.minimum)
+        return float(self.positive.count) >= max(2, self.rule.minimum)
 
     @torch.no_grad()
     def observe(

@@ -46,12 +46,9 @@ class _ScoreTraits:
 
     Attributes:
         probability: the scores are probabilities that pairs match, so they can serve as labels.
-        compares_own: the own pair's score says how well it matches. Image-image and text-text
-            similarities do not, as they compare the pair with itself and give 1.
     """
 
     probability: bool = False
-    compares_own: bool = True
 
 
 Score = Callable[..., tuple[Tensor, Tensor]]  # (view) or (view, own=settings)
@@ -91,7 +88,7 @@ class _IntraModal(Checked):
     )
 
 
-@SCORES.register("intra_modal", settings=_IntraModal, source="FFF (CVPR 2024)", compares_own=False)
+@SCORES.register("intra_modal", settings=_IntraModal, source="FFF (CVPR 2024)")
 def _intra_modal(view: PairView, own: _IntraModal) -> tuple[Tensor, Tensor]:
     """Compare images with images and texts with texts, as near duplicates match each other's
     partner.

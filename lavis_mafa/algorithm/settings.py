@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from difflib import get_close_matches
 from typing import Any
 
-from lavis_mafa.algorithm import global_threshold  # noqa: F401  registers its rule
+from lavis_mafa.algorithm import global_threshold, posterior  # noqa: F401  register their entries
 from lavis_mafa.algorithm.itc_forms import ITC_LOSSES
 from lavis_mafa.algorithm.labels import SoftLabels
-from lavis_mafa.algorithm.options import Checked, option
+from lavis_mafa.algorithm.options import Checked, option, suggest
 from lavis_mafa.algorithm.pickers import PICKERS
-from lavis_mafa.algorithm.posterior import PosteriorRule
 from lavis_mafa.algorithm.registry import MAFA, Entry
 from lavis_mafa.algorithm.rules import MiningRule
 from lavis_mafa.algorithm.scores import SCORES, SIMILARITY
@@ -58,9 +56,6 @@ class StepSettings(Checked):
         SIMILARITY,
         "score by which hard negatives are picked: similarity of images and texts, or within each",
         choices=SCORES,
-    )
-    posterior: PosteriorRule = option(
-        factory=PosteriorRule, doc="settings of negatives: posterior", source="FNE"
     )
     detach_other: bool | None = option(
         None,
@@ -115,27 +110,26 @@ class StepSettings(Checked):
         """Build from ``model.mafa`` and ``model.negative_all_rank``; missing keys keep defaults.
 
         Raises:
-            ValueError: if a key is unknown or a value is out of its range.
+            ValueError: if a key is unknown or a value is out of its range. Names of losses are
+                checked by `lavis_mafa.algorithm.parts.build_parts`.
         """
         for name in cfg:
-            if name not in MAFA.keys and name != "posterior":
+            if name not in MAFA.keys:
                 _own_entry(name)
-        nested = {"posterior": PosteriorRule, "soft_labels": SoftLabels, "connections": MiningRule}
+        nested = {"soft_labels": SoftLabels, "connections": MiningRule}
         known = [one.name for one in fields(cls) if one.name not in ("own", "all_ranks")]
         given = {name: cfg[name] for name in known if name in cfg}
-        given |= {name: kind(**(cfg.get(name) or {})) for name, kind in nested.items()}
+        given |= {name: _made(name, kind, cfg.get(name) or {}) for name, kind in nested.items()}
         given["loss_weights"] = {**asdict(LossWeights()), **(cfg.get("loss_weights") or {})}
         own = {
-            name: entry.settings(**(cfg.get(name) or {}))
+            name: _made(name, entry.settings, cfg.get(name) or {})
             for name, entry in entries_with_settings().items()
-            if name not in known
         }
         return cls(**given, all_ranks=all_ranks, own=own)
 
     def own_of(self, entry: Entry[Any]) -> Any:
         """Return the settings of a registered entry; None if it has its defaults or no settings."""
-        # The settings of `posterior` are a field of `StepSettings`, not an entry of `own`.
-        given = self.own.get(entry.name, getattr(self, entry.name, None))
+        given = self.own.get(entry.name)
         known = entry.settings is not None and isinstance(given, entry.settings)
         return given if known else None
 
@@ -154,14 +148,6 @@ def entries_with_settings() -> dict[str, Any]:
     }
 
 
-def nearest_of(name: str, known: Collection[str]) -> str:
-    """Return the end of a message about an unknown name: the most similar known name, or all
-    names."""
-    ordered = sorted(known)
-    near = get_close_matches(name, ordered, n=1)
-    return f", did you mean {near[0]!r}?" if near else f"; known: {', '.join(ordered)}"
-
-
 def _own_entry(name: str) -> Any:
     """Return the registered entry to which the settings of this name belong.
 
@@ -170,19 +156,30 @@ def _own_entry(name: str) -> Any:
     """
     found = entries_with_settings()
     if name not in found:
-        raise ValueError(f"unknown setting {name!r}{nearest_of(name, {*found, *MAFA.keys})}")
+        raise ValueError(f"unknown setting {name!r}; {suggest(name, {*found, *MAFA.keys})}")
     return found[name]
+
+
+def _made(name: str, kind: Any, given: Mapping[str, Any]) -> Any:
+    """Return settings from a mapping of their fields.
+
+    Raises:
+        ValueError: for an unknown field, or a value out of its range.
+    """
+    known = [one.name for one in fields(kind)]
+    for key in given.keys() - set(known):
+        raise ValueError(f"unknown setting {name}.{key}; {suggest(key, known)}")
+    return kind(**given)
 
 
 def _own(name: str, given: Any) -> Any:
     """Return the settings of an entry, from an object or from a mapping of its fields."""
     kind = _own_entry(name).settings
-    found = kind(**given) if isinstance(given, Mapping) else given
+    found = _made(name, kind, given) if isinstance(given, Mapping) else given
     if not isinstance(found, kind):
         raise ValueError(f"own: {name}: got {given!r}, expected {kind.__name__} or a dictionary")
     return found
 
 
-# `posterior` holds the settings of the picker of that name. The last three keys are for models.
-MAFA.reserve({one.name for one in fields(StepSettings)} - {"posterior"})
-MAFA.reserve(("con_d", "negatives_encoder", "learn_temperature"))
+MAFA.reserve(one.name for one in fields(StepSettings))
+MAFA.reserve(("con_d", "negatives_encoder", "learn_temperature"))  # for models

@@ -29,10 +29,6 @@ class _CountsCorrect:
         share = tally.ratio("correct", "judged")
         return {} if share is None else {"accuracy": 100 * share}
 
-    def mined(self, output: Any, samples: dict[str, Any], limit: int) -> list[dict[str, Any]]:
-        """Return no pairs, as there is no Con-D."""
-        return []
-
 
 @registry.register_task("mafa_text_assignment")
 class MafaTextAssignmentTask(_CountsCorrect, ImageTextPretrainTask):

@@ -102,31 +102,29 @@ class AlbefMafa(MafaModel, AlbefBase):
         return model
 
 
-def _problem_of_fusion(cfg: Any) -> str | None:
-    """Return why the text encoder's JSON config has no fusion layers; None if it has them.
+def _require_fusion(cfg: Any) -> None:
+    """Raise ValueError unless the text encoder's JSON config has fusion layers.
 
     Args:
         cfg: a ``model`` config.
 
     Raises:
-        OSError, ValueError: if the file cannot be read.
+        OSError, ValueError: also if the file cannot be read.
     """
     path = cfg.get("med_config_path")
     sizes = json.loads(Path(find_config(path)).read_text(encoding="utf-8"))
     first, layers = sizes.get("fusion_layer"), sizes.get("num_hidden_layers", 12)
-    if isinstance(first, int) and 0 <= first < layers:
-        return None
-    given = f'"fusion_layer": {first!r}' if "fusion_layer" in sizes else 'no "fusion_layer"'
-    return (
-        f"{path} has {given}; ALBEF needs the number of the first layer that fuses text with the "
-        f'image, 0 to {layers - 1}, such as "fusion_layer": {layers // 2}'
-    )
+    if not isinstance(first, int) or not 0 <= first < layers:
+        given = f'"fusion_layer": {first!r}' if "fusion_layer" in sizes else 'no "fusion_layer"'
+        raise ValueError(
+            f"model.med_config_path: {path} has {given}; ALBEF needs the number of the first layer "
+            f'that fuses text with the image, 0 to {layers - 1}, such as "fusion_layer": '
+            f"{layers // 2}"
+        )
 
 
 def _text_encoder(cfg: Any, from_pretrained: bool, tokenizer: Any) -> BertForMaskedLM:
-    problem = _problem_of_fusion(cfg)
-    if problem:
-        raise ValueError(f"model.med_config_path: {problem}")
+    _require_fusion(cfg)
     config = BertConfig.from_json_file(find_config(cfg.get("med_config_path")))
     if from_pretrained:
         return _published_bert(cast(BertConfig, config))

@@ -27,18 +27,11 @@ class ManyPairs:
 
     Args:
         backbone: a `lavis_mafa.algorithm.backbone.Backbone`.
-        pairs_per_pass: number of pairs fused at a time; None: chosen for the device.
         progress: function called after every pass with its number of pairs.
     """
 
-    def __init__(
-        self,
-        backbone: Any,
-        pairs_per_pass: int | None = None,
-        progress: Callable[[int], object] | None = None,
-    ) -> None:
+    def __init__(self, backbone: Any, progress: Callable[[int], object] | None = None) -> None:
         self.backbone, self.progress = backbone, progress
-        self._pairs_per_pass = pairs_per_pass
 
     def encode_images(
         self, images: Tensor, seen: Tensor | None = None, for_matching: bool = False
@@ -79,7 +72,7 @@ class ManyPairs:
         """Return ITM logits ``(P, 2)`` float32 on the device of the texts; images may be on
         another."""
         device = texts.ids.device
-        size = self._pairs_per_pass or _of_device(_PAIRS, device)
+        size = _of_device(_PAIRS, device)
         image_of, text_of = image_of.cpu(), text_of.cpu()
         lengths = texts.mask.sum(dim=1).cpu()[text_of]
         logits = torch.empty(len(image_of), 2, device=device)

@@ -54,7 +54,6 @@ def compute_sim_matrix(
     backbone: Backbone,
     data_loader: Any,
     k_test: int,
-    pairs_per_pass: int | None = None,
     by: str = "sum",
     max_tokens: int = MAX_TOKENS,
 ) -> tuple[Scores, Scores]:
@@ -67,7 +66,6 @@ def compute_sim_matrix(
     Args:
         data_loader: loader of a LAVIS retrieval evaluation set (``text``, ``image``).
         k_test: number of candidates to re-rank, at most all of them.
-        pairs_per_pass: pairs per pass of the fusion encoder; None: chosen for the device.
         by: ``sum``, ``itm`` or ``odds``, see `RERANK_BY`.
         max_tokens: number of tokens at which captions are cut.
 
@@ -75,7 +73,7 @@ def compute_sim_matrix(
         ``(num_images, num_texts)`` and ``(num_texts, num_images)`` float32, on all ranks.
     """
     images, texts = encode_split(backbone, data_loader, max_tokens)
-    (scores,) = rerank(backbone, images, texts, k_test, [by], pairs_per_pass)
+    (scores,) = rerank(backbone, images, texts, k_test, [by])
     return scores
 
 
@@ -86,7 +84,6 @@ def rerank(
     texts: Texts,
     k_test: int,
     orders: Sequence[str],
-    pairs_per_pass: int | None = None,
 ) -> list[tuple[Scores, Scores]]:
     """Return the scores of `compute_sim_matrix` for encoded images and texts, in several orders.
 
@@ -115,7 +112,7 @@ def rerank(
     pairs, row = torch.unique(
         torch.cat([of_images.flatten(), of_texts.flatten()]), return_inverse=True
     )
-    no, yes = _shared_logits(backbone, images, texts, pairs, pairs_per_pass)[row].unbind(1)
+    no, yes = _shared_logits(backbone, images, texts, pairs)[row].unbind(1)
     weight = {"sum": 1.0, "itm": 0.0, "odds": 1 / float(backbone.temperature)}
     found = []
     for by in orders:
@@ -147,20 +144,6 @@ def encode_split(
     return images, texts
 
 
-def itm_scores(
-    backbone: Backbone,
-    images: Images,
-    texts: Texts,
-    image_of: Tensor,
-    text_of: Tensor,
-    pairs_per_pass: int | None = None,
-) -> Tensor:
-    """Return ITM's logits ``(P, 2)`` of the given pairs, and show a progress bar."""
-    with progress(desc="re-ranking", total=len(image_of), unit=" pairs", leave=False) as bar:
-        matching = ManyPairs(backbone, pairs_per_pass, bar.update)
-        return matching.match(images, texts, image_of, text_of)
-
-
 def _best_candidates(sim: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return similarities and indices ``(Q, k)`` of the best candidates of Q queries, on the CPU.
 
@@ -179,14 +162,9 @@ def _best_candidates(sim: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values.cpu(), numbers.cpu()
 
 
-def _shared_logits(
-    backbone: Backbone,
-    images: Images,
-    texts: Texts,
-    pairs: Tensor,
-    pairs_per_pass: int | None,
-) -> Tensor:
-    """Return the logits ``(P, 2)`` of pairs on the CPU, sharing the work among ranks.
+def _shared_logits(backbone: Backbone, images: Images, texts: Texts, pairs: Tensor) -> Tensor:
+    """Return the logits ``(P, 2)`` of pairs on the CPU, sharing the work among ranks, and show a
+    progress bar.
 
     A pair's number is ``image * num_texts + text``. Every rank matches an equal share of the pairs
     and gets the logits of all.
@@ -194,7 +172,9 @@ def _shared_logits(
     count, world = len(texts.ids), get_world_size()
     parts = list(pairs.tensor_split(world))
     mine = parts[get_rank()]
-    logits = itm_scores(backbone, images, texts, mine // count, mine % count, pairs_per_pass)
+    with progress(desc="re-ranking", total=len(mine), unit=" pairs", leave=False) as bar:
+        matching = ManyPairs(backbone, bar.update)
+        logits = matching.match(images, texts, mine // count, mine % count)
     if world > 1:
         begin = sum(map(len, parts[: get_rank()]))
         own, logits = logits, logits.new_zeros(len(pairs), 2)

@@ -80,14 +80,12 @@ class _ConvStem(nn.Module):
         width: width of the tokens.
 
     Raises:
-        ValueError: if `_problem_of_stem` finds a problem.
+        ValueError: see `_require_stem`.
     """
 
     def __init__(self, image_size: int, patch_size: int, width: int) -> None:
         super().__init__()
-        problem = _problem_of_stem(patch_size, width)
-        if problem:
-            raise ValueError(f"model.vit.stem: {problem}")
+        _require_stem(patch_size, width)
         # Attributes of timm's PatchEmbed, which LAVIS reads.
         self.img_size = (image_size, image_size)
         self.patch_size = (patch_size, patch_size)
@@ -113,16 +111,19 @@ class _ConvStem(nn.Module):
         return tokens.flatten(2).transpose(1, 2)
 
 
-def _problem_of_stem(patch_size: int, width: int) -> str | None:
-    """Return why a convolutional stem of these sizes cannot be built, or None if it can."""
+def _require_stem(patch_size: int, width: int) -> None:
+    """Raise ValueError unless a convolutional stem of these sizes can be built."""
     if patch_size < 2 or patch_size & (patch_size - 1):
-        return (
-            f"conv halves the image, and patch_size {patch_size} is not a power of 2; use 16 or 8"
+        raise ValueError(
+            f"model.vit.stem: conv halves the image, and patch_size {patch_size} is not a power of "
+            "2; use 16 or 8"
         )
-    if width % (patch_size // 2):
-        why = f"conv has width / {patch_size // 2} channels first, and width is {width}"
-        return f"{why}; use a multiple of {patch_size // 2}"
-    return None
+    first = patch_size // 2
+    if width % first:
+        raise ValueError(
+            f"model.vit.stem: conv has width / {first} channels first, and width is {width}; use a "
+            f"multiple of {first}"
+        )
 
 
 def _channels(patch_size: int, width: int) -> list[int]:

@@ -55,7 +55,9 @@ class Grit(TrainerCallback):
         self.settings, self.seed, self.image_ids = settings, seed, image_ids
         self._is_callback = False
         self._collected: tuple[int | None, list[int]] = (None, [])
-        self.schedule: GritSchedule = self._schedule(1, seed or 0)
+        # A trainer makes the loader of its training set before it begins, and those of evaluation
+        # during training, also of the same rows: `schedule` is that of training.
+        self._made = self.schedule = self._schedule(1, seed or 0)
 
     @property
     def size(self) -> int:
@@ -64,7 +66,8 @@ class Grit(TrainerCallback):
 
     def __getstate__(self) -> dict[str, Any]:
         # The trainer saves its arguments, and with them this object, in every checkpoint.
-        return {**vars(self), "rows": None, "image_ids": None, "schedule": None}
+        large = dict.fromkeys(("rows", "image_ids", "schedule", "_made"))
+        return {**vars(self), **large}
 
     def _schedule(self, batch_size: int, seed: int) -> GritSchedule:
         ranks = Ranks(together=True)
@@ -104,8 +107,8 @@ class Grit(TrainerCallback):
             is_own = False
         if not is_own:
             return BatchSampler(RandomSampler(dataset, generator=generator), batch_size, drop_last)
-        self.schedule = self._schedule(batch_size, seed if self.seed is None else self.seed)
-        order = GroupedOrder(self.schedule)
+        self._made = self._schedule(batch_size, seed if self.seed is None else self.seed)
+        order = GroupedOrder(self._made)
         if not len(order):
             raise ValueError(
                 f"the training set has {self.size} rows, fewer than one mini-batch of "
@@ -164,21 +167,20 @@ class Grit(TrainerCallback):
                 rows, another order, seed, mini-batch, grouping or number of processes.
         """
         self._is_callback = True
+        self.schedule = self._made
         if not state.global_step:
             return
         path = _in_checkpoint(args, state, f"grit_{self.schedule.rank}.pth")
         saved, now, problem = _read(path) if path.is_file() else {}, self._set_up(), ""
         changed = [name for name, one in saved.get("set_up", {}).items() if now.get(name) != one]
         if changed:
-            problem = f"{path} was written by a run with another {', another '.join(changed)}"
+            what = ", another ".join(changed)
+            problem = f"{path} was written by a run with another {what}: resume with its set-up"
         elif not saved:
-            problem = f"no {path}, from which the order of a resumed run is read"
+            problem = f"no {path} for the order of a resumed run: put the checkpoint there"
         problems = [one for one in all_gather_objects(problem) if one]
         if problems:
-            raise ValueError(
-                f"{problems[0]}: resume with the set-up of the run that wrote the checkpoint, or "
-                "start a new run from its weights"
-            )
+            raise ValueError(f"{problems[0]}, or start a new run from its weights")
         self.schedule.load_state_dict(saved["state"], saved["epoch"])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -191,12 +193,12 @@ class KeepLoss(TrainerCallback):
     ``judged_negatives`` and ``false_negatives`` since the last record to the trainer's log.
 
     Args:
-        loss: a `MinedLoss`, `ClipLoss` or `SigLipLoss`.
+        loss: a `PairLoss`.
     """
 
     def __init__(self, loss: Any) -> None:
         self.loss, self.objects = loss, loss.objects
-        self._counts = torch.zeros(2)  # judged, found
+        self._counts = torch.zeros(2, dtype=torch.float64)  # judged, found
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Count what was judged in a mini-batch before an update's last one."""
@@ -207,13 +209,13 @@ class KeepLoss(TrainerCallback):
     on_step_end = on_substep_end
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        """Add the counts to the record of the training loss."""
+        """Add the counts of all ranks to the record of the training loss."""
         if logs and "loss" in logs:
-            judged, found = self._counts.tolist()
+            judged, found = torch.stack(all_gather_objects(self._counts)).sum(dim=0).tolist()
             counts = {"judged_negatives": judged, "false_negatives": found}
             logs.update(counts)
             state.log_history[-1].update(counts)
-            self._counts = torch.zeros(2)
+            self._counts.zero_()
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Write the state of the loss beside the trainer's checkpoint."""
@@ -232,7 +234,7 @@ class KeepLoss(TrainerCallback):
         path = _in_checkpoint(args, state, _LOSS)
         if not path.is_file():
             raise ValueError(
-                f"no {path}, which has what the loss learned: resume from a checkpoint that a run "
+                f"no {path}, which has what the loss learned: put a checkpoint there that a run "
                 "with this loss and callbacks=[KeepLoss(loss)] wrote"
             )
         self.objects.load_state_dict(_read(path))

@@ -28,7 +28,7 @@ if find_spec("open_clip") is not None:
 else:
 
     class _Absent:
-        """Stands for a loss of open_clip's that ours cannot do without."""
+        """Raises ImportError in place of a loss that needs open_clip."""
 
         def __new__(cls, *_: Any, **__: Any) -> Any:
             raise ImportError(f"{cls.__name__} needs open_clip: pip install open_clip_torch")
@@ -199,9 +199,10 @@ class DistillClipLoss(_DistillClipLoss, ClipLoss):  # type: ignore[misc]
         Args:
             image_features, text_features, logit_scale, output_dict: as in `ClipLoss`.
             teacher, named: features and scale of the teacher (``dist_image_features``,
-                ``dist_text_features``, ``dist_logit_scale``).
+                ``dist_text_features``, ``dist_logit_scale``), and keys in `SAMPLES`.
         """
-        clip = ClipLoss.forward(self, image_features, text_features, logit_scale)
+        samples = {name: named.pop(name) for name in SAMPLES if name in named}
+        clip = ClipLoss.forward(self, image_features, text_features, logit_scale, **samples)
         theirs: Any = super()
         _, distill = theirs.forward(image_features, text_features, logit_scale, *teacher, **named)
         if output_dict:

@@ -1,4 +1,4 @@
-"""The loss that all doors share: ITC of pairs, with a judge and rows of a data set."""
+"""The loss for other libraries and their trainers: ITC of pairs, with a judge and row numbers."""
 
 from __future__ import annotations
 
@@ -12,23 +12,27 @@ from torch import Tensor
 from lavis_mafa.algorithm.features_step import PLAIN, FeaturesLoss
 from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.mining import ALL
+from lavis_mafa.algorithm.options import suggest
 from lavis_mafa.algorithm.rules import RULES, MiningRule
 from lavis_mafa.algorithm.scores import SIMILARITY
-from lavis_mafa.algorithm.settings import StepSettings, entries_with_settings, nearest_of
+from lavis_mafa.algorithm.settings import StepSettings, entries_with_settings
 from lavis_mafa.integrations.cross_encoders import Guide, PairJudge
 from lavis_mafa.integrations.rows import NO_NUMBERS
+from lavis_mafa.io.processes import all_gather_objects
 
-# What only ITM and the language loss read is no setting of a door.
+# What only ITM and the language loss read is no setting of a library's loss or trainer.
 _RULE = {one.name for one in fields(MiningRule)} - {"resample", "use_in"}
 _LABELS = {one.name for one in fields(SoftLabels)} - {"type"}
 _STEP = {"itc_loss", "negatives", "same_image", "same_group", "detach_other"}
-# Plain settings that our soft labels do not read.
+# Plain settings that our soft labels and rules do not read.
 _UNREAD = {
     "one_hot": {"alpha", "weight", "start_epoch"},
     "smoothed": {"weight", "label_smoothing"},
     "consistency": {"alpha"},
     "pseudo_positives": {"alpha", "weight"},
     "softclip": {"alpha", "weight"},
+    "margin": {"low", "high"},
+    "global_threshold": {"low", "high"},
 }
 
 
@@ -38,15 +42,15 @@ def settings_of(
     options: Mapping[str, Any],
     arguments: Collection[str] = (),
 ) -> StepSettings:
-    """Return settings of the step from plain keyword arguments of a door.
+    """Return settings of the step from plain keyword arguments of a library's loss or trainer.
 
     Args:
         given: all settings; None: from ``options``.
         judge: what judges; without one, mining options compare by the similarities of the model.
         options: fields of `MiningRule` and `SoftLabels`, ``soft_labels`` (their name), some of
             `StepSettings`, and the own settings of registered entries by their names, such as
-            ``margin=0.1``.
-        arguments: names of the door's other arguments, which an unknown name may be meant for.
+            ``margin=0.1``; a lone value is that of the entry's first field.
+        arguments: names of the other arguments, which an unknown name may be meant for.
 
     Raises:
         TypeError: for an unknown name, other settings than `StepSettings`, both at once, or a
@@ -65,15 +69,16 @@ def settings_of(
     known = {*_RULE, *_LABELS, *_STEP, "soft_labels", *entries}
     for name in options:
         if name not in known:
-            near = nearest_of(name, known.union(arguments) - {"self", "options", "named"})
-            raise TypeError(f"unexpected keyword argument {name!r}{near}")
+            near = suggest(name, known.union(arguments) - {"self", "options", "named"})
+            raise TypeError(f"unexpected keyword argument {name!r}; {near}")
 
     def given_of(names: Collection[str]) -> dict[str, Any]:
         return {name: value for name, value in options.items() if name in names}
 
     rule, labels, own = map(given_of, (_RULE, _LABELS, entries))
     for name, value in own.items():
-        own[name] = {name: value} if isinstance(value, int | float) else value
+        first = fields(entries[name].settings)[0].name
+        own[name] = {first: value} if isinstance(value, int | float | str) else value
         if name in RULES:
             rule.setdefault("rule", name)
     if isinstance(judge, Guide):
@@ -107,9 +112,7 @@ def _unread(settings: StepSettings, judge: Any) -> set[str]:
     rule, label = settings.connections, settings.soft_labels.type
     used = {settings.itc_loss, label, settings.negatives, rule.score, rule.rule}
     found = entries_with_settings().keys() - used
-    found |= _UNREAD.get(label, set())
-    if RULES.entry(rule.rule).settings is not None:  # it has bounds of its own
-        found |= {"low", "high"}
+    found |= _UNREAD.get(label, set()) | _UNREAD.get(rule.rule, set())
     if rule.by_con_d and judge is None:
         found |= {"negatives", *_RULE}
     return found
@@ -200,7 +203,8 @@ class PairLoss(FeaturesLoss):
         if not training:
             rows = judge.rows if isinstance(judge, PairJudge) else None
             known = rows is not None and numbers is not None and rows.known(numbers)
-            return self.on_all(self.reads_texts or known)
+            reads = self.reads_texts or known
+            return all(all_gather_objects(reads)) if self.parts.settings.all_ranks else reads
         if numbers is None and not self.reads_texts:
             raise ValueError(NO_NUMBERS)
         return True

@@ -24,7 +24,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from lavis_mafa.algorithm.cached_batch import recomputed
-from lavis_mafa.algorithm.corpus_mining import BY_MARGIN, mine_corpus
+from lavis_mafa.algorithm.corpus_mining import mine_corpus, mining_settings
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.integrations.cross_encoders import (
     PAIR_TEXTS,
@@ -272,7 +272,7 @@ def _ids(rows: dict[str, Any]) -> list[list[int]]:
 def mine_hard_negatives(
     dataset: Any,
     model: Any,
-    settings: StepSettings = BY_MARGIN,
+    settings: StepSettings | None = None,
     judge: Any = None,
     negatives: int = 4,
     search: int | None = None,
@@ -297,9 +297,19 @@ def mine_hard_negatives(
         converts the false negatives.
 
     Raises:
-        ValueError: if the data set is something else, or has no two columns or no rows.
+        TypeError: if the judge is something else.
+        ValueError: if the data set is something else, or has no two columns or no rows, and as
+            `lavis_mafa.mine_corpus`.
     """
     require_table(dataset)
+    encoder = getattr(judge, "encoder", judge)
+    if judge is not None and not (hasattr(encoder, "predict") or hasattr(judge, "judge")):
+        raise TypeError(
+            f"judge: got a {type(judge).__name__}, expected a CrossEncoder or an object with the "
+            "method judge of lavis_mafa.Discriminator"
+        )
+    least = negatives if search is None else search
+    settings = mining_settings(settings, judge, negatives, least, skip)
     anchor, positive = sides_of(dataset)
     names = [*anchor.column_names, *positive.column_names]
     if _encodes_alike(model):
@@ -312,7 +322,6 @@ def mine_hard_negatives(
         # As the library's range_max, where each candidate does not cost a judgement.
         more = 0 if judge is not None else int(ids.bincount().max())
         search = min(_SEARCH + more, _MOST_SEARCHED)
-    encoder = getattr(judge, "encoder", judge)
     if hasattr(encoder, "predict"):
         judge = PairJudge(encoder, batch_size=batch_size)
         judge.columns = [anchor, positive]

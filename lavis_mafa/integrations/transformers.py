@@ -54,10 +54,11 @@ class PairCollator:
 class MinedTrainer(Trainer):
     """transformers' Trainer for models that return ``image_embeds`` and ``text_embeds``.
 
-    Without settings and judge the loss is the model's own (``return_loss=True``). It is the mean of
-    a mini-batch, which the Trainer divides by ``gradient_accumulation_steps``. Checkpoints have
-    what the loss learns. In evaluation, pairs are judged where the judge has their rows; otherwise
-    the loss of an evaluation set is that without mining.
+    Without settings and judge the loss is the model's own (``return_loss=True``) on one process; on
+    several ranks, candidates come from all ranks. It is the mean of a mini-batch, which the Trainer
+    divides by ``gradient_accumulation_steps``. Checkpoints have what the loss learns. In
+    evaluation, pairs are judged where the judge has their rows; otherwise the loss of an evaluation
+    set is that without mining.
 
     Args:
         model: a ``CLIPModel``, ``SiglipModel`` or the like; with ``logit_bias`` the loss is a

@@ -1,4 +1,4 @@
-"""Configuration: keys (`key`, `schema`, `registered`), their checks (`check`) and loading (`load`).
+"""Configuration: keys (`schema`, `registered`), their checks (`check`) and loading (`load`).
 
 The names below are loaded on first use, so that importing a module of this room loads no other.
 """

@@ -20,7 +20,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from lavis.common.utils import is_url
 
-from lavis_mafa.algorithm.options import METADATA, Option
+from lavis_mafa.algorithm.options import METADATA, Option, suggest
 from lavis_mafa.checkpoints.downloads import is_timm_name
 from lavis_mafa.io.problems import Problem, Registered
 from lavis_mafa.io.project_files import find_config
@@ -172,14 +172,6 @@ def _known_keys(keys: Mapping[str, Key], path: str = "") -> Iterator[tuple[str, 
 Keys = Mapping[str, Key]
 _LARGEST = {"int": 2**63 - 1, "float": 3e38, "number": 3e38}  # of int64 and float32 tensors
 _TYPES: dict[str, type] = {"bool": bool, "list": list, "mapping": Mapping}
-
-
-def suggest(word: str, names: Collection[str]) -> str:
-    """Suggest the name most similar to ``word``; list all names if none is similar enough."""
-    if not names:
-        return "none is known"
-    near = get_close_matches(word.replace("-", "_"), sorted(names), n=1)
-    return f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(names))}"
 
 
 class Report:

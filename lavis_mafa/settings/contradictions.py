@@ -24,13 +24,14 @@ from lavis.datasets.builders.base_dataset_builder import BaseDatasetBuilder
 from lavis_mafa.algorithm.grit import HARDNESS
 from lavis_mafa.algorithm.itc_forms import ITC_LOSSES
 from lavis_mafa.algorithm.labels import SOFT_LABELS
+from lavis_mafa.algorithm.options import suggest
 from lavis_mafa.algorithm.scores import CON_D, SCORES
 from lavis_mafa.compat.traits import Traits, traits_of
 from lavis_mafa.data.feature_folder import FeatureFolder
 from lavis_mafa.data.image_text_json import ImageTextShardsBuilder
 from lavis_mafa.io.problems import ConfigView, Problem
 from lavis_mafa.io.project_files import read_config
-from lavis_mafa.settings.check import Report, listed, suggest
+from lavis_mafa.settings.check import Report, listed
 from lavis_mafa.settings.loggers import LOGGERS
 from lavis_mafa.settings.registered import declared
 from lavis_mafa.settings.schema import SPLITS

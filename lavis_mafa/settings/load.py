@@ -268,6 +268,8 @@ def _value_of(text: str) -> Any:
         is_meant = text[0] in "'\"" and plain[-1] == text[0]
     elif isinstance(value, list | dict):
         is_meant = plain[0] in "[{"
+    elif value is None:  # to YAML, a comment or an anchor, too
+        is_meant = plain.lower() in ("", "~", "null")
     else:  # to YAML, 0123 is octal and 12:30 is of base 60
         is_meant = not re.search(r"^[-+]?0\d|[_:]", plain)
     return value if is_meant else text

@@ -18,13 +18,12 @@ from omegaconf import OmegaConf
 
 from lavis_mafa.algorithm.grit import HARDNESS
 from lavis_mafa.algorithm.losses import LOSSES
-from lavis_mafa.algorithm.options import Option
+from lavis_mafa.algorithm.options import Option, suggest
 from lavis_mafa.algorithm.registry import MAFA, Registry
-from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.compat.traits import traits_of
 from lavis_mafa.io.problems import Problem, Registered
 from lavis_mafa.judges.discriminators import DISCRIMINATORS
-from lavis_mafa.settings.check import UNSET, Key, Keys, keys_of, section_of, suggest
+from lavis_mafa.settings.check import UNSET, Key, Keys, keys_of, section_of
 from lavis_mafa.settings.schema import (
     BLANK,
     DATASET,
@@ -158,10 +157,7 @@ def mafa_key(con_d_given: Any = None) -> Key:
         "arch": con_d.keys["arch"].about(choices=Registered("model", DISCRIMINATORS)),
         "checkpoint": con_d.keys["checkpoint"].about(path=path),
     }
-    # `posterior` is a registered label and also a field of the step's settings.
-    built_in = {field.name for field in dataclasses.fields(StepSettings)}
     own = {name: key for one in MAFA.registries for name, key in own_keys(one).items()}
-    own = {name: key for name, key in own.items() if name not in built_in}
     own["loss_weights"] = weights.having(further)
     own["con_d"] = con_d.having(of_con_d)
     return OURS["mafa"].having(own)

@@ -67,13 +67,17 @@ def write_toy_config(cfg_path: str) -> Path:
     try:
         check_yaml_file(path)
         config: Any = OmegaConf.load(path)
-    except (yaml.YAMLError, OSError):  # as below
+    except (yaml.YAMLError, OSError, UnicodeDecodeError):  # as below
         config = OmegaConf.create()
-    if not all(OmegaConf.is_dict(config.get(one)) for one in ("model", "datasets", "run")):
+    if not OmegaConf.is_dict(config) or not all(
+        OmegaConf.is_dict(config.get(one)) and config[one] for one in ("model", "datasets", "run")
+    ):
         return Path(path)  # loading it says what is wrong
     model, run = config.model, config.run
     load_plugins(run.get("plugins") or [])
     cls = registry.get_model_class(model.get("arch"))
+    if cls is None:
+        return Path(path)
     if "tiny" not in types_of(cls):
         raise ValueError(
             f"--toy: {path}: {model.get('arch')} has no tiny type: it would train at its full size "
@@ -93,24 +97,27 @@ def write_toy_config(cfg_path: str) -> Path:
         model[llm_key] = str(cls.write_tiny_llm(folder / llm_key))
     if model.get("queue_size"):
         model.queue_size = _SIZES["train_size"]
-    mafa: Any = model.get("mafa") or {}
-    if mafa.get("con_d"):
+    mafa = model.get("mafa")
+    if OmegaConf.is_dict(mafa) and mafa.get("con_d"):
         mafa.con_d = {"arch": "oracle"}
     if pairs:
         data = next(iter(config.datasets.values()))
         kept = ("vis_processor", "text_processor")
         processors = {name: data[name] for name in kept if data and data.get(name)}
         config.datasets = {"toy_scenes": {"type": "dense", **processors, "build_info": _SIZES}}
+    config.datasets = {name: data or {} for name, data in config.datasets.items()}
     for name, data in config.datasets.items():
         if not pairs:
             own = data.get("build_info") or {}
             data.build_info = {**own, **write_task_files(name, folder / "data")}
         for processor in (data.get("vis_processor") or {}).values():
-            processor.image_size = "${model.image_size}"
+            if processor:
+                processor.image_size = "${model.image_size}"
     run.pop("block_num", None)
-    if run.get("grit"):
+    if OmegaConf.is_dict(run.get("grit")):
         run.grit.search_space = 10 * _BATCH
-        run.grit.start_epoch = min(run.grit.get("start_epoch", 1), 1)
+        if isinstance(run.grit.get("start_epoch"), int):
+            run.grit.start_epoch = min(run.grit.start_epoch, 1)
     run.device = "cuda" if torch.cuda.is_available() else "cpu"
     run.amp = bool(run.get("amp")) and run.device == "cuda"  # no fp16 on a CPU
     run.warmup_share = 0.1  # the steps of warm-up are more than the whole run

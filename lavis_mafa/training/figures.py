@@ -78,6 +78,7 @@ class Figures:
             counts = self.task.step_figures(output, samples)
             self.tally.add(counts)
             figures.update(counts)
+        if hasattr(self.task, "mined"):
             self._log_connections(output, samples)
         if hasattr(self.task, "step_bins"):
             self.tally.add(self.task.step_bins(output))

@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from lavis_mafa.io.processes import all_gather_objects
 
 _NAMES_SHOWN = 8  # names of weights in a message
+# Unreadable samples from which on their share is judged within an epoch: one bad file among the
+# first few is a large share, and says nothing of the rest.
+_ENOUGH = 10
 
 
 class NonFiniteError(RuntimeError):
@@ -93,13 +96,10 @@ class UnreadableSamples:
 
     Args:
         allowed: share of the samples that may be unreadable (``run.max_unreadable``).
-        enough: unreadable samples from which on the share is judged within an epoch.
     """
 
-    def __init__(self, allowed: float, enough: int = 10) -> None:
+    def __init__(self, allowed: float) -> None:
         self.allowed = allowed
-        # One bad file among the first few is a large share, and says nothing of the rest.
-        self.enough = enough
         self.seen = 0
         self.bad: dict[int, str] = {}
 
@@ -125,8 +125,8 @@ class UnreadableSamples:
 
     def too_many(self, at_end: bool = False) -> bool:
         """Return whether more than the allowed share of the samples read is unreadable; before the
-        end of the epoch only once there are ``enough`` to judge."""
-        judged = at_end or len(self.bad) >= self.enough
+        end of the epoch only once there are `_ENOUGH` to judge."""
+        judged = at_end or len(self.bad) >= _ENOUGH
         return judged and len(self.bad) > self.allowed * self.seen
 
     def stop(self, where: str) -> None:

@@ -169,7 +169,7 @@ def _check_size(cfg: Any, datasets: Any) -> None:
     momentum = issubclass(registry.get_model_class(model_cfg.arch), SharedQueueMixin)
     pairs = sum(len(parts["train"]) for parts in datasets.values() if "train" in parts)
     traits = traits_of(model_cfg.arch)
-    of_one_rank = traits.trains_by_step and not (model_cfg.get("mafa") or {}).get("all_ranks")
+    of_one_rank = traits.trains_by_step and not model_cfg.get("negative_all_rank")
     candidates = batch if of_one_rank else together
     # LAVIS's models assert it at the first step; only here is the number of ranks known.
     if momentum and queue and queue % together:

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from lavis_mafa._version import __version__
+from lavis_mafa.algorithm.options import suggest
 from lavis_mafa.io.project_files import project_file
 from lavis_mafa.settings import ConfigError, load_config
-from lavis_mafa.settings.check import suggest
 from research.studies.run_key import digest_of, source_of, text_if_any, with_contents, yaml_of
 from research.studies.study_file import OWN
 from research.studies.study_parts import PLACEHOLDER, Row, Step, Study, StudyError

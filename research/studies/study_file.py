@@ -18,8 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
+from lavis_mafa.algorithm.options import suggest
 from lavis_mafa.io.project_files import PROJECTS, check_yaml_file, project_file
-from lavis_mafa.settings.check import suggest
 from lavis_mafa.training.checkpoint import LAST
 from research.studies.study_parts import (
     ROW,

@@ -136,9 +136,10 @@ NAN = torch.full((5,), torch.nan)
 def test_rows_without_features_are_named(side):
     """`topk` takes NaN for the largest value: such a row would be everyone's first candidate."""
     features = torch.eye(5)
-    features[[1, 3]] = NAN
+    features[1], features[2, 0], features[4] = NAN, torch.inf, 0.0
     sides = {"anchors": torch.eye(5), "positives": torch.eye(5), side: features}
-    with pytest.raises(ValueError, match=rf"{side}: 2 rows are NaN or infinite, such as \[1, 3\]"):
+    told = rf"{side}: 3 rows are zero, NaN or infinite, such as \[1, 2, 4\]"
+    with pytest.raises(ValueError, match=told):
         mine_corpus(**sides)
 
 
@@ -158,9 +159,12 @@ def test_own_pairs_without_a_probability_are_named():
         ({"negatives": 9, "search": 3}, "1 <= negatives <= search"),
         ({"skip": -1}, "skip >= 0"),
         ({"anchors": torch.ones(0, 5), "positives": torch.ones(0, 5)}, "N >= 1"),
-        ({"con_d": Table(torch.ones(5, 5))}, "connections.score: similarity and a con_d"),
-        ({"settings": StepSettings()}, "connections.score: con_d without a con_d"),
-        ({"settings": INTRA_MODAL}, "connections.score: intra_modal"),
+        (
+            {"con_d": Table(torch.ones(5, 5)), "settings": BY_MARGIN},
+            "a judge and score: similarity, which",
+        ),
+        ({"settings": StepSettings()}, "got no judge and score: con_d; use score: sim"),
+        ({"settings": INTRA_MODAL}, "score: intra_modal; use score: similarity"),
         ({"settings": BY_THRESHOLDS}, "needs the scores of all candidates"),
     ],
 )

@@ -255,10 +255,10 @@ def test_anchor_without_negatives_is_not_observed():
 
 
 def test_hardest_is_picked_until_enough_is_observed():
-    picker, sim, own = observed_picker(PosteriorRule(minimum=240, margin=0.5))
+    picker, sim, own = observed_picker(PosteriorRule(minimum=241, margin=0.5))
     assert int(picker.positive.count) == 240 and not picker._ready
     assert torch.equal(picker.pick(sim, own, sim.diagonal()), hardest(sim, own))
-    picker, sim, own = observed_picker(PosteriorRule(minimum=239, margin=0.5))
+    picker, sim, own = observed_picker(PosteriorRule(minimum=240, margin=0.5))
     assert picker._ready
     torch.manual_seed(0)
     picks = torch.stack([picker.pick(sim, own, sim.diagonal()) for _ in range(20)])

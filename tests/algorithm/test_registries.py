@@ -243,7 +243,7 @@ def test_every_key_of_the_section_is_reserved():
     from lavis_mafa.settings.schema import _MafaOptions
 
     keys = {one.name for one in fields(_MafaOptions)}
-    assert MAFA.keys == keys - {"posterior"}
+    assert MAFA.keys == keys
     with pytest.raises(ValueError, match="already used by the model.mafa.con_d key checkpoint"):
         DISCRIMINATORS.register("checkpoint", settings=Sharpness)(EveryOther)
 

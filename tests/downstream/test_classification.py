@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from unittest import mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lavis_mafa.downstream import MafaClassificationTask, MafaTextAssignmentTask
 from lavis_mafa.tasks.tally import Tally
+from lavis_mafa.training.figures import Figures
 
 # True class, predicted class and kind of ten samples.
 ROWS = [
@@ -92,6 +94,12 @@ def test_training_accuracy(cls):
         tally.add(figures)
     assert figures == {"correct": 0.0, "judged": 2.0}
     assert task.epoch_figures(tally) == {"accuracy": 50.0}
+    step_log = mock.Mock()
+    samples = {"epoch": 0, "iters": 0, "num_iters_per_epoch": 1}
+    Figures(task, step_log, 50).record_step(
+        {"logits": logits, "labels": torch.tensor([1, 0])}, samples, {"loss": 0.5}, 1e-3, 1
+    )
+    assert step_log.write.call_args.kwargs["correct"] == 2.0 and not step_log.append.called
     # LAVIS's models do not return logits.
     assert task.step_figures({"loss": torch.tensor(1.0)}, {}) == {}
     assert task.epoch_figures(Tally()) == {}

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from two_forks import answers_of_a_group
 
 from lavis_mafa import load_model
-from lavis_mafa.families import AlbefMafa
+from lavis_mafa.families import AlbefMafa, many_pairs
 from lavis_mafa.families.many_pairs import HELD, ManyPairs, _blocks
 from lavis_mafa.families.rerank import UNRANKED, compute_sim_matrix
 from research.benchmarks.reference_step import PlainAlbef
@@ -101,13 +101,14 @@ def assert_scores_close(measured, expected, atol=1e-4):
         assert abs(mine - reference).max() < atol
 
 
-@pytest.mark.parametrize("k, at_once", [(1, None), (4, None), (4, 3), (9, 8)])
-def test_scores_equal_lavis(ours_and_lavis, k, at_once):
+@pytest.mark.parametrize("k, at_once", [(1, 64), (4, 64), (4, 3), (9, 8)])
+def test_scores_equal_lavis(ours_and_lavis, k, at_once, monkeypatch):
     ours, lavis = ours_and_lavis
+    monkeypatch.setitem(many_pairs._PAIRS, "cpu", at_once)
     loader = Loader(9, 31)
     with torch.no_grad():
         expected = lavis_scores(lavis, loader, k_test=k)
-    measured = compute_sim_matrix(ours.backbone, loader, k, at_once)
+    measured = compute_sim_matrix(ours.backbone, loader, k)
     assert_scores_close(measured, expected)
     assert [((scores != UNRANKED).sum(1) == k).all() for scores in measured] == [True, True]
     assert measured[0][measured[0] != UNRANKED].std() > 0.1
@@ -201,19 +202,20 @@ def test_images_encoded_in_chunks_equal_images_encoded_at_once(family):
         assert torch.allclose(ours, family.backbone.encode_images(images).embeds, atol=1e-5)
 
 
-@pytest.mark.parametrize("at_once", [None, 10])
-def test_every_pair_and_every_images_keys_are_computed_once(ours_and_lavis, at_once):
+@pytest.mark.parametrize("at_once", [64, 10])
+def test_every_pair_and_every_images_keys_are_computed_once(ours_and_lavis, at_once, monkeypatch):
     """A pair requested by its image and its text is matched once; keys are projected once per
     image.
     """
     ours, _ = ours_and_lavis
     loader, k = Loader(40, 120), 12
+    monkeypatch.setitem(many_pairs._PAIRS, "cpu", at_once)
     backbone = CountingBackbone(ours.backbone)
     projected = []
     layer = ours.text_encoder.bert.encoder.layer[-1].crossattention.self.key
     hook = layer.register_forward_hook(lambda module, inputs, out: projected.append(len(inputs[0])))
     try:
-        i2t, t2i = compute_sim_matrix(backbone, loader, k, at_once)
+        i2t, t2i = compute_sim_matrix(backbone, loader, k)
     finally:
         hook.remove()
     requested = (i2t != UNRANKED) | (t2i.T != UNRANKED)

@@ -5,6 +5,7 @@ pair a match.
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
 import pytest
 from faulty_runs import TRAIN
@@ -12,6 +13,8 @@ from PIL import Image
 from runs import PROCESSORS, TOY, records, run_here, write_toy_config
 
 from lavis_mafa.io.problems import ConfigError
+from lavis_mafa.settings import load_config
+from lavis_mafa.training.session import _check_size
 
 FAMILIES = ("albef", "blip", "blip2")
 
@@ -52,6 +55,17 @@ def test_only_anchors_without_a_negative_are_counted(tmp_path, caplog):
     (epoch,) = records(tmp_path, "epoch")
     assert "anchors_without_negative_i2t" not in epoch
     assert "had no negative" not in caplog.text
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_pair_for_each_of_several_ranks_needs_their_candidates(family):
+    """BLIP-2 compares with the mini-batches of all ranks."""
+    path = str(TRAIN / f"{family}_toy.yaml")
+    cfg = load_config(path, ["run.batch_size_train=1"], machine=False)
+    cfg.run_cfg.world_size = 4
+    refused = pytest.raises(ConfigError, match="run.batch_size_train: 1 has no negatives")
+    with nullcontext() if family == "blip2" else refused:
+        _check_size(cfg, {"toy_scenes": {"train": range(100)}})
 
 
 @pytest.mark.parametrize("family", FAMILIES)

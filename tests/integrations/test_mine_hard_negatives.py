@@ -185,6 +185,29 @@ def test_a_mini_batch_without_pairs_is_refused_and_a_guide_judges_none(tmp_path)
                 PairLoss(judge=judge).loss(features, texts, torch.tensor(0.1))
 
 
+def test_what_cannot_be_mined_is_refused_before_anything_is_encoded(tmp_path, monkeypatch):
+    model, cross, data = encoder(tmp_path), cross_encoder(tmp_path), pairs(12)
+    real = model.encode_query
+    monkeypatch.delattr(type(model), "encode_query")
+    by_similarity = StepSettings(connections=MiningRule(score="similarity"))
+    for given, told in (
+        ({"judge": model}, "judge: got a SentenceTransformer, expected a CrossEncoder or"),
+        ({"judge": cross, "settings": by_similarity}, "got a judge and score: similarity, which"),
+        ({"settings": StepSettings()}, "got no judge and score: con_d; use score: similarity"),
+        ({"negatives": 3, "search": 2}, "expected 1 <= negatives <= search, .* search=2"),
+        ({"skip": -1}, "skip=-1"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=told):
+            mine_hard_negatives(data, model, **given)
+    # Without settings the thresholds are compared with the judge's probability.
+    monkeypatch.setattr(type(model), "encode_query", lambda self, *a, **b: real(*a, **b), False)
+    judged = [
+        [one.to_list() for one in mine_hard_negatives(data, model, *given, negatives=1, search=5)]
+        for given in ((None, cross), (StepSettings(), cross))
+    ]
+    assert judged[0] == judged[1]
+
+
 def test_a_data_set_without_rows_is_refused(tmp_path):
     with pytest.raises(ValueError, match="got 0 rows"):
         mine_hard_negatives(pairs(12).select([]), encoder(tmp_path))

@@ -13,6 +13,7 @@ from PIL import Image
 from two_forks import answers_of_a_group
 
 from lavis_mafa import GritSchedule, GritSettings, MiningRule, SoftLabels, StepSettings
+from lavis_mafa.algorithm import rules
 
 open_clip = pytest.importorskip("open_clip")
 
@@ -142,7 +143,7 @@ def test_arguments_and_keys_equal_open_clips():
         ClipLoss(rank=1, world_size=2)
     with pytest.raises(TypeError, match="settings: got True, expected StepSettings"):
         ClipLoss(True, True)
-    with pytest.raises(TypeError, match="'local_los', did you mean 'local_loss'"):
+    with pytest.raises(TypeError, match="'local_los'; did you mean local_loss"):
         ClipLoss(local_los=True)
     with pytest.raises(TypeError, match="unexpected keyword argument 'gather_with_grad'"):
         SigLipLoss(gather_with_grad=True)
@@ -320,9 +321,40 @@ def test_a_schedule_gets_the_features_from_the_loss():
         assert plan.grouped == bool(epoch)
         schedule.end(epoch)
     images, texts = features(4)
-    with pytest.raises(ValueError, match="no numbers of rows"):
+    with pytest.raises(ValueError, match="no numbers of rows: give loaded_index, or"):
         loss(images, texts, 10.0)
     assert len(seen) == 8
+
+
+def test_a_distilling_loss_takes_what_a_judge_and_grouping_read():
+    class Judge:
+        def judge(self, samples, image_of, text_of, ranks=None, seen=None):
+            return torch.tensor([samples["text_input"][t] == "same" for t in text_of.tolist()])
+
+    schedule = GritSchedule(8, 8)
+    rows = torch.from_numpy(schedule.begin(0).mini_batches(0)[0])
+    loss = DistillClipLoss(judge=Judge(), grit=schedule)
+    given = [*features(), torch.tensor(10.0), *features(seed=3), torch.tensor(20.0)]
+    loss(*given, loaded_index=rows, text_input=["same" for _ in rows])
+    schedule.end(0)
+    assert loss.output.counts[:, 2].tolist() == [8, 8]  # found
+
+
+def test_own_settings_by_their_first_field_and_of_unknown_fields():
+    first, named = (ClipLoss(itc_loss="rince", rince=one) for one in (0.7, {"exponent": 0.7}))
+    assert first.parts.settings == named.parts.settings
+    with pytest.raises(ValueError, match="unknown setting margin.margn; did you mean margin"):
+        ClipLoss(margin={"margn": 1})
+    with pytest.raises(ValueError, match="unknown setting connections.scor; did you mean score"):
+        StepSettings.from_config({"connections": {"scor": "similarity"}})
+
+
+def test_a_users_rule_with_settings_may_read_the_thresholds(monkeypatch):
+    monkeypatch.setattr(rules.RULES, "_entries", rules.RULES.entries())
+    rules.RULES.register("mine", settings=rules.Margin)(lambda pairs, rule, own: pairs.score)
+    assert ClipLoss(rule="mine", high=0.9).parts.settings.connections.high == 0.9
+    with pytest.raises(TypeError, match="high: no effect with rule='margin'"):
+        ClipLoss(rule="margin", high=0.9)
 
 
 SCRIPT = """

@@ -15,7 +15,7 @@ sentence_transformers = pytest.importorskip("sentence_transformers", minversion=
 pytest.importorskip("datasets")
 
 import tokenizers  # noqa: E402
-from datasets import Dataset, DatasetDict, concatenate_datasets  # noqa: E402
+from datasets import Dataset  # noqa: E402
 from runs import finish, launcher, spawn  # noqa: E402
 from sentence_transformers import SentenceTransformer  # noqa: E402
 from sentence_transformers.sentence_transformer.losses import (  # noqa: E402
@@ -33,12 +33,10 @@ from lavis_mafa import (  # noqa: E402
     StepSettings,
 )
 from lavis_mafa.integrations.grit_callback import GroupedOrder  # noqa: E402
-from lavis_mafa.integrations.rows import Rows  # noqa: E402
 from lavis_mafa.integrations.sentence_transformers import (  # noqa: E402
     Grit,
     MinedLoss,
     PairJudge,
-    numbered,
 )
 
 SYMMETRIC = {
@@ -164,7 +162,7 @@ def test_what_the_loss_cannot_use_is_refused(tmp_path):
         MinedLoss(model, itc_loss="sigmoid")([*columns, columns[0]])
     with pytest.raises(TypeError, match="no argument 'contrast_anchors': use GISTEmbedLoss"):
         MinedLoss(model, contrast_anchors=True)
-    with pytest.raises(TypeError, match="'margn', did you mean 'margin'"):
+    with pytest.raises(TypeError, match="'margn'; did you mean margin"):
         MinedLoss(model, rule="margin", margn=0.1)
     with pytest.raises(ValueError, match=r"type must be .*, got SoftLabels\("):
         MinedLoss(model, soft_labels=SoftLabels())
@@ -172,7 +170,7 @@ def test_what_the_loss_cannot_use_is_refused(tmp_path):
         MinedLoss(model, settings=StepSettings(), high=0.9)
     with pytest.raises(ValueError, match="high must be from 0 to 1, got 2"):
         MinedLoss(model, high=2.0)
-    with pytest.raises(ValueError, match="no numbers of rows; train on numbered"):
+    with pytest.raises(ValueError, match="no numbers of rows: .* or a trainer numbered"):
         MinedLoss(model, judge=PairJudge(cross_encoder(tmp_path), pairs()))(columns)
     with pytest.raises(TypeError, match="judge: got 'captions', expected a CrossEncoder"):
         MinedLoss(model, judge="captions")
@@ -180,7 +178,7 @@ def test_what_the_loss_cannot_use_is_refused(tmp_path):
         MinedLoss(model, judge=cross_encoder(tmp_path), score="similarity")
     with pytest.raises(TypeError, match="grit: got True, expected Grit"):
         MinedLoss(model, grit=True)
-    with pytest.raises(TypeError, match="'mini_batch_sise', did you mean 'mini_batch_size'"):
+    with pytest.raises(TypeError, match="'mini_batch_sise'; did you mean mini_batch_size"):
         MinedLoss(model, mini_batch_sise=4)
     with pytest.raises(ValueError, match="margin must be from -1 to 1, got True"):
         MinedLoss(model, margin=True)
@@ -275,9 +273,6 @@ def test_a_model_card_names_the_loss(tmp_path):
     assert "MAFA" in MinedLoss(model).citation
 
 
-# Numbers of rows
-
-
 class _Reading:
     """A CrossEncoder that remembers what it reads."""
 
@@ -297,58 +292,6 @@ class _Reading:
 
 def texts_of(data):
     return {*data["anchor"], *data["positive"]}
-
-
-CHANGES = {
-    "shuffled": lambda data: data.shuffle(seed=0),
-    "sorted": lambda data: data.sort("anchor"),
-    "filtered": lambda data: data.filter(lambda row: row["anchor"] > "g"),
-    "split": lambda data: data.train_test_split(0.25, seed=0)["train"],
-    "joined": lambda data: concatenate_datasets([pairs(20, seed=2), data]),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_rows_are_found_after_a_data_set_was_changed(change):
-    data = pairs()
-    other = CHANGES[change](data)
-    rows = Rows(data)
-    numbers = torch.tensor(other["label"])
-    for number, row in zip(rows.places(numbers).tolist(), other, strict=True):
-        known = row["anchor"] in data["anchor"]
-        assert (number >= 0) == known and (not known or data[number] == row)
-    assert rows.known(numbers) == (change != "joined")
-
-
-def test_equal_rows_have_different_numbers():
-    data = numbered(Dataset.from_dict({"a": ["x", "x", "y"], "b": ["z", "z", "z"]}))
-    assert len(set(data["label"])) == 3 and not Rows(data).repeated
-
-
-@pytest.mark.parametrize(
-    "given, why",
-    [
-        (lambda: DatasetDict(train=unnumbered()), "got DatasetDict, expected one datasets.Dataset"),
-        (lambda: unnumbered().to_iterable_dataset(), "got IterableDataset|streamed"),
-        (lambda: [{"anchor": "a", "positive": "b"}], "got list, expected one"),
-        (lambda: unnumbered().select([]), "got 0 rows"),
-        (lambda: unnumbered().select_columns(["anchor"]), r"columns \['anchor'\], expected"),
-        (lambda: pairs(), "has a column 'label' already"),
-    ],
-)
-def test_what_cannot_be_numbered_is_refused(given, why):
-    with pytest.raises(ValueError, match=why):
-        numbered(given())
-
-
-def test_rows_that_were_not_numbered_before_they_were_joined_are_refused():
-    joined = concatenate_datasets([pairs(), unnumbered()])
-    with pytest.raises(ValueError, match=f"{len(unnumbered())} rows have no number"):
-        Rows(joined)
-
-
-def unnumbered():
-    return pairs().remove_columns("label")
 
 
 @pytest.mark.parametrize("numbers", [True, False])
@@ -407,6 +350,13 @@ def test_a_resumed_run_is_the_uninterrupted_one(whole, tmp_path):
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+def test_evaluation_on_the_training_set_leaves_the_order_of_training(whole, tmp_path):
+    """The trainer makes loaders of all its data sets with the sampler that it has."""
+    trainer = train(tmp_path, evaluation=pairs(), eval_strategy="steps", eval_steps=5)
+    assert rows_of(tmp_path) == rows_of(whole[0])
+    assert sum("eval_loss" in row for row in trainer.state.log_history) == 6
+
+
 def test_an_order_is_resumed_without_the_number_of_its_epoch():
     """With several ranks, no data loader that skips mini-batches passes the number on."""
     schedule = GritSchedule(36, 4, GritSettings())
@@ -420,8 +370,18 @@ def test_an_order_is_resumed_without_the_number_of_its_epoch():
 def test_a_checkpoint_without_its_order_is_refused(tmp_path):
     train(tmp_path, steps=5)
     (tmp_path / "out/checkpoint-5/grit_0.pth").unlink()
-    with pytest.raises(ValueError, match="no .*grit_0.pth, from which the order of a resumed run"):
+    with pytest.raises(ValueError, match="no .*grit_0.pth for the order of a resumed run"):
         train(tmp_path, resume=True)
+
+
+def test_a_checkpoint_is_resumed_from_its_place(tmp_path):
+    """The trainer does not tell its callbacks from which folder it resumes."""
+    train(tmp_path, steps=5)
+    kept, new = tmp_path / "kept", tmp_path / "new"
+    (tmp_path / "out/checkpoint-5").rename(kept)
+    told = f"no {new}/checkpoint-5/grit_0.pth .*: put the checkpoint there, or start a new run"
+    with pytest.raises(ValueError, match=told):
+        train(tmp_path, resume=str(kept), output_dir=str(new))
 
 
 @pytest.mark.parametrize(
@@ -490,7 +450,7 @@ def test_what_a_loss_learns_is_in_the_checkpoints(tmp_path):
     assert torch.equal(bias, expected) and bias.item() != 1.0
     for file in (tmp_path / "parts/out").glob("*/mined_loss.pth"):
         file.unlink()
-    with pytest.raises(ValueError, match="mined_loss.pth, which has what the loss learned"):
+    with pytest.raises(ValueError, match="mined_loss.pth, which has what the loss learned: put a"):
         train(tmp_path / "parts", settings=settings, resume=True)
 
 

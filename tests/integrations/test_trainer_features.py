@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ pytest.importorskip("accelerate")
 sentence_transformers = pytest.importorskip("sentence_transformers", minversion="6")
 pytest.importorskip("datasets")
 
-from datasets import Dataset, DatasetDict  # noqa: E402
+from datasets import Dataset, DatasetDict, concatenate_datasets  # noqa: E402
 from sentence_transformers.base.sampler import RoundRobinBatchSampler  # noqa: E402
 from sentence_transformers.sentence_transformer.losses import (  # noqa: E402
     AdaptiveLayerLoss,
@@ -26,6 +27,7 @@ from torch.utils.data import ConcatDataset  # noqa: E402
 from transformers import TrainerCallback, TrainingArguments  # noqa: E402
 
 from lavis_mafa import MiningRule, SoftLabels, StepSettings  # noqa: E402
+from lavis_mafa.integrations.rows import Rows  # noqa: E402
 from lavis_mafa.integrations.sentence_transformers import (  # noqa: E402
     Grit,
     KeepLoss,
@@ -148,6 +150,7 @@ def test_a_sampler_of_several_data_sets_begins_each_epoch_of_grit():
     data, other = pairs(), pairs(12, seed=5)
     grit = Grit(data, GROUPED)
     both = [grit.batch_sampler(one, 4) for one in (data, other)]
+    grit.on_train_begin(None, SimpleNamespace(global_step=0), None)
     sampler = RoundRobinBatchSampler(ConcatDataset([data, other]), both, torch.Generator(), 0)
     orders = []
     for epoch in range(2):
@@ -200,6 +203,60 @@ def test_a_wrapped_loss_collects_each_mini_batch_once(tmp_path):
     another = sentence_transformers.SentenceTransformerTrainer(model, given, data, loss=loss)
     with pytest.raises(ValueError, match=r"and callbacks=\[grit\]"):
         another.train()
+
+
+# Numbers of rows
+
+CHANGES = {
+    "shuffled": lambda data: data.shuffle(seed=0),
+    "sorted": lambda data: data.sort("anchor"),
+    "filtered": lambda data: data.filter(lambda row: row["anchor"] > "g"),
+    "split": lambda data: data.train_test_split(0.25, seed=0)["train"],
+    "joined": lambda data: concatenate_datasets([pairs(20, seed=2), data]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_rows_are_found_after_a_data_set_was_changed(change):
+    data = pairs()
+    other = CHANGES[change](data)
+    rows = Rows(data)
+    numbers = torch.tensor(other["label"])
+    for number, row in zip(rows.places(numbers).tolist(), other, strict=True):
+        known = row["anchor"] in data["anchor"]
+        assert (number >= 0) == known and (not known or data[number] == row)
+    assert rows.known(numbers) == (change != "joined")
+
+
+def test_equal_rows_have_different_numbers():
+    data = numbered(Dataset.from_dict({"a": ["x", "x", "y"], "b": ["z", "z", "z"]}))
+    assert len(set(data["label"])) == 3 and not Rows(data).repeated
+
+
+@pytest.mark.parametrize(
+    "given, why",
+    [
+        (lambda: DatasetDict(train=unnumbered()), "got DatasetDict, expected one datasets.Dataset"),
+        (lambda: unnumbered().to_iterable_dataset(), "got IterableDataset|streamed"),
+        (lambda: [{"anchor": "a", "positive": "b"}], "got list, expected one"),
+        (lambda: unnumbered().select([]), "got 0 rows"),
+        (lambda: unnumbered().select_columns(["anchor"]), r"columns \['anchor'\], expected"),
+        (lambda: pairs(), "has a column 'label' already"),
+    ],
+)
+def test_what_cannot_be_numbered_is_refused(given, why):
+    with pytest.raises(ValueError, match=why):
+        numbered(given())
+
+
+def test_rows_that_were_not_numbered_before_they_were_joined_are_refused():
+    joined = concatenate_datasets([pairs(), unnumbered()])
+    with pytest.raises(ValueError, match=f"{len(unnumbered())} rows have no number"):
+        Rows(joined)
+
+
+def unnumbered():
+    return pairs().remove_columns("label")
 
 
 # transformers' Trainer
@@ -318,7 +375,7 @@ def test_metrics_get_embeddings_and_the_log_has_counts(tmp_path):
         trainer_of(tmp_path, "CLIP", more={"compute_loss_func": metrics})
     with pytest.raises(ValueError, match="got grit and train_sampling_strategy='sequential'"):
         trainer_of(tmp_path, "CLIP", grouped=True, train_sampling_strategy="sequential")
-    with pytest.raises(TypeError, match="'callback', did you mean 'callbacks'"):
+    with pytest.raises(TypeError, match="'callback'; did you mean callbacks"):
         trainer_of(tmp_path, "CLIP", more={"callback": []})
 
 

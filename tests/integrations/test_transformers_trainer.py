@@ -6,15 +6,20 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from runs import finish, launcher, spawn
 from test_pages import script_of
 from transformers import CLIPConfig, CLIPModel, SiglipConfig, SiglipModel, TrainingArguments
+from two_forks import answers_of_a_group
 
 from lavis_mafa import GritSchedule, MiningRule, SoftLabels, StepSettings
+from lavis_mafa.integrations.cross_encoders import PairJudge
 from lavis_mafa.integrations.open_clip import ClipLoss, SigLipLoss
+from lavis_mafa.integrations.pair_loss import PairLoss
 
 pytest.importorskip("accelerate")
 pytest.importorskip("datasets")
@@ -46,7 +51,7 @@ MODELS = {
 }
 
 
-def train(folder, name, settings, resume=False, steps=-1, batch=8):
+def train(folder, name, settings, resume=False, steps=-1, batch=8, log=500):
     """Run the script of the page with 24 rows for three epochs.
 
     Returns:
@@ -64,6 +69,7 @@ def train(folder, name, settings, resume=False, steps=-1, batch=8):
         per_device_train_batch_size=batch,
         save_strategy="steps",
         save_steps=4,
+        logging_steps=log,
         report_to=[],
         use_cpu=True,
         lr_scheduler_type="constant",
@@ -120,8 +126,33 @@ def test_two_ranks_share_the_rows_of_an_epoch(tmp_path):
     for epoch in range(3):  # of three steps of 4 rows
         rows = [sum(one[3 * epoch : 3 * epoch + 3], []) for one in ranks]
         assert sorted(rows[0] + rows[1]) == list(range(24))
+    # The log counts all ranks' pairs: 3 steps of 8 rows with 7 candidates, in 2 directions.
+    for rank in range(2):
+        logged = json.loads((tmp_path / f"log_{rank}.json").read_text())
+        assert [row["judged_negatives"] for row in logged if "loss" in row] == [336, 336, 336]
+
+
+def judges_on_rank(rank):
+    """Return whether a mini-batch of evaluation is judged whose rows one rank or both know."""
+    dist.all_gather = None  # as NCCL, which has no collectives of tensors on the CPU
+    judge = PairJudge.__new__(PairJudge)
+    loss = PairLoss(judge=judge, all_ranks=True)
+    found = []
+    for knowing in ({0}, {0, 1}):
+        judge.rows = SimpleNamespace(known=lambda numbers, knowing=knowing: rank in knowing)
+        found.append(loss.judges(torch.arange(4), training=False))
+    return found
+
+
+def test_two_ranks_agree_whether_an_evaluation_set_is_judged(tmp_path):
+    answers = answers_of_a_group(judges_on_rank, tmp_path)
+    assert answers == [(rank, False, True) for rank in range(2)]
 
 
 if __name__ == "__main__":
-    rows = train(Path(sys.argv[1]) / "out", "CLIP", StepSettings(**PLAIN), batch=4)[1]
-    Path(sys.argv[1], f"{os.environ['RANK']}.json").write_text(json.dumps(rows))
+    rule = MiningRule(score="similarity", rule="margin", top_k=0, action="drop")
+    settings = StepSettings(**PLAIN, connections=rule)
+    folder, rank = Path(sys.argv[1]), os.environ["RANK"]
+    names, rows = train(folder / "out", "CLIP", settings, batch=4, log=3)
+    (folder / f"{rank}.json").write_text(json.dumps(rows))
+    (folder / f"log_{rank}.json").write_text(json.dumps(names["trainer"].state.log_history))

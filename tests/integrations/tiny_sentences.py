@@ -80,6 +80,7 @@ class Recording(MinedLoss):
 def train(folder, resume=False, steps=-1, rank=0, data=None, order=3, settings=PLAIN, **changes):
     """Train three epochs of mini-batches of 4, saving every 5 steps; return the trainer."""
     data = pairs() if data is None else data
+    evaluation = changes.pop("evaluation", data.select(range(6)))
     grit = Grit(data, GROUPED, seed=order)
     model = encoder(folder)
     loss = Recording(model, settings=settings, grit=grit)
@@ -103,7 +104,7 @@ def train(folder, resume=False, steps=-1, rank=0, data=None, order=3, settings=P
     }
     given = SentenceTransformerTrainingArguments(**{**arguments, **changes})
     trainer = SentenceTransformerTrainer(
-        model, given, data, data.select(range(6)), loss=loss, callbacks=[grit, KeepLoss(loss)]
+        model, given, data, evaluation, loss=loss, callbacks=[grit, KeepLoss(loss)]
     )
     trainer.train(resume_from_checkpoint=resume or None)
     return trainer

@@ -213,8 +213,7 @@ def test_options_override_the_file(save):
     path = save(GOOD)
     options = ["run.seed=7", "model.mafa.con_d.arch=oracle", "run.valid_splits=[val]"]
     cfg = load_config(path, options)
-    assert cfg.run_cfg.seed == 7
-    assert cfg.model_cfg.mafa.con_d.arch == "oracle"
+    assert (cfg.run_cfg.seed, cfg.model_cfg.mafa.con_d.arch) == (7, "oracle")
     assert list(cfg.run_cfg.valid_splits) == ["val"]
 
 
@@ -241,6 +240,7 @@ def test_invalid_options_are_rejected(save, options, message):
 # One of every form that YAML would read as something else.
 TEXT = ["Question: {} Short answer:", "/data/set #1/train.json", "{00000..00331}.tar", "C:\\data"]
 TEXT += ["*.json", "- x", "a: b", "True", "12:30", "2024-01-01", "1e5", "it's", "| a"]
+TEXT += ["#tag", "&x", "---"]
 
 
 @pytest.mark.parametrize("text", TEXT)

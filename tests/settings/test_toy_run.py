@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from shipped import SHIPPED, STAGE_1, TRAIN
 
 from lavis_mafa.cli import main
+from lavis_mafa.settings import ConfigError, load_config
 from lavis_mafa.settings.toy_run import write_toy_config
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "training"))
@@ -51,6 +52,37 @@ def refused(path, capsys):
 def test_model_without_a_tiny_type_is_refused(path, capsys):
     message = refused(path, capsys)
     assert "albef_retrieval has no tiny type: it would train at its full size and" in message
+
+
+TEXT = """
+model: {arch: albef_mafa, model_type: base}
+datasets: {coco_caption: }
+run: {task: mafa_pretrain, output_dir: out}
+"""
+WRONG = {
+    "- model": "model",
+    TEXT.replace("{coco_caption: }", "{}"): "datasets: is empty",
+    TEXT.replace("albef_mafa", "albef_mfa"): "did you mean albef_mafa?",
+    TEXT.replace("base", "base, mafa: text"): "model.mafa: 'text' is not",
+    TEXT.replace("out}", "out, grit: {start_epoch: null}}"): "run.grit.start_epoch: ",
+    "model: é": "codec",
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_a_wrong_config_is_refused_for_what_is_wrong(text, tmp_path):
+    (tmp_path / "wrong.yaml").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match=WRONG[text]):
+        load_config(write_toy_config("wrong.yaml"), [], machine=False)
+
+
+@pytest.mark.parametrize("empty", ["", "{vis_processor: {eval: null}}"])
+def test_empty_parts_of_data_sets_are_no_error(tmp_path, empty):
+    pairs = TEXT.replace("caption: ", f"caption: {empty}")
+    vqa = pairs.replace("caption", "vqa").replace("albef", "albef_vqa").replace("pretrain", "vqa")
+    for text in (pairs, vqa):
+        (tmp_path / "config.yaml").write_text(text)
+        assert OmegaConf.load(write_toy_config("config.yaml")).model.model_type == "tiny"
 
 
 def test_data_without_a_toy_form_are_refused(tmp_path, capsys):

@@ -41,7 +41,7 @@ class EpochPlan:
         if self.steps < 1:
             raise ValueError(
                 f"{len(self.order)} samples do not fill one global batch of {self.batch_size} x "
-                f"{self.world_size} rank(s); lower run.batch_size_train or add data"
+                f"{self.world_size} rank(s); lower batch_size (run.batch_size_train) or add data"
             )
 
     @property

@@ -48,6 +48,9 @@ class GritSchedule:
         rank, world_size: number of this process, and number of processes.
         seed: seed of all orders, the same on all ranks.
         image_ids, group_ids: ``(N,)``; see `lavis_mafa.algorithm.grit.collector.GritCollector`.
+
+    Raises:
+        ValueError: if ids are not of N samples.
     """
 
     def __init__(
@@ -62,6 +65,11 @@ class GritSchedule:
         group_ids: Indices | None = None,
     ) -> None:
         settings = GritSettings(enabled=True) if settings is None else settings
+        for name, ids in (("image_ids", image_ids), ("group_ids", group_ids)):
+            if ids is not None and len(ids) != size:
+                raise ValueError(
+                    f"{name} has {len(ids)} rows, expected one for each of {size} samples"
+                )
         self.settings = settings
         self.size = size
         self.batch_size = batch_size
@@ -100,9 +108,7 @@ class GritSchedule:
         """
         if self.plan is None or not self.plan.grouped:
             return None
-        # A user's class that learns nothing need not have the method.
-        observe = getattr(self.hardness, "before_step", None)
-        found: AfterStep | None = observe and observe(step, self.world_size > 1)
+        found: AfterStep | None = self.hardness.before_step(step, self.world_size > 1)
         return found
 
     def describe_hardness(self, epochs: int) -> str:
@@ -166,7 +172,7 @@ class GritSchedule:
         stay unchanged, and a warning counts them.
 
         Raises:
-            ValueError: if samples were collected twice, or are not in this rank's mini-batches.
+            ValueError: if samples were collected twice, or are not those of the mini-batches.
         """
         assert self.plan is not None
         self.epoch = None
@@ -196,6 +202,15 @@ class GritSchedule:
             )
             order = np.concatenate([order, rest])
         orders = _gather_orders(order, self.world_size)
+        seen = np.zeros(self.size, bool)
+        seen[orders[(orders >= 0) & (orders < self.size)]] = True
+        seen[leftover] = True
+        if not seen.all():
+            raise ValueError(
+                f"{int((~seen).sum())} of {self.size} samples were not collected in epoch {epoch}, "
+                "others twice or of other data: give collect the sample numbers of "
+                "plan.mini_batches"
+            )
         settings = self.settings
         self.next_plan = grouped_plan(
             orders,

@@ -6,12 +6,9 @@ already divided by the temperature. Labels are ``(B, N)`` distributions over the
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
-from lavis_mafa.algorithm.context import MiniBatch
 from lavis_mafa.algorithm.itc_forms import contrastive_loss
 from lavis_mafa.algorithm.labels import SOFT_LABELS, ItcSide, over_all
 from lavis_mafa.algorithm.step_context import StepContext
@@ -36,15 +33,11 @@ def _sides(step: StepContext) -> list[ItcSide]:
                 soft_sim,
                 compared.alpha,
                 batch.temperature,
-                partial(_intra_modal, batch, number),
+                # A function, because the first call gathers over ranks.
+                lambda number=number: batch.intra_modal[number],  # type: ignore[misc]
             )
         )
     return sides
-
-
-def _intra_modal(batch: MiniBatch, number: int) -> Tensor:
-    # A function, because the first call gathers over ranks.
-    return batch.intra_modal[number]
 
 
 def itc(step: StepContext) -> Tensor:

@@ -49,7 +49,7 @@ def end_epoch_on_all_ranks(schedules, epoch, monkeypatch):
             schedule.end(epoch)
             continue
         monkeypatch.setattr(
-            "lavis_mafa.algorithm.grit.schedule._gather_orders", lambda o, w: orders
+            "lavis_mafa.algorithm.grit.schedule._gather_orders", lambda o, w: np.array(orders)
         )
         monkeypatch.setattr(schedule.collector, "finish", lambda order=order: order)
         schedule.end(epoch)
@@ -255,6 +255,28 @@ def test_samples_that_do_not_belong_to_the_epoch_raise(wrong):
     schedule.collect(index, feature_of(index), feature_of(index))
     with pytest.raises(ValueError, match="24 samples were collected .* not 40"):
         schedule.end(0)
+
+
+@pytest.mark.parametrize("wrong", ["positions", "foreign", "one mini-batch twice"])
+def test_samples_of_other_numbers_are_not_lost_in_silence(wrong):
+    schedule = GritSchedule(8, 4)
+    mini_batches = schedule.begin(0).mini_batches(0)
+    for number in range(2):
+        index = torch.from_numpy(mini_batches[0].copy())
+        if wrong != "one mini-batch twice":
+            index = torch.arange(4) if wrong == "positions" else torch.arange(4) + 100 + 4 * number
+        schedule.collect(index, feature_of(index), feature_of(index))
+    lost = 8 if wrong == "foreign" else 4
+    with pytest.raises(ValueError, match=f"{lost} of 8 samples were not collected in epoch 0, oth"):
+        schedule.end(0)
+
+
+def test_ids_of_other_data_are_refused():
+    for name, count in (("image_ids", 7), ("group_ids", 9)):
+        ids = {"image_ids": np.arange(8), name: np.arange(count)}
+        wrong = f"{name} has {count} rows, expected one for each of 8 samples"
+        with pytest.raises(ValueError, match=wrong):
+            GritSchedule(8, 4, **ids)
 
 
 def test_an_epoch_begun_twice_keeps_its_order_and_what_it_collected():

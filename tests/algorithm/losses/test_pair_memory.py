@@ -50,7 +50,8 @@ def test_copies_follow_the_moving_average_formula():
     assert model.encoder_m.weight.tolist() == [[1.4375, 1.4375]]  # 1, 1.25, 1.4375
     assert not model.encoder_m.weight.requires_grad
     assert model.encoder.weight.tolist() == [[2.0, 2.0]]
-    copies.move(0.0)
+    copies.rate = 0.0
+    copies.move()
     assert torch.equal(model.encoder_m.weight, model.encoder.weight)
 
 
