@@ -30,6 +30,7 @@ from lavis_mafa.algorithm.rules import MiningRule as MiningRule
 DIRECTIONS = {"i2t": "image → text", "t2i": "text → image"}
 Judge = Callable[[Tensor, Tensor], Tensor]
 ALL = 0  # value of ``top_k``: all candidates
+_NO_STATE = -1  # equal to no state: one comparison, a kernel less than a comparison and an "and"
 STATE_NAMES = {KEPT: "negative", AMBIGUOUS: "ambiguous", POSITIVE: "positive"}
 
 
@@ -78,7 +79,7 @@ class Connections:
 
     def found(self, rule: MiningRule, loss: str) -> Tensor:
         """Return which nominations ``(R,)`` bool are false negatives that a loss acts on."""
-        return (self.state == POSITIVE) & rule.uses(loss)
+        return self.state == (POSITIVE if rule.uses(loss) else _NO_STATE)
 
     @property
     def host(self) -> Connections:
@@ -144,7 +145,8 @@ class Connections:
             return self.anchor[rows], self.hard[rows], self.probability[rows]
         size = len(self.second)
         found = self.found(rule, "itm")
-        passed_over = (self.state == AMBIGUOUS) & (rule.resample and rule.uses("itm"))
+        passes_over = rule.resample and rule.uses("itm")
+        passed_over = self.state == (AMBIGUOUS if passes_over else _NO_STATE)
         kept = ((self.state != ABSENT) & ~found & ~passed_over).view(-1, size)
         # Rows are in the order of hardness, and argmax returns the first of equal values.
         first = kept.int().argmax(dim=0)

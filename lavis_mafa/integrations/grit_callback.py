@@ -177,7 +177,7 @@ class Grit(TrainerCallback):
             what = ", another ".join(changed)
             problem = f"{path} was written by a run with another {what}: resume with its set-up"
         elif not saved:
-            problem = f"no {path} for the order of a resumed run: put the checkpoint there"
+            problem = f"no {path} with the order of rows: move the checkpoint to {path.parent}"
         problems = [one for one in all_gather_objects(problem) if one]
         if problems:
             raise ValueError(f"{problems[0]}, or start a new run from its weights")
@@ -234,8 +234,8 @@ class KeepLoss(TrainerCallback):
         path = _in_checkpoint(args, state, _LOSS)
         if not path.is_file():
             raise ValueError(
-                f"no {path}, which has what the loss learned: put a checkpoint there that a run "
-                "with this loss and callbacks=[KeepLoss(loss)] wrote"
+                f"no {path} with what the loss learned: move a checkpoint to {path.parent} that a "
+                "run with this loss and callbacks=[KeepLoss(loss)] wrote"
             )
         self.objects.load_state_dict(_read(path))
 

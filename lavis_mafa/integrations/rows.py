@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 ROW = "label"  # the only column of a data set that sentence-transformers' trainer gives to a loss
-NO_NUMBERS = f"no numbers of rows: give loaded_index, or a trainer numbered(dataset) ({ROW!r})"
+NO_NUMBERS = f"no row numbers: give loaded_index, or train on numbered(dataset), column {ROW!r}"
 _AT_ONCE = 1024  # rows in memory
 
 

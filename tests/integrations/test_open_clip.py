@@ -321,7 +321,7 @@ def test_a_schedule_gets_the_features_from_the_loss():
         assert plan.grouped == bool(epoch)
         schedule.end(epoch)
     images, texts = features(4)
-    with pytest.raises(ValueError, match="no numbers of rows: give loaded_index, or"):
+    with pytest.raises(ValueError, match="no row numbers: give loaded_index, or train on"):
         loss(images, texts, 10.0)
     assert len(seen) == 8
 

@@ -170,7 +170,7 @@ def test_what_the_loss_cannot_use_is_refused(tmp_path):
         MinedLoss(model, settings=StepSettings(), high=0.9)
     with pytest.raises(ValueError, match="high must be from 0 to 1, got 2"):
         MinedLoss(model, high=2.0)
-    with pytest.raises(ValueError, match="no numbers of rows: .* or a trainer numbered"):
+    with pytest.raises(ValueError, match="no row numbers: .* train on numbered"):
         MinedLoss(model, judge=PairJudge(cross_encoder(tmp_path), pairs()))(columns)
     with pytest.raises(TypeError, match="judge: got 'captions', expected a CrossEncoder"):
         MinedLoss(model, judge="captions")
@@ -370,7 +370,7 @@ def test_an_order_is_resumed_without_the_number_of_its_epoch():
 def test_a_checkpoint_without_its_order_is_refused(tmp_path):
     train(tmp_path, steps=5)
     (tmp_path / "out/checkpoint-5/grit_0.pth").unlink()
-    with pytest.raises(ValueError, match="no .*grit_0.pth for the order of a resumed run"):
+    with pytest.raises(ValueError, match="no .*grit_0.pth with the order of rows: move"):
         train(tmp_path, resume=True)
 
 
@@ -379,7 +379,7 @@ def test_a_checkpoint_is_resumed_from_its_place(tmp_path):
     train(tmp_path, steps=5)
     kept, new = tmp_path / "kept", tmp_path / "new"
     (tmp_path / "out/checkpoint-5").rename(kept)
-    told = f"no {new}/checkpoint-5/grit_0.pth .*: put the checkpoint there, or start a new run"
+    told = f"no {new}/checkpoint-5/grit_0.pth .*: move the checkpoint to {new}/checkpoint-5, or"
     with pytest.raises(ValueError, match=told):
         train(tmp_path, resume=str(kept), output_dir=str(new))
 
@@ -450,7 +450,7 @@ def test_what_a_loss_learns_is_in_the_checkpoints(tmp_path):
     assert torch.equal(bias, expected) and bias.item() != 1.0
     for file in (tmp_path / "parts/out").glob("*/mined_loss.pth"):
         file.unlink()
-    with pytest.raises(ValueError, match="mined_loss.pth, which has what the loss learned: put a"):
+    with pytest.raises(ValueError, match="mined_loss.pth with what the loss learned: move a"):
         train(tmp_path / "parts", settings=settings, resume=True)
 
 
