@@ -109,7 +109,7 @@ def mine(
     judged.about["self_check"] = {name: check.content() for name, check in checks.items()}
     for sampling in wanted:
         if sampling.neighbours is not None:
-            judged.about["neighbours"] = {"neighbours": sampling.neighbours, "index": "exact"}
+            judged.about["neighbours"] = sampling.neighbours
     return Mined(features, negatives, judged, checks)
 
 
@@ -249,19 +249,15 @@ def _judge_by_image(
     """Return the probabilities ``(P,)`` float32 that pairs match; NaN if an image is unreadable.
 
     All ranks must call this function with the same pairs; they share the work, and each returns all
-    probabilities. Samples with the same image share its verdicts: the image is read and encoded
-    once.
+    probabilities. An image is read and encoded once.
 
     Args:
         features: captions, and which samples can be read.
-        image, text: ``(P,)`` sample numbers in the training set.
+        image, text: ``(P,)`` sample numbers in the training set, of distinct pairs by image.
         judge: has ``judge``, see `lavis_mafa.Discriminator`.
     """
-    size = len(loaded.data)
-    shown_by = _first_readable(loaded.data.image_ids, features.numbers)
-    pairs, place = np.unique(pair_keys(shown_by[image], text, size), return_inverse=True)
-    images, texts = np.divmod(np.array_split(pairs, get_world_size())[get_rank()], size)
-    log_on_main("%d pairs to judge", len(pairs))
+    images, texts = (np.array_split(one, get_world_size())[get_rank()] for one in (image, text))
+    log_on_main("%d pairs to judge", len(image))
     own = np.empty(len(images), np.float32)
     chunks = _chunks_of(images, texts, loaded.images_at_once)
     shown = [np.unique(images[rows]) for rows in chunks]
@@ -280,22 +276,7 @@ def _judge_by_image(
             unreadable = np.array([bool(error) for error in batch["load_error"]])
             own[rows[unreadable[image_of]]] = np.nan
             bar.update(len(rows))
-    return np.concatenate(all_gather_objects(own))[place.reshape(-1)]
-
-
-def _first_readable(image_ids: NDArray[Any], readable: NDArray[Any]) -> NDArray[Any]:
-    """Return for each of N samples ``(N,)`` the first readable sample with the same image.
-
-    If no sample with this image is readable, the first sample with it.
-
-    Args:
-        image_ids: ``(N,)``, equal for samples with the same image.
-        readable: ``(S,)`` ascending sample numbers.
-    """
-    _, first, image = np.unique(image_ids, return_index=True, return_inverse=True)
-    image = image.reshape(-1)
-    first[image[readable[::-1]]] = readable[::-1]  # descending: the lowest number is written last
-    return first[image]
+    return np.concatenate(all_gather_objects(own))
 
 
 def _chunks_of(image: NDArray[Any], text: NDArray[Any], most_images: int) -> list[NDArray[Any]]:
