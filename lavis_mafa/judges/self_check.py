@@ -247,6 +247,9 @@ def self_check(
         if groups is not None:
             groups = torch.as_tensor(groups).cpu().numpy()
         rows, partners = random_partners(ids, generator, groups)
+        if "load_error" in samples:
+            readable = np.array([not error for error in samples["load_error"]])[rows]
+            rows, partners = rows[readable], partners[readable]
         if not len(rows):
             continue
         image_of, text_of = np.concatenate([rows, rows]), np.concatenate([rows, partners])

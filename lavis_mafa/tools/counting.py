@@ -165,6 +165,9 @@ def _write_results(
     usual = loaded.usual
     advice = advice_of(counts, judged, rows_of, found.checks, usual, own_auc, is_lower_bound)
     notes = [*loaded.notes]
+    for name, probability in judged.probability.items():
+        if lost := int(np.isnan(probability).sum()):
+            notes.append(f"{name} has no verdict for {lost:,} of the {len(judged):,} pairs.")
     if args.data:
         # What to set in a config of a training helps nobody who trains elsewhere.
         advice = [advice[0].replace("False hard negatives by similarity", _ALIKE)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.discriminator import LEFT
+from lavis_mafa.data.data_identity import DataIdentity
 from lavis_mafa.data.known_truth import known_pairs
 from lavis_mafa.io.processes import (
     all_gather_objects,
@@ -106,6 +107,7 @@ def mine(
         ]
         judged = _judge_all(loaded, features, negatives)
     judged.about = {**loaded.about, "low": thresholds[0], "high": thresholds[-1]}
+    judged.about["rows"] = asdict(DataIdentity.of(loaded.data))
     judged.about["self_check"] = {name: check.content() for name, check in checks.items()}
     for sampling in wanted:
         if sampling.neighbours is not None:
@@ -255,6 +257,9 @@ def _judge_by_image(
         features: captions, and which samples can be read.
         image, text: ``(P,)`` sample numbers in the training set, of distinct pairs by image.
         judge: has ``judge``, see `lavis_mafa.Discriminator`.
+
+    Raises:
+        ValueError: if too many images are unreadable.
     """
     images, texts = (np.array_split(one, get_world_size())[get_rank()] for one in (image, text))
     log_on_main("%d pairs to judge", len(image))
@@ -276,7 +281,16 @@ def _judge_by_image(
             unreadable = np.array([bool(error) for error in batch["load_error"]])
             own[rows[unreadable[image_of]]] = np.nan
             bar.update(len(rows))
-    return np.concatenate(all_gather_objects(own))
+    found = np.concatenate(all_gather_objects(own))
+    lost = int(np.isnan(found).sum())
+    if lost > loaded.most_unreadable * len(found):
+        raise ValueError(
+            f"{lost} of {len(found)} pairs have no verdict, because their pictures cannot be read: "
+            "repair the data, or correct --images"
+        )
+    if lost:
+        log_on_main("%d of %d pairs have no verdict: unreadable pictures", lost, len(found))
+    return found
 
 
 def _chunks_of(image: NDArray[Any], text: NDArray[Any], most_images: int) -> list[NDArray[Any]]:

@@ -193,6 +193,18 @@ def _checked_on_a_rank(rank, batches):
     return found.auc, ""
 
 
+def test_unreadable_images_are_left_out(toy_train):
+    class Broken(Known):
+        def judge(self, samples, image_of, text_of):
+            return super().judge(samples, image_of, text_of).masked_fill(image_of == 3, torch.nan)
+
+    batches = batches_of(toy_train, 16)
+    for batch in batches:
+        batch["load_error"] = ["lost" if number == 3 else "" for number in range(16)]
+    found = self_check(Broken(0.9, 0.1), batches, (0.5, 0.8), "mine")
+    assert found.auc == 1 and len(found.own) == 15 * len(batches) and not found.problems
+
+
 def test_two_processes_have_the_verdict_of_rank_0(toy_train, tmp_path):
     first, second = answers_of_a_group(_checked_on_a_rank, tmp_path, batches_of(toy_train, 16))
     assert first[1:] == second[1:] and first[1] == 0.0 and "(AUC) of only 0.00" in first[2]
