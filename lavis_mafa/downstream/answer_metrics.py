@@ -61,8 +61,9 @@ def read_questions(questions_file: str, annotations_file: str) -> dict[Id, Annot
             question = row["question_id"]
             try:
                 wrong = ids.add(id_of(question), f"annotation {number}")
-                found = [row[key] for key in _ANSWER_KEYS if row.get(key) is not None]
-                answers = answers_of(found[0] if found else None)
+                answers = annotated(row)
+                if answers is None:
+                    raise ValueError("it has no answer")
                 kind = text_of(row.get("answer_type") or "other")
             except ValueError as error:
                 wrong = str(error)
@@ -147,14 +148,13 @@ def exact_match(
 def annotated(row: Mapping[str, Any]) -> list[str] | None:
     """Return the correct answers of a sample or an annotation; None if it has none.
 
-    Reads the first of ``answers``, ``answer`` and ``direct_answers`` that is not null, see
+    Reads the first of ``answers``, ``answer`` and ``direct_answers`` that has one, see
     `answers_of`.
 
     Raises:
         ValueError: if it is neither an answer nor a list of answers.
     """
-    found = [row[name] for name in _ANSWER_KEYS if row.get(name) is not None]
-    return answers_of(found[0]) if found else None
+    return next(filter(None, (answers_of(row.get(name)) for name in _ANSWER_KEYS)), None)
 
 
 def local_files(dataset: Any) -> tuple[str, str] | None:

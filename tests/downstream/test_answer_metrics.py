@@ -56,6 +56,7 @@ def annotation_file(path, answers_of, id_of=int):
         lambda answer: [{"answer": answer}],
         lambda answer: [answer] * 10,
         lambda answer: answer,
+        lambda answer: [None, answer],
         lambda answer: [2 if answer == "2" else answer] * 2,
     ],
 )

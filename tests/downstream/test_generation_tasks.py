@@ -189,6 +189,15 @@ class ById(LikeRetrieval):
         return {"image": super().__getitem__(index)["image"], "image_id": f"{index:05d}"}
 
 
+def test_samples_without_the_number_of_their_row_are_rejected_before_generation():
+    data, model = ById(), Speaker()
+    data.annotation = [{"caption": several} for several in TRUE]
+    task, _ = set_up_task(MafaCaptionTask, CAPTION_RUN)
+    with pytest.raises(ValueError, match="samples have neither instance_id nor index"):
+        evaluate(task, data, model=model)
+    assert not model.calls
+
+
 @pytest.mark.parametrize("kind", [LikeRetrieval, ById])
 def test_references_of_other_data_sets(kind, result_dir):
     task, _ = set_up_task(MafaCaptionTask, CAPTION_RUN)
@@ -373,7 +382,16 @@ def test_vqa_on_a_subset_of_the_questions(tmp_path, pictures, caplog):
 def test_without_truth_answers_are_written_and_not_scored(
     tmp_path, pictures, result_dir, caplog, name
 ):
-    files = vqa_files(pictures)[:2] if name == "coco_vqa" else [gqa_rows(pictures, [{}] * 4)]
+    rows, names, *_ = vqa_files(pictures)
+    # Blank answers are none.
+    blank = [
+        {"answers": []},
+        {"answer": ""},
+        {"answers": ["", " "]},
+        {"answers": [None], "answer": ""},
+    ]
+    rows = [{**row, **answers} for row, answers in zip(rows, blank, strict=True)]
+    files = [rows, names] if name == "coco_vqa" else [gqa_rows(pictures, blank)]
     kind = MafaVQATask if name == "coco_vqa" else MafaGQATask
     assert score(kind, VQA_RUN, tmp_path, name, {"test": files}, "test") == {}
     assert "no right answers are known for test: nothing is scored" in caplog.text
@@ -405,6 +423,10 @@ def test_answers_in_the_annotations(tmp_path, pictures, key):
     acc, other = 100 * (1 + 0 + 2 / 3 + 1) / 4, 100 * (1 + 2 / 3 + 1) / 3
     expected = {"acc": acc, "agg_metrics": acc, "other": other, "yes/no": 0}
     assert figures == pytest.approx(expected, abs=5e-3)
+    rows[2][key], model = [["red"]], Speaker()
+    with pytest.raises(ValueError, match=r"the annotation of \w+ .*\s+row 2: expected a text"):
+        score(MafaVQATask, VQA_RUN, tmp_path, "coco_vqa", {"val": (rows, names)}, model=model)
+    assert not model.calls
 
 
 def test_ranking_needs_candidates():
