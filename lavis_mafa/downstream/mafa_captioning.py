@@ -164,10 +164,7 @@ class MafaCaptionTask(results.InBatches, CaptionTask):
             return from_file
         if any(references_of(row.get("caption")) for row in self._annotation):
             if not {"instance_id", "index"} & dataset[0].keys():
-                raise ValueError(
-                    "the captions to score against are in the annotation, but samples have neither "
-                    "instance_id nor index, the number of their row"
-                )
+                raise ValueError("samples have neither instance_id nor index, the number of a row")
             return None
         if hasattr(dataset, "img2txt") and hasattr(dataset, "text"):
             texts = {i: [dataset.text[t] for t in ts] for i, ts in dataset.img2txt.items()}

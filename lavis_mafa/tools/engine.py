@@ -109,9 +109,7 @@ def mine(
     judged.about = {**loaded.about, "low": thresholds[0], "high": thresholds[-1]}
     judged.about["rows"] = asdict(DataIdentity.of(loaded.data))
     judged.about["self_check"] = {name: check.content() for name, check in checks.items()}
-    for sampling in wanted:
-        if sampling.neighbours is not None:
-            judged.about["neighbours"] = sampling.neighbours
+    judged.about["neighbours"] = wanted[-1].neighbours  # the whole data set comes last
     return Mined(features, negatives, judged, checks)
 
 
@@ -169,7 +167,7 @@ def _check_judges(
             return self_check(judge, batches, thresholds, name, args.seed)
 
         found[name] = from_main_process(check)
-        found[name].settle(mode, "--self-check")
+        found[name].settle(mode, "give --self-check {}")
     return found
 
 
@@ -288,8 +286,6 @@ def _judge_by_image(
             f"{lost} of {len(found)} pairs have no verdict, because their pictures cannot be read: "
             "repair the data, or correct --images"
         )
-    if lost:
-        log_on_main("%d of %d pairs have no verdict: unreadable pictures", lost, len(found))
     return found
 
 

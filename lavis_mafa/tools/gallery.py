@@ -144,6 +144,7 @@ def report_of_judged(
     """
     each = SHOWN // max(1, len(judged.names))
     pairs = [one for name in judged.names for one in _pairs(judged, name, show, each)]
+    shown = f"{len(pairs):,} of the {len(judged):,} judged pairs are shown: the most probable "
     return write_report(
         path,
         title=title,
@@ -151,12 +152,7 @@ def report_of_judged(
         pairs=pairs,
         bars=[*bars, *(_by_tenth(name, judged.probability[name]) for name in judged.names)],
         tables=[*tables, *self_check_tables(judged.about.get("self_check") or {})],
-        notes=[
-            *notes,
-            f"{len(pairs):,} of the {len(judged):,} judged pairs are shown: the most probable "
-            "ones, and some of all others.",
-            *show.notes(),
-        ],
+        notes=[*notes, f"{shown}ones, and some of all others." if pairs else "", *show.notes()],
     )
 
 

@@ -84,8 +84,8 @@ def _order_of(
     assert batch is not None
     if size < batch:
         raise ValueError(
-            f"{size} readable samples, but a mini-batch needs {batch}: give more data, or a smaller "
-            "batch size"
+            f"{size} readable samples, but a mini-batch needs {batch}: give more data, or a "
+            "smaller batch size"
         )
     # The same permutation for all batch sizes and search spaces: only these should differ.
     order: Indices = np.random.default_rng((seed, 0)).permutation(size)

@@ -227,7 +227,7 @@ def _options_of(args: argparse.Namespace) -> list[str]:
     if not is_url(args.checkpoint) and not os.path.exists(args.checkpoint):
         raise FileNotFoundError(f"--checkpoint: no such file: {args.checkpoint}")
     given = ["model.load_finetuned=True", f"model.finetuned={args.checkpoint}"]
-    return [*options, *given]
+    return [*given, *options]
 
 
 def _load_model_and_data(args: argparse.Namespace) -> _ModelAndData:

@@ -136,3 +136,9 @@ def test_unusable_data_are_one_sentence(content, message, tmp_path, monkeypatch,
         main(["train", "--data", str(file)])
     printed = capsys.readouterr().err
     assert error.value.code == 2 and message in printed and printed.count("\n") == 1
+
+
+def test_images_of_a_config_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--cfg-path", "albef_toy", "--images", "."])
+    assert "--images needs --data" in capsys.readouterr().err

@@ -151,14 +151,14 @@ def test_a_poor_discriminator_is_warned_of_or_refused(toy_train, caplog, con_d, 
     found = self_check(con_d, batches_of(toy_train, 16), (0.5, 0.8), "mine")
     assert found.auc == auc and len(found.problems) == len(said)
     with caplog.at_level(logging.INFO):
-        found.settle("warn", "KEY")
+        found.settle("warn", "set KEY to {}")
     lines = [record.getMessage() for record in caplog.records]
     assert lines[0] == found.line and len(lines) == 1 + bool(said)
     if not said:
         found.settle("refuse")
         return
     with pytest.raises(PoorDiscriminatorError, match="set KEY to warn") as caught:
-        found.settle("refuse", "KEY")
+        found.settle("refuse", "set KEY to {}")
     for text in (lines[1], str(caught.value)):
         for part in (*said, "mine", "tokenizer", "grouped hard negatives"):
             assert part in text

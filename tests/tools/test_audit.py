@@ -471,6 +471,7 @@ def test_other_models_are_refused(world, models, tmp_path, caplog, encoder, judg
     ("given", "message"),
     [
         (["--data", "pairs.json"], "--data needs --encoder"),
+        (["--data", ".", "--encoder", "x", "--text-keys", "a", "b", "--image-key", "c"], "both"),
         (["--cfg-path", "albef_toy", "--judge", "captions"], "--judge needs --data"),
         (["--data", "pairs.json", "--encoder", "x", "--con-d", "a.arch=b"], "--con-d needs"),
     ],

@@ -185,13 +185,16 @@ def test_counts_equal_judging_in_the_mini_batches(counted, models, tmp_path):
 
 
 def test_a_count_by_threshold_and_missing_verdicts():
-    """Above is strict, pairs without a verdict do not count, and K neighbours are K pairs."""
+    """Above is strict, pairs without a verdict do not count, and neighbours are as many pairs as
+    there are candidates: here two of three."""
     probability = np.array([0.5, 0.75, np.nan, 0.25], np.float32)
     image, text, sides = np.arange(4), np.arange(4) + 4, np.ones(4, bool)
     judged = Judged(image, text, sides, ~sides, {"a": probability}, np.full(4, -1, np.int8))
     picked = counting.HardNegatives(image, text, sides, np.zeros(4, np.int64))
-    for sampling, estimated in ((Sampling("random", 4), 4), (Sampling("all", None, None, 3), 12)):
-        of_images, of_texts = counting._count_one(sampling, picked, judged, np.arange(4), 0.5, 12)
+    for sampling, estimated in ((Sampling("random", 4), 4), (Sampling("all", None, None, 3), 8)):
+        of_images, of_texts = counting._count_one(
+            sampling, picked, judged, np.arange(4), 0.5, (12, 2)
+        )
         found = of_images.found, of_images.judged, of_images.share, of_images.estimated
         assert found == (1, 3, 1 / 3, estimated)
         assert (of_texts.found, of_texts.judged) == (0, 0)

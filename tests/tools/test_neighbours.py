@@ -15,6 +15,7 @@ from small_world import SIZE, arguments, call, call_ranks, con_d, features_of, t
 
 from lavis_mafa.algorithm import corpus_mining
 from lavis_mafa.algorithm.pickers import NONE
+from lavis_mafa.cli import main
 from lavis_mafa.tools.hard_negatives import Sampling, _search, find_hard_negatives
 from lavis_mafa.tools.judged_pairs import Judged
 from lavis_mafa.toyworld.builder import _ToyScenesTrain
@@ -140,6 +141,13 @@ def test_candidates_with_the_wording_of_the_anchor_are_not_judged(models, tmp_pa
     image, text = (np.maximum(numbers % 10, 1) for numbers in (judged.image, judged.text))
     assert len(judged) > SIZE and (image != text).all()
     assert read(tmp_path, "mine.json")["in the data already"] == 0
+
+
+def test_arguments_without_effect_are_refused(models, tmp_path, caplog):
+    for command, *more in (("mine", *MINING, "--sampling", "grit"), ("count", "--neighbours", 2)):
+        assert main(arguments(command, tmp_path, models[0], *more, options=[ORACLE])) == 1
+    assert "--sampling and --batch-size need mini-batches" in caplog.text
+    assert "--neighbours is of the whole data set: give --search-spaces all" in caplog.text
 
 
 def test_two_ranks_find_the_same(mined, models, tmp_path):
