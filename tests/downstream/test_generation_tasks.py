@@ -17,6 +17,7 @@ from PIL import Image
 from runs import finish, launcher, records, spawn
 from test_caption_metrics import coco_file
 from torch.utils.data import DataLoader
+from vqa_rows import QUESTIONS, vqa_files
 
 from lavis_mafa.downstream import MafaCaptionTask, MafaGQATask, MafaVQATask
 from lavis_mafa.training.session import run
@@ -318,35 +319,6 @@ VQA_RUN = {
     "prompt": "Question: {} Answer:",
     "length_penalty": -1.0,
 }
-QUESTIONS = [
-    (21, "red", "other"),
-    (22, "no", "yes/no"),
-    (23, "blue", "other"),
-    (24, "white", "other"),
-]
-
-
-def ten_annotators(right, count):
-    return [{"answer_id": i, "answer": right if i < count else f"no {i}"} for i in range(10)]
-
-
-def vqa_files(pictures, counts=(10, 10, 3, 1)):
-    """Return LAVIS's rows, candidate answers, and VQA's own questions and annotations."""
-    rows = [
-        {"image": p, "question": "what colour is it?", "question_id": q, "dataset": "vqa"}
-        for p, (q, _, _) in zip(pictures, QUESTIONS, strict=True)
-    ]
-    questions = {"questions": [{"question_id": q, "image_id": 1} for q, _, _ in QUESTIONS]}
-    annotations = [
-        {
-            "question_id": q,
-            "image_id": 1,
-            "answer_type": kind,
-            "answers": ten_annotators(right, count),
-        }
-        for (q, right, kind), count in zip(QUESTIONS, counts, strict=True)
-    ]
-    return rows, NAMES, questions, {"annotations": annotations}
 
 
 @pytest.mark.parametrize(("builder", "split"), [("coco_vqa", "val"), ("ok_vqa", "test")])
@@ -383,13 +355,7 @@ def test_without_truth_answers_are_written_and_not_scored(
     tmp_path, pictures, result_dir, caplog, name
 ):
     rows, names, *_ = vqa_files(pictures)
-    # Blank answers are none.
-    blank = [
-        {"answers": []},
-        {"answer": ""},
-        {"answers": ["", " "]},
-        {"answers": [None], "answer": ""},
-    ]
+    blank = [{"answers": []}, {"answer": ""}, {"answers": ["", " "]}, {"answer": [None]}]
     rows = [{**row, **answers} for row, answers in zip(rows, blank, strict=True)]
     files = [rows, names] if name == "coco_vqa" else [gqa_rows(pictures, blank)]
     kind = MafaVQATask if name == "coco_vqa" else MafaGQATask

@@ -44,6 +44,7 @@ def test_report_of_a_running_training(tmp_path):
     assert ">0 of 2<" in text and ">set run.loggers<" in text and ">toy<" in text
     assert "No epoch is complete; 1 steps are done." in text
     assert "<h1>Training run: new" in page_of(write_log(tmp_path / "new", ""))
+    call("report", folder / "log.jsonl")
 
 
 def test_headline_and_figures_are_of_the_last_epoch_and_evaluation(tmp_path):
