@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         encoder = load_encoder(args.encoder, args.weights, args.image_size, args.device)
     except (OSError, ValueError, RuntimeError, AssertionError) as error:
         lines = str(error).split("\n")  # PyTorch says in the second one which weights do not fit
-        args.error(f"{type(error).__name__}: {' '.join(' '.join(lines[:2]).split())}")
+        args.error(" ".join(" ".join(lines[:2]).split()))
     try:
         pairs = pictures_of(
             args.files,

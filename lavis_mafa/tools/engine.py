@@ -28,13 +28,7 @@ from lavis_mafa.io.processes import (
     progress,
 )
 from lavis_mafa.judges.discriminators import SampleJudge
-from lavis_mafa.judges.self_check import (
-    SKIP,
-    SelfCheck,
-    drawn_samples,
-    mode_of,
-    self_check,
-)
+from lavis_mafa.judges.self_check import SKIP, SelfCheck, drawn_samples, mode_of, self_check
 from lavis_mafa.tools.analysed_pairs import AnalysedPairs, log_on_main
 from lavis_mafa.tools.corpus_features import Features, make_features
 from lavis_mafa.tools.hard_negatives import HardNegatives, Sampling, find_hard_negatives

@@ -20,12 +20,7 @@ from lavis_mafa.checkpoints.checkpoints import read_checkpoint
 from lavis_mafa.data.feature_folder import NAMES
 from lavis_mafa.data.pairs import TrainPairs
 from lavis_mafa.io.files import atomic_write, write_json
-from lavis_mafa.io.identity import (
-    IDENTITY_FILE,
-    check_identity,
-    digest,
-    fingerprint,
-)
+from lavis_mafa.io.identity import IDENTITY_FILE, check_identity, digest, fingerprint
 from lavis_mafa.io.processes import progress
 
 VIEWS = ("plain", "flip")

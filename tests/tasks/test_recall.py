@@ -13,11 +13,7 @@ from lavis.tasks.retrieval import RetrievalTask
 
 from lavis_mafa.algorithm.binary import area_under_roc
 from lavis_mafa.tasks.metrics import METRICS
-from lavis_mafa.tasks.recall import (
-    _Ranking,
-    retrieval_of_own_pairs,
-    retrieval_with_truth,
-)
+from lavis_mafa.tasks.recall import _Ranking, retrieval_of_own_pairs, retrieval_with_truth
 
 KEYS = {f"valid_{way}_r{k}" for way in ("txt", "img") for k in (1, 5, 10)}
 KEYS |= {"txt_map_r", "img_map_r"}
