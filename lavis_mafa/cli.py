@@ -38,7 +38,7 @@ COMMANDS = {
         "lavis_mafa.commands.label",
         "label pairs by hand; precision and recall of a Con-D by threshold",
     ),
-    "report": ("lavis_mafa.commands.report", "write a page about a run, counts or saved scores"),
+    "report": ("lavis_mafa.commands.report", "write a page about a run, counts or mined pairs"),
     "check-data": ("lavis_mafa.commands.check_data", "check your own image-text pairs"),
     "features": ("lavis_mafa.commands.features", "encode pictures once, to train on features"),
     "export": ("lavis_mafa.commands.export", "write a checkpoint in the format of another program"),

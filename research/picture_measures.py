@@ -19,12 +19,12 @@ from lavis_mafa.data.image_text_json import ImageTextJsonBuilder
 from lavis_mafa.data.known_truth import original_pairs
 from lavis_mafa.data.pairs import EvalPairs
 from lavis_mafa.settings import load_config
-from lavis_mafa.tasks.recall import ranked_truth, retrieval_with_truth
+from lavis_mafa.tasks.recall import retrieval_with_truth
 from research.judgements import judged_pairs
 from research.picture_data import class_of, classes_of
 from research.studies.plan import Job
 from research.studies.results import BY_IMAGE
-from research.toy_measures import Examined, negatives_of, r1
+from research.toy_measures import Examined, negatives_of, r1, relevant_first
 
 _JUDGEMENTS = "judgements.json"
 _PAIRS = 3000  # maximum number of pairs of a kind for ITM's AUC
@@ -131,8 +131,8 @@ def _of_images(one: Examined, test: KnownSplit) -> dict[str, list[float]]:
     values: dict[str, list[float]] = {}
     image_of = test.own.argmax(axis=0)
     for name, relevant in (("itc_r1", test.own), ("itc_valid_r1", test.truth)):
-        found = ranked_truth(one.similarity, relevant)[:, 0]
-        of_texts = ranked_truth(one.similarity.T, relevant.T)[:, 0]
+        found = relevant_first(one.similarity, relevant)
+        of_texts = relevant_first(one.similarity.T, relevant.T)
         shares = np.bincount(image_of, of_texts) / np.bincount(image_of)
         values[name] = (50.0 * (found + shares)).tolist()
     known, near, _ = pairs_of_kinds(test)

@@ -20,11 +20,7 @@ from lavis_mafa.checkpoints.recorded_sizes import PLACES
 from lavis_mafa.families.many_pairs import ManyPairs
 from lavis_mafa.families.rerank import MAX_TOKENS, encode_split, rerank
 from lavis_mafa.settings import load_config
-from lavis_mafa.tasks.recall import (
-    ranked_truth,
-    retrieval_of_own_pairs,
-    retrieval_with_truth,
-)
+from lavis_mafa.tasks.recall import retrieval_of_own_pairs, retrieval_with_truth
 from lavis_mafa.tools.charts import Bars
 from lavis_mafa.toyworld import ToyScenesBuilder, ToyScenesEval
 from lavis_mafa.toyworld.builder import DETAILED
@@ -152,7 +148,13 @@ def _loader(test: ToyScenesEval) -> Any:
 
 def r1(similarity: np.ndarray, truth: np.ndarray) -> float:
     """Return the percentage of queries whose most similar candidate is valid."""
-    return 100.0 * float(ranked_truth(similarity, truth)[:, 0].mean())
+    return 100.0 * float(relevant_first(similarity, truth).mean())
+
+
+def relevant_first(scores: np.ndarray, relevant: np.ndarray) -> np.ndarray:
+    """Return for each query ``(Q,)`` whether the candidate with the highest score is relevant."""
+    best: np.ndarray = np.take_along_axis(relevant, scores.argmax(axis=1, keepdims=True), axis=1)
+    return best[:, 0]
 
 
 def _shortlist(similarities: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

@@ -130,9 +130,10 @@ def add_analysed_arguments(parser: argparse.ArgumentParser) -> None:
     files.add_argument(
         "--judge",
         metavar="MODEL",
-        help="what judges pairs: captions (compares captions; captions:MODEL by a "
-        "SentenceTransformer); a folder or a name on the hub of BLIP-2 with a matching head, of a "
-        "SigLIP, or of a CrossEncoder (default: only the similarity of the encoder)",
+        help="what judges pairs: captions (compares captions; captions:characters for scripts "
+        "without spaces, captions:MODEL by a SentenceTransformer); a folder or a name on the hub "
+        "of BLIP-2 with a matching head, of a SigLIP, or of a CrossEncoder (default: only the "
+        "similarity of the encoder)",
     )
     files.add_argument(
         "--text-keys",
@@ -161,6 +162,8 @@ def analysing(args: argparse.Namespace) -> Iterator[None]:
             args.error(f"--{option} needs {other}")
     if args.data and not args.encoder:
         args.error("--data needs --encoder: what encodes the pairs, see --help")
+    if args.text_keys and (args.image_key or args.caption_key):
+        args.error("--text-keys names both columns: leave out --image-key and --caption-key")
     if args.data:
         args.images = folder_of_images(args.images, args.data)
     try:
@@ -202,12 +205,14 @@ def _add_con_d_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def number(least: int) -> Callable[[str], int]:
-    """Return a parser of integers that are at least ``least``."""
+def number(least: int, other: str = "") -> Callable[[str], int]:
+    """Return a parser of integers that are at least ``least``; ``other`` ends its message."""
 
     def parse(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text}: expected a number of at least {least}")
+            raise argparse.ArgumentTypeError(
+                f"{text}: expected a number of at least {least}{other}"
+            )
         return int(text)
 
     return parse
@@ -223,11 +228,7 @@ def share(text: str) -> float:
 
 def search_space(text: str) -> int | str:
     """Parse a search space: a number of pairs, or `ALL`."""
-    if text == ALL:
-        return text
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected a number of at least 1, or {ALL}")
-    return int(text)
+    return text if text == ALL else number(1, f", or {ALL}")(text)
 
 
 def add_output_argument(parser: argparse.ArgumentParser) -> None:

@@ -38,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=["random", "grit"],
         help="how mini-batches are formed (default: both)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the mini-batches (default: 0)")
+    parser.add_argument(
+        "--seed", type=number(0), default=0, help="seed of the mini-batches (default: 0)"
+    )
     parser.add_argument(
         "--batch-sizes",
         nargs="+",
@@ -57,7 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--neighbours",
         type=number(1),
-        default=1,
         metavar="K",
         help=f"with search space {ALL}: candidates of an anchor to judge (default: 1)",
     )

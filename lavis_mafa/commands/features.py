@@ -16,7 +16,7 @@ import argparse
 import re
 from pathlib import Path
 
-from lavis_mafa.commands.arguments import add_pair_arguments, folder_of_images
+from lavis_mafa.commands.arguments import add_pair_arguments, folder_of_images, number
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="checkpoint of the model (default: BLIP-2's published one)",
     )
     parser.add_argument(
-        "--image-size", type=int, help="side of the images in pixels (default: the model's)"
+        "--image-size", type=number(1), help="side of the images in pixels (default: the model's)"
     )
     parser.add_argument(
         "--views",
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="make one of N parts, to use N processes",
     )
     parser.add_argument(
-        "--batch-size", type=int, default=64, help="images per mini-batch (default: 64)"
+        "--batch-size", type=number(1), default=64, help="images per mini-batch (default: 64)"
     )
     parser.add_argument("--device", default="cpu", help="device, such as cuda (default: cpu)")
 
@@ -72,6 +72,10 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         encoder = load_encoder(args.encoder, args.weights, args.image_size, args.device)
+    except (OSError, ValueError, RuntimeError, AssertionError) as error:
+        lines = str(error).split("\n")  # PyTorch says in the second one which weights do not fit
+        args.error(" ".join(" ".join(lines[:2]).split()))
+    try:
         pairs = pictures_of(
             args.files,
             folder_of_images(args.images, args.files),

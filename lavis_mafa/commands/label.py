@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lavis_mafa.commands.arguments import add_trust_argument, existing
+from lavis_mafa.commands.arguments import add_trust_argument, existing, number
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     page.add_argument("--name", help="name of the discriminator (default: the first in the file)")
     text = "draw only pairs with a higher probability, 0.1, 0.2, ... or 0.9 (default: all)"
     page.add_argument("--above", type=float, default=0.0, metavar="P", help=text)
-    page.add_argument("--seed", type=int, default=0, help="seed of the draw (default: 0)")
+    page.add_argument("--seed", type=number(0), default=0, help="seed of the draw (default: 0)")
     add_trust_argument(page)
     text = "labels.csv of the page (default: the ground truth of the data)"
     quality.add_argument("--labels", type=existing, metavar="FILE", help=text)

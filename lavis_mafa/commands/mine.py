@@ -39,7 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sampling",
         choices=["grit", "random"],
-        default="grit",
         help="how mini-batches are formed (default: grit)",
     )
     parser.add_argument(
@@ -66,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a pair with a higher probability is new (default: the config's connections.high)",
     )
     text = "seed of the mini-batches and of the control (default: 0)"
-    parser.add_argument("--seed", type=int, default=0, help=text)
+    parser.add_argument("--seed", type=number(0), default=0, help=text)
 
 
 def run(args: argparse.Namespace) -> None:

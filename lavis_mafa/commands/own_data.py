@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
     from lavis_mafa.io.project_files import project_file
 
     first = Path(data[0])
-    name = first.resolve().name if first.is_dir() else first.name.split(".")[0].strip("{}*")
+    name = first.resolve().name if first.is_dir() else re.split(r"[.*?{\[]", first.name)[0]
     output = Path("output", name or "pairs").absolute()
     output.mkdir(parents=True, exist_ok=True)
     files = [os.path.abspath(one) for one in data]

@@ -33,8 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Write the page."""
-    from lavis_mafa.tools.judged_pairs import FILE
     from lavis_mafa.tools.run_report import report
 
-    source = args.source.parent if args.source.name == FILE else args.source
+    source = args.source.parent if args.source.is_file() else args.source
     print(f"wrote {report(source, args.output)}")

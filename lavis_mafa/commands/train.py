@@ -66,6 +66,8 @@ def run(args: argparse.Namespace) -> None:
     if getattr(args, "list", False):
         print("\n".join(shipped_names()))
         return None
+    if getattr(args, "images", None) and not args.data:
+        args.error("--images needs --data")
     if getattr(args, "toy", False):
         if args.data:
             args.error("--toy has data of its own; leave out --data, or give --cfg-path")
@@ -79,7 +81,7 @@ def run(args: argparse.Namespace) -> None:
         _take_data(args)
     options = args.options
     if getattr(args, "checkpoint", None):
-        options = [*options, "model.load_finetuned=True", f"model.finetuned={args.checkpoint}"]
+        options = ["model.load_finetuned=True", f"model.finetuned={args.checkpoint}", *options]
     if getattr(args, "run", None):
         options = [f"run.output_dir={args.run / 'evaluate'}", *options]
     if args.print_config:

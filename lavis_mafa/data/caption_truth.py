@@ -67,7 +67,7 @@ class CaptionTruth:
     def __init__(self, table: PairTable, further: Sequence[tuple[str, str]] = ()) -> None:
         self.image_ids = table.image_ids
         # Captions of the further pairs come last, so that those of the table are numbered from 0.
-        both = _numbers(chain(table.captions(), (caption for _, caption in further)))
+        both = caption_numbers(chain(table.captions(), (caption for _, caption in further)))
         self.caption_ids, others = both[: len(table)], both[len(table) :]
         self.n_captions = int(self.caption_ids.max()) + 1
         keys = self._key(np.asarray(self.image_ids), self.caption_ids)
@@ -145,7 +145,7 @@ def truth_reader(given: str | None) -> Callable[[PairTable], CaptionTruth] | Non
     return lambda table: CaptionTruth(table, further)
 
 
-def _numbers(captions: Iterator[str]) -> _Numbers:
+def caption_numbers(captions: Iterator[str]) -> _Numbers:
     """Number different captions as compared, in order of first appearance: ``(N,)`` int64."""
     stored = bytearray()
     for caption in captions:

@@ -7,11 +7,11 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from lavis.common.vqa_tools.vqa_eval import VQAEval
 
-from lavis_mafa.data.annotation_rows import Problem, Refusals
 from lavis_mafa.downstream.row_values import (
     Id,
     Ids,
@@ -19,6 +19,7 @@ from lavis_mafa.downstream.row_values import (
     as_id,
     by_id,
     id_of,
+    read_rows,
     text_of,
 )
 from lavis_mafa.io.files import read_json
@@ -53,30 +54,26 @@ def read_questions(questions_file: str, annotations_file: str) -> dict[Id, Annot
         ValueError: if the files have another format or no annotations; listing annotations that
             cannot be scored.
     """
-    truth: dict[Id, Annotation] = {}
-    refused, ids = Refusals(), Ids()
+    ids, numbers = Ids(), count()
+
+    def read(row: Any) -> tuple[Id, Annotation]:
+        place = f"row {next(numbers)}"
+        if wrong := ids.add(id_of(row["question_id"]), place):
+            raise ValueError(wrong)
+        answers, kind = annotated(row), text_of(row.get("answer_type") or "other")
+        if answers is None:
+            raise ValueError("it has no answer")
+        return as_id(row["question_id"]), Annotation(answers, kind)
+
     try:
         asked = {as_id(row["question_id"]) for row in read_json(questions_file)["questions"]}
-        for number, row in enumerate(read_json(annotations_file)["annotations"]):
-            question = row["question_id"]
-            try:
-                wrong = ids.add(id_of(question), f"annotation {number}")
-                found = [row[key] for key in _ANSWER_KEYS if row.get(key) is not None]
-                answers = answers_of(found[0] if found else None)
-                kind = text_of(row.get("answer_type") or "other")
-            except ValueError as error:
-                wrong = str(error)
-            if wrong:
-                where = f"annotation {number} (question {question!r})"
-                refused.add("", Problem(where, wrong))
-                continue
-            truth[as_id(question)] = Annotation(answers, kind)
+        rows = read_json(annotations_file)["annotations"]
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{questions_file} and {annotations_file} are not in the format of VQA "
             f"({type(error).__name__}: {error})"
         ) from error
-    refused.end(annotations_file)
+    truth = dict(read_rows(annotations_file, rows, read))
     if not truth:
         raise ValueError(f"{annotations_file} has no answers: its list of annotations is empty")
     if not asked & truth.keys():
@@ -147,14 +144,13 @@ def exact_match(
 def annotated(row: Mapping[str, Any]) -> list[str] | None:
     """Return the correct answers of a sample or an annotation; None if it has none.
 
-    Reads the first of ``answers``, ``answer`` and ``direct_answers`` that is not null, see
+    Reads the first of ``answers``, ``answer`` and ``direct_answers`` that has one, see
     `answers_of`.
 
     Raises:
         ValueError: if it is neither an answer nor a list of answers.
     """
-    found = [row[name] for name in _ANSWER_KEYS if row.get(name) is not None]
-    return answers_of(found[0]) if found else None
+    return next(filter(None, (answers_of(row.get(name)) for name in _ANSWER_KEYS)), None)
 
 
 def local_files(dataset: Any) -> tuple[str, str] | None:

@@ -163,6 +163,8 @@ class MafaCaptionTask(results.InBatches, CaptionTask):
             results.check_known(dataset, ("image_id", "index"), from_file.captions, what)
             return from_file
         if any(references_of(row.get("caption")) for row in self._annotation):
+            if not {"instance_id", "index"} & dataset[0].keys():
+                raise ValueError("samples have neither instance_id nor index, the number of a row")
             return None
         if hasattr(dataset, "img2txt") and hasattr(dataset, "text"):
             texts = {i: [dataset.text[t] for t in ts] for i, ts in dataset.img2txt.items()}

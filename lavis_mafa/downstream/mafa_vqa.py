@@ -19,7 +19,7 @@ from lavis_mafa.downstream.answer_metrics import (
     read_questions,
 )
 from lavis_mafa.downstream.language_model import check_prompt
-from lavis_mafa.downstream.row_values import Id, by_id
+from lavis_mafa.downstream.row_values import Id, by_id, read_rows
 from lavis_mafa.io.problems import ConfigView, Problem
 from lavis_mafa.io.processes import on_main_process
 
@@ -67,7 +67,8 @@ class MafaVQATask(results.InBatches, VQATask):
         """Read the right answers and the candidates before any question is answered.
 
         Raises:
-            ValueError: if the model takes no length penalty, or there are no candidates to rank.
+            ValueError: if the model takes no length penalty, there are no candidates to rank, or
+                rows have answers that are no texts.
         """
         super().before_evaluation(model=model, dataset=dataset, **kwargs)
         if self.length_penalty is not None:
@@ -79,6 +80,7 @@ class MafaVQATask(results.InBatches, VQATask):
                 "answers to rank; use run.inference_method: generate"
             )
         self._annotation = getattr(dataset, "annotation", ())
+        read_rows(f"the annotation of {type(dataset).__name__}", self._annotation, annotated)
         self._questions = on_main_process(lambda: self._annotations_of(dataset))
 
     def _annotations_of(self, dataset: Any) -> Mapping[Id, Annotation] | None:

@@ -62,7 +62,7 @@ from lavis_mafa.data.annotation_rows import MAX_UNUSABLE, Problem, Refusals, sho
 from lavis_mafa.data.image_reading import read_rgb, read_size
 from lavis_mafa.data.local_builder import LocalBuilder, named_splits
 from lavis_mafa.data.picture_identity import PictureFolder
-from lavis_mafa.downstream.row_values import text_of
+from lavis_mafa.downstream.row_values import read_rows, text_of
 from lavis_mafa.downstream.yamls import dataset_yamls
 from lavis_mafa.io.files import is_number, read_json
 
@@ -213,20 +213,7 @@ def _each(
         raise ValueError(
             f"{_NAME}: {path} has another form ({type(error).__name__}: {error})"
         ) from None
-    return _read_rows(f"{_NAME}: {path}", rows, read)
-
-
-def _read_rows(what: str, rows: Sequence[Any], read: Callable[[Any], Any]) -> list[Any]:
-    refused, found = Refusals(), []
-    for number, row in enumerate(rows):
-        try:
-            found.append(read(row))
-        except KeyError as error:
-            refused.add("", Problem(f"row {number}", f"lacks {error}", short(row)))
-        except (AttributeError, TypeError, ValueError) as error:
-            refused.add("", Problem(f"row {number}", str(error), short(row)))
-    refused.end(what)
-    return found
+    return read_rows(f"{_NAME}: {path}", rows, read)
 
 
 def _box(value: Any) -> list[float]:
@@ -294,7 +281,7 @@ def _with_boxes(
             raise ValueError(f"detections have no image {key!r}")
         return {**row, "boxes": proposals[key]}
 
-    return _read_rows(f"{_NAME}: build_info.annotations.{split}", rows, complete)
+    return read_rows(f"{_NAME}: build_info.annotations.{split}", rows, complete)
 
 
 def _require_boxes_inside(split: str, rows: Sequence[_Row], root: str) -> None:

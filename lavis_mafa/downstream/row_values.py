@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from lavis_mafa.data.annotation_rows import short
+from lavis_mafa.data.annotation_rows import Problem, Refusals, short
 from lavis_mafa.io.files import is_number
 
 Id = int | str
@@ -29,15 +29,34 @@ def text_of(value: Any) -> str:
 def answers_of(value: Any) -> list[str]:
     """Return the answers of all annotators, or a single one: texts, or mappings with ``answer``.
 
-    One of several annotators may have left his answer blank.
+    One of several annotators may have left his answer blank. Empty if all are blank or null.
 
     Raises:
-        ValueError: if all are blank, there is none, or one of them is no text.
+        ValueError: if one of them is not a text.
     """
     given = [one.get("answer") if isinstance(one, Mapping) else one for one in _listed(value)]
-    found = [str(one) if _is_blank(one) else text_of(one) for one in given]
-    if all(map(_is_blank, found)):
-        raise ValueError(f"expected an answer or a list of answers, got {short(found)}")
+    found = [one if _is_blank(one) else text_of(one) for one in given if one is not None]
+    return [] if all(map(_is_blank, found)) else found
+
+
+def read_rows(what: str, rows: Iterable[Any], read: Callable[[Any], Any]) -> list[Any]:
+    """Return what ``read`` finds in every row.
+
+    Args:
+        what: the rows, for the message.
+
+    Raises:
+        ValueError: listing rows that cannot be read.
+    """
+    refused, found = Refusals(), []
+    for number, row in enumerate(rows):
+        try:
+            found.append(read(row))
+        except KeyError as error:
+            refused.add("", Problem(f"row {number}", f"lacks {error}", short(row)))
+        except (AttributeError, TypeError, ValueError) as error:
+            refused.add("", Problem(f"row {number}", str(error), short(row)))
+    refused.end(what)
     return found
 
 

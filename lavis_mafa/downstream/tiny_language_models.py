@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,24 +16,6 @@ _WORDS = [
     "how many circles are there? two three four five",
     "a cat and a dog sit on the grass while people walk past the house",
 ]
-
-OPT_SIZES: dict[str, Any] = {
-    "hidden_size": 32,
-    "word_embed_proj_dim": 32,
-    "ffn_dim": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-}
-T5_SIZES: dict[str, Any] = {
-    "d_model": 32,
-    "d_kv": 8,
-    "d_ff": 64,
-    "num_layers": 2,
-    "num_heads": 4,
-    "feed_forward_proj": "gated-gelu",
-    "tie_word_embeddings": False,
-    "decoder_start_token_id": 0,
-}
 
 
 def tiny_opt(folder: Path, vocabulary: int = 600) -> Path:
@@ -66,7 +47,11 @@ def tiny_opt(folder: Path, vocabulary: int = 600) -> Path:
     config = OPTConfig(
         vocab_size=tokenizer.get_vocab_size(),
         max_position_embeddings=128,
-        **OPT_SIZES,
+        hidden_size=32,
+        word_embed_proj_dim=32,
+        ffn_dim=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
         dropout=0.1,
         init_std=0.3,
         bos_token_id=2,
@@ -100,10 +85,17 @@ def tiny_t5(folder: Path) -> Path:
     tokenizer.decoder = Metaspace()
     tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     T5TokenizerFast(tokenizer_object=tokenizer, extra_ids=0).save_pretrained(folder)
-    config = T5Config(
+    config = T5Config(  # type: ignore[call-arg]
         vocab_size=tokenizer.get_vocab_size(),
         initializer_factor=1.0,
-        **T5_SIZES,
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=2,
+        num_heads=4,
+        feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False,
+        decoder_start_token_id=0,
     )
     torch.manual_seed(3)
     model = T5ForConditionalGeneration(config)

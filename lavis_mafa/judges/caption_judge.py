@@ -223,8 +223,8 @@ def _word_statistics(
     if len(known) < 2:
         raise ValueError(
             f"{PLACE}.arch is captions, but the training data have {len(known)} words that occur "
-            "in several captions, expected at least 2; set captions.units: characters, or name "
-            "a model of sentence-transformers as checkpoint"
+            "in several captions, expected at least 2; set captions.units: characters (--judge "
+            "captions:characters), or name a model of sentence-transformers as checkpoint"
         )
     place = {word: k for k, (word, _) in enumerate(known)}
     flat, ends = array("i"), array("q", [0])

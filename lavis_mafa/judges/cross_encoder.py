@@ -12,13 +12,7 @@ from torch import Tensor
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.integrations.cross_encoders import match_probabilities, require_one_verdict
 from lavis_mafa.judges.discriminators import DISCRIMINATORS
-from lavis_mafa.judges.pair_reader import (
-    PLACE,
-    Pair,
-    PairReader,
-    checkpoint_of,
-    explain_not_loaded,
-)
+from lavis_mafa.judges.pair_reader import PLACE, Pair, PairReader, checkpoint_of, explain_not_loaded
 
 # Older versions read images from 5.4 on, but import a module that lies in the model's folder in
 # spite of ``trust_remote_code=False``.

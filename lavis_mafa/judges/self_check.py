@@ -38,9 +38,9 @@ LEAST_FOUND = 0.05
 IMAGES = 32  # of a mini-batch that is judged at once
 MEANING = (
     "It may relabel true negatives as positives, or find hardly any false negative. "
-    "Check that its checkpoint, image size, image processor and tokenizer are those it was trained "
-    "with, and fine-tune it for retrieval, best on grouped hard negatives (docs/con_d.md, "
-    "Self-check)"
+    "Of a model, check that checkpoint, image size, image processor and tokenizer are those it was "
+    "trained with, and fine-tune it for retrieval, best on grouped hard negatives; to compare "
+    "captions, use a sentence encoder, or other units (docs/con_d.md, Self-check)"
 )
 
 
@@ -157,12 +157,12 @@ class SelfCheck:
             found |= {f"own_above_{threshold:g}": own, f"random_above_{threshold:g}": random}
         return found
 
-    def settle(self, mode: str, key: str = "model.mafa.con_d.self_check") -> None:
+    def settle(self, mode: str, how: str = "set model.mafa.con_d.self_check to {}") -> None:
         """Log the figures on the main process, and warn or raise if the discriminator is poor.
 
         Args:
             mode: `_WARN` or `_REFUSE`.
-            key: by which the user sets it, for messages.
+            how: how the user sets a mode, for messages.
 
         Raises:
             PoorDiscriminatorError: if something is wrong and ``mode`` is `_REFUSE`; on all ranks.
@@ -173,10 +173,10 @@ class SelfCheck:
             return
         if mode == _REFUSE:
             raise PoorDiscriminatorError(
-                f"{self.warning}. To use it nevertheless, set {key} to {_WARN}"
+                f"{self.warning}. To use it nevertheless, {how.format(_WARN)}"
             )
         if is_main_process():
-            logging.warning("%s. To stop in this case, set %s to %s", self.warning, key, _REFUSE)
+            logging.warning("%s. To stop in this case, %s", self.warning, how.format(_REFUSE))
 
 
 def mode_of(cfg: Mapping[str, Any]) -> str:
@@ -247,6 +247,9 @@ def self_check(
         if groups is not None:
             groups = torch.as_tensor(groups).cpu().numpy()
         rows, partners = random_partners(ids, generator, groups)
+        if "load_error" in samples:
+            readable = np.array([not error for error in samples["load_error"]])[rows]
+            rows, partners = rows[readable], partners[readable]
         if not len(rows):
             continue
         image_of, text_of = np.concatenate([rows, rows]), np.concatenate([rows, partners])

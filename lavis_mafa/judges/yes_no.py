@@ -14,13 +14,7 @@ from torch import Tensor
 
 from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.judges.discriminators import DISCRIMINATORS
-from lavis_mafa.judges.pair_reader import (
-    PLACE,
-    Pair,
-    PairReader,
-    checkpoint_of,
-    explain_not_loaded,
-)
+from lavis_mafa.judges.pair_reader import PLACE, Pair, PairReader, checkpoint_of, explain_not_loaded
 
 _NAME = "yes_no"
 _CAPTION, _QUESTION = "{caption}", "{question}"

@@ -37,7 +37,7 @@ class _Ranking:
     @classmethod
     def of(cls, scores: NDArray[Any], relevant: NDArray[Any]) -> _Ranking:
         """Rank the candidates ``(Q, C)`` of each query."""
-        order = _best_first(scores)
+        order = np.argsort(-scores, axis=1, kind="stable")
         sorted_scores = np.take_along_axis(scores, order, axis=1)
         places = np.broadcast_to(np.arange(scores.shape[1]), scores.shape)
         new = np.ones(scores.shape, bool)
@@ -188,23 +188,6 @@ def _rankings(
     for begin in range(0, len(scores), _CHUNK):
         rows = range(begin, min(begin + _CHUNK, len(scores)))
         yield _Ranking.of(scores[begin : rows.stop], relevant(rows))
-
-
-def ranked_truth(scores: NDArray[Any], relevant: NDArray[Any]) -> NDArray[Any]:
-    """Return the relevance ``(Q, C)`` bool of each query's candidates, from best to worst score.
-
-    Tied candidates are in the order of the data.
-
-    Raises:
-        ValueError: if a score is not finite, shapes differ or a query has no relevant candidate.
-    """
-    _require_relevant(scores, relevant)
-    return np.take_along_axis(relevant, _best_first(scores), axis=1)
-
-
-def _best_first(scores: NDArray[Any]) -> NDArray[Any]:
-    """Return the candidates ``(Q, C)`` from best to worst score, tied ones in their own order."""
-    return np.argsort(-scores, axis=1, kind="stable")
 
 
 def _require_relevant(scores: NDArray[Any], relevant: NDArray[Any]) -> None:

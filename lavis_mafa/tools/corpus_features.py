@@ -172,7 +172,7 @@ def _require_finite(numbers: NDArray[Any], *vectors: Tensor) -> None:
     if not good.all():
         raise ValueError(
             f"features of samples {numbers[~good.numpy()][:5].tolist()} are NaN or infinite: the "
-            "checkpoint is damaged, or fp16 overflows (run.amp_dtype=bf16, or run.amp=False)"
+            "model is damaged, or fp16 overflows (in a config, set run.amp_dtype=bf16)"
         )
 
 

@@ -77,6 +77,8 @@ def advice_of(
             rows.setdefault(key, []).append((one.share, one.low, one.high))
     shares = {key: _Share(*np.mean(found, axis=0).tolist()) for key, found in rows.items()}
     sizes = {b for b, m in shares if m} & {b for b, m in shares if not m}
+    if not any(one.judged for one in counts):
+        return ["No advice: none of the hard negatives could be judged."]
     if not sizes:
         return ["No advice: it needs --sampling random grit with one mini-batch size."]
     batch = usual.batch_size if usual.batch_size in sizes else min(sizes)

@@ -89,14 +89,17 @@ def count_false_negatives(args: argparse.Namespace) -> None:
         if space != ALL
     ]
     if ALL in spaces:
-        wanted.append(Sampling(ALL, None, neighbours=args.neighbours))
+        wanted.append(Sampling(ALL, None, neighbours=args.neighbours or 1))
+    elif args.neighbours:
+        raise ValueError("--neighbours is of the whole data set: give --search-spaces all")
     found = mine(loaded, args, (args.threshold,), wanted)
     judged = found.judged
     judged.about["con_d"] = dict(loaded.configs)
+    sizes_of_data = len(loaded.data), len(found.features)
     counts, rows_of = [], {}
     for one, negatives in zip(wanted, found.negatives, strict=True):
         rows = rows_of[one.name] = judged.rows_of(negatives.image, negatives.text)
-        counts += _count_one(one, negatives, judged, rows, args.threshold, len(loaded.data))
+        counts += _count_one(one, negatives, judged, rows, args.threshold, sizes_of_data)
     if is_main_process():
         judged.save(args.output / FILE)
         _write_results(args, counts, rows_of, loaded, found)
@@ -108,14 +111,15 @@ def _count_one(
     judged: Judged,
     rows: NDArray[Any],
     threshold: float,
-    size: int,
+    sizes: tuple[int, int],
 ) -> list[_Count]:
     """Count the false negatives of one sampling by every judge, in both directions.
 
     Args:
         rows: ``(R,)`` of ``negatives`` in ``judged``.
-        size: number of samples in the training set.
+        sizes: numbers of samples in the training set, and of those that can be read.
     """
+    size, readable = sizes
     calls: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
     for name, probability in judged.probability.items():
         own = probability[rows]
@@ -126,7 +130,9 @@ def _count_one(
     counts = []
     for name, (called, known) in calls.items():
         for anchors, from_image in _ANCHORS.items():
-            of = (negatives.from_image == from_image) & known
+            of = negatives.from_image == from_image
+            each = of.sum() / readable if sampling.neighbours else 1
+            of &= known
             hits = np.bincount(negatives.batch[of], weights=called[of])
             total = np.bincount(negatives.batch[of])
             low, high = clustered(hits, total)
@@ -144,7 +150,7 @@ def _count_one(
                     share=share,
                     low=low,
                     high=high,
-                    estimated=round(share * size * (sampling.neighbours or 1)),
+                    estimated=round(share * size * each),
                     neighbours=sampling.neighbours,
                 )
             )
@@ -165,10 +171,14 @@ def _write_results(
     usual = loaded.usual
     advice = advice_of(counts, judged, rows_of, found.checks, usual, own_auc, is_lower_bound)
     notes = [*loaded.notes]
+    for name, probability in judged.probability.items():
+        if lost := int(np.isnan(probability).sum()):
+            notes.append(f"{name} has no verdict for {lost:,} of the {len(judged):,} pairs.")
     if args.data:
         # What to set in a config of a training helps nobody who trains elsewhere.
-        advice = [advice[0].replace("False hard negatives by similarity", _ALIKE)]
-        advice = [advice[0].format(f"{100 * args.threshold:g}")]
+        alike = _ALIKE.format(f"{100 * args.threshold:g}")
+        advice = [one.replace("False hard negatives by similarity", alike) for one in advice[:1]]
+        advice = [one for one in advice if not one.startswith("No advice")]
         if own_auc < LEAST_AUC:
             notes.append(
                 f"Only {100 * own_auc:.0f} % of captions are more similar to their own image than "

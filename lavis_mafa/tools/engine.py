@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.discriminator import LEFT
+from lavis_mafa.data.data_identity import DataIdentity
 from lavis_mafa.data.known_truth import known_pairs
 from lavis_mafa.io.processes import (
     all_gather_objects,
@@ -27,13 +28,7 @@ from lavis_mafa.io.processes import (
     progress,
 )
 from lavis_mafa.judges.discriminators import SampleJudge
-from lavis_mafa.judges.self_check import (
-    SKIP,
-    SelfCheck,
-    drawn_samples,
-    mode_of,
-    self_check,
-)
+from lavis_mafa.judges.self_check import SKIP, SelfCheck, drawn_samples, mode_of, self_check
 from lavis_mafa.tools.analysed_pairs import AnalysedPairs, log_on_main
 from lavis_mafa.tools.corpus_features import Features, make_features
 from lavis_mafa.tools.hard_negatives import HardNegatives, Sampling, find_hard_negatives
@@ -106,10 +101,9 @@ def mine(
         ]
         judged = _judge_all(loaded, features, negatives)
     judged.about = {**loaded.about, "low": thresholds[0], "high": thresholds[-1]}
+    judged.about["rows"] = asdict(DataIdentity.of(loaded.data))
     judged.about["self_check"] = {name: check.content() for name, check in checks.items()}
-    for sampling in wanted:
-        if sampling.neighbours is not None:
-            judged.about["neighbours"] = {"neighbours": sampling.neighbours, "index": "exact"}
+    judged.about["neighbours"] = wanted[-1].neighbours  # the whole data set comes last
     return Mined(features, negatives, judged, checks)
 
 
@@ -167,7 +161,7 @@ def _check_judges(
             return self_check(judge, batches, thresholds, name, args.seed)
 
         found[name] = from_main_process(check)
-        found[name].settle(mode, "--self-check")
+        found[name].settle(mode, "give --self-check {}")
     return found
 
 
@@ -249,19 +243,18 @@ def _judge_by_image(
     """Return the probabilities ``(P,)`` float32 that pairs match; NaN if an image is unreadable.
 
     All ranks must call this function with the same pairs; they share the work, and each returns all
-    probabilities. Samples with the same image share its verdicts: the image is read and encoded
-    once.
+    probabilities. An image is read and encoded once.
 
     Args:
         features: captions, and which samples can be read.
-        image, text: ``(P,)`` sample numbers in the training set.
+        image, text: ``(P,)`` sample numbers in the training set, of distinct pairs by image.
         judge: has ``judge``, see `lavis_mafa.Discriminator`.
+
+    Raises:
+        ValueError: if too many images are unreadable.
     """
-    size = len(loaded.data)
-    shown_by = _first_readable(loaded.data.image_ids, features.numbers)
-    pairs, place = np.unique(pair_keys(shown_by[image], text, size), return_inverse=True)
-    images, texts = np.divmod(np.array_split(pairs, get_world_size())[get_rank()], size)
-    log_on_main("%d pairs to judge", len(pairs))
+    images, texts = (np.array_split(one, get_world_size())[get_rank()] for one in (image, text))
+    log_on_main("%d pairs to judge", len(image))
     own = np.empty(len(images), np.float32)
     chunks = _chunks_of(images, texts, loaded.images_at_once)
     shown = [np.unique(images[rows]) for rows in chunks]
@@ -280,22 +273,14 @@ def _judge_by_image(
             unreadable = np.array([bool(error) for error in batch["load_error"]])
             own[rows[unreadable[image_of]]] = np.nan
             bar.update(len(rows))
-    return np.concatenate(all_gather_objects(own))[place.reshape(-1)]
-
-
-def _first_readable(image_ids: NDArray[Any], readable: NDArray[Any]) -> NDArray[Any]:
-    """Return for each of N samples ``(N,)`` the first readable sample with the same image.
-
-    If no sample with this image is readable, the first sample with it.
-
-    Args:
-        image_ids: ``(N,)``, equal for samples with the same image.
-        readable: ``(S,)`` ascending sample numbers.
-    """
-    _, first, image = np.unique(image_ids, return_index=True, return_inverse=True)
-    image = image.reshape(-1)
-    first[image[readable[::-1]]] = readable[::-1]  # descending: the lowest number is written last
-    return first[image]
+    found = np.concatenate(all_gather_objects(own))
+    lost = int(np.isnan(found).sum())
+    if lost > loaded.most_unreadable * len(found):
+        raise ValueError(
+            f"{lost} of {len(found)} pairs have no verdict, because their pictures cannot be read: "
+            "repair the data, or correct --images"
+        )
+    return found
 
 
 def _chunks_of(image: NDArray[Any], text: NDArray[Any], most_images: int) -> list[NDArray[Any]]:

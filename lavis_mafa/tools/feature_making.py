@@ -20,17 +20,11 @@ from lavis_mafa.checkpoints.checkpoints import read_checkpoint
 from lavis_mafa.data.feature_folder import NAMES
 from lavis_mafa.data.pairs import TrainPairs
 from lavis_mafa.io.files import atomic_write, write_json
-from lavis_mafa.io.identity import (
-    IDENTITY_FILE,
-    check_identity,
-    digest,
-    fingerprint,
-)
+from lavis_mafa.io.identity import IDENTITY_FILE, check_identity, digest, fingerprint
 from lavis_mafa.io.processes import progress
 
 VIEWS = ("plain", "flip")
 _FILE_BYTES, _FILE_ROWS = 2**26, 256  # about, of a file of features, which is written as a whole
-_GB = 1e9
 
 
 @dataclass
@@ -43,6 +37,9 @@ class Encoder:
         size: H and W in pixels.
         mean, std: by which colours in [0, 1] are normalised.
         identity: name of its weights; a folder has features of a single encoder.
+
+    Raises:
+        ValueError, or what the model raises: if it cannot encode images of this size.
     """
 
     encode: Callable[[Tensor], Tensor]
@@ -50,6 +47,9 @@ class Encoder:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     identity: str
+
+    def __post_init__(self) -> None:
+        self.shape = self(torch.zeros(1, 3, self.size, self.size)).shape[1:]
 
     @torch.inference_mode()
     def __call__(self, images: Tensor) -> Tensor:
@@ -177,7 +177,7 @@ def make_features(
     """
     out = Path(out)
     names, rows = _images_of(pairs)
-    shape = (len(views), *encoder(torch.zeros(1, 3, encoder.size, encoder.size)).shape[1:])
+    shape = (len(views), *encoder.shape)
     row_bytes = 2 * int(np.prod(shape))
     # Small enough to lose little when killed, and to be shared; large enough to be mapped by all.
     step = max(1, min(_FILE_BYTES // row_bytes, max(_FILE_ROWS, len(names) // 1024)))
@@ -189,7 +189,7 @@ def make_features(
         out,
         f"{len(names):,}",
         " x ".join(map(str, shape)),
-        len(names) * row_bytes / _GB,
+        len(names) * row_bytes / 1e9,
         f"{own:,}",
     )
     identity = {

@@ -206,16 +206,20 @@ def load_files(args: argparse.Namespace) -> _FilesAndEncoder:
     about = {name: getattr(args, name) for name in _RECORDED} | {"images": str(args.images)}
     pairs = pairs_of(about)
     with _explain_not_loaded(f"--encoder {' '.join(args.encoder)}"):
-        loaded = _FilesAndEncoder(pairs, _encoder_of(args, pairs, device), device)
+        encoder = _encoder_of(args, pairs, device)
+    if not (args.text_keys or isinstance(encoder, _StoredFeatures)):
+        pairs.require_pictures()
+    loaded = _FilesAndEncoder(pairs, encoder, device)
     name, _, vectors = (args.judge or _SIMILARITY).partition(":")
     config: dict[str, Any] = {"arch": name}
     if args.judge is None:
         loaded.judges, loaded.notes = {_SIMILARITY: None}, [_BY_SIMILARITY]
     with _explain_not_loaded(f"--judge {args.judge}"):
         if name == "captions":
-            config["checkpoint"] = vectors or None
-            judge: Any = DISCRIMINATORS.entry(name).value
-            loaded.judges = {name: judge(checkpoint=config["checkpoint"])}
+            kind: Any = DISCRIMINATORS.entry(name)
+            units = kind.settings(units=vectors) if vectors == "characters" else None
+            config["checkpoint"] = None if units else vectors or None
+            loaded.judges = {name: kind.value(units, config["checkpoint"])}
             loaded.judges[name].know(pairs)
         elif args.judge is not None:
             name, config = "judge", {"arch": "judge", "checkpoint": args.judge}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from PIL import Image
 from lavis_mafa.algorithm.binary import TENTHS, bin_of
 from lavis_mafa.algorithm.mining import STATE_NAMES, MiningRule
 from lavis_mafa.algorithm.scores import CON_D
+from lavis_mafa.data.data_identity import DataIdentity
 from lavis_mafa.tools.charts import Bars, Table, format_number
 from lavis_mafa.tools.judge_check import self_check_tables
 from lavis_mafa.tools.judged_pairs import INVALID, UNKNOWN, VALID, Judged
@@ -67,16 +69,24 @@ class SampleViewer:
 
 
 def data_of(judged: Judged, path: Path) -> Any:
-    """Open the data that judged pairs are about, which the file names."""
+    """Open the data that judged pairs are about, which the file names.
+
+    Raises:
+        ValueError: if the file names no data, or the data have changed.
+    """
     if "data" in judged.about:
         from lavis_mafa.tools.from_files import pairs_of
 
         named = judged.about["data"], judged.about["images"]
         logging.warning("the page shows pairs of %s and images of %s, which %s names", *named, path)
-        return pairs_of(judged.about)
-    from lavis_mafa.tools.model_and_data import data_of_judged
+        data: Any = pairs_of(judged.about)
+    else:
+        from lavis_mafa.tools.model_and_data import data_of_judged
 
-    return data_of_judged(judged, path)
+        data = data_of_judged(judged, path)
+    if judged.about.get("rows") not in (None, asdict(DataIdentity.of(data))):
+        raise ValueError(f"{path} is about data that have changed since: judge them again")
+    return data
 
 
 def connections_of(
@@ -134,6 +144,7 @@ def report_of_judged(
     """
     each = SHOWN // max(1, len(judged.names))
     pairs = [one for name in judged.names for one in _pairs(judged, name, show, each)]
+    shown = f"{len(pairs):,} of the {len(judged):,} judged pairs are shown: the most probable "
     return write_report(
         path,
         title=title,
@@ -141,12 +152,7 @@ def report_of_judged(
         pairs=pairs,
         bars=[*bars, *(_by_tenth(name, judged.probability[name]) for name in judged.names)],
         tables=[*tables, *self_check_tables(judged.about.get("self_check") or {})],
-        notes=[
-            *notes,
-            f"{len(pairs):,} of the {len(judged):,} judged pairs are shown: the most probable "
-            "ones, and some of all others.",
-            *show.notes(),
-        ],
+        notes=[*notes, f"{shown}ones, and some of all others." if pairs else "", *show.notes()],
     )
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +15,7 @@ from lavis_mafa.algorithm.corpus_mining import nearest
 from lavis_mafa.algorithm.grit import GritCollector, GritSettings
 from lavis_mafa.algorithm.grit.grouping import Indices
 from lavis_mafa.algorithm.pickers import NONE
-from lavis_mafa.data.caption_truth import normalised
+from lavis_mafa.data.caption_truth import caption_numbers
 from lavis_mafa.io.processes import all_gather_objects, get_rank, get_world_size, progress
 from lavis_mafa.tools.analysed_pairs import AnalysedPairs, log_on_main
 from lavis_mafa.tools.corpus_features import Features
@@ -59,8 +58,8 @@ def _order_of(
     vectors: Tensor,
     texts: Tensor,
     seed: int,
-    image_ids: NDArray[Any] | None = None,
-    grit: GritSettings | None = None,
+    image_ids: NDArray[Any] | None,
+    grit: GritSettings,
     group_ids: NDArray[Any] | None = None,
 ) -> NDArray[Any]:
     """Return the order of S samples in one epoch, without an incomplete last mini-batch.
@@ -72,7 +71,7 @@ def _order_of(
         vectors, texts: ``(S, E)``, normalised.
         seed: of the random order, and of shuffling and start samples of the grouping.
         image_ids: ``(S,)``; if given, a grouped mini-batch gets at most one caption of an image.
-        grit: L, q, p and regions of grouped mini-batches; None: their defaults.
+        grit: L, q, p and regions of grouped mini-batches.
         group_ids: ``(S,)``, kept apart as images are, if these are given.
 
     Returns:
@@ -84,11 +83,14 @@ def _order_of(
     size, batch = len(texts), sampling.batch_size
     assert batch is not None
     if size < batch:
-        raise ValueError(f"{size} samples do not fill a mini-batch of {batch}: take a smaller one")
+        raise ValueError(
+            f"{size} readable samples, but a mini-batch needs {batch}: give more data, or a "
+            "smaller batch size"
+        )
     # The same permutation for all batch sizes and search spaces: only these should differ.
     order: Indices = np.random.default_rng((seed, 0)).permutation(size)
     if sampling.kind == "grit":
-        space, grit = sampling.search_space, grit or GritSettings()
+        space = sampling.search_space
         assert space is not None
         collector = GritCollector(
             replace(grit, queue_size=max(grit.queue_size, space), search_space=space),
@@ -109,7 +111,8 @@ class HardNegatives:
     """Hard negatives of the mini-batches of an epoch: R picks, ``top_k`` for every anchor.
 
     Attributes:
-        image, text: ``(R,)`` int64, the samples that the image and the text of the pair come from.
+        image, text: ``(R,)`` int64, the samples that the image and the text of the pair come from;
+            of samples with the same image, the first.
         from_image: ``(R,)`` bool, whether the image is the anchor.
         batch: ``(R,)`` int32, number of the mini-batch.
     """
@@ -131,23 +134,30 @@ def find_hard_negatives(
     """Return the hard negatives of one sampling, as sample numbers.
 
     Of mini-batches, ``batch`` is their number; of the whole data set it is the position of the
-    anchor, so that intervals treat anchors as independent. All ranks must call this function; they
-    share the anchors.
+    anchor, so that intervals treat anchors as independent. There, samples of one image are one
+    candidate. All ranks must call this function; they share the anchors.
 
     Args:
         top_k: of each anchor in a mini-batch.
         new_only: never find another caption of the anchor's image, whatever the config says; in the
-            whole data set also no caption of the anchor's wording.
+            whole data set also no caption of the anchor's wording, and every wording only once.
     """
     size, usual = len(features), loaded.usual
-    whole = sampling.neighbours is not None
-    if whole:
+    ids = loaded.data.image_ids[features.numbers]
+    _, first, image = np.unique(ids, return_index=True, return_inverse=True)
+    labels = _labels(loaded, features, new_only)
+    candidates = None
+    if sampling.neighbours is not None:
+        candidates = {True: np.arange(size), False: np.sort(first)}
+        if new_only:
+            captions = (loaded.data.source(int(n)).caption for n in features.numbers)
+            labels.append(caption_numbers(captions))
+            candidates[True] = np.unique(labels[-1], return_index=True)[1]
         step = max(1, min(_ANCHORS, -(-size // _LEAST_CHUNKS)))
         parts = [np.arange(begin, min(begin + step, size)) for begin in range(0, size, step)]
         log_on_main("neighbours of %d anchors among %d samples", 2 * size, size)
     else:
         assert sampling.batch_size is not None
-        ids = loaded.data.image_ids[features.numbers]
         order = _order_of(
             sampling,
             features.vectors,
@@ -159,11 +169,13 @@ def find_hard_negatives(
         )
         parts = list(order.reshape(-1, sampling.batch_size))
         log_on_main("%s: %d mini-batches", sampling.name, len(parts))
-    labels = _labels(loaded, features, new_only, wordings=whole)
     k = sampling.neighbours or top_k
     found = _hardest_negatives(
-        features, loaded.similarity, parts, labels, k, whole, loaded.device, sampling.name
+        features, loaded.similarity, parts, labels, k, candidates, loaded.device, sampling.name
     )
+    found.image = first[image.reshape(-1)][found.image]
+    if candidates:
+        found.batch = np.where(found.from_image, found.image, found.text)
     found.image, found.text = features.numbers[found.image], features.numbers[found.text]
     return found
 
@@ -174,7 +186,7 @@ def _hardest_negatives(
     parts: Sequence[NDArray[Any]],
     labels: Sequence[NDArray[Any]] = (),
     k: int = 1,
-    whole: bool = False,
+    candidates: Mapping[bool, NDArray[Any]] | None = None,
     device: torch.device | str = "cpu",
     name: str | None = None,
 ) -> HardNegatives:
@@ -186,31 +198,32 @@ def _hardest_negatives(
         parts: positions of the anchors that are compared at once, such as mini-batches.
         labels: arrays ``(S,)``; a candidate that equals the anchor in one of them is a known
             positive and never found. Empty: only the anchor's own pair is one.
-        whole: whether the candidates are all samples, instead of the anchor's part.
+        candidates: positions of the texts for image anchors (True), and of the images for text
+            anchors (False); None: those of the anchor's part.
         name: of the progress bar.
     """
-    every, rank, world = np.arange(len(features)), get_rank(), get_world_size()
+    rank, world = get_rank(), get_world_size()
     own: list[tuple[NDArray[Any], NDArray[Any]]] = []
     for rows in progress(parts[rank::world], desc=name):
-        among = every if whole else rows
+        among = candidates or {True: rows, False: rows}
         places = (
-            _search(features, similarity, labels, rows, among, from_image, k, device)[0].numpy()
-            for from_image in (True, False)
+            _search(features, similarity, labels, rows, among[side], side, k, device).numpy()
+            for side in (True, False)
         )
         own.append(tuple(places))  # type: ignore[arg-type]
     of_ranks = all_gather_objects(own)
     images, texts, sides, numbers = [], [], [], []
     for number, rows in enumerate(parts):
-        among = every if whole else rows
+        among = candidates or {True: rows, False: rows}
         for from_image, places in zip(
             (True, False), of_ranks[number % world][number // world], strict=True
         ):
             row, column = np.nonzero(places != NONE)
-            anchors, others = rows[row], among[places[row, column]]
+            anchors, others = rows[row], among[from_image][places[row, column]]
             images.append(anchors if from_image else others)
             texts.append(others if from_image else anchors)
             sides.append(np.full(len(anchors), from_image))
-            numbers.append(anchors if whole else np.full(len(anchors), number))
+            numbers.append(np.full(len(anchors), number))
     return HardNegatives(*map(np.concatenate, (images, texts, sides, numbers)))
 
 
@@ -223,8 +236,8 @@ def _search(
     from_image: bool,
     k: int,
     device: torch.device | str = "cpu",
-) -> tuple[Tensor, Tensor]:
-    """Return numbers and similarities ``(A, K)`` of the most similar candidates of A anchors.
+) -> Tensor:
+    """Return the numbers ``(A, K)`` of the most similar candidates of A anchors.
 
     K is at most ``k`` and the number of candidates; numbers are `NONE` where none is left.
 
@@ -255,8 +268,7 @@ def _search(
                 sim.masked_fill_(on_device(own)[:, None] == on_device(other), float("-inf"))
         return sim
 
-    places, best = nearest(compare, len(rows), len(among), k)
-    return places.cpu(), best.cpu()
+    return nearest(compare, len(rows), len(among), k)[0].cpu()
 
 
 def _groups_of(loaded: AnalysedPairs, features: Features) -> NDArray[Any] | None:
@@ -268,23 +280,12 @@ def _groups_of(loaded: AnalysedPairs, features: Features) -> NDArray[Any] | None
     return np.asarray(groups[features.numbers])
 
 
-def _labels(
-    loaded: AnalysedPairs, features: Features, new_only: bool, wordings: bool
-) -> list[NDArray[Any]]:
+def _labels(loaded: AnalysedPairs, features: Features, new_only: bool) -> list[NDArray[Any]]:
     """Return arrays ``(S,)`` of numbers that known positives share."""
     labels: list[NDArray[Any]] = []
     if new_only or loaded.usual.same_image:
         labels.append(np.asarray(loaded.data.image_ids[features.numbers]))
-    if new_only and wordings:
-        captions = (normalised(loaded.data.source(int(n)).caption) for n in features.numbers)
-        labels.append(np.fromiter(map(_hash, captions), np.int64))
     groups = _groups_of(loaded, features)
     if groups is not None:  # each sample in none has a number of its own
         labels.append(np.where(groups < 0, -1 - np.arange(len(groups)), groups))
     return labels
-
-
-def _hash(text: str) -> int:
-    # 64 bits: among 100 million captions a collision is unlikely, and would cost one candidate.
-    content = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(content, "little", signed=True)

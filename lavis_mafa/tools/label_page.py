@@ -89,15 +89,16 @@ def _write_label_page(
         image, text = int(judged.image[row]), int(judged.text[row])
         try:
             caption = data.source(text).caption
-            if image not in places:
+            source = data.source(image)
+            if source.anchor is None and image not in places:
                 images.append(data_uri(data.show(image)[0], _IMAGE_SIZE))
                 places[image] = len(images) - 1
         # A builder may raise anything for a broken file.
         except Exception as error:
             logging.warning("skipped image %d, text %d: %s", image, text, one_line(str(error)))
             continue
-        cells = [pair_id(image, text), data.source(image).name or "", caption]
-        pairs.append({"cells": [*cells, float(probability[row])], "picture": places[image]})
+        cells = [pair_id(image, text), source.name or "", caption, float(probability[row])]
+        pairs.append({"cells": cells, "picture": places.get(image)})
     if not pairs:
         raise ValueError("none of the drawn pairs can be read")
     # Under this key the browser keeps the labels until they are saved.

@@ -190,7 +190,7 @@ def _quality_of(
         marks.setdefault(threshold, []).append(mark)
     thresholds, reached = precisions(*found)
     # Precision need not rise with the threshold; the smallest that reaches it has the most recall.
-    enough = thresholds[(thresholds >= 0) & (reached >= wanted)]
+    enough = thresholds[(thresholds >= 0) & (reached >= wanted - 1e-9)]
     if len(enough):
         advised = float(enough[-1])
         marks.setdefault(advised, []).append("advised")

@@ -227,7 +227,7 @@ def _options_of(args: argparse.Namespace) -> list[str]:
     if not is_url(args.checkpoint) and not os.path.exists(args.checkpoint):
         raise FileNotFoundError(f"--checkpoint: no such file: {args.checkpoint}")
     given = ["model.load_finetuned=True", f"model.finetuned={args.checkpoint}"]
-    return [*options, *given]
+    return [*given, *options]
 
 
 def _load_model_and_data(args: argparse.Namespace) -> _ModelAndData:
@@ -335,7 +335,7 @@ def data_of_judged(judged: Judged, path: Path) -> TrainingSet:
     """Build the data that a file of judged pairs is about, by the config that it records.
 
     Raises:
-        ValueError: if the file records no config, or the data do not have all its samples.
+        ValueError: if the file records no config.
         ConfigError: as in `_load_model_and_data`.
     """
     cfg_path = judged.about.get("cfg_path")
@@ -344,14 +344,7 @@ def data_of_judged(judged: Judged, path: Path) -> TrainingSet:
     named = Named(path, tuple(map(str, judged.about.get("options") or ())))
     # The page may be written on a machine without the GPU that the config asks for.
     cfg = load_config(str(cfg_path), _ONLY_DATA, machine=False, named=named, data_only=True)
-    data = _shown_pairs(cfg, path)
-    highest = int(max(judged.image.max(initial=-1), judged.text.max(initial=-1)))
-    if highest >= len(data):
-        raise ValueError(
-            f"{path} has a pair with sample {highest}, but the data of {cfg_path} have only "
-            f"{len(data)} samples: the data have changed since, judge them again"
-        )
-    return data
+    return _shown_pairs(cfg, path)
 
 
 def recorded_data(folder: Path) -> TrainingSet:

@@ -43,10 +43,13 @@ def mine_connections(args: argparse.Namespace) -> None:
     top_k = args.top_k or usual.rule.top_k
     space: Any = args.search_space or (ALL if usual.searches_all else usual.grit.search_space)
     if space == ALL:
+        if args.sampling or args.batch_size:
+            raise ValueError("--sampling and --batch-size need mini-batches: give --search-space M")
         sampling = Sampling(ALL, None, neighbours=top_k)
     else:
         batch = args.batch_size or usual.batch_size
-        sampling = Sampling(args.sampling, batch, space if args.sampling == "grit" else None)
+        kind = args.sampling or "grit"
+        sampling = Sampling(kind, batch, space if kind == "grit" else None)
     thresholds = min(usual.rule.low, high), high
     found = mine(loaded, args, thresholds, [sampling], top_k, new_only=True)
     judged = found.judged
@@ -59,7 +62,7 @@ def mine_connections(args: argparse.Namespace) -> None:
     if not len(mined):
         logging.warning(
             "no pair is above the threshold of %g (the highest probability is %.3f), so there are "
-            "no new pairs: lower --threshold, or use another Con-D",
+            "no new pairs: lower --threshold, or use another judge",
             high,
             float(np.nanmax(judged.probability_by(None), initial=0.0)),
         )

@@ -84,11 +84,7 @@ class PairRecords:
     def write(self, name: str, records: Iterable[dict[str, Any]]) -> None:
         """Write ``NAME.json`` atomically, one record a line."""
         with atomic_write(self.output / f"{name}.json") as file:
-            between = "[\n"
-            for record in records:
-                file.write((between + json.dumps(record, ensure_ascii=False)).encode())
-                between = ",\n"
-            file.write(b"[]\n" if between == "[\n" else b"\n]\n")
+            _write_rows(file, records)
 
     def write_triplets(
         self, negatives: HardNegatives, judged: Judged, mined: Judged, low: float
@@ -199,6 +195,15 @@ def _json_line(content: dict[str, Any]) -> bytes:
     return (json.dumps(content, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass")
 
 
+def _write_rows(sink: BinaryIO, rows: Iterable[Any]) -> None:
+    """Write an array of JSON, a row a line."""
+    between = b"[\n"
+    for row in rows:
+        sink.write(between + _json_line(row).rstrip())
+        between = b",\n"
+    sink.write(b"[]\n" if between == b"[\n" else b"\n]\n")
+
+
 def write_clean_copy(records: PairRecords, mined: Judged, columns: PairColumns) -> str:
     """Write ``clean.*``: the rows of the data with all their columns, and the mined pairs.
 
@@ -222,11 +227,12 @@ def write_clean_copy(records: PairRecords, mined: Judged, columns: PairColumns) 
         else:
             own = ((number, number) for number in range(len(data)))
             sink.writelines(_json_line(records.record(*pair)) for pair in chain(own, pairs))
-    if write and data.vis_root is None:  # the file has the pictures, or there are only texts
+    if data.source(0).anchor is not None:
+        keys = f"{columns.image_key} {columns.caption_key}" if write else "anchor positive"
+        return f"{name} (read it with --text-keys {keys})"
+    if write and data.vis_root is None:  # the file has the pictures
         return name
-    of_texts = data.source(0).anchor is not None
-    needed = "--text-keys anchor positive" if of_texts else f"--images {records.root}"
-    return f"{name} (read it with {needed})"
+    return f"{name} (read it with --images {records.root})"
 
 
 @dataclass
@@ -282,11 +288,7 @@ def _first_line(path: Path) -> str:
 def _write_array(sink: BinaryIO, path: Path, new: _NewRows) -> None:
     rows = json.loads(path.read_text(encoding="utf-8-sig"))
     like = next(row for row in rows if isinstance(row, dict) and not new.columns.choose(list(row)))
-    between = b"[\n"
-    for row in chain(rows, new.like(like)):
-        sink.write(between + _json_line(row).rstrip())
-        between = b",\n"
-    sink.write(b"\n]\n")
+    _write_rows(sink, chain(rows, new.like(like)))
 
 
 def _write_lines(sink: BinaryIO, path: Path, new: _NewRows) -> None:

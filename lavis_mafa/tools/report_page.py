@@ -52,14 +52,12 @@ def write_report(
     bars: Sequence[Bars] = (),
     tables: Iterable[Table] = (),
     notes: Iterable[str] = (),
-    figure: str | None = None,
 ) -> Path:
     """Write the page atomically, creating its folder, and return the path.
 
     Args:
         headline: the results in sentences; further lines follow in plain type.
         pairs: may be a generator, whose images are read one at a time.
-        figure: an SVG file, shown as an image: nothing inside can reach the page.
 
     Raises:
         ValueError: for a table whose rows do not fit its columns.
@@ -74,9 +72,6 @@ def write_report(
         }
         for one in pairs
     ]
-    if figure is not None:
-        content = base64.b64encode(figure.encode("utf-8", "replace")).decode()
-        figure = f"data:image/svg+xml;base64,{content}"
     return write_page(
         Path(path),
         "report_page.html",
@@ -84,7 +79,6 @@ def write_report(
         headline=headline,
         pairs=shown,
         bars=bars,
-        figure=figure,
         tables=list(tables),
         notes=[note for note in notes if note],
     )

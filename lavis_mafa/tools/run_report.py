@@ -82,13 +82,13 @@ def _report_of_run(folder: Path, path: Path) -> Path:
     if chosen:
         try:
             show = SampleViewer(recorded_data(folder))
+            pairs = list(connections_of(chosen, show, config))
         # Missing files or libraries, or another working directory, must not prevent the page.
         except Exception as error:
             why = f"{type(error).__name__}: {one_line(str(error))}"
             logging.warning("the page shows no pairs: %s", why)
             notes.append(f"No pairs are shown, because the data of the run cannot be loaded: {why}")
         else:
-            pairs = list(connections_of(chosen, show, config))
             notes.append(
                 f"{len(pairs):,} of the {len(records):,} connections that the run logged are "
                 "shown: positive and ambiguous ones, up to 64 in an epoch."

@@ -8,12 +8,6 @@ from lavis_mafa.io.terminal import printable
 from lavis_mafa.tools.charts import Cell, Table
 
 
-def markdown_section(table: Table) -> str:
-    """Return a table in Markdown with its title above and its note below."""
-    parts = [f"## {one_line(table.title)}", markdown_table(table), table.note]
-    return "\n\n".join(part for part in parts if part)
-
-
 def markdown_table(table: Table) -> str:
     """Return a table in Markdown with aligned columns; None is "–", and a cell is one line."""
     given: list[Sequence[Cell]] = [table.columns, *table.rows]

@@ -9,11 +9,11 @@ from typing import Any
 
 from lavis_mafa._version import __version__
 from lavis_mafa.io.files import read_json_lines, write_json, write_text
-from lavis_mafa.tools.charts import Bars, format_number
+from lavis_mafa.tools.charts import Bars, Table, format_number
 from lavis_mafa.tools.gallery import SampleViewer, connections_of
 from lavis_mafa.tools.model_and_data import recorded_data
 from lavis_mafa.tools.report_page import ShownPair, write_report
-from lavis_mafa.tools.tables import markdown_section
+from lavis_mafa.tools.tables import markdown_table, one_line
 from lavis_mafa.training.run_log import CONNECTIONS, LOG, read_log
 from research.studies.results import BY_IMAGE, Results, headline_of
 from research.studies.spread import note_on_spread, spreads_of
@@ -83,6 +83,12 @@ def markdown(results: Results) -> str:
     notes = _notes(results)
     parts += ["## Notes", "\n".join(f"- {note}" for note in notes)] if notes else []
     return "\n\n".join([*parts, markdown_section(rows_table(results))]) + "\n"
+
+
+def markdown_section(table: Table) -> str:
+    """Return a table in Markdown with its title above and its note below."""
+    parts = [f"## {one_line(table.title)}", markdown_table(table), table.note]
+    return "\n\n".join(part for part in parts if part)
 
 
 def content(results: Results) -> dict[str, Any]:

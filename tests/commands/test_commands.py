@@ -46,6 +46,11 @@ count --run none --output x                | argument --run: none does not exist
 count --batch-sizes 8 1                    | argument --batch-sizes: 1: expected
 count --search-spaces 0                    | argument --search-spaces: 0: expected
 count --search-spaces some                 | argument --search-spaces: some: expected
+count --seed -1                            | argument --seed: -1: expected
+mine --seed -1                             | argument --seed: -1: expected
+label page train.py --seed -1              | argument --seed: -1: expected
+features train.py --batch-size -1          | argument --batch-size: -1: expected
+features train.py --image-size 0           | argument --image-size: 0: expected
 count --threshold 50                       | argument --threshold: 50: expected
 count --threshold nan                      | argument --threshold: nan: expected
 mine --threshold 1.5                       | argument --threshold: 1.5: expected

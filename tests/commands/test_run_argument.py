@@ -51,6 +51,13 @@ def test_evaluation_of_a_run(run, tmp_path, caplog, choice, file):
     assert log == (run / "log.jsonl").read_text()  # the run itself is untouched
 
 
+def test_options_override_the_checkpoint_of_a_config(capsys):
+    given = ["evaluate", "--cfg-path", "albef_toy", "--print-config", "--checkpoint", "one.pth"]
+    assert main([*given, "--options", "model.finetuned=other.pth"]) == 0
+    printed = capsys.readouterr().out
+    assert "finetuned: other.pth" in printed and "one.pth" not in printed
+
+
 def test_options_choose_another_checkpoint(run, tmp_path):
     other = tmp_path / "other.pth"
     content = torch.load(run / "checkpoint_last.pth", weights_only=True)

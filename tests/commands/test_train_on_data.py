@@ -51,7 +51,7 @@ def make(form, folder):
             for k, caption in enumerate(captions(n))
         ]
         write_shards(folder / "shards", samples)
-        (file,) = (folder / "shards").glob("*.tar")
+        file = folder / "shards" / "pairs-{000000..000000}.tar"
     else:
         for n in range(IMAGES):
             (folder / f"{n}.txt").write_text("\n".join(captions(n)))
@@ -67,6 +67,7 @@ def test_every_form_becomes_a_config_that_is_complete(form, tmp_path, monkeypatc
     config = load_config(file, [])  # checks all of it, and the files
     (builder,) = config.datasets_cfg
     assert builder == ("image_text_shards" if form == "tar" else "image_text_json")
+    assert file.parent.name == {"tar": "pairs-", "folder": "mine"}.get(form, "pairs")
     assert config.run_cfg.batch_size_train == 8 and config.run_cfg.max_epoch == 30
     assert config.run_cfg.rerank_by == "odds"
     assert config.run_cfg.device == ("cuda" if torch.cuda.is_available() else "cpu")
@@ -144,3 +145,9 @@ def test_unusable_data_are_one_sentence(content, message, tmp_path, monkeypatch,
         main(["train", "--data", str(file)])
     printed = capsys.readouterr().err
     assert error.value.code == 2 and message in printed and printed.count("\n") == 1
+
+
+def test_images_of_a_config_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--cfg-path", "albef_toy", "--images", "."])
+    assert "--images needs --data" in capsys.readouterr().err

@@ -142,8 +142,8 @@ def test_making_resumes_and_is_shared(files, monkeypatch):
             raise KeyboardInterrupt
         return images.mean((2, 3))[:, None].repeat(1, 2, 1)
 
-    encoder, how = Encoder(encode, SIZE, MEAN, STD, "mine"), {"batch_size": 1}
     stop = 5  # a blank picture first, then two views of each
+    encoder, how = Encoder(encode, SIZE, MEAN, STD, "mine"), {"batch_size": 1}
     with pytest.raises(KeyboardInterrupt):
         make(files, encoder, part=(1, 2), **how)
     made = out / "features_2.npy"  # the second of four files, each of two rows
@@ -151,7 +151,7 @@ def test_making_resumes_and_is_shared(files, monkeypatch):
     before, stop = made.stat().st_mtime_ns, 99
     encoded.clear()
     make(files, encoder, part=(1, 2), **how)
-    assert len(encoded) == 1 + 2 and made.stat().st_mtime_ns == before
+    assert len(encoded) == 2 and made.stat().st_mtime_ns == before
     with pytest.raises(ValueError, match="features_2.npy begins at row 2, but the files before"):
         FeatureFolder(out)
     make(files, encoder, part=(0, 2), **how)

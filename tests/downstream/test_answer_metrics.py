@@ -56,6 +56,7 @@ def annotation_file(path, answers_of, id_of=int):
         lambda answer: [{"answer": answer}],
         lambda answer: [answer] * 10,
         lambda answer: answer,
+        lambda answer: [None, answer],
         lambda answer: [2 if answer == "2" else answer] * 2,
     ],
 )
@@ -71,7 +72,7 @@ def test_the_answer_of_all_annotators_is_right(tmp_path, answers_of, id_of):
 @pytest.mark.parametrize("answers", [[], None, "", [{"answer": None}], [{}], [["red"]], True])
 def test_annotation_without_answers_is_refused(tmp_path, answers):
     files = annotation_file(tmp_path / "a.json", lambda a: answers if a == "no" else [a])
-    with pytest.raises(ValueError, match=r"a\.json cannot be used:\s+annotation 1 \(question 22\)"):
+    with pytest.raises(ValueError, match=r"a\.json cannot be used:\s+row 1: .*22"):
         read_questions(*files)
 
 
@@ -81,7 +82,7 @@ def test_question_ids_of_annotations_are_distinct(tmp_path):
     with pytest.raises(ValueError, match="'7' and '07', which occurs before, are the same number"):
         read_questions(*files)
     files = annotation_file(tmp_path / "a.json", lambda a: [a], {21: 1, 22: 1, 23: 2}.get)
-    with pytest.raises(ValueError, match="annotation 1 .*: 1 is the id of 'annotation 0' as well"):
+    with pytest.raises(ValueError, match="row 1: 1 is the id of 'row 0' as well"):
         read_questions(*files)
 
 

@@ -17,6 +17,7 @@ from PIL import Image
 from runs import finish, launcher, records, spawn
 from test_caption_metrics import coco_file
 from torch.utils.data import DataLoader
+from vqa_rows import QUESTIONS, vqa_files
 
 from lavis_mafa.downstream import MafaCaptionTask, MafaGQATask, MafaVQATask
 from lavis_mafa.training.session import run
@@ -189,6 +190,15 @@ class ById(LikeRetrieval):
         return {"image": super().__getitem__(index)["image"], "image_id": f"{index:05d}"}
 
 
+def test_samples_without_the_number_of_their_row_are_rejected_before_generation():
+    data, model = ById(), Speaker()
+    data.annotation = [{"caption": several} for several in TRUE]
+    task, _ = set_up_task(MafaCaptionTask, CAPTION_RUN)
+    with pytest.raises(ValueError, match="samples have neither instance_id nor index"):
+        evaluate(task, data, model=model)
+    assert not model.calls
+
+
 @pytest.mark.parametrize("kind", [LikeRetrieval, ById])
 def test_references_of_other_data_sets(kind, result_dir):
     task, _ = set_up_task(MafaCaptionTask, CAPTION_RUN)
@@ -309,35 +319,6 @@ VQA_RUN = {
     "prompt": "Question: {} Answer:",
     "length_penalty": -1.0,
 }
-QUESTIONS = [
-    (21, "red", "other"),
-    (22, "no", "yes/no"),
-    (23, "blue", "other"),
-    (24, "white", "other"),
-]
-
-
-def ten_annotators(right, count):
-    return [{"answer_id": i, "answer": right if i < count else f"no {i}"} for i in range(10)]
-
-
-def vqa_files(pictures, counts=(10, 10, 3, 1)):
-    """Return LAVIS's rows, candidate answers, and VQA's own questions and annotations."""
-    rows = [
-        {"image": p, "question": "what colour is it?", "question_id": q, "dataset": "vqa"}
-        for p, (q, _, _) in zip(pictures, QUESTIONS, strict=True)
-    ]
-    questions = {"questions": [{"question_id": q, "image_id": 1} for q, _, _ in QUESTIONS]}
-    annotations = [
-        {
-            "question_id": q,
-            "image_id": 1,
-            "answer_type": kind,
-            "answers": ten_annotators(right, count),
-        }
-        for (q, right, kind), count in zip(QUESTIONS, counts, strict=True)
-    ]
-    return rows, NAMES, questions, {"annotations": annotations}
 
 
 @pytest.mark.parametrize(("builder", "split"), [("coco_vqa", "val"), ("ok_vqa", "test")])
@@ -373,7 +354,10 @@ def test_vqa_on_a_subset_of_the_questions(tmp_path, pictures, caplog):
 def test_without_truth_answers_are_written_and_not_scored(
     tmp_path, pictures, result_dir, caplog, name
 ):
-    files = vqa_files(pictures)[:2] if name == "coco_vqa" else [gqa_rows(pictures, [{}] * 4)]
+    rows, names, *_ = vqa_files(pictures)
+    blank = [{"answers": []}, {"answer": ""}, {"answers": ["", " "]}, {"answer": [None]}]
+    rows = [{**row, **answers} for row, answers in zip(rows, blank, strict=True)]
+    files = [rows, names] if name == "coco_vqa" else [gqa_rows(pictures, blank)]
     kind = MafaVQATask if name == "coco_vqa" else MafaGQATask
     assert score(kind, VQA_RUN, tmp_path, name, {"test": files}, "test") == {}
     assert "no right answers are known for test: nothing is scored" in caplog.text
@@ -405,6 +389,10 @@ def test_answers_in_the_annotations(tmp_path, pictures, key):
     acc, other = 100 * (1 + 0 + 2 / 3 + 1) / 4, 100 * (1 + 2 / 3 + 1) / 3
     expected = {"acc": acc, "agg_metrics": acc, "other": other, "yes/no": 0}
     assert figures == pytest.approx(expected, abs=5e-3)
+    rows[2][key], model = [["red"]], Speaker()
+    with pytest.raises(ValueError, match=r"the annotation of \w+ .*\s+row 2: expected a text"):
+        score(MafaVQATask, VQA_RUN, tmp_path, "coco_vqa", {"val": (rows, names)}, model=model)
+    assert not model.calls
 
 
 def test_ranking_needs_candidates():

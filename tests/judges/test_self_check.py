@@ -151,14 +151,14 @@ def test_a_poor_discriminator_is_warned_of_or_refused(toy_train, caplog, con_d, 
     found = self_check(con_d, batches_of(toy_train, 16), (0.5, 0.8), "mine")
     assert found.auc == auc and len(found.problems) == len(said)
     with caplog.at_level(logging.INFO):
-        found.settle("warn", "KEY")
+        found.settle("warn", "set KEY to {}")
     lines = [record.getMessage() for record in caplog.records]
     assert lines[0] == found.line and len(lines) == 1 + bool(said)
     if not said:
         found.settle("refuse")
         return
     with pytest.raises(PoorDiscriminatorError, match="set KEY to warn") as caught:
-        found.settle("refuse", "KEY")
+        found.settle("refuse", "set KEY to {}")
     for text in (lines[1], str(caught.value)):
         for part in (*said, "mine", "tokenizer", "grouped hard negatives"):
             assert part in text
@@ -191,6 +191,18 @@ def _checked_on_a_rank(rank, batches):
     except PoorDiscriminatorError as error:
         return found.auc, str(error)
     return found.auc, ""
+
+
+def test_unreadable_images_are_left_out(toy_train):
+    class Broken(Known):
+        def judge(self, samples, image_of, text_of):
+            return super().judge(samples, image_of, text_of).masked_fill(image_of == 3, torch.nan)
+
+    batches = batches_of(toy_train, 16)
+    for batch in batches:
+        batch["load_error"] = ["lost" if number == 3 else "" for number in range(16)]
+    found = self_check(Broken(0.9, 0.1), batches, (0.5, 0.8), "mine")
+    assert found.auc == 1 and len(found.own) == 15 * len(batches) and not found.problems
 
 
 def test_two_processes_have_the_verdict_of_rank_0(toy_train, tmp_path):

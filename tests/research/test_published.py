@@ -12,11 +12,10 @@ import pandas as pd
 import pytest
 from conftest import ROOT
 
-from lavis_mafa.tools.tables import markdown_section
 from research import study as command
 from research.__main__ import main
 from research.figures import FIGURES, figure_svg
-from research.studies.outputs import markdown
+from research.studies.outputs import markdown, markdown_section
 from research.studies.results import recorded_results
 from research.studies.spread import Spread, frame_of, gains_of
 from research.studies.study_tables import tables_of

@@ -442,6 +442,9 @@ def test_a_few_missing_pictures_are_counted_and_many_refused(world, models, tmp_
     assert run("count", world / "many.json", [models / "CLIP"], tmp_path / "many") == 1
     assert "the pictures of 2 of 192 pairs cannot be read" in caplog.text
     assert "lost.png" in caplog.text and "Traceback" not in caplog.text
+    more = ["--images", tmp_path, "--judge", models / "Siglip"]
+    assert run("count", world / "pairs.json", features(world), tmp_path / "none", *more) == 1
+    assert "pairs have no verdict, because their pictures cannot be read" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -468,6 +471,7 @@ def test_other_models_are_refused(world, models, tmp_path, caplog, encoder, judg
     ("given", "message"),
     [
         (["--data", "pairs.json"], "--data needs --encoder"),
+        (["--data", ".", "--encoder", "x", "--text-keys", "a", "b", "--image-key", "c"], "both"),
         (["--cfg-path", "albef_toy", "--judge", "captions"], "--judge needs --data"),
         (["--data", "pairs.json", "--encoder", "x", "--con-d", "a.arch=b"], "--con-d needs"),
     ],

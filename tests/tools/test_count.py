@@ -59,7 +59,7 @@ def test_order_has_every_sample_once_in_full_mini_batches(
     sampling = Sampling("random" if space is None else "grit", batch, space)
     given_ids, grit = ids if apart else None, GritSettings(queue_size=queue, regions=regions)
     if size < batch:
-        with pytest.raises(ValueError, match="do not fill a mini-batch"):
+        with pytest.raises(ValueError, match="but a mini-batch needs"):
             _order_of(sampling, features.vectors, features.texts, 0, given_ids, grit)
         return
     order = _order_of(sampling, features.vectors, features.texts, 0, given_ids, grit)
@@ -80,7 +80,9 @@ def test_hard_negatives_equal_slow_loop(size, batch, top_k, apart, grouped):
     batch = min(size, batch)
     features, ids = features_and_ids(size, size)
     groups = np.where(np.arange(size) % 3 == 0, np.arange(size) % 10, -1 - np.arange(size))
-    order = _order_of(Sampling("random", batch), features.vectors, features.texts, 0)
+    order = _order_of(
+        Sampling("random", batch), features.vectors, features.texts, 0, None, GritSettings()
+    )
     labels = [label for label, given in ((ids, apart), (groups, grouped)) if given]
     found = _hardest_negatives(features, dot, order.reshape(-1, batch), labels, top_k)
     negatives = sorted(zip(found.image, found.text, found.from_image, found.batch, strict=True))
@@ -134,7 +136,7 @@ def test_counts_equal_a_slow_loop_over_the_truth(counted, models, tmp_path):
     for count in counts:
         sampling = Sampling(count["sampling"], count["batch_size"], count["search_space"])
         ids = opened.data.image_ids
-        order = _order_of(sampling, features.vectors, features.texts, 0, ids)
+        order = _order_of(sampling, features.vectors, features.texts, 0, ids, GritSettings())
         false_negatives = 0
         for mini_batch in order.reshape(-1, sampling.batch_size):
             for anchor in mini_batch:
@@ -159,7 +161,7 @@ def test_counts_equal_judging_in_the_mini_batches(counted, models, tmp_path):
     )
     sampling = Sampling("grit", 16, 48)
     ids = opened.data.image_ids
-    order = _order_of(sampling, features.vectors, features.texts, 0, ids)
+    order = _order_of(sampling, features.vectors, features.texts, 0, ids, GritSettings())
     similarity = opened.model.backbone.similarity
     found = _hardest_negatives(features, similarity, order.reshape(-1, 16), [ids])
     hits = {True: 0, False: 0}
@@ -183,13 +185,16 @@ def test_counts_equal_judging_in_the_mini_batches(counted, models, tmp_path):
 
 
 def test_a_count_by_threshold_and_missing_verdicts():
-    """Above is strict, pairs without a verdict do not count, and K neighbours are K pairs."""
+    """Above is strict, pairs without a verdict do not count, and neighbours are as many pairs as
+    there are candidates: here two of three."""
     probability = np.array([0.5, 0.75, np.nan, 0.25], np.float32)
     image, text, sides = np.arange(4), np.arange(4) + 4, np.ones(4, bool)
     judged = Judged(image, text, sides, ~sides, {"a": probability}, np.full(4, -1, np.int8))
     picked = counting.HardNegatives(image, text, sides, np.zeros(4, np.int64))
-    for sampling, estimated in ((Sampling("random", 4), 4), (Sampling("all", None, None, 3), 12)):
-        of_images, of_texts = counting._count_one(sampling, picked, judged, np.arange(4), 0.5, 12)
+    for sampling, estimated in ((Sampling("random", 4), 4), (Sampling("all", None, None, 3), 8)):
+        of_images, of_texts = counting._count_one(
+            sampling, picked, judged, np.arange(4), 0.5, (12, 2)
+        )
         found = of_images.found, of_images.judged, of_images.share, of_images.estimated
         assert found == (1, 3, 1 / 3, estimated)
         assert (of_texts.found, of_texts.judged) == (0, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -136,6 +137,9 @@ def test_evidence_is_of_the_judge_and_the_grouped_pairs():
     assert "by a:" in some[0] and "of 64 grouped" in some[2]
     few = advice_of(counts, all_known, ROWS, {}, USUAL, 1.0, is_lower_bound=True)
     assert "by a:" in few[0] and "lavis-mafa label" in few[2], "equal captions are no truth"
+    nothing = [replace(one, judged=0) for one in counts]
+    (none,) = advice_of(nothing, all_known, ROWS, {}, USUAL, 1.0)
+    assert "none of the hard negatives could be judged" in none
     all_known.probability = {}
     assert "no Con-D judged" in advice_of(counts, all_known, ROWS, {}, USUAL, 1.0)[2]
 

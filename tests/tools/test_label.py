@@ -15,9 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from judged_cases import judged_file, page_data, save_labels
 from PIL import Image
+from shard_files import write_rows
 
 from lavis_mafa.cli import main
 from lavis_mafa.data.pairs import PairSource
+from lavis_mafa.tools.judged_pairs import Judged
 from lavis_mafa.tools.label_page import _draw, _write_label_page
 from lavis_mafa.tools.label_quality import COLUMNS, _read_labels
 
@@ -131,6 +133,28 @@ def test_command_loads_the_judged_data(tmp_path, caplog):
     assert "does not record its config" in caplog.text
 
 
+def test_pairs_of_texts_are_labelled_until_their_data_change(tmp_path, caplog):
+    rows = [{"question": f"q{k}", "answer": f"a{k}"} for k in range(12)]
+    data = write_rows(tmp_path / "pairs.csv", rows)
+    np.save(tmp_path / "one.npy", np.eye(12, dtype=np.float32) + 0.1)
+    given = ["--data", data, "--text-keys", "question", "answer", "--output", tmp_path]
+    given += ["--encoder", tmp_path / "one.npy", tmp_path / "one.npy"]
+    assert main(list(map(str, ["mine", *given]))) == 0
+    command = ["label", "page", str(tmp_path), "--output", str(tmp_path / "labels.html")]
+    assert main(command) == 0
+    found = page_data(tmp_path / "labels.html")
+    assert found["images"] == [] and len(found["pairs"]) == len(Judged.load(tmp_path))
+    for pair in found["pairs"]:
+        image, text = pair["cells"][0].split("_")
+        assert pair["cells"][1:3] == [f"q{image}", f"a{text}"] and pair["picture"] is None
+    for changed in (rows[::-1], rows[:6]):
+        write_rows(data, changed)
+        for again in (command, ["report", str(tmp_path)]):
+            assert main(again) == 1
+            assert "is about data that have changed since: judge them again" in caplog.text
+            caplog.clear()
+
+
 @needs_browser
 def test_keys_label_the_pairs_and_the_csv_is_read(tmp_path):
     pairs = judged(np.linspace(0.05, 0.95, 8))
@@ -150,7 +174,7 @@ def test_keys_label_the_pairs_and_the_csv_is_read(tmp_path):
         for key in "nnnnnn":  # more than there are pairs
             browser.press(key)
         assert "8 of 8 pairs are labelled, not yet" in browser.evaluate("document.body.innerText")
-        assert browser.evaluate("document.title") == "Does the caption describe the image?"
+        assert browser.evaluate("document.title") == "Do the two match?"
         assert browser.errors == [] and browser.outside() == []
     (tmp_path / "labels.csv").write_text(labels, newline="")
     header, *rows = csv.reader(labels.splitlines(keepends=True))

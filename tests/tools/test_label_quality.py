@@ -63,6 +63,12 @@ def test_the_smallest_threshold_that_reaches_the_precision(rows, wanted):
     assert f"{_percent(every_match / len(known))} % of all pairs match" in sentence
 
 
+def test_a_precision_that_is_reached_but_for_rounding_is_reached():
+    judged = judged_of([0.5, 0.4, 0.3, 0.2, 0.1], [VALID] * 4 + [INVALID])
+    truth = _truth_of(judged, "j.npz", None)._replace(weight=np.full(5, 1 / 9))
+    assert "Advice: a threshold of 0.05 for con_d" in _quality_of("con_d", judged, truth, 0.8)[1]
+
+
 def test_the_best_precision_is_named_where_none_is_enough(tmp_path, capsys):
     judged_of([0.2, 0.6, 0.6, 0.9], [VALID, VALID, VALID, INVALID]).save(tmp_path / "judged.npz")
     call("label", "quality", tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from unittest import mock
 
 import numpy as np
@@ -14,7 +15,8 @@ from small_world import SIZE, arguments, call, call_ranks, con_d, features_of, t
 
 from lavis_mafa.algorithm import corpus_mining
 from lavis_mafa.algorithm.pickers import NONE
-from lavis_mafa.tools.hard_negatives import _search
+from lavis_mafa.cli import main
+from lavis_mafa.tools.hard_negatives import Sampling, _search, find_hard_negatives
 from lavis_mafa.tools.judged_pairs import Judged
 from lavis_mafa.toyworld.builder import _ToyScenesTrain
 
@@ -39,7 +41,7 @@ def slow_neighbours(features, labels, row, from_image, k):
         pair = features.images[image : image + 1].float(), features.texts[text : text + 1]
         found.append((-float(dot(*pair)), other))
     best = sorted(found)[:k]
-    return [place for _, place in best], [-value for value, _ in best]
+    return [place for _, place in best]
 
 
 @given(
@@ -63,13 +65,34 @@ def test_exact_search_equals_slow_loop(size, k, at_once, images, wordings, own_o
     every = np.arange(size)
     for from_image in (True, False):
         with mock.patch.object(corpus_mining, "MAX_SIMILARITIES", at_once * len(rows)):
-            places, similarity = _search(features, dot, labels, rows, every, from_image, k)
-        assert places.shape == similarity.shape == (len(rows), min(k, size))
+            places = _search(features, dot, labels, rows, every, from_image, k)
+        assert places.shape == (len(rows), min(k, size))
         for n, row in enumerate(rows):
-            expected, values = slow_neighbours(features, labels, row, from_image, k)
-            left = min(k, size) - len(expected)
-            assert places[n].tolist() == expected + [NONE] * left
-            assert similarity[n].tolist() == values + [float("-inf")] * left
+            expected = slow_neighbours(features, labels, row, from_image, k)
+            assert places[n].tolist() == expected + [NONE] * (min(k, size) - len(expected))
+
+
+@pytest.mark.parametrize("new_only", [False, True])
+def test_candidates_of_an_anchor_are_distinct_images_and_new_wordings(new_only):
+    features, rng = features_of(40, 0), np.random.default_rng(0)
+    features.numbers = np.arange(1, 41)  # sample 0 cannot be read
+    ids, words = rng.permutation(np.arange(48) % 12)[:41], rng.integers(0, 15, 41)
+    data = mock.Mock(image_ids=ids, group_ids=None)
+    data.source = lambda number: mock.Mock(caption=f"Caption {words[number]}.")
+    loaded = mock.Mock(data=data, similarity=dot, device="cpu")
+    sampling = Sampling("all", None, neighbours=6)
+    found = find_hard_negatives(loaded, features, sampling, 0, new_only=new_only)
+    first = {one: next(n for n in range(1, 41) if ids[n] == one) for one in set(ids[1:].tolist())}
+    assert set(found.image) == set(first.values())
+    of_texts = ~found.from_image
+    by_anchor = Counter(found.text[of_texts].tolist())
+    assert set(by_anchor.values()) == {6} and len(by_anchor) == 40
+    pairs = set(zip(found.image[of_texts], found.text[of_texts], strict=True))
+    assert len(pairs) == 6 * 40 and all(ids[image] != ids[text] for image, text in pairs)
+    assert (found.batch + 1 == np.where(of_texts, found.text, found.image)).all()
+    for begin in range(0, 6 * 40, 6):  # candidates of one image anchor
+        wordings = words[found.text[found.from_image][begin : begin + 6]]
+        assert len(set(wordings)) == 6 or not new_only
 
 
 MINING = ("--search-space", "all", "--top-k", 3, "--threshold", 0.6)
@@ -103,8 +126,7 @@ def test_mine_judges_the_neighbours_of_all_anchors(mined):
                 expected.add((row, other) if from_image else (other, row))
     judged = Judged.load(mined)
     assert set(zip(judged.image.tolist(), judged.text.tolist(), strict=True)) == expected
-    assert read(mined, "mine.json")["neighbours"] == {"neighbours": 3, "index": "exact"}
-    assert judged.about["neighbours"]["index"] == "exact"
+    assert read(mined, "mine.json")["neighbours"] == judged.about["neighbours"] == 3
     pairs = read(mined, MINED)
     assert len(pairs) > 20 and {"image", "caption", "image_id", "score"} <= pairs[0].keys()
 
@@ -119,6 +141,13 @@ def test_candidates_with_the_wording_of_the_anchor_are_not_judged(models, tmp_pa
     image, text = (np.maximum(numbers % 10, 1) for numbers in (judged.image, judged.text))
     assert len(judged) > SIZE and (image != text).all()
     assert read(tmp_path, "mine.json")["in the data already"] == 0
+
+
+def test_arguments_without_effect_are_refused(models, tmp_path, caplog):
+    for command, *more in (("mine", *MINING, "--sampling", "grit"), ("count", "--neighbours", 2)):
+        assert main(arguments(command, tmp_path, models[0], *more, options=[ORACLE])) == 1
+    assert "--sampling and --batch-size need mini-batches" in caplog.text
+    assert "--neighbours is of the whole data set: give --search-spaces all" in caplog.text
 
 
 def test_two_ranks_find_the_same(mined, models, tmp_path):
@@ -143,7 +172,7 @@ def test_count_has_a_row_for_the_whole_data_set(models, tmp_path):
     call(*command)
     content, judged = read(tmp_path, "counts.json"), Judged.load(tmp_path)
     rows = {one["anchors"]: one for one in content["counts"] if one["sampling"] == "all"}
-    assert len(content["counts"]) == 2 * 3 and content["neighbours"]["neighbours"] == 2
+    assert len(content["counts"]) == 2 * 3 and content["neighbours"] == 2
     ids, features = toy_pairs().image_ids, tmp_path / "features"
     images, texts = (stored(features, name) for name in ("vectors", "texts"))
     for side, sim in (("image", images @ texts.T), ("text", texts @ images.T)):

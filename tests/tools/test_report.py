@@ -75,7 +75,6 @@ def report_arguments(text: str) -> dict:
         "bars": [Bars(text, {text: 1.0})],
         "tables": [Table(text, [text, "n"], [[text, 1.0], [text, 2.0]], text)],
         "notes": [text],
-        "figure": f"<svg>{text}</svg>",
     }
 
 

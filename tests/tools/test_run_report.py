@@ -14,6 +14,7 @@ from small_world import arguments, call, con_d
 
 from lavis_mafa.cli import main
 from lavis_mafa.data.pairs import PairSource
+from lavis_mafa.tools import run_report
 from lavis_mafa.tools.gallery import SampleViewer, _choose, evenly, report_of_judged
 from lavis_mafa.tools.gallery import _outcome as outcome_of_judged
 from lavis_mafa.tools.judged_pairs import INVALID, UNKNOWN, VALID, Judged
@@ -43,6 +44,7 @@ def test_report_of_a_running_training(tmp_path):
     assert ">0 of 2<" in text and ">set run.loggers<" in text and ">toy<" in text
     assert "No epoch is complete; 1 steps are done." in text
     assert "<h1>Training run: new" in page_of(write_log(tmp_path / "new", ""))
+    call("report", folder / "log.jsonl")
 
 
 def test_headline_and_figures_are_of_the_last_epoch_and_evaluation(tmp_path):
@@ -203,7 +205,7 @@ def test_report_command_on_mined_pairs(tmp_path, models):
     assert text.count('<img src="data:image') == 60
 
 
-def test_a_page_of_a_run_whose_data_are_gone_names_them(tmp_path):
+def test_a_page_of_a_run_whose_data_are_gone_names_them(tmp_path, monkeypatch):
     config = {"model": {"arch": "albef_mafa"}, "datasets": {"image_text_json": {}}}
     folder = write_log(tmp_path / "run", {"kind": "config", "config": config}, step(1))
     found = {"anchor_index": 0, "mined_index": 1, "direction": "i2t", "probability": 0.9}
@@ -212,6 +214,9 @@ def test_a_page_of_a_run_whose_data_are_gone_names_them(tmp_path):
     text = page_of(folder)
     assert "1 steps are done" in text
     assert "No pairs are shown, because the data of the run cannot be loaded: ConfigError" in text
+    monkeypatch.setattr(run_report, "recorded_data", lambda folder: FiveSamples())
+    (folder / "connections.jsonl").write_text(json.dumps({**found, "mined_index": 5}))
+    assert "the data of the run cannot be loaded: IndexError" in page_of(folder)
 
 
 def test_report_command_on_judged_pairs_without_config(tmp_path, caplog):

@@ -39,7 +39,7 @@ def test_count_shows_a_poor_discriminator(tmp_path, models, capsys, caplog):
     printed = capsys.readouterr().out
     assert "Con-D self-check of own: AUC 0." in printed and "of 40 own against 40" in printed
     assert "Con-D (own) fails its self-check" in printed
-    assert any("set --self-check to refuse" in one.getMessage() for one in caplog.records)
+    assert any("give --self-check refuse" in one.getMessage() for one in caplog.records)
     content = json.loads((tmp_path / "counts.json").read_text())["self_check"]["own"]
     assert content["pairs"] == 40 and content["auc"] < 0.75 and content["problems"]
     (at,) = content["above"]
@@ -53,7 +53,7 @@ def test_count_shows_a_poor_discriminator(tmp_path, models, capsys, caplog):
 @pytest.mark.parametrize("command", ["count", "mine"])
 def test_a_poor_discriminator_is_refused_before_the_work(tmp_path, models, caplog, command):
     assert main(words(command, tmp_path, models[1], "--self-check", "refuse")) == 1
-    assert "set --self-check to warn" in caplog.records[-1].getMessage()
+    assert "give --self-check warn" in caplog.records[-1].getMessage()
     assert not (tmp_path / "features").exists()
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lavis_mafa.io.terminal import printable
 from lavis_mafa.tools.charts import Table
-from lavis_mafa.tools.tables import markdown_section, markdown_table
+from lavis_mafa.tools.tables import markdown_table
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\\"), max_size=8)
 
@@ -33,10 +32,3 @@ def test_every_row_is_one_line_with_all_cells(data, width):
             "–" if cell is None else printable(" ".join(str(cell).split())) for cell in cells
         ]
         assert [cell.replace("\\|", "|") for cell in split_cells(line)] == expected
-
-
-@pytest.mark.parametrize("note", ["", "As measured."])
-def test_section_has_title_above_and_note_below(note):
-    table = Table("One\ntitle", ["a"], [[1]], note)
-    parts = markdown_section(table).split("\n\n")
-    assert parts == ["## One title", markdown_table(table), *([note] if note else [])]

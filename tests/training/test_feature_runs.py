@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+import timm
 import torch
 from lavis.common.registry import registry
 from lavis.processors.base_processor import BaseProcessor
@@ -140,7 +141,12 @@ def test_features_of_the_frozen_encoder_of_blip2(data, tmp_path, capsys):
     torch.save({"model": start}, tmp_path / "start.pth")
     files = [str(data / f"{split}.json") for split in ("train", "val", "test")]
     command = ["features", *files, "--images", str(data), "--output"]
+    name, own = "vit_tiny_patch16_224", tmp_path / "timm.pth"
+    torch.save(timm.create_model(name, num_classes=0).state_dict(), own)
     for given, told in (
+        ([name, "--weights", str(own), "--image-size", "384"], "Input height (384) doesn't match"),
+        ([name, "--weights", str(own), "--device", "gpu"], "Expected one of cpu"),
+        (["vit_small_patch16_224", "--weights", str(own)], "size mismatch for cls_token"),
         (["blip2_mafa:tiny"], "RANDOM weights"),
         (["blip2_mafa:huge"], "no type 'huge' of Blip2Mafa; known: pretrain"),
         (["albef_mafa"], "expected a model of timm"),
