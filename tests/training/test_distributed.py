@@ -96,7 +96,7 @@ def simulate_two_ranks(folder):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
                 "lavis_mafa.algorithm.grit.schedule._gather_orders",
-                lambda o, w, all_of_them=finished: all_of_them,
+                lambda o, w, all_of_them=finished: np.array(all_of_them),
             )
             for schedule, order in zip(schedules, finished, strict=True):
                 patch.setattr(schedule.collector, "finish", lambda order=order: order)
