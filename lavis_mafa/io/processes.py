@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from tqdm import tqdm
 
 T = TypeVar("T")
 # Parts of the messages by which gloo, NCCL and the store report a peer that has ended or hangs.
@@ -25,6 +24,11 @@ _LOST_PEER_MESSAGES = (
     "remote process exited",
     "caused pair closure",
 )
+
+
+class _LostContactError(RuntimeError):
+    """Another rank has ended or does not answer; as a class of ours, it is shown without a
+    traceback."""
 
 
 class LostWorkerError(RuntimeError):
@@ -67,7 +71,7 @@ def explain_lost_rank() -> Iterator[None]:
     """Translate the errors by which gloo and NCCL report a lost rank.
 
     Raises:
-        RuntimeError: in their place, with a message that says what to do.
+        _LostContactError: in their place.
     """
     try:
         yield
@@ -75,7 +79,7 @@ def explain_lost_rank() -> Iterator[None]:
         lost = any(message in str(error) for message in _LOST_PEER_MESSAGES)
         if get_world_size() == 1 or not lost:
             raise
-        raise RuntimeError(
+        raise _LostContactError(
             f"rank {get_rank()} has lost contact with another rank, which has ended or has not "
             "answered within run.dist_timeout_minutes: look for the first error among all ranks' "
             "messages, then resume with run.resume_ckpt_path=auto (a launcher with --max-restarts "
@@ -213,6 +217,8 @@ def progress(*args: Any, **options: Any) -> Any:
 
     Only the main process shows it, and only on a terminal: bars would fill a file or a pipe.
     """
+    from tqdm import tqdm  # not a requirement of the losses, which exchange objects too
+
     # None: disabled unless the output is a terminal.
     hidden = None if is_main_process() else True
     options.setdefault("disable", hidden)
