@@ -162,8 +162,10 @@ FIGURES_OF = {
 SENTENCES = """
 README.md | by 0.079 (AUC) | photographs | ALBEF-base | GRIT-VLP | people
 README.md | regains 0.063 | photographs | ECM | GRIT-VLP | people
-README.md | +1.7 (+1.1 to +2.3) | photographs_fixed | fixed hardness + ECM | ALBEF-base | ITC
-README.md | (-0.031 to +0.039) | photographs_fixed | fixed hardness + ECM | ALBEF-base | people
+README.md | R@1 (+0.9 points) | photographs_set | quantile + ECM | ALBEF-base | ITC
+README.md | ITM (AUC +0.012) | photographs_set | quantile + ECM | ALBEF-base | people
+README.md | R@1 of ITC +0.9 points | photographs_set | quantile + ECM | ALBEF-base | ITC
+README.md | ITM's AUC +0.012 | photographs_set | quantile + ECM | ALBEF-base | people
 README.md | +0.060 (+0.036 to +0.083) | ucm_features | random + ECM | ALBEF-base | class
 README.md | R@1 (+9.1 to +16.3) | rerank | GRIT-VLP | ALBEF-base | odds
 results.md | retrieval +0.9 (+0.2 to +1.5) | photographs | GRIT-VLP | ALBEF-base | ITC
