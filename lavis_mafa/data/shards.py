@@ -101,15 +101,16 @@ def _listed(file: Any) -> Iterator[_Member]:
     with tarfile.open(fileobj=file, mode="r:") as tar:
         while (member := tar.next()) is not None:
             tar.members.clear()  # type: ignore[attr-defined]  # it would collect all of them
-            name = f"{member.name!r:.80}"
             is_link = member.issym() or member.islnk()
             if is_link and member.name.rpartition(".")[2].lower() in _SUFFIXES:
+                name = f"{member.name!r:.80}"
                 raise tarfile.ReadError(
                     f"{name} is a link; use tar --dereference --hard-dereference"
                 )
             if member.isreg() and not member.issparse():
                 # A PAX header may state any size, up to 2^63.
                 if not 0 <= member.size <= size - member.offset_data:
+                    name = f"{member.name!r:.80}"
                     raise tarfile.ReadError(f"{name} has {member.size} bytes by its header")
                 yield _Member(member.name, member.offset_data, member.size)
         # tarfile takes a damaged or missing header for the end of the archive.

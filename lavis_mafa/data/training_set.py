@@ -358,8 +358,9 @@ def _group_ids_of(parts: list[Any]) -> npt.NDArray[np.int64] | None:
     """
     ids, first_free = [], 0
     for part in parts:
-        own = np.full(len(part), NO_GROUP, np.int64)
-        if getattr(part, "group_ids", None) is not None:
+        if getattr(part, "group_ids", None) is None:
+            own = np.full(len(part), NO_GROUP, np.int64)
+        else:
             own = _integers_of(part, "group_ids", NO_GROUP)
         if first_free:
             own = np.where(own == NO_GROUP, NO_GROUP, own + first_free)
