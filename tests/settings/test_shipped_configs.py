@@ -1,11 +1,22 @@
-"""The shipped configs: all load, and contain the hyperparameters of the papers."""
+"""The shipped configs, and those of LAVIS's projects, load and process as their papers say."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import lavis
 import pytest
 from omegaconf import OmegaConf
 from shipped import SHIPPED, loaded, options_in_comments
 
+from lavis_mafa.settings import ConfigError, load_config
+
+# Known errors of LAVIS's own configs: no split val; no such model type; an empty file.
+LAVIS_WRONG = {
+    "albef/train/okvqa_ft",
+    "blip/coco_cap_ft_iter",
+    "blip2/eval/caption_coco_flant5xl_eval",
+}
 COMMENTS = [(path, options) for path in SHIPPED for options in options_in_comments(path)]
 
 
@@ -52,3 +63,18 @@ def test_configs_of_albef_and_fne_process_as_the_authors(path):
         if "finetuned=" in " ".join(options) and published != ("/LAVIS/" in weights):
             (data,) = loaded(path, *options).datasets_cfg.values()
             assert data.text_processor.eval.name.startswith(f"{other}_")
+
+
+@pytest.mark.slow
+def test_configs_of_lavis_projects_pass():
+    root = Path(lavis.__file__).parent / "projects"
+    files = sorted(root.rglob("*.yaml"))
+    if not files:
+        pytest.skip("LAVIS came without its projects")
+    rejected = set()
+    for file in files:
+        try:
+            load_config(file, machine=False)
+        except ConfigError:
+            rejected.add(str(file.relative_to(root).with_suffix("")))
+    assert rejected <= LAVIS_WRONG
