@@ -18,8 +18,8 @@ _IMAGES = (20, 30, 1000)  # minimum; held out of few, and of many
 def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
     """Write a config that trains on the pairs in files, and the vocabulary of a small model.
 
-    The config mines in random mini-batches, because grouping before ITM has learned breaks ITM
-    (docs/results.md). Its Con-D compares captions and needs no weights. Both files are written to
+    The config mines in random mini-batches, because grouping after a short warm-up breaks ITM (docs/results.md). Its Con-D compares captions and needs no weights. Where images have several
+    captions, the config of a second run, which groups, is written too. The files are written to
     ``output/NAME``, named after the first file, and replace those of an earlier call.
 
     Args:
@@ -92,10 +92,32 @@ def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
     file = output / "config.yaml"
     write_text(file, OmegaConf.to_yaml(config))
     left_out = f"{without:,} files belong to no sample and are left out\n" if without else ""
-    return file, (
+    chosen = (
         f"{left_out}{count:,} pairs of {found:,} images; about {held:.0%} of the images are "
         "held out for validation\n"
         f"model: {model}; {run.max_epoch} epochs of mini-batches of {run.batch_size_train}\n"
         "Con-D: compares captions by word statistics, no weights; mini-batches are not grouped\n"
         f"config: {file}; edit it and pass it as --cfg-path"
     )
+    if count >= 2 * found:
+        _train_on(config, checkpoint := f"{output}/RUN/checkpoint_last.pth")
+        second = output / "train_on.yaml"
+        write_text(second, OmegaConf.to_yaml(config))
+        chosen += (
+            "\nphotographs with several captions: afterwards train on in grouped mini-batches, by\n"
+            f"lavis-mafa train --cfg-path {second} --options model.pretrained={checkpoint}"
+        )
+    return file, chosen
+
+
+def _train_on(config: Any, checkpoint: str) -> None:
+    """Change the config to that of a second run, which groups by the 95 % quantile and mines.
+
+    On photographs with several captions each, that was better than training on in random
+    mini-batches: after five epochs, for one at half of the learning rate (docs/results.md).
+    """
+    run = config.run
+    config.model.load_pretrained, config.model.pretrained = True, checkpoint
+    config.model.mafa.soft_labels = {"type": "consistency", "start_epoch": 0}
+    run.grit.merge_with({"enabled": True, "naive": True, "start_epoch": 0, "hardness": 0.95})
+    run.init_lr, run.max_epoch = run.init_lr / 2, -(-run.max_epoch // 5)

@@ -23,10 +23,10 @@ _UNSURE_RANDOM = 0.13  # mixed at 4.6 and 12.6 % (compare_sparse*), no gain at 2
 _MOST_GROUPED = 0.05  # helped at 4.8 % (compare_settings); toy worlds allow more
 _UNSURE_GROUPED = 1 / 3  # helped at 10 to 31 % (compare_ten), not from 38 % on (ucm_search_space)
 _LESS_HARD = 0.95  # the quantile of photographs_fixed; that it helps at these shares is judgement
-# P(called | match) / P(called | no match): ITM gained from 2.8 on (compare_dense); 2 is judgement.
+# P(called | match) / P(called | no match): ITM gained from 3.4 on (compare_ten_more); 2 is a guess.
 _LEAST_RATIO = 2.0
 NOTE = (
-    "The bounds come from toy worlds and one data set of photographs (docs/results.md), so these "
+    "The bounds come from toy worlds and two data sets of photographs (docs/results.md), so these "
     "answers are a hypothesis about other data: compare short runs before a long one."
 )
 
@@ -149,7 +149,7 @@ def _grouping(
         options = ["run.grit.enabled=True", f"run.grit.search_space={space}"]
     if less_hard:
         options.append(f"run.grit.hardness={_LESS_HARD}")
-        reasons.append("grouping the most similar photographs harmed ITM, the quantile did not")
+        reasons.append("grouping the most similar photographs harmed ITM, the quantile did not do so clearly")
     if (group or less_hard) and grit.queue_size < space:
         options.append(f"run.grit.queue_size={space}")  # the queue must hold a search space
     return _line("Group", group or less_hard, clear, options, reasons)

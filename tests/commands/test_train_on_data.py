@@ -90,6 +90,23 @@ def test_train_evaluate_and_count_need_files_and_folders_only(tmp_path, monkeypa
     # The config that was written is the whole of the command.
     written = str(tmp_path / "output/pairs/config.yaml")
     assert main(["train", "--cfg-path", written, "--dry-run"]) == 0
+    # So is that of the second run, which groups and mines.
+    command = printed.split("train on in grouped mini-batches, by\nlavis-mafa ")[1].split("\n")[0]
+    command = command.replace("RUN", "run") + " run.job_id=then"
+    assert main(command.split()) == 0
+    log = [json.loads(line) for line in open(run.parent / "then/log.jsonl", encoding="utf-8")]
+    grit = log[0]["config"]["run"]["grit"]
+    assert grit["enabled"] and grit["hardness"] == 0.95
+    assert any(line.get("judged_pairs", 0) > 0 for line in log)
+
+
+def test_one_caption_per_image_is_not_grouped(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make("folder", tmp_path / "mine")
+    for text in (tmp_path / "mine").glob("*.txt"):
+        text.write_text(f"a square of {text.stem}")
+    file, chosen = write_config([str(tmp_path / "mine")], None)
+    assert "train on" not in chosen and not (file.parent / "train_on.yaml").exists()
 
 
 def test_pictures_without_text_are_counted(tmp_path, monkeypatch):

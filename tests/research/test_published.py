@@ -215,6 +215,7 @@ results.md | makes 30 % of the hard negatives | false_negative_rate | compare_te
 results.md | 64 % of the hard negatives | con_d_precision | compare_ten: ECM
 results.md | 34 % of all hard negatives | con_d_base_rate | compare_ten: ECM
 results.md | Con-D finds 54 % | con_d_recall | compare_ten: ECM
+results.md | falls from 0.790 | judged_auc_itm | photographs_early: shared warm-up
 results.md | AUC 0.289 | judged_auc_itm | photographs_early: GRIT-VLP
 results.md | ALBEF-base 0.765 | judged_auc_itm | photographs_early: ALBEF-base
 results.md | ECM 0.450 | judged_auc_itm | photographs_early: ECM
