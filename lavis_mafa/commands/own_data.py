@@ -18,7 +18,8 @@ _IMAGES = (20, 30, 1000)  # minimum; held out of few, and of many
 def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
     """Write a config that trains on the pairs in files, and the vocabulary of a small model.
 
-    The config mines in random mini-batches, because grouping after a short warm-up breaks ITM (docs/results.md). Its Con-D compares captions and needs no weights. Where images have several
+    The config mines in random mini-batches, because grouping after a short warm-up breaks ITM
+    (docs/results.md). Its Con-D compares captions and needs no weights. Where images have several
     captions, the config of a second run, which groups, is written too. The files are written to
     ``output/NAME``, named after the first file, and replace those of an earlier call.
 
