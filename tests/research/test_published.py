@@ -190,7 +190,7 @@ results.md | by 1.1 (0.3 to 1.8) | photographs_fixed | GRIT-VLP | ALBEF-base | I
 results.md | gains 1.0 (0.2 to 1.8) | photographs | fixed hardness | ALBEF-base | ITC
 results.md | and 1.7 (1.1 to 2.3) | photographs_fixed | fixed hardness | ALBEF-base | ITC
 results.md | by -0.009 (-0.023 to +0.005) | photographs photographs_fixed | ECM | ALBEF-base | people
-results.md | by 0.245 (0.197 to 0.293) | photographs_fixed | ECM | ECM, regions | people
+results.md | by 0.245 (0.197 to 0.293; | photographs_fixed | ECM | ECM, regions | people
 results.md | costs 1.3 points (0.4 to 2.2) | ucm_features | ALBEF-base | GRIT-VLP | mAP
 results.md | (-0.8, -2.2 to +0.7) | ucm_features | random + ECM | ALBEF-base | mAP
 results.md | gains 12.7 points (9.1 to 16.3) | rerank | GRIT-VLP | ALBEF-base | odds
