@@ -33,7 +33,7 @@ PACKAGE = ROOT / "lavis_mafa"
 # Rooms from the top down, with the largest number of code lines of each: a limit rounded up to the
 # next hundred, so that packing a line never meets it, and the goal.
 FLOORS = {
-    "commands": (715, 650),
+    "commands": (800, 650),
     "tools": (2_900, 1_900),
     "downstream": (2_300, 2_000),
     "training": (2_500, 2_400),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -104,9 +105,11 @@ def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
         _train_on(config, checkpoint := f"{output}/RUN/checkpoint_last.pth")
         second = output / "train_on.yaml"
         write_text(second, OmegaConf.to_yaml(config))
+        command = ["lavis-mafa", "train", "--cfg-path", str(second), "--options"]
         chosen += (
-            "\nphotographs with several captions: afterwards train on in grouped mini-batches, by\n"
-            f"lavis-mafa train --cfg-path {second} --options model.pretrained={checkpoint}"
+            "\nif the captions of an image are specific, as of photographs, train on in grouped "
+            "mini-batches afterwards (RUN: the folder of this run; repeat your --options):\n"
+            + shlex.join([*command, f"model.pretrained={checkpoint}"])
         )
     return file, chosen
 
@@ -114,11 +117,14 @@ def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
 def _train_on(config: Any, checkpoint: str) -> None:
     """Change the config to that of a second run, which groups by the 95 % quantile and mines.
 
-    On photographs with several captions each, that was better than training on in random
-    mini-batches: after five epochs, for one at half of the learning rate (docs/results.md).
+    This is the second stage of a recipe that was better than ALBEF on photographs with several
+    captions each; its first stage was ITC alone and then ITM with uniform negatives
+    (docs/results.md).
     """
     run = config.run
     config.model.load_pretrained, config.model.pretrained = True, checkpoint
+    config.model.mafa.negatives = "hardest"
     config.model.mafa.soft_labels = {"type": "consistency", "start_epoch": 0}
     run.grit.merge_with({"enabled": True, "naive": True, "start_epoch": 0, "hardness": 0.95})
     run.init_lr, run.max_epoch = run.init_lr / 2, -(-run.max_epoch // 5)
+    run.rerank_by = "odds"

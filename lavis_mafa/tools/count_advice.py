@@ -149,7 +149,9 @@ def _grouping(
         options = ["run.grit.enabled=True", f"run.grit.search_space={space}"]
     if less_hard:
         options.append(f"run.grit.hardness={_LESS_HARD}")
-        reasons.append("grouping the most similar photographs harmed ITM more than the quantile")
+        reasons.append(
+            "grouping the most similar photographs harmed ITM; the quantile did not clearly"
+        )
     if (group or less_hard) and grit.queue_size < space:
         options.append(f"run.grit.queue_size={space}")  # the queue must hold a search space
     return _line("Group", group or less_hard, clear, options, reasons)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -73,9 +74,13 @@ def test_every_form_becomes_a_config_that_is_complete(form, tmp_path, monkeypatc
     assert config.run_cfg.device == ("cuda" if torch.cuda.is_available() else "cpu")
     vocabulary = (file.parent / "vocab.txt").read_text().split()
     assert {"square", "green", "[MASK]"} <= set(vocabulary)
+    second = load_config(file.with_name("train_on.yaml"), [], machine=False)
+    assert second.run_cfg.max_epoch == 6 and second.run_cfg.init_lr == 0.0005
 
 
 def test_train_evaluate_and_count_need_files_and_folders_only(tmp_path, monkeypatch, capsys):
+    tmp_path = tmp_path / "my photographs"
+    tmp_path.mkdir()
     monkeypatch.chdir(tmp_path)
     data = make("json", tmp_path / "mine")
     assert main(["train", "--data", *data, "--options", "run.max_epoch=1", "run.job_id=run"]) == 0
@@ -91,12 +96,13 @@ def test_train_evaluate_and_count_need_files_and_folders_only(tmp_path, monkeypa
     written = str(tmp_path / "output/pairs/config.yaml")
     assert main(["train", "--cfg-path", written, "--dry-run"]) == 0
     # So is that of the second run, which groups and mines.
-    command = printed.split("train on in grouped mini-batches, by\nlavis-mafa ")[1].split("\n")[0]
-    command = command.replace("RUN", "run") + " run.job_id=then"
-    assert main(command.split()) == 0
+    command = next(line for line in printed.splitlines() if "train_on.yaml" in line)
+    program, *words = shlex.split(command.replace("RUN", "run"))
+    assert program == "lavis-mafa" and main([*words, "run.job_id=then"]) == 0
     log = [json.loads(line) for line in open(run.parent / "then/log.jsonl", encoding="utf-8")]
     grit = log[0]["config"]["run"]["grit"]
     assert grit["enabled"] and grit["hardness"] == 0.95
+    assert log[0]["config"]["model"]["mafa"]["negatives"] == "hardest"
     assert any(line.get("judged_pairs", 0) > 0 for line in log)
 
 
@@ -138,6 +144,8 @@ def test_gpu_and_many_pairs_train_vit_b(tmp_path, monkeypatch):
     assert "ViT-B" in chosen and not (file.parent / "vocab.txt").exists()
     config = load_config(file, [], machine=False)
     assert config.model_cfg.model_type == "base" and config.run_cfg.device == "cuda"
+    second = load_config(file.with_name("train_on.yaml"), [], machine=False)
+    assert second.run_cfg.grit.hardness == 0.95 and second.model_cfg.load_pretrained
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ README.md | R@1 (+0.9 points) | photographs_set | quantile + ECM | ALBEF-base | 
 README.md | ITM (AUC +0.011) | photographs_set | quantile + ECM | ALBEF-base | people
 README.md | R@1 of ITC +0.9 points (+0.5 to +1.4) | photographs_set | quantile + ECM | ALBEF-base | ITC of images
 README.md | ITM's AUC +0.011 (+0.003 to +0.019) | photographs_set | quantile + ECM | ALBEF-base | people
-README.md | +0.0 points (-0.2 to +0.3) | photographs_set | quantile + ECM | quantile | ITC of images
+README.md | +0.0 points, -0.2 to +0.3 | photographs_set | quantile + ECM | quantile | ITC of images
 README.md | +0.060 (+0.036 to +0.083) | ucm_features | random + ECM | ALBEF-base | class
 README.md | R@1 (+9.1 to +16.3) | rerank | GRIT-VLP | ALBEF-base | odds
 results.md | retrieval +0.9 (+0.3 to +1.6) | photographs_set | GRIT-VLP | ALBEF-base | ITC of images
