@@ -102,7 +102,8 @@ def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
         f"config: {file}; edit it and pass it as --cfg-path"
     )
     if count >= 2 * found:
-        _train_on(config, checkpoint := f"{output}/RUN/checkpoint_last.pth")
+        checkpoint = f"{output}/RUN/checkpoint_last.pth"
+        _train_on(config, checkpoint)
         second = output / "train_on.yaml"
         write_text(second, OmegaConf.to_yaml(config))
         command = ["lavis-mafa", "train", "--cfg-path", str(second), "--options"]
