@@ -144,6 +144,7 @@ class Crossed(Spread):
 
 
 Spreads = dict[str, dict[str, Spread]]  # spreads by row and figure
+ByImage = Mapping[int, Mapping[str, Sequence[float]]]
 
 
 def frame_of(by_row: Mapping[str, Mapping[Any, Mapping[str, float | None]]]) -> pd.DataFrame:
@@ -191,22 +192,20 @@ def gains_of(
     return (theirs - mine if lower else mine - theirs).dropna()
 
 
-def gain_by_image(
-    mine: Mapping[int, Mapping[str, Sequence[float]]],
-    theirs: Mapping[int, Mapping[str, Sequence[float]]],
-    column: str,
-    seeds: Sequence[int],
-) -> NDArray[Any] | None:
-    """Return the differences ``(seeds, images)`` of two rows; None if images are not recorded.
+def spread_of_gain(
+    gains: pd.Series, mine: ByImage, theirs: ByImage, column: str, lower: bool = False
+) -> Spread | None:
+    """Return the spread of `gains_of`, also over images if all its runs recorded their figures.
 
     Args:
-        mine, theirs: figures of images by seed and column.
+        mine, theirs: figures of images by seed and column, of the two rows.
     """
-    known = [column in own.get(seed, {}) for own in (mine, theirs) for seed in seeds]
-    if len(seeds) < 2 or not all(known):
-        return None
-    own, other = ([one[seed][column] for seed in seeds] for one in (mine, theirs))
-    return np.array(own) - np.array(other)
+    seeds = list(gains.index)
+    known = all(column in own.get(seed, {}) for own in (mine, theirs) for seed in seeds)
+    if len(seeds) < 2 or not known:
+        return Spread.of(gains)
+    own, other = (np.array([one[seed][column] for seed in seeds]) for one in (mine, theirs))
+    return Crossed.over(other - own if lower else own - other)
 
 
 def note_on_spread(figures: pd.DataFrame) -> str:

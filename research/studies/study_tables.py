@@ -12,12 +12,11 @@ from research.studies.plan import written
 from research.studies.results import Results
 from research.studies.spread import (
     LEVEL,
-    Crossed,
     Spread,
     Spreads,
-    gain_by_image,
     gains_of,
     holm,
+    spread_of_gain,
     spreads_of,
 )
 from research.studies.study_parts import Column, Row, Study
@@ -68,8 +67,7 @@ def _claims(results: Results) -> Table:
             column, lower = catalogue[name], claim.better == "lower"
             gains = gains_of(results.figures, claim.row, claim.than, name, lower)
             mine, theirs = (results.by_image.get(row, {}) for row in (claim.row, claim.than))
-            images = gain_by_image(mine, theirs, name, list(gains.index))
-            spread = Spread.of(gains) if images is None else Crossed.over(images * (1 - 2 * lower))
+            spread = spread_of_gain(gains, mine, theirs, name, lower)
             if spread is None:
                 continue
             levels = [

@@ -18,7 +18,7 @@ from research.__main__ import main
 from research.figures import FIGURES, figure_svg
 from research.studies.outputs import markdown, markdown_section
 from research.studies.results import recorded_results
-from research.studies.spread import Crossed, Spread, frame_of, gain_by_image, gains_of
+from research.studies.spread import frame_of, gains_of, spread_of_gain
 from research.studies.study_tables import tables_of
 
 RESULTS = ROOT / "docs/results"
@@ -272,11 +272,8 @@ def test_figures_in_sentences_equal_their_records(sentence):
     figures = pd.concat([frame_of(seeds_of(one)) for one in records.split()])
     figures["mean"] = figures[FIGURES_OF[figure]].mean(axis=1)
     gains = gains_of(figures, row, than, "mean")
-    spread, column = Spread.of(gains), FIGURES_OF[figure][0]
     by_image = [by_image_of(records.split()[0]).get(one, {}) for one in (row, than)]
-    images = gain_by_image(*by_image, column, list(gains.index))
-    if images is not None:
-        spread = Crossed.over(images)
+    spread = spread_of_gain(gains, *by_image, FIGURES_OF[figure][0])
     numbers = re.findall(r"(?<!@)[-+]?\b\d+\.\d+", says)
     found = [spread.mean, *spread.interval] if len(numbers) != 2 else spread.interval
     for number, value in zip(numbers, found, strict=len(numbers) > 1):
