@@ -51,7 +51,7 @@ def coverage(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the number of studies."""
-    parser.add_argument("--studies", type=int, default=4000, help="number to simulate (4000)")
+    parser.add_argument("--studies", type=int, default=1000, help="number to simulate (1000)")
 
 
 def run(args: argparse.Namespace) -> None:
