@@ -61,10 +61,10 @@ def judge_in_turn(
     first = getattr(con_d, "first", None)
     if first is None:
         found: Tensor = con_d.judge(samples, image_of, text_of, **more)
-        return found
-    found = first.judge(samples, image_of, text_of)
+        return found.to(image_of.device)  # a judge that is not a model may answer on the CPU
+    found = first.judge(samples, image_of, text_of).to(image_of.device)
     left = found >= LEFT
-    found[left] = con_d.judge(samples, image_of[left], text_of[left], **more)
+    found[left] = con_d.judge(samples, image_of[left], text_of[left], **more).to(found)
     return found
 
 

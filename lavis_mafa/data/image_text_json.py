@@ -41,14 +41,14 @@ class _ShardOptions:
         doc="folder of converted data; null: $LAVIS_MAFA_CACHE, else ~/.cache/lavis_mafa"
     )
     truth: str | None = option(
-        doc="valid pairs beside the pairs themselves; same_caption: an image with every caption "
+        doc="further valid pairs; same_caption: an image with every caption "
         "that has the text of one of its own; a file: also those it lists, as run.truth_file does",
         path="file",
         words=(SAME_CAPTION,),
     )
     identity: str = option(
-        doc="what makes samples without an image id show the same image: file, or content: equal "
-        "bytes, for which every picture is read once",
+        doc="how images of samples without an image id are compared: by file, or by content "
+        "(equal bytes; reads every picture once)",
         choices=(FILE, CONTENT),
     )
     group_id_key: str | None = option(
@@ -63,8 +63,8 @@ class _ShardOptions:
         high=1,
     )
     holdout: float = option(
-        doc="share of the images that the split val has and train has not, chosen by their "
-        "identity, where both splits have the same files; 0: all have all",
+        doc="share of the images, chosen by identity, that are in val and not in train, if both "
+        "have the same files; 0: no split",
         low=0,
         high=0.5,
     )

@@ -46,8 +46,8 @@ class GritSettings(Checked):
     )
     hardness: float = option(
         1.0,
-        "quantile q of the similarities that follows in a chain; 1: the most similar, as in the "
-        "paper; with another schedule than constant, q of the last epochs",
+        "a chain moves on to the pair at quantile q of the similarities; 1: the most similar, as "
+        "in the paper; with another schedule than constant, q of the last epochs",
         low=0,
         above=True,
         high=1,
@@ -93,8 +93,8 @@ class GritSettings(Checked):
     )
     same_image: str = option(
         "apart",
-        "captions of one image, and pairs of one group unless model.mafa.same_group is negative: "
-        "into different mini-batches or anywhere",
+        "whether captions of one image, and pairs of one group unless model.mafa.same_group is "
+        "negative, are put into different mini-batches",
         choices=("apart", "together"),
     )
     save_order: bool = option(
