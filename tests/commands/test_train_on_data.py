@@ -98,7 +98,7 @@ def test_train_evaluate_and_count_need_files_and_folders_only(tmp_path, monkeypa
     # So is that of the second run, which groups and mines.
     command = next(line for line in printed.splitlines() if "train_on.yaml" in line)
     program, *words = shlex.split(command.replace("RUN", "run"))
-    assert program == "lavis-mafa" and main([*words, "run.job_id=then"]) == 0
+    assert program == "lavis-mafa" and main([*words, "run.job_id=then", "run.max_epoch=1"]) == 0
     log = [json.loads(line) for line in open(run.parent / "then/log.jsonl", encoding="utf-8")]
     grit = log[0]["config"]["run"]["grit"]
     assert grit["enabled"] and grit["hardness"] == 0.95

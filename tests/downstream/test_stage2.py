@@ -70,8 +70,7 @@ def test_stage_2_trains_and_saves_trained_weights(world, undisturbed, arch):
     assert len(same) > 20 and sum(same) < 5  # trained from there
 
 
-@pytest.mark.parametrize("arch", BOTH)
-@pytest.mark.parametrize("stop", [5, 9])
+@pytest.mark.parametrize("arch, stop", zip(BOTH, [5, 9], strict=True))
 def test_stopped_and_resumed(world, undisturbed, tmp_path, arch, stop):
     config = world["configs"][arch]
     run_here(tmp_path, config=config, **NO_STEP, run__max_steps=stop)

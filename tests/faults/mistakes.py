@@ -110,6 +110,7 @@ def misspellings(name: str, others: Iterable[str]) -> list[str]:
     ]
 
 
+@functools.cache
 def _similarity(name: str, wrong: str) -> float:
     same_letters = sorted(name) == sorted(wrong)  # as of `name` and `mean`
     return 1.0 if same_letters else SequenceMatcher(None, name, wrong).ratio()

@@ -266,7 +266,7 @@ def flickr8k():
     return rows, numbers
 
 
-@pytest.mark.parametrize("units", ["words", "characters"])
+@pytest.mark.parametrize("units", ["words", pytest.param("characters", marks=pytest.mark.slow)])
 def test_agreement_with_people_on_flickr8k_is_what_the_page_says(flickr8k, units):
     """People judged captions of other test images; nothing was chosen by these judgements."""
     rows, numbers = flickr8k

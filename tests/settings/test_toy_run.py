@@ -116,9 +116,9 @@ def test_all_else_is_as_in_the_config():
 
 def test_stage_1_trains_whole_on_two_ranks(tmp_path):
     command = [*launcher(2), TRAIN_PY, "--cfg-path", "blip2_stage1", "--toy"]
-    output = finish(
-        spawn(tmp_path, [*command, "--options", "run.output_dir=toy", "run.job_id=job"])
-    )
+    options = ["run.output_dir=toy", "run.job_id=job"]
+    options.append("datasets.toy_scenes.build_info.train_size=384")
+    output = finish(spawn(tmp_path, [*command, "--options", *options]))
     lines = (tmp_path / "toy/job/log.jsonl").read_text().splitlines()
     kinds = [one for one in map(json.loads, lines) if one["kind"] == "epoch"]
     assert [one["epoch"] for one in kinds] == [0, 1], output[-2000:]

@@ -17,14 +17,12 @@ from runs import (
     ROOT,
     TINY,
     TOY,
-    finish,
     options,
     recording,
     records,
     resume_bit_for_bit,
     run_here,
     same_weights,
-    start,
     weights,
 )
 
@@ -212,22 +210,6 @@ def test_resumed_run_is_equal_and_its_checkpoint_loads(data, tmp_path, family):
     assert torch.equal(mine.features, theirs.features)
     with pytest.raises(ValueError, match=r"expects features \(B, S, 6\), got \(1, 3, 32, 32\)"):
         loaded.backbone.encode_images(torch.zeros(1, 3, 32, 32))
-
-
-def test_two_ranks_stopped_and_resumed_are_equal(data, tmp_path):
-    found = []
-    for name, parts in {
-        "whole": [{}],
-        "cut": [{"max_steps": 4}, {"resume_ckpt_path": "auto"}],
-    }.items():
-        (tmp_path / name).mkdir()
-        for part in parts:
-            own = {f"run__{key}": value for key, value in part.items()}
-            more = changes(data, "albef", "views", run__num_workers=1, **own)
-            finish(start("train.py", tmp_path / name, config=OWN, ranks=2, **more))
-        evaluated = records(tmp_path / name, "eval")[-1]
-        found.append((weights(tmp_path / name), evaluated["txt_r1"], evaluated["split"]))
-    assert same_weights(found[0][0], found[1][0]) and found[0][1:] == found[1][1:]
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,5 @@ def test_threads_of_a_run(tmp_path):
     assert train(tmp_path, plugin=plugin) == (1, min(cores, 2) if cores > 1 else 0, cores)
     assert json.loads(written.read_text())["OMP_WAIT_POLICY"] == "passive"
     assert train(tmp_path, OMP_NUM_THREADS="2")[0] == min(cores, 2)
-    assert train(tmp_path, plugin="torch.set_num_threads(5)")[0] == 5
-    first = str(min(os.sched_getaffinity(0)))
-    assert train(tmp_path, command=["taskset", "-c", first]) == (1, 0, 1)
+    one_core = ["taskset", "-c", str(min(os.sched_getaffinity(0)))]
+    assert train(tmp_path, one_core, plugin="torch.set_num_threads(5)") == (5, 0, 1)
