@@ -35,9 +35,9 @@ dataset ([below](#default-yamls)), the default here. Unknown keys, wrong types a
 range are reported together before anything is built; `--dry-run` also builds everything. Relative
 paths start in the working directory, those of LAVIS's own builders in LAVIS's cache.
 
-In brackets: type, range and special values, then the default or when the key is required. Without either, the
-default YAML, the task or the model decides. After the text: the paper of the setting. A library
-file is a path, or a file of LAVIS or `lavis_mafa/configs/models/`.
+In brackets: type, range and special values, then the default or when the key is required. Without
+either, the default YAML, the task or the model decides. After the text: the paper of the setting. A
+library file is a path, or a file of LAVIS or `lavis_mafa/configs/models/`.
 """
 INTROS = {
     "run.grit": "Grouped mini-batches, for models with `model.mafa`: [concepts](concepts.md#grit).",

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         one.add_argument("judged", type=existing, metavar="JUDGED", help=text)
     text = "file to write (default: labels.html)"
     page.add_argument("--output", type=Path, default=Path("labels.html"), help=text)
-    page.add_argument("--count", type=int, default=200, help="number of pairs (default: 200)")
+    page.add_argument("--count", type=number(1), default=200, help="number of pairs (default: 200)")
     page.add_argument("--name", help="name of the discriminator (default: the first in the file)")
     text = "draw only pairs with a higher probability, 0.1, 0.2, ... or 0.9 (default: all)"
     page.add_argument("--above", type=float, default=0.0, metavar="P", help=text)

@@ -107,9 +107,7 @@ class PairFiles:
     Args:
         files: annotation files, shards, globs and folders, read as one.
         workers: processes that list many shards.
-        images: False: leave out the images in parquet and Arrow files.
-        root: folder that the names of a folder's pictures are relative to; None: the folder itself.
-        keys: names of the columns, as of `PairColumns`.
+        options: of `read_rows`.
 
     Attributes:
         records: their number.
@@ -121,19 +119,11 @@ class PairFiles:
         FileNotFoundError, ValueError: as `require_files`.
     """
 
-    def __init__(
-        self,
-        files: Collection[_Path],
-        *,
-        workers: int = 1,
-        images: bool = True,
-        root: _Path | None = None,
-        **keys: Any,
-    ) -> None:
+    def __init__(self, files: Collection[_Path], *, workers: int = 1, **options: Any) -> None:
         self.paths = require_files(files)
         self.records, self.passed_over = 0, PassedOver(0, "")
         self.refused = Refusals()
-        self._workers, self._options = workers, {"images": images, "root": root, **keys}
+        self._workers, self._options = workers, options
 
     def __iter__(self) -> Iterator[tuple[int, Row]]:
         """Yield the number of a file and a row of it, in order."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
+from lavis_mafa.data.data_folders import IMAGE_SUFFIXES
+
 IMAGE_KEYS = (
     "image",
     "image_path",
@@ -13,10 +15,7 @@ IMAGE_KEYS = (
     "file_name",
     "path",
     "img",
-    "jpg",
-    "jpeg",
-    "png",
-    "webp",
+    *IMAGE_SUFFIXES,  # as in webdataset
 )
 CAPTION_KEYS = ("caption", "text", "title", "captions", "sentence", "sentences", "txt")
 _IMAGE_ID_KEY = "image_id"
@@ -191,14 +190,11 @@ class PairColumns:
     def choose(self, names: Sequence[str]) -> str | None:
         """Choose the columns of a header; return what is wrong with it, None if nothing is."""
         wrong = self._choose(names)
-        if wrong is not None:
-            return wrong
         read = (self.image_key, self.caption_key, self.image_id_key, self.group_id_key)
         twice = next((name for name in read if names.count(name) > 1), None)
-        if twice is None:
-            return None
-        # Only the last would be read.
-        return f"column {short(twice)} occurs {names.count(twice)} times; rename or remove one"
+        if wrong is None and twice is not None:  # only the last would be read
+            wrong = f"column {short(twice)} occurs {names.count(twice)} times; rename or remove one"
+        return wrong
 
     def missing_at_end(self) -> NoGroups | None:
         """Return what is missing if no record had the column of groups; call it after the last.

@@ -141,9 +141,8 @@ def _stores(kind: pa.DataType) -> bool:
         return any(field.name in ("bytes", "path") for field in kind)
     if types.is_dictionary(kind):
         kind = kind.value_type
-    return not types.is_nested(kind) and "binary" in str(
-        kind
-    )  # also large_binary, binary_view and so on
+    # Also large_binary, binary_view and so on.
+    return not types.is_nested(kind) and "binary" in str(kind)
 
 
 def _images(

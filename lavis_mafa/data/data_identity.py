@@ -62,7 +62,7 @@ def digest_of_rows(data: Any) -> str:
     Of data without a table or annotations, the captions, image names and ids that they list count.
     """
     found = _hash()
-    for row in _listed_rows(data):
+    for row in listed_rows(data):
         for one in row:
             found.update(one)
     names = ("text", "texts", "image", "image_names", "image_ids", "group_ids")
@@ -82,7 +82,7 @@ def _hash() -> Any:
 def _rows_of(part: Any, train_set: TrainingSet, begin: int) -> Iterator[tuple[Any, Any]]:
     """Yield bytes that identify the images and the captions of a part of the data."""
     listed = False
-    for row in _listed_rows(part):
+    for row in listed_rows(part):
         listed = True
         yield row
     if listed or not hasattr(part, "source"):  # other data would be read to identify them
@@ -92,7 +92,7 @@ def _rows_of(part: Any, train_set: TrainingSet, begin: int) -> Iterator[tuple[An
         yield _content(train_set, begin + int(number)), b""
 
 
-def _listed_rows(part: Any) -> Iterator[tuple[Any, Any]]:
+def listed_rows(part: Any) -> Iterator[tuple[Any, Any]]:
     """Yield what `_rows_of` does of a table or of annotations; nothing if there are neither."""
     table = getattr(part, "table", None)
     if isinstance(table, PairTable):

@@ -106,8 +106,7 @@ class FeatureFolder:
         """Return the features ``(views, S, V)`` of a row, memory-mapped."""
         which = int(np.searchsorted(self._ends, number, side="right"))
         array = self._arrays[which]
-        found: Row = array[number - int(self._ends[which]) + len(array)]
-        return found
+        return array[number - int(self._ends[which]) + len(array)]
 
 
 def _first_row(path: Path) -> int:

@@ -19,7 +19,7 @@ import os
 import stat
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from PIL import EpsImagePlugin, ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
@@ -53,7 +53,9 @@ def read_rgb(path: str | os.PathLike[str], data: bytes | None = None) -> Image.I
     """
     with _named(path), _opened(path, data) as image:
         image.load()
-        return to_rgb(_upright(image))
+        with suppress(Exception):  # broken EXIF data do not affect the pixels, which are loaded
+            ImageOps.exif_transpose(image, in_place=True)  # else it copies every picture
+        return to_rgb(image)
 
 
 def read_size(path: str | os.PathLike[str]) -> tuple[int, int]:
@@ -65,7 +67,7 @@ def read_size(path: str | os.PathLike[str]) -> tuple[int, int]:
     with _named(path), _opened(path) as image:
         try:
             lying = image.getexif().get(ExifTags.Base.Orientation) in _LYING
-        except Exception:  # broken EXIF data are ignored, as in `_upright`
+        except Exception:  # broken EXIF data are ignored, as in `read_rgb`
             lying = False
         return (image.height, image.width) if lying else image.size
 
@@ -161,11 +163,3 @@ def _opened(path: str | os.PathLike[str], data: bytes | None = None) -> Iterator
         if most is not None and pixels > most:  # below twice as many Pillow only warns
             raise Image.DecompressionBombError(f"{pixels} pixels, more than the {most} allowed")
         yield image
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    try:
-        ImageOps.exif_transpose(image, in_place=True)  # else it copies every picture
-    except Exception:  # broken EXIF data do not affect the pixels, which are loaded
-        pass
-    return image

@@ -26,7 +26,7 @@ from lavis_mafa.data.annotation_rows import CAPTION_KEYS, IMAGE_KEYS
 from lavis_mafa.data.caption_truth import SAME_CAPTION, truth_reader
 from lavis_mafa.data.data_folders import files_named
 from lavis_mafa.data.feature_folder import FeatureFolder
-from lavis_mafa.data.local_builder import LocalBuilder, named_splits
+from lavis_mafa.data.local_files import LocalBuilder, named_splits
 from lavis_mafa.data.pair_conversion import CONTENT, FILE, Holdout
 from lavis_mafa.data.pairs import EvalPairs, TrainPairs
 from lavis_mafa.io.processes import on_main_process

@@ -88,6 +88,7 @@ def truth_with(dataset: Any, pairs: Sequence[Pair]) -> NDArray[Any] | None:
         ``(I, T)`` bool; None if no pair is in this split.
     """
     known = hasattr(dataset, "truth_matrix")
+    process = getattr(dataset, "text_processor", None) or str
     truth = np.array(dataset.truth_matrix()) if known else original_pairs(dataset)
     images: dict[str, list[int]] = {}
     texts: dict[str, list[int]] = {}
@@ -100,7 +101,7 @@ def truth_with(dataset: Any, pairs: Sequence[Pair]) -> NDArray[Any] | None:
         image, text = pair
         if isinstance(image, str) and isinstance(text, str):
             rows = images.get(image, [])
-            columns = texts.get(single_spaced(text)) or texts.get(_processed(dataset, text), [])
+            columns = texts.get(single_spaced(text)) or texts.get(single_spaced(process(text)), [])
         else:
             inside = 0 <= int(image) < truth.shape[0] and 0 <= int(text) < truth.shape[1]
             rows, columns = ([int(image)], [int(text)]) if inside else ([], [])
@@ -115,8 +116,3 @@ def truth_with(dataset: Any, pairs: Sequence[Pair]) -> NDArray[Any] | None:
             list(foreign[0]),
         )
     return None if len(foreign) == len(pairs) else truth
-
-
-def _processed(dataset: Any, text: str) -> str:
-    processor = getattr(dataset, "text_processor", None)
-    return single_spaced(processor(text) if processor else text)

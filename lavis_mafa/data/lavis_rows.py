@@ -6,7 +6,6 @@ of its letters. Here such values are refused while the splits are built, when th
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from lavis_mafa.data.annotation_rows import Problem, Refusals, short
 from lavis_mafa.data.image_reading import read_rgb
 from lavis_mafa.data.local_files import reads_as_lavis
 from lavis_mafa.data.picture_identity import PictureFolder
+from lavis_mafa.io.files import read_json
 
 logger = logging.getLogger(__name__)
 
@@ -241,11 +241,7 @@ def _rows_of(file: str) -> list[Any]:
     Raises:
         ValueError: if it is not a JSON list.
     """
-    with open(file) as stream:
-        try:
-            rows = json.load(stream)
-        except ValueError as error:
-            raise ValueError(f"{file} is not JSON ({error})") from error
+    rows = read_json(file)
     if not isinstance(rows, list):
         raise ValueError(f"{file}: expected a list of rows, got {short(rows)}")
     return rows

@@ -150,7 +150,8 @@ class TrainingSet(Dataset[dict[str, Any]]):
         for part in self.parts:
             own = part.vis_processor
             views = own if isinstance(own, _Views) else _Views(own)
-            part.vis_processor = views.with_one_more(name, processor or views.processor)
+            others = {**views.others, name: processor or views.processor}
+            part.vis_processor = _Views(views.processor, others)
         return True
 
     def send_bytes(self) -> None:
@@ -187,8 +188,7 @@ class TrainingSet(Dataset[dict[str, Any]]):
         if (root := getattr(dataset, "vis_root", None)) is not None:
             require_below(self.source(index).path, root)
         if hasattr(dataset, "show"):
-            shown: tuple[Image.Image, str] = dataset.show(local)
-            return shown
+            return dataset.show(local)
         source = self.source(index)
         assert source.path is not None
         return read_rgb(source.path), source.caption
@@ -212,8 +212,7 @@ class TrainingSet(Dataset[dict[str, Any]]):
         """Return a sample's image file; a PNG if it has no file."""
         dataset, local = self._part_of(index)
         if hasattr(dataset, "image_bytes"):
-            stored: bytes = dataset.image_bytes(local)
-            return stored
+            return dataset.image_bytes(local)
         path = self.source(index).path
         if path is not None:
             return read_file(path, getattr(dataset, "vis_root", "/"))
@@ -267,9 +266,6 @@ class _Views:
     def __init__(self, processor: Processor, others: dict[str, Processor] | None = None) -> None:
         self.processor, self.others = processor, others or {}
 
-    def with_one_more(self, name: str, processor: Processor) -> _Views:
-        return _Views(self.processor, {**self.others, name: processor})
-
     def __call__(self, picture: Any) -> dict[str, Any]:
         image = processed(self.processor, picture)
         others = {name: processed(other, picture) for name, other in self.others.items()}
@@ -302,8 +298,7 @@ def _image_ids_of(parts: list[Any]) -> npt.NDArray[np.int64]:
     """
     own: npt.NDArray[np.int64]
     if len(parts) == 1 and hasattr(parts[0], "image_ids"):
-        own = _integers_of(parts[0], "image_ids", 0)  # not copied, as it may be a memory map
-        return own
+        return _integers_of(parts[0], "image_ids", 0)  # not copied, as it may be a memory map
     ids, first_free = [], 0
     paths: dict[str, int] = {}
     for part in parts:

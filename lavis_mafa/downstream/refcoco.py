@@ -60,7 +60,7 @@ from PIL import Image
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.data.annotation_rows import MAX_UNUSABLE, Problem, Refusals, short
 from lavis_mafa.data.image_reading import read_rgb, read_size
-from lavis_mafa.data.local_builder import LocalBuilder, named_splits
+from lavis_mafa.data.local_files import LocalBuilder, named_splits
 from lavis_mafa.data.picture_identity import PictureFolder
 from lavis_mafa.downstream.row_values import read_rows, text_of
 from lavis_mafa.downstream.yamls import dataset_yamls

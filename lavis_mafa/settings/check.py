@@ -67,7 +67,15 @@ class Key:
     @property
     def kind(self) -> str:
         """Return the name of what the key takes, see `_KINDS`."""
-        return _kind_of(self.annotation)
+        members = _members_of(self.annotation)
+        if len(members) == 2:
+            return "strs" if str in members else "number"
+        origin = get_origin(members[0]) or members[0]
+        if origin in (list, tuple):
+            return "list"
+        if isinstance(origin, type) and issubclass(origin, Mapping):
+            return "mapping"
+        return origin.__name__ if origin in (bool, int, float, str) else "any"
 
     def having(self, keys: Mapping[str, Key], **about: Any) -> Key:
         """Return a section with further keys, or with others in the place of its own."""
@@ -106,49 +114,28 @@ def _members_of(annotation: Any) -> list[Any]:
     return [one for one in get_args(annotation) if one is not type(None)]
 
 
-def _kind_of(annotation: Any) -> str:
-    """Return the name of what a type stands for, see `_KINDS`."""
-    members = _members_of(annotation)
-    if len(members) == 2:
-        return "strs" if str in members else "number"
-    origin = get_origin(members[0]) or members[0]
-    if origin in (list, tuple):
-        return "list"
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return "mapping"
-    return origin.__name__ if origin in (bool, int, float, str) else "any"
-
-
 def _key_of(annotation: Any, option: Option, default: Any = UNSET) -> Key:
     """Return the key of a setting; that of a settings class is a section."""
     members = _members_of(annotation)
     nested: Any = option.keys or (members[0] if dataclasses.is_dataclass(members[0]) else None)
     if nested is not None:
-        keys = keys_of(nested, default if isinstance(default, nested) else None)
+        keys = keys_of(nested)
         default = default if default is UNSET or default is None else {}
         return Key(dict | None if members != [annotation] else dict, option, default, keys)
     return Key(annotation, option, list(default) if isinstance(default, tuple) else default)
 
 
-@functools.cache  # of the few settings classes, which are read at every check
-def _hints(settings: type) -> dict[str, Any]:
-    return get_type_hints(settings)
+_hints = functools.cache(get_type_hints)  # of the few settings classes, read at every check
 
 
-def keys_of(settings: type, defaults: Any = None) -> dict[str, Key]:
-    """Return the keys of a settings class by name; fields without `option` are left out.
-
-    Args:
-        defaults: instance whose values are the defaults; None: the defaults of the fields.
-    """
+def keys_of(settings: type) -> dict[str, Key]:
+    """Return the keys of a settings class by name; fields without `option` are left out."""
     keys = {}
     for one in dataclasses.fields(settings):
         if METADATA not in one.metadata:
             continue
         default = one.default
-        if defaults is not None:
-            default = getattr(defaults, one.name)
-        elif one.default_factory is not dataclasses.MISSING:
+        if one.default_factory is not dataclasses.MISSING:
             default = one.default_factory()
         default = UNSET if default is dataclasses.MISSING else default
         keys[one.name] = _key_of(_hints(settings)[one.name], one.metadata[METADATA], default)

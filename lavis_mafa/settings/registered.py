@@ -267,10 +267,8 @@ def names_of(kind: str, name: Any) -> list[str]:
 
 def types_of(cls: Any) -> Mapping[str, str]:
     """Return the files of the default YAMLs of a model or builder class, by type."""
-    found: Mapping[str, str] = getattr(cls, "PRETRAINED_MODEL_CONFIG_DICT", None) or getattr(
-        cls, "DATASET_CONFIG_DICT", {}
-    )
-    return found
+    of_model = getattr(cls, "PRETRAINED_MODEL_CONFIG_DICT", None)
+    return of_model or getattr(cls, "DATASET_CONFIG_DICT", {})
 
 
 def default_yaml(cls: Any, which: str | None) -> dict[str, Any]:

@@ -26,7 +26,6 @@ class Usual:
         rule: thresholds, and candidates of an anchor.
         same_image: pairs of one image are positives of each other.
         same_group: pairs of one group are never negatives of each other.
-        searches_all: `mine` searches the whole data set.
     """
 
     batch_size: int
@@ -34,7 +33,6 @@ class Usual:
     rule: MiningRule = field(default_factory=MiningRule)
     same_image: bool = True
     same_group: bool = True
-    searches_all: bool = False
 
 
 @dataclass

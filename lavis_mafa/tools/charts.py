@@ -1,9 +1,11 @@
-"""Tables and bars as plain data."""
+"""Tables and bars as plain data, and tables in Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+from lavis_mafa.io.terminal import printable
 
 Cell = str | float | int | None
 
@@ -49,3 +51,27 @@ def format_number(value: object) -> str:
     if abs(number) < 1e-4 or abs(number) >= 1e6:
         return f"{number:.2e}"
     return f"{number:#.3g}".rstrip(".")
+
+
+def markdown_table(table: Table) -> str:
+    """Return a table in Markdown with aligned columns; None is "–", and a cell is one line."""
+    given: list[Sequence[Cell]] = [table.columns, *table.rows]
+    rows = [
+        ["–" if cell is None else one_line(str(cell)).replace("|", "\\|") for cell in row]
+        for row in given
+    ]
+    widths = [max(len(row[place]) for row in rows) or 1 for place in range(len(rows[0]))]
+    lines = [_line(row, widths) for row in rows]
+    return "\n".join(
+        [lines[0], _line(["".ljust(width, "-") for width in widths], widths), *lines[1:]]
+    )
+
+
+def one_line(text: str) -> str:
+    """Return a text in one line, without control characters that a terminal would obey."""
+    return printable(" ".join(text.split()))
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+    return f"| {' | '.join(padded)} |"

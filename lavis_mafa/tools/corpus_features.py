@@ -21,7 +21,7 @@ from lavis_mafa.io.files import atomic_write, read_json, read_npz, remove_partia
 from lavis_mafa.io.identity import claim_folder, digest
 from lavis_mafa.io.processes import barrier, get_rank, get_world_size, on_main_process, progress
 from lavis_mafa.tools.analysed_pairs import AnalysedPairs, log_on_main
-from lavis_mafa.tools.tables import one_line
+from lavis_mafa.tools.charts import one_line
 
 # Samples in a file, of which an interruption loses one at most, and files.
 _LEAST_BLOCK, _BLOCKS = 256, 1024

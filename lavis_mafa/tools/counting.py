@@ -19,14 +19,13 @@ from lavis_mafa.io.processes import is_main_process
 from lavis_mafa.judges.self_check import LEAST_AUC, random_partners
 from lavis_mafa.tools import ALL
 from lavis_mafa.tools.analysed_pairs import AnalysedPairs
-from lavis_mafa.tools.charts import Bars, Table
+from lavis_mafa.tools.charts import Bars, Table, markdown_table
 from lavis_mafa.tools.corpus_features import Features
 from lavis_mafa.tools.count_advice import NOTE, TRUTH, advice_of
 from lavis_mafa.tools.engine import Mined, load, mine
 from lavis_mafa.tools.gallery import SampleViewer, report_of_judged
 from lavis_mafa.tools.hard_negatives import HardNegatives, Sampling
 from lavis_mafa.tools.judged_pairs import FILE, INVALID, UNKNOWN, Judged
-from lavis_mafa.tools.tables import markdown_table
 
 _COMPARED = 1000  # samples of which own and other images are compared
 # Similar is not false: without a judge, the results do not say so.

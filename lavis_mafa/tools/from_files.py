@@ -85,11 +85,8 @@ class _StoredFeatures:
             ValueError: naming rows that are zero or not finite, which have no similarity.
         """
         of = self._image_ids[numbers] if self._by_image else numbers
-        images, texts = (
-            self._read(*one)
-            for one in zip(self._files, (self._images, self._texts), (of, numbers), strict=True)
-        )
-        return images, texts
+        images, texts = self._files
+        return self._read(images, self._images, of), self._read(texts, self._texts, numbers)
 
     @staticmethod
     def _read(file: str, stored: NDArray[Any], rows: NDArray[Any]) -> Tensor:
@@ -132,7 +129,7 @@ class _FilesAndEncoder(AnalysedPairs):
         space = min(_SPACE * batch, size)
         rule = MiningRule(top_k=_NEIGHBOURS)
         grit = GritSettings(queue_size=space, search_space=space)
-        return Usual(batch, grit, rule, searches_all=True)
+        return Usual(batch, grit, rule)
 
     def encode(self, batches: Sequence[NDArray[Any]]) -> Iterator[Encoded]:
         """Yield the features of mini-batches of samples; an image is encoded once in each."""

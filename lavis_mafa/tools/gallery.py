@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -126,7 +125,7 @@ def evenly(items: Sequence[T], limit: int) -> list[T]:
 def report_of_judged(
     judged: Judged,
     show: SampleViewer,
-    path: str | os.PathLike[str],
+    path: Path,
     title: str,
     *,
     headline: str = "",
@@ -189,17 +188,14 @@ def _pairs(judged: Judged, name: str, show: SampleViewer, limit: int) -> Iterato
     states = MiningRule(low=low, high=high).states(torch.from_numpy(probability)).tolist()
     seen = set()
     for row in _choose(probability, limit):
-        key = show._key(int(judged.image[row]), int(judged.text[row]))
+        image, text = int(judged.image[row]), int(judged.text[row])
+        key = show._key(image, text)
         if key in seen:  # an image with several captions is as many samples
             continue
         seen.add(key)
         value = format_number(float(probability[row]))
-        yield show._pair(
-            int(judged.image[row]),
-            int(judged.text[row]),
-            f"{name}: P = {value}, {STATE_NAMES[states[row]]}",
-            _TRUTH_VALUES[int(judged.truth[row])],
-        )
+        verdict = f"{name}: P = {value}, {STATE_NAMES[states[row]]}"
+        yield show._pair(image, text, verdict, _TRUTH_VALUES[int(judged.truth[row])])
 
 
 def _choose(probability: NDArray[Any], limit: int) -> list[int]:

@@ -12,9 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.mining import MiningRule
-from lavis_mafa.data.known_truth import INVALID as INVALID
-from lavis_mafa.data.known_truth import UNKNOWN as UNKNOWN
-from lavis_mafa.data.known_truth import VALID as VALID
+from lavis_mafa.data.known_truth import INVALID, UNKNOWN, VALID  # noqa: F401  of `Judged.truth`
 from lavis_mafa.io.files import atomic_write, read_npz
 
 FILE = "judged.npz"

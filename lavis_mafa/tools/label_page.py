@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.binary import TENTHS, bin_of
+from lavis_mafa.tools.charts import one_line
 from lavis_mafa.tools.gallery import data_of
 from lavis_mafa.tools.judged_pairs import Judged
 from lavis_mafa.tools.label_quality import ANSWERS, COLUMNS, pair_id
 from lavis_mafa.tools.report_page import data_uri, write_page
-from lavis_mafa.tools.tables import one_line
 
 _IMAGE_SIZE = 640  # longest side, pixels
 
@@ -28,8 +28,6 @@ def label_page(args: argparse.Namespace) -> None:
     Raises:
         ValueError: for arguments that are out of range or do not fit the data.
     """
-    if args.count < 1:
-        raise ValueError(f"--count {args.count}: expected at least 1")
     judged = Judged.load(args.judged)
     data = data_of(judged, args.judged)
     rows = _draw(judged.probability_by(args.name), args.count, args.above, args.seed)

@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.binary import TENTHS, bin_of, figures_at, lift, precisions
-from lavis_mafa.tools.charts import Table
+from lavis_mafa.tools.charts import Table, markdown_table
 from lavis_mafa.tools.judged_pairs import UNKNOWN, VALID, Judged
-from lavis_mafa.tools.tables import markdown_table
 
 COLUMNS = ("pair id", "image", "caption", "probability", "label")
 ANSWERS = {"match": True, "no match": False}

@@ -19,14 +19,13 @@ from lavis.common.utils import get_cache_path, is_url
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from lavis_mafa.algorithm.backbone import backbone_of
 from lavis_mafa.algorithm.grit import GritSettings
 from lavis_mafa.algorithm.settings import StepSettings
-from lavis_mafa.data.data_identity import DataIdentity
+from lavis_mafa.data.data_identity import DataIdentity, listed_rows
 from lavis_mafa.data.local_files import reads_as_lavis
-from lavis_mafa.data.pair_table import PairTable
 from lavis_mafa.data.training_set import TrainingSet
 from lavis_mafa.families.mafa_model import checkpoint_of
 from lavis_mafa.families.many_pairs import ManyPairs
@@ -140,7 +139,7 @@ class _ModelAndData(AnalysedPairs):
         on image size, augmentation and text processor.
         """
         found = hashlib.sha256(json.dumps(asdict(DataIdentity.of(self.data))).encode())
-        if not all(map(_has_rows, self.data.parts)):
+        if any(next(listed_rows(part), None) is None for part in self.data.parts):
             for number in range(len(self.data)):
                 path, caption, *_ = self.data.source(number)
                 found.update(json.dumps([path, caption]).encode())
@@ -168,8 +167,8 @@ class _ModelAndData(AnalysedPairs):
             if own is not None:
                 part.vis_processor = processor or own
         loader: Any = DataLoader(
-            _Numbered(self.data),
-            batch_sampler=[[int(i) for i in batch] for batch in batches],
+            self.data,
+            batch_sampler=[[(int(i), 0) for i in batch] for batch in batches],  # as in epoch 0
             # Starting workers takes longer than reading a single mini-batch.
             num_workers=self.workers if len(batches) > 1 else 0,
             collate_fn=self.data.collater,
@@ -177,22 +176,6 @@ class _ModelAndData(AnalysedPairs):
             generator=torch.Generator(),  # must not draw from the global random stream
         )
         yield from loader
-
-
-def _has_rows(part: Any) -> bool:
-    """Return whether `DataIdentity` covers every row of a part of the data."""
-    rows = getattr(part, "annotation", None)
-    return isinstance(getattr(part, "table", None), PairTable) or isinstance(rows and rows[0], dict)
-
-
-class _Numbered(Dataset[dict[str, Any]]):
-    """The training set indexed by sample number only, as in epoch 0."""
-
-    def __init__(self, pairs: TrainingSet) -> None:
-        self.pairs = pairs
-
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        return self.pairs[number, 0]
 
 
 def _grouping_of(run: Any) -> GritSettings:
@@ -239,14 +222,12 @@ def _load_model_and_data(args: argparse.Namespace) -> _ModelAndData:
     """
     cfg = begin(args.cfg_path, _options_of(args))
     task, train = _build_pairs(cfg)
-    mafa = cfg.model_cfg.get("mafa")
+    mafa = cfg.model_cfg.get("mafa") or {}
     # The commands that need frozen models build them: here they would take memory for nothing.
-    frozen = {name: mafa.get(name) for name in FROZEN_MODELS} if mafa else {}
-    if mafa:
-        mafa.update(dict.fromkeys(FROZEN_MODELS))
+    frozen = {name: mafa.get(name) for name in FROZEN_MODELS}
+    mafa.update(dict.fromkeys(FROZEN_MODELS))
     model = build_model(cfg, task)
-    if mafa:
-        mafa.update(frozen)
+    mafa.update(frozen)
     if checkpoint_of(cfg.model_cfg) is None:
         logging.warning(
             "the weights of %s are random, and so are its similarities: give --checkpoint",

@@ -41,7 +41,7 @@ def mine_connections(args: argparse.Namespace) -> None:
             "model.mafa.con_d, or give --con-d con_d.arch=... with a single name"
         )
     top_k = args.top_k or usual.rule.top_k
-    space: Any = args.search_space or (ALL if usual.searches_all else usual.grit.search_space)
+    space: Any = args.search_space or (ALL if args.data else usual.grit.search_space)
     if space == ALL:
         if args.sampling or args.batch_size:
             raise ValueError("--sampling and --batch-size need mini-batches: give --search-space M")

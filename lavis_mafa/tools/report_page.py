@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -44,7 +43,7 @@ class ShownPair:
 
 
 def write_report(
-    path: str | os.PathLike[str],
+    path: Path,
     *,
     title: str,
     headline: str,
@@ -63,17 +62,11 @@ def write_report(
         ValueError: for a table whose rows do not fit its columns.
     """
     shown = [
-        {
-            "image": None if one.image is None else data_uri(one.image, THUMBNAIL),
-            "caption": one.caption,
-            "own_caption": one.own_caption,
-            "verdict": one.verdict,
-            "truth": one.truth,
-        }
+        vars(one) | {"image": None if one.image is None else data_uri(one.image, THUMBNAIL)}
         for one in pairs
     ]
     return write_page(
-        Path(path),
+        path,
         "report_page.html",
         title=title,
         headline=headline,

@@ -13,7 +13,7 @@ from lavis_mafa.algorithm.binary import TENTHS
 from lavis_mafa.algorithm.mining import DIRECTIONS
 from lavis_mafa.checkpoints.downloads import go_offline
 from lavis_mafa.io.files import read_json_lines
-from lavis_mafa.tools.charts import Bars, Cell, Table, as_number
+from lavis_mafa.tools.charts import Bars, Cell, Table, as_number, one_line
 from lavis_mafa.tools.gallery import (
     SHOWN,
     SampleViewer,
@@ -27,7 +27,6 @@ from lavis_mafa.tools.judge_check import self_check_tables
 from lavis_mafa.tools.judged_pairs import FILE, Judged
 from lavis_mafa.tools.model_and_data import recorded_data
 from lavis_mafa.tools.report_page import write_report
-from lavis_mafa.tools.tables import one_line
 from lavis_mafa.training.con_d_check import RECORD
 from lavis_mafa.training.figures import ON_PLATEAU, PLATEAU_ADVICE
 from lavis_mafa.training.run_log import CONNECTIONS, LOG, mean_of, read_log

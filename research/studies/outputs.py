@@ -9,11 +9,10 @@ from typing import Any
 
 from lavis_mafa._version import __version__
 from lavis_mafa.io.files import read_json_lines, write_json, write_text
-from lavis_mafa.tools.charts import Bars, Table, format_number
+from lavis_mafa.tools.charts import Bars, Table, format_number, markdown_table, one_line
 from lavis_mafa.tools.gallery import SampleViewer, connections_of
 from lavis_mafa.tools.model_and_data import recorded_data
 from lavis_mafa.tools.report_page import ShownPair, write_report
-from lavis_mafa.tools.tables import markdown_table, one_line
 from lavis_mafa.training.run_log import CONNECTIONS, LOG, read_log
 from research.studies.results import BY_IMAGE, Results, headline_of
 from research.studies.spread import note_on_spread, spreads_of

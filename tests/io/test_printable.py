@@ -14,7 +14,7 @@ from conftest import ROOT
 
 from lavis_mafa.cli import main
 from lavis_mafa.io.terminal import PrintableFormatter, _PrintableStream, printable
-from lavis_mafa.tools.tables import one_line
+from lavis_mafa.tools.charts import one_line
 
 EVIL = "\x1b]0;owned\x07\x9b31m\u202etxt.\u2066\udcff"
 SHOWN = "\\x1b]0;owned\\x07\\x9b31m\\u202etxt.\\u2066\\udcff"

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lavis_mafa.io.terminal import printable
-from lavis_mafa.tools.charts import Table
-from lavis_mafa.tools.tables import markdown_table
+from lavis_mafa.tools.charts import Table, markdown_table
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\\"), max_size=8)
 
