@@ -146,7 +146,12 @@ def _prepare(
         with trusting(getattr(args, "trust", ())), _ended_by_closed_output():
             _take_run(args)
             load_plugins(args.plugin)
-            status: int | None = run(args)
+            try:
+                status: int | None = run(args)
+            except ModuleNotFoundError as error:
+                if (error.name or "").partition(".")[0] != "lavis":
+                    raise
+                args.error("it needs LAVIS, which is not installed: see Install in README.md")
         return status
 
     return action

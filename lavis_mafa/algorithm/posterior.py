@@ -298,9 +298,10 @@ class PosteriorPicker(nn.Module):
         temperature: Tensor | float,
         epoch: int | None,
     ) -> tuple[Picker, Picker]:
-        """Observe a mini-batch; return its pickers, see `pickers.WithPreparation`."""
+        """Observe a mini-batch in training; return its pickers, see `pickers.WithPreparation`."""
         cosines = sim_i2t * temperature, sim_t2i * temperature
-        self.observe(*cosines, positives, own, epoch)
+        if self.training:
+            self.observe(*cosines, positives, own, epoch)
 
         def picker(own_sim: Tensor) -> Picker:
             def pick(sim: Tensor, excluded: Tensor) -> Tensor:

@@ -92,9 +92,18 @@ def check_origin(content: dict[str, Any], arch: str, tokenizer: Any, origin: str
     problem = _problem_of_origin(content, arch, origin)
     if problem:
         raise ValueError(problem)
+    check_vocabulary(content, tokenizer, origin)
+
+
+def check_vocabulary(content: Mapping[str, Any], tokenizer: Any, origin: str) -> None:
+    """Refuse a checkpoint that was trained with another vocabulary, see `check_origin`.
+
+    Raises:
+        ValueError: if it was.
+    """
     then, now = content.get("vocabulary"), vocabulary_of(tokenizer)
     if then and now and then != now:
-        used = model_config(content).get("tokenizer") or "BERT's"
+        used = model_config(dict(content)).get("tokenizer") or "BERT's"
         raise ValueError(
             f"{origin} was trained with another vocabulary (tokenizer: {used}) than the model's: "
             "the same token ids would mean other words. Give the model the same tokenizer"

@@ -37,13 +37,14 @@ def existing_files(text: str) -> str:
     return text
 
 
-def folder_of_images(given: Path | None, files: Sequence[str]) -> Path:
+def folder_of_images(given: Path | None, files: Sequence[str]) -> Path | None:
     """Return the value of ``--images``, or else the folder that contains all given folders, or that
-    of the first file."""
-    if given is None and all(map(os.path.isdir, files)):
-        return Path(os.path.commonpath(list(map(os.path.abspath, files))))
-    first = Path(files[0])
-    return given or next(one for one in (first, *first.parents) if one.is_dir())
+    of the files; None if they are in several: a path could be relative to any of these."""
+    paths = [Path(one).expanduser().absolute() for one in files]
+    if given is None and all(path.is_dir() for path in paths):
+        return Path(os.path.commonpath(paths))
+    own = {next(one for one in (path, *path.parents) if one.is_dir()) for path in paths}
+    return given or (own.pop() if len(own) == 1 else None)
 
 
 def _config(text: str) -> str:
@@ -141,7 +142,7 @@ def add_analysed_arguments(parser: argparse.ArgumentParser) -> None:
         metavar=("ANCHOR", "POSITIVE"),
         help="columns of pairs of two texts, which a SentenceTransformer encodes",
     )
-    _add_columns(files)
+    add_columns(files)
 
 
 @contextmanager
@@ -154,8 +155,8 @@ def analysing(args: argparse.Namespace) -> Iterator[None]:
     Raises:
         ValueError: instead of the ImportError.
     """
-    of_files = ("encoder", "judge", "text_keys", "images", "image_key", "caption_key")
-    wrong = ("options", "checkpoint", "con_d") if args.data else (*of_files, "image_id_key")
+    of_files = ("encoder", "judge", "text_keys", *COLUMNS)
+    wrong = ("options", "checkpoint", "con_d") if args.data else of_files
     for name in wrong:
         if getattr(args, name):
             option, other = name.replace("_", "-"), "--cfg-path" if args.data else "--data"
@@ -253,7 +254,7 @@ def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILES",
         help=PAIR_FILES,
     )
-    _add_columns(parser)
+    add_columns(parser)
     parser.add_argument(
         "--workers",
         type=int,
@@ -263,19 +264,18 @@ def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_columns(parser: Any) -> None:
+COLUMNS = ("images", "image_key", "caption_key", "image_id_key")  # arguments of `add_columns`
+
+
+def add_columns(parser: Any) -> None:
+    """Add the names of the columns of pairs, and ``--images``."""
     parser.add_argument("--image-key", help="column of the image path; default: detected")
     parser.add_argument("--caption-key", help="column of the caption(s); default: detected")
     parser.add_argument("--image-id-key", help="column of image ids; default: image_id")
-    add_images_argument(parser)
-
-
-def add_images_argument(parser: Any) -> None:
-    """Add ``--images``."""
     parser.add_argument(
         "--images",
         type=existing,
         metavar="DIR",
         help="folder that the paths of images are relative to (default: the given folder, the "
-        "one that contains all given folders, or the folder of the first file)",
+        "one that contains all given folders, or the folder of the files)",
     )

@@ -16,18 +16,20 @@ _HELD_OUT = (0.1, 0.3)  # held-out share of many images, and of few
 _IMAGES = (20, 30, 1000)  # minimum; held out of few, and of many
 
 
-def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
+def write_config(data: Sequence[str], images: Path | None, **keys: Any) -> tuple[Path, str]:
     """Write a config that trains on the pairs in files, and the vocabulary of a small model.
 
     The config mines in random mini-batches, because grouping after a short warm-up breaks ITM
     (docs/results.md). Its Con-D compares captions and needs no weights. Where images have several
     captions, the config of a second run, which groups, is written too. The files are written to
-    ``output/NAME``, named after the first file, and replace those of an earlier call.
+    ``output/NAME``, named after the first file, and replace those of an earlier call, except
+    vocabularies: earlier runs need theirs.
 
     Args:
         data: annotation files, shards, a folder written by ``save_to_disk`` of Hugging Face's
             ``datasets``, or a folder of pictures, each with a text file of the same name.
         images: folder that the paths of images are relative to; None: see `folder_of_images`.
+        keys: names of the columns, as of `PairColumns`.
 
     Returns:
         The path of the config, and a text that says what was chosen and why.
@@ -45,21 +47,24 @@ def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
     from lavis_mafa.io.files import write_text
     from lavis_mafa.io.project_files import project_file
 
-    first = Path(data[0])
+    first = Path(data[0]).expanduser()
     name = first.resolve().name if first.is_dir() else re.split(r"[.*?{\[]", first.name)[0]
     output = Path("output", name or "pairs").absolute()
     output.mkdir(parents=True, exist_ok=True)
-    files = [os.path.abspath(one) for one in data]
+    files = [os.path.abspath(os.path.expanduser(one)) for one in data]
     shards = all(path.suffix.lower() == TAR for path in require_files(files))
     kind = "image_text_shards" if shards else "image_text_json"
-    root = None if shards else os.path.abspath(folder_of_images(images, data))
-    table = converted(files, root=root, identity=CONTENT)
+    folder = None if shards else folder_of_images(images, data)
+    root = folder and os.path.abspath(folder)
+    table = converted(files, root=root, identity=CONTENT, **keys)
+    if root is None and table.meta["with_paths"]:
+        raise ValueError("the files lie in several folders: give --images")
     count, found = len(table), table.meta["images"]
     without = table.meta["passed_over"]
     least, few, many = _IMAGES
     if found < least:
         raise ValueError(f"{found} images: at least {least} are needed, since some are held out")
-    held = round(min(max(_HELD_OUT[0], few / found), _HELD_OUT[1], many / found), 4)
+    held = float(f"{min(max(_HELD_OUT[0], few / found), _HELD_OUT[1], many / found):.4g}")
 
     gpu = torch.cuda.is_available()
     large = gpu and count >= _LARGE
@@ -70,6 +75,7 @@ def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
     info = {"annotations": {split: {"storage": files} for split in ("train", "val")}}
     section.build_info = OmegaConf.merge(section.get("build_info", {}), info)
     section.build_info.holdout, section.build_info.identity = held, CONTENT
+    section.build_info.update({name: key for name, key in keys.items() if key is not None})
     if not shards:
         section.build_info.images = {"storage": root}
     run = config.run
@@ -80,8 +86,8 @@ def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
     config.model.mafa.soft_labels = {"type": "one_hot"}
     model = "ALBEF with ViT-B (loads DeiT and BERT), as there are a GPU and many pairs"
     if not large:
-        vocabulary = output / "vocab.txt"
-        make_vocab(files, vocabulary, size=min(8000, max(600, count // 5)))
+        vocabulary = output / f"vocab_{table.folder.name[:8]}.txt"
+        make_vocab(files, vocabulary, size=min(8000, max(600, count // 5)), **keys)
         config.model.tokenizer = str(vocabulary)
         trained = int(count * (1 - held))
         batch = next(size for size in (64, 32, 16, 8, 4) if size <= max(trained // 10, 4))
@@ -95,7 +101,7 @@ def write_config(data: Sequence[str], images: Path | None) -> tuple[Path, str]:
     write_text(file, OmegaConf.to_yaml(config))
     left_out = f"{without:,} files belong to no sample and are left out\n" if without else ""
     chosen = (
-        f"{left_out}{count:,} pairs of {found:,} images; about {held:.0%} of the images are "
+        f"{left_out}{count:,} pairs of {found:,} images, about {held * found:,.0f} of which are "
         "held out for validation\n"
         f"model: {model}; {run.max_epoch} epochs of mini-batches of {run.batch_size_train}\n"
         "Con-D: compares captions by word statistics, no weights; mini-batches are not grouped\n"
@@ -123,6 +129,7 @@ def _train_on(config: Any, checkpoint: str) -> None:
     (docs/results.md).
     """
     run = config.run
+    run.output_dir = os.path.join(run.output_dir, "train_on")  # `auto` resumes what is in it
     config.model.load_pretrained, config.model.pretrained = True, checkpoint
     config.model.mafa.negatives = "hardest"
     config.model.mafa.soft_labels = {"type": "consistency", "start_epoch": 0}

@@ -14,10 +14,11 @@ import argparse
 import sys
 
 from lavis_mafa.commands.arguments import (
+    COLUMNS,
     PAIR_FILES,
     RUN_HELP,
     add_checkpoint_argument,
-    add_images_argument,
+    add_columns,
     add_options,
     existing_files,
 )
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             help=f"your own pairs, instead of --cfg-path: {PAIR_FILES}. Model, sizes and a "
             "validation split are chosen to suit them and written into a config",
         )
-        add_images_argument(parser.add_argument_group("with --data"))
+        add_columns(parser.add_argument_group("with --data"))
         sources.add_argument(
             "--list", action="store_true", help="print the names of the shipped configs"
         )
@@ -66,8 +67,9 @@ def run(args: argparse.Namespace) -> None:
     if getattr(args, "list", False):
         print("\n".join(shipped_names()))
         return None
-    if getattr(args, "images", None) and not args.data:
-        args.error("--images needs --data")
+    for name in COLUMNS if args.command == "train" and not args.data else ():
+        if getattr(args, name):
+            args.error(f"--{name.replace('_', '-')} needs --data")
     if getattr(args, "toy", False):
         if args.data:
             args.error("--toy has data of its own; leave out --data, or give --cfg-path")
@@ -104,7 +106,8 @@ def _take_data(args: argparse.Namespace) -> None:
     from lavis_mafa.commands.own_data import write_config
 
     try:
-        file, chosen = write_config(args.data, args.images)
+        keys = {name: getattr(args, name) for name in COLUMNS if name != "images"}
+        file, chosen = write_config(args.data, args.images, **keys)
     except (OSError, ValueError) as error:
         args.error(str(error))
     if rank_in_environment() == 0:

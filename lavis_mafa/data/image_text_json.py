@@ -188,6 +188,7 @@ def _holdout_of(info: Mapping[str, Any], split: str) -> Holdout:
     if len(files) > 1:
         raise ValueError(
             f"build_info.holdout is {share:g}, and train and val have different files "
-            f"({' and '.join(sorted(files))}); give both the same files, or set holdout: 0"
+            f"({' and '.join(sorted(files))}); give both the same files, or set holdout: 0 "
+            "if none of their images are the same"
         )
     return share, split == "val"

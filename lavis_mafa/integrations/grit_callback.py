@@ -206,7 +206,10 @@ class KeepLoss(TrainerCallback):
         if output is not None:
             self._counts += output.counts.sum(dim=0)[1:3]
 
-    on_step_end = on_substep_end
+    def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        """Count the last one, and clear the gradients of the loss, which is not in the model."""
+        self.on_substep_end(args, state, control, **rest)
+        self.objects.zero_grad()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Add the counts of all ranks to the record of the training loss."""

@@ -182,6 +182,12 @@ class PairLoss(FeaturesLoss):
         self.reads_texts = bool(getattr(judge, "reads_texts", False))
         if model_bias:
             del self.parts.form.relative_bias  # type: ignore[attr-defined]
+        rows = getattr(judge, "rows", None)
+        of_places = grit is not None and not hasattr(grit, "rows")
+        if of_places and rows is not None and len(rows.numbers) != grit.size:
+            raise ValueError(
+                f"the judge has {len(rows.numbers)} rows and grit {grit.size}: give both the same"
+            )
         if grit is not None:
             self.parts.allocate(grit.size)
         elif self.by_place:
@@ -246,6 +252,12 @@ class PairLoss(FeaturesLoss):
                 samples |= {"epoch": schedule.epoch, "grouped": schedule.plan.grouped}
             if self.by_place and hasattr(self.grit, "rows"):
                 samples["loaded_index"] = self.grit.rows.places(numbers)
+            elif self.grit is schedule and (rows := getattr(self.parts.con_d, "rows", None)):
+                # A schedule counts the rows of the data set from 0 on.
+                own = torch.from_numpy(rows.numbers[numbers.cpu().numpy()])
+                samples["loaded_index"] = own.to(numbers.device)
+        if training and self.parts.settings.soft_labels.start_epoch and "epoch" not in samples:
+            raise ValueError("start_epoch needs the number of the epoch: give grit, or epoch")
         scale, form = sides[0].new_tensor(1.0) * scale, cast(Any, self.parts.form)
         if self.model_bias:
             if bias is None:

@@ -43,7 +43,14 @@ def numbered(dataset: Any) -> Any:
             seen[content] += 1
             digest = hashlib.blake2b(content + str(seen[content]).encode(), digest_size=8).digest()
             numbers.append(int.from_bytes(digest, "big") >> 1)  # fits int64
-    return dataset.add_column(ROW, numbers)
+    # As they are stored: flattening the order of rows would apply a transform for good.
+    found, form = dataset.with_format(None).add_column(ROW, numbers), dataset.format
+    columns = [*form["columns"], ROW]
+    if len(columns) == len(found.column_names):
+        columns = None
+    return found.with_format(
+        form["type"], columns, form["output_all_columns"], **form["format_kwargs"]
+    )
 
 
 def require_table(dataset: Any) -> None:
@@ -64,9 +71,10 @@ def require_table(dataset: Any) -> None:
 
 
 def sides_of(dataset: Any) -> list[Any]:
-    """Return the anchors and the positives of a data set, as data sets of one column."""
+    """Return the anchors and the positives of a data set as they are stored, without its transform,
+    as data sets of one column."""
     names = [name for name in dataset.column_names if name != ROW][:2]
-    return [dataset.select_columns([name]) for name in names]
+    return [dataset.with_format(None).select_columns([name]) for name in names]
 
 
 class Rows:
@@ -96,6 +104,11 @@ class Rows:
                 "first, then use numbered(dataset)"
             )
         found = column.to_numpy(zero_copy_only=False)
+        if found.max() < 2**32:  # a hash of 63 bits is not
+            raise ValueError(
+                f"the column {ROW!r} has numbers of your own: remove or rename it, and use "
+                "numbered(dataset)"
+            )
         self.numbers = found
         self._order = np.argsort(found, kind="stable")
         self._sorted = found[self._order]

@@ -148,7 +148,8 @@ class MinedLoss(PairLoss):
         columns = list(sentence_features)
         if len(columns) < 2:
             raise ValueError(f"got {len(columns)} columns, expected anchor, positive, negatives")
-        training, numbers = self.model.training, numbers_of(labels)
+        # The trainer evaluates the model inside of DDP's wrapper, whose own flag stays.
+        training, numbers = _unwrapped(self.model).training, numbers_of(labels)
         mines = self.judges(numbers, training)
         samples: dict[str, Any] = {"loaded_index": numbers}
         if mines or not self.parts.settings.connections.by_con_d:
@@ -411,6 +412,8 @@ def _encoded(
                 known = len(numbers)
                 of.append(numbers.setdefault(_identity(value), known))
                 if len(numbers) > known:
+                    if new and isinstance(new[-1], str) != isinstance(value, str):
+                        encode_new()  # a call takes values of one kind
                     new.append(value)
             # Texts wait: sorted by length all at once, they are padded least. Pictures may not fit.
             if new and not isinstance(new[-1], str):

@@ -223,9 +223,9 @@ def _load(folder: Path) -> Features:
             "are encoded again"
         ) from error
     if unreadable:
-        text = "%d samples cannot be read and are skipped, the first: %d (%s); see %s"
+        text = "%d samples could not be read, the first: %d (%s); after a repair, remove %s"
         number, problem = unreadable[0]
-        log_on_main(text, len(unreadable), number, one_line(problem), folder / _COMPLETE)
+        log_on_main(text, len(unreadable), number, one_line(problem), folder)
     return found
 
 

@@ -13,7 +13,7 @@ from lavis_mafa.algorithm.grit import GritSettings
 from lavis_mafa.algorithm.intervals import share_ratio
 from lavis_mafa.judges.self_check import LEAST_AUC, SelfCheck
 from lavis_mafa.tools.analysed_pairs import Usual
-from lavis_mafa.tools.judged_pairs import UNKNOWN, VALID, Judged
+from lavis_mafa.tools.judged_pairs import VALID, Judged
 
 TRUTH = "truth"  # name of the ground truth among the judges
 # Bounds on shares of false negatives among hard negatives. What we measured has a record in
@@ -50,7 +50,6 @@ def advice_of(
     checks: Mapping[str, SelfCheck],
     usual: Usual,
     own_auc: float,
-    is_lower_bound: bool = False,
 ) -> list[str]:
     """Return three lines: the shares of false negatives, whether to group, and whether to mine.
 
@@ -61,14 +60,11 @@ def advice_of(
         checks: self-checks by name of the discriminator.
         usual: its B and M are preferred, its thresholds count.
         own_auc: how often a caption is more similar to its own image than to another.
-        is_lower_bound: whether the truth knows only few of the matches, such as equal captions.
     """
     con_d = next(iter(judged.names), None)
-    known = judged.truth != UNKNOWN
-    if is_lower_bound and con_d:
-        known[:] = False
+    known = judged.known
     # Pairs that people or equal captions decide are not a random sample of the hard negatives.
-    tested = bool(known.all()) and not is_lower_bound
+    tested = bool(known.all())
     judge = TRUTH if con_d is None or tested else con_d
     rows: dict[tuple[int, int | None], list[tuple[float, float, float]]] = {}
     for one in counts:

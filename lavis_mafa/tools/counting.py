@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.intervals import clustered
-from lavis_mafa.data.caption_truth import CaptionTruth
 from lavis_mafa.io.files import write_json
 from lavis_mafa.io.processes import is_main_process
 from lavis_mafa.judges.self_check import LEAST_AUC, random_partners
@@ -166,10 +165,11 @@ def _write_results(
     """Write the counts as JSON and an HTML page, and print the table and the advice."""
     judged, features = found.judged, found.features
     own_auc = _own_auc(features, loaded.data.image_ids, args.seed)
-    is_lower_bound = isinstance(loaded.data.truth, CaptionTruth)
     usual = loaded.usual
-    advice = advice_of(counts, judged, rows_of, found.checks, usual, own_auc, is_lower_bound)
+    advice = advice_of(counts, judged, rows_of, found.checks, usual, own_auc)
     notes = [*loaded.notes]
+    if judged.about["lower_bound"]:
+        notes.append(f"{TRUTH}: pairs with an equal caption, which are only some of the matches.")
     for name, probability in judged.probability.items():
         if lost := int(np.isnan(probability).sum()):
             notes.append(f"{name} has no verdict for {lost:,} of the {len(judged):,} pairs.")

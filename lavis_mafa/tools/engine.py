@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.discriminator import LEFT
+from lavis_mafa.data.caption_truth import CaptionTruth
 from lavis_mafa.data.data_identity import DataIdentity
 from lavis_mafa.data.known_truth import known_pairs
 from lavis_mafa.io.processes import (
@@ -101,6 +102,7 @@ def mine(
         ]
         judged = _judge_all(loaded, features, negatives)
     judged.about = {**loaded.about, "low": thresholds[0], "high": thresholds[-1]}
+    judged.about["lower_bound"] = isinstance(loaded.data.truth, CaptionTruth)
     judged.about["rows"] = asdict(DataIdentity.of(loaded.data))
     judged.about["self_check"] = {name: check.content() for name, check in checks.items()}
     judged.about["neighbours"] = wanted[-1].neighbours  # the whole data set comes last

@@ -200,7 +200,9 @@ def load_files(args: argparse.Namespace) -> _FilesAndEncoder:
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ValueError("with --data the command runs in one process: start it without a launcher")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    about = {name: getattr(args, name) for name in _RECORDED} | {"images": str(args.images)}
+    about = {name: getattr(args, name) for name in _RECORDED} | {
+        "images": args.images and str(args.images)
+    }
     pairs = pairs_of(about)
     with _explain_not_loaded(f"--encoder {' '.join(args.encoder)}"):
         encoder = _encoder_of(args, pairs, device)

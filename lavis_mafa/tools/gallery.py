@@ -168,8 +168,8 @@ def _outcome(judged: Judged) -> str:
         if of.any() and not above.any():
             highest = format_number(float(judged.probability[name][of].max()))
             text += f"; the highest P is {highest}: lower the threshold, or use another judge"
-        known = [(rows & (judged.truth != UNKNOWN), rows) for rows in (above, of)]
-        shares = [float((judged.truth[rows] == VALID).mean()) for rows, _ in known if rows.any()]
+        known = [rows & judged.known for rows in (above, of)]
+        shares = [float((judged.truth[rows] == VALID).mean()) for rows in known if rows.any()]
         if len(shares) == len(known):
             text += "; by the truth {:.0%} of these match, and {:.0%} of all judged".format(*shares)
         sentences.append(f"{text}.".replace("%", " %"))
@@ -186,7 +186,7 @@ def _pairs(judged: Judged, name: str, show: SampleViewer, limit: int) -> Iterato
     probability = judged.probability[name]
     low, high = judged.thresholds
     states = MiningRule(low=low, high=high).states(torch.from_numpy(probability)).tolist()
-    seen = set()
+    seen, known = set(), judged.known | (judged.truth == VALID)
     for row in _choose(probability, limit):
         image, text = int(judged.image[row]), int(judged.text[row])
         key = show._key(image, text)
@@ -195,7 +195,8 @@ def _pairs(judged: Judged, name: str, show: SampleViewer, limit: int) -> Iterato
         seen.add(key)
         value = format_number(float(probability[row]))
         verdict = f"{name}: P = {value}, {STATE_NAMES[states[row]]}"
-        yield show._pair(image, text, verdict, _TRUTH_VALUES[int(judged.truth[row])])
+        truth = judged.truth[row] if known[row] else UNKNOWN
+        yield show._pair(image, text, verdict, _TRUTH_VALUES[int(truth)])
 
 
 def _choose(probability: NDArray[Any], limit: int) -> list[int]:

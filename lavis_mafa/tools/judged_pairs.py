@@ -31,7 +31,9 @@ class Judged:
         probability: ``(P,)`` float32 by name of the discriminator, 0 to 1; NaN where it could not
             judge the pair.
         truth: ``(P,)`` int8, `VALID`, `INVALID` or `UNKNOWN`.
-        about: origin of the pairs, as plain values: ``cfg_path``, ``options``, ``low``, ``high``.
+        about: origin of the pairs, as plain values: ``cfg_path``, ``options``, ``low``, ``high``,
+            ``lower_bound`` (whether `VALID` pairs are only few of those that match, such as equal
+            captions).
     """
 
     image: NDArray[Any]
@@ -57,6 +59,11 @@ class Judged:
         rule = MiningRule()
         low, high = self.about.get("low", rule.low), self.about.get("high", rule.high)
         return float(low), float(high)
+
+    @property
+    def known(self) -> NDArray[Any]:
+        """Pairs ``(P,)`` bool whose truth is known: none if it is only a lower bound."""
+        return (self.truth != UNKNOWN) & (not self.about.get("lower_bound"))
 
     @property
     def names(self) -> list[str]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.binary import TENTHS, bin_of, figures_at, lift, precisions
 from lavis_mafa.tools.charts import Table, markdown_table
-from lavis_mafa.tools.judged_pairs import UNKNOWN, VALID, Judged
+from lavis_mafa.tools.judged_pairs import VALID, Judged
 
 COLUMNS = ("pair id", "image", "caption", "probability", "label")
 ANSWERS = {"match": True, "no match": False}
@@ -79,7 +79,7 @@ def _truth_of(judged: Judged, path: Path, labels: Path | None) -> _Truth:
     """
     if labels is not None:
         return _labelled(judged, labels)
-    rows = np.flatnonzero(judged.truth != UNKNOWN)
+    rows = np.flatnonzero(judged.known)
     if not len(rows):
         raise ValueError(
             f"no pair in {path} has a known truth: label some with `lavis-mafa label page "

@@ -22,7 +22,7 @@ from lavis_mafa.tools.engine import load, mine
 from lavis_mafa.tools.from_files import column_keys
 from lavis_mafa.tools.gallery import SampleViewer, report_of_judged
 from lavis_mafa.tools.hard_negatives import Sampling
-from lavis_mafa.tools.judged_pairs import FILE, UNKNOWN, VALID, Judged
+from lavis_mafa.tools.judged_pairs import FILE, VALID, Judged
 from lavis_mafa.tools.pair_records import FLAG_EMBEDDING, TRIPLETS, PairRecords, write_clean_copy
 
 
@@ -158,7 +158,7 @@ def _write_summary(
     summary["self-check"] = judged.about["self_check"]
     summary["neighbours"] = judged.about.get("neighbours")
     lines = [f"{value:>10}  {name}" for name, value in counts.items()]
-    if len(judged) and not (judged.truth == UNKNOWN).any():
+    if len(judged) and judged.known.all():
         valid, among = int((mined.truth == VALID).sum()), len(mined)
         base_rate = float((judged.truth == VALID).mean())
         precision = valid / among if among else None

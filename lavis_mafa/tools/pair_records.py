@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import os
@@ -49,8 +50,13 @@ class PairRecords:
     def __init__(self, data: Any, output: Path) -> None:
         self.data, self.output = data, output
         self._written = output / "images"
-        self._files = {path.stem: path for path in self._written.glob("*.*")}
-        roots = [getattr(part, "vis_root", None) or self._written for part in data.parts]
+        self._files: dict[int, Path] = {}
+        roots = []
+        for part in data.parts:
+            table, root = getattr(part, "table", None), getattr(part, "vis_root", None)
+            with_paths = len(part) if table is None else table.meta["with_paths"]
+            roots += [root] if root and with_paths else []
+            roots += [self._written] if not root or with_paths < len(part) else []
         self.root = os.path.commonpath([os.path.abspath(root) for root in roots])
         # What identifies them in the user's file, and their numbers.
         images: set[tuple[Any, int]] = set()
@@ -136,7 +142,8 @@ class PairRecords:
         groups = f"      group_id_key: {_GROUP_ID}\n" if self.data.group_ids is not None else ""
         return (
             "# The data and the new pairs. Alternatives: only the new pairs (mined), or the\n"
-            "# control (repeated). Copy processors and other splits from your config.\n"
+            "# control (repeated). Copy processors and other splits from your config; a val split\n"
+            "# by build_info.holdout needs a file of its own, of images that train has not.\n"
             "datasets:\n"
             "  image_text_json:\n"
             "    build_info:\n"
@@ -153,13 +160,16 @@ class PairRecords:
 
     def _write_once(self, number: int) -> Path:
         """Return the file of an image that has none in the data; write it if needed."""
-        name = f"{int(self.data.image_ids[number]):09d}"
-        if name not in self._files:
+        image = int(self.data.image_ids[number])
+        if image not in self._files:
             content = self.data.image_bytes(number)
-            self._files[name] = path = self._written / f"{name}.{suffix_of(content)}"
-            with atomic_write(path) as file:
-                file.write(content)
-        return self._files[name]
+            # The output may have pictures of other data.
+            name = f"{image:09d}_{hashlib.sha256(content).hexdigest()[:8]}.{suffix_of(content)}"
+            self._files[image] = path = self._written / name
+            if not path.is_file():
+                with atomic_write(path) as file:
+                    file.write(content)
+        return self._files[image]
 
     def _by_image(self, image: NDArray[Any], text: NDArray[Any]) -> dict[int, list[int]]:
         """Return the texts of pairs by image id, in their order."""

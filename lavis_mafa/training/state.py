@@ -20,6 +20,7 @@ from lavis_mafa.checkpoints.checkpoints import (
     run_state_of,
     vocabulary_of,
 )
+from lavis_mafa.checkpoints.weight_loading import check_vocabulary
 from lavis_mafa.compat.traits import traits_of
 from lavis_mafa.data.data_identity import DataIdentity
 from lavis_mafa.data.training_set import TrainingSet
@@ -181,6 +182,7 @@ class RunState:
                 f"before, {self.judges} now. Restore it, or start a new run from its weights by "
                 "model.pretrained"
             )
+        check_vocabulary(content, getattr(self.model, "tokenizer", None), origin)
         load_trained_state(self.model, content["model"], origin)
         self._load_optimizer(content["optimizer"])
         if self.scaler and content["scaler"]:

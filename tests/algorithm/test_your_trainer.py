@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from conftest import ROOT
 from fresh import fresh_python
+from simulated_gpu import host_waits
 from torch import nn
 
 KINDS = 60
@@ -63,6 +64,28 @@ def test_documented_loop_learns_and_finds_false_negatives():
     assert torch.cat(judged).mean() > 0.3, "the hardest negatives of similar pairs often match"
     assert before < 0.05 and recall() > 0.3  # chance level: 1 / KINDS
     assert namespace["plan"].grouped
+
+
+def test_documented_loop_runs_on_a_gpu():
+    page = (ROOT / "docs" / "your_trainer.md").read_text()
+    loop = re.search(r"```python\n(.*?)```", page, re.S).group(1)
+    with host_waits():
+        given, weight = torch.randn(64, 5, device="cuda"), torch.randn(5, 4, device="cuda")
+        weight.requires_grad_()
+
+        class OnGpu(Pairs):
+            def __getitem__(self, index):
+                return given[index.to("cuda")], [str(int(n)) for n in index], index
+
+        names = {
+            "dataset": OnGpu(64),
+            "optimizer": torch.optim.SGD([weight], 0.1),
+            "encode_images": lambda images: F.normalize(images @ weight, dim=1),
+            "encode_texts": lambda texts: F.normalize(given[[*map(int, texts)]] @ weight, dim=1),
+            "judge": lambda images, texts: torch.full((len(texts),), 0.9, device="cuda"),
+        }
+        exec(loop, names)
+    assert names["loss"].device.type == "cuda" and names["plan"].grouped
 
 
 def test_documented_backbone_trains_on_tokens_by_the_whole_step(monkeypatch):

@@ -5,16 +5,19 @@ from __future__ import annotations
 import io
 import json
 import shlex
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from omegaconf import OmegaConf
 from PIL import Image
 from shard_files import write_rows, write_shards
 
 from lavis_mafa.cli import main
 from lavis_mafa.commands.own_data import write_config
+from lavis_mafa.data.pair_conversion import converted
 from lavis_mafa.settings import load_config
 
 IMAGES = 60
@@ -64,7 +67,7 @@ def make(form, folder):
 def test_every_form_becomes_a_config_that_is_complete(form, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file, chosen = write_config(make(form, tmp_path / "mine"), None)
-    assert "120 pairs of 60 images; about 30% of the images are held out" in chosen
+    assert "120 pairs of 60 images, about 18 of which are held out" in chosen
     config = load_config(file, [])  # checks all of it, and the files
     (builder,) = config.datasets_cfg
     assert builder == ("image_text_shards" if form == "tar" else "image_text_json")
@@ -72,10 +75,39 @@ def test_every_form_becomes_a_config_that_is_complete(form, tmp_path, monkeypatc
     assert config.run_cfg.batch_size_train == 8 and config.run_cfg.max_epoch == 30
     assert config.run_cfg.rerank_by == "odds"
     assert config.run_cfg.device == ("cuda" if torch.cuda.is_available() else "cpu")
-    vocabulary = (file.parent / "vocab.txt").read_text().split()
+    vocabulary = Path(config.model_cfg.tokenizer).read_text().split()
     assert {"square", "green", "[MASK]"} <= set(vocabulary)
     second = load_config(file.with_name("train_on.yaml"), [], machine=False)
     assert second.run_cfg.max_epoch == 6 and second.run_cfg.init_lr == 0.0005
+    # run.resume_ckpt_path=auto would find the checkpoint of the first run.
+    assert second.run_cfg.output_dir != config.run_cfg.output_dir
+
+
+def test_vocabulary_of_an_earlier_run_stays(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = make("csv", tmp_path / "mine")
+    first = Path(load_config(write_config(data, None)[0], []).model_cfg.tokenizer)
+    before = first.read_text()
+    text = Path(data[0]).read_text().replace("square", "cube")
+    Path(data[0]).write_text(text.replace("image,caption", "File,Words", 1))
+    with pytest.raises(ValueError, match="option --image-key"):
+        write_config(data, None)
+    words = ["--dry-run", "--image-key", "File", "--caption-key", "Words"]
+    assert main(["train", "--data", *data, *words]) == 0
+    config = load_config("output/pairs/config.yaml", [])
+    assert "cube" in Path(config.model_cfg.tokenizer).read_text() and first.read_text() == before
+
+
+@pytest.mark.parametrize("images", [300_000, 25_000_000])
+def test_of_many_images_a_thousand_are_held_out(tmp_path, monkeypatch, images):
+    monkeypatch.chdir(tmp_path)
+    table = converted(make("json", tmp_path / "mine"), root=tmp_path / "mine")
+    table.meta["images"] = images
+    monkeypatch.setattr("lavis_mafa.data.pair_conversion.converted", lambda *_, **__: table)
+    file, chosen = write_config([str(tmp_path / "mine/pairs.json")], None)
+    (builder,) = OmegaConf.load(file).datasets.values()
+    assert builder.build_info.holdout * images == pytest.approx(1000, rel=0.01)
+    assert "about 1,000 of which" in chosen
 
 
 def test_train_evaluate_and_count_need_files_and_folders_only(tmp_path, monkeypatch, capsys):
@@ -99,7 +131,8 @@ def test_train_evaluate_and_count_need_files_and_folders_only(tmp_path, monkeypa
     command = next(line for line in printed.splitlines() if "train_on.yaml" in line)
     program, *words = shlex.split(command.replace("RUN", "run"))
     assert program == "lavis-mafa" and main([*words, "run.job_id=then", "run.max_epoch=1"]) == 0
-    log = [json.loads(line) for line in open(run.parent / "then/log.jsonl", encoding="utf-8")]
+    then = run.parent / "train_on/then/log.jsonl"
+    log = [json.loads(line) for line in then.read_text().splitlines()]
     grit = log[0]["config"]["run"]["grit"]
     assert grit["enabled"] and grit["hardness"] == 0.95
     assert log[0]["config"]["model"]["mafa"]["negatives"] == "hardest"
@@ -141,7 +174,7 @@ def test_gpu_and_many_pairs_train_vit_b(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("lavis_mafa.commands.own_data._LARGE", 100)
     file, chosen = write_config(make("json", tmp_path / "mine"), None)
-    assert "ViT-B" in chosen and not (file.parent / "vocab.txt").exists()
+    assert "ViT-B" in chosen and not list(file.parent.glob("vocab*"))
     config = load_config(file, [], machine=False)
     assert config.model_cfg.model_type == "base" and config.run_cfg.device == "cuda"
     second = load_config(file.with_name("train_on.yaml"), [], machine=False)

@@ -101,6 +101,21 @@ def test_pictures_of_several_folders_keep_their_captions(tmp_path):
     assert check(folders, tmp_path)["images"] == 2
 
 
+def test_files_of_several_folders_have_no_common_pictures(tmp_path, monkeypatch):
+    files = []
+    for name in ("red", "blue"):
+        make(tmp_path / name, "images/1.jpg")
+        files.append(str(tmp_path / name / "pairs.json"))
+        Path(files[-1]).write_text(json.dumps([{"image": "images/1.jpg", "caption": name}]))
+    assert folder_of_images(None, files) is None
+    assert folder_of_images(tmp_path, files) == tmp_path
+    assert folder_of_images(None, files[:1]) == tmp_path / "red"
+    with pytest.raises(ValueError, match="--images"):
+        check(files, None)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert folder_of_images(None, ["~/red/*.json"]) == tmp_path / "red"
+
+
 def test_globs(tmp_path, monkeypatch):
     make(tmp_path, "b.parquet", "a.parquet", "x/c.parquet", "d[1].parquet", "folder.parquet/e.csv")
     assert names_of(tmp_path, "?.parquet") == ["a.parquet", "b.parquet"]

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from lavis_mafa import FeaturesLoss, MiningRule, SoftLabels, StepSettings, contrastive_loss
 from lavis_mafa.algorithm.features_step import PLAIN
+from lavis_mafa.integrations.pair_loss import PairLoss
 
 
 def features(size=6, width=8, seed=0):
@@ -64,3 +65,22 @@ def test_weights_of_other_losses_are_not_used():
     found = loss.loss(images, texts, torch.tensor(0.1))
     assert set(loss.output.losses) == {"itc"}
     assert found.item() == pytest.approx(infonce(images, texts, 0.1).item())
+
+
+def test_soft_labels_that_start_later_need_the_epoch():
+    loss, sides = PairLoss(alpha=0.3, start_epoch=1), tuple(features())
+    with pytest.raises(ValueError, match="start_epoch needs the number of the epoch"):
+        loss.itc(sides, 10.0, {}, True)
+    first, later = (loss.itc(sides, 10.0, {"epoch": n}, True) for n in (0, 1))
+    assert first != later
+
+
+def test_evaluation_leaves_the_posterior_as_it_is():
+    loss, (one, _) = PairLoss(judge=Judge(), negatives="posterior"), features()
+    samples = {"loaded_index": torch.arange(6)}
+    loss.itc((one, one), 10.0, samples, True)
+    before = {key: value.clone() for key, value in loss.state_dict().items()}
+    loss.itc((one, one), 10.0, samples, False)
+    assert all(torch.equal(value, before[key]) for key, value in loss.state_dict().items())
+    loss.itc((one, one), 10.0, samples, True)
+    assert any(not torch.equal(value, before[key]) for key, value in loss.state_dict().items())

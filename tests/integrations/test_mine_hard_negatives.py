@@ -246,6 +246,20 @@ def test_results_without_rows_keep_their_columns(tmp_path):
         assert (len(mined) == 0, len(missing) == 0) == (probability == 1.0, probability == 0.0)
 
 
+def test_texts_may_be_the_anchors_of_pictures():
+    calls = []
+
+    def encode(values, **_):
+        calls.append({type(one) for one in values})
+        return torch.zeros(len(values), 2)
+
+    pictures = [Pictures.new("RGB", (4, 4), colour) for colour in COLOURS]
+    texts, data = ({"column": COLOURS}, {"column": pictures})
+    data = Dataset.from_dict(data).cast_column("column", Image())
+    integration._encoded([Dataset.from_dict(texts), data], encode, 32)
+    assert len(calls) == 2 and calls[0] == {str}
+
+
 def test_pictures_are_equal_if_they_look_equal():
     """Of pictures with a palette, the bytes are numbers of colours; arrays also have a shape."""
     red = Pictures.new("RGB", (4, 4), "red")

@@ -303,6 +303,10 @@ def test_an_evaluation_set_is_never_judged_as_rows_of_training(tmp_path, numbers
     found = loss(columns_of(model, other), rows)
     assert not cross.read
     assert found.item() == MinedLoss(model)(columns_of(model, other)).item()
+    # The trainer evaluates the model inside of DDP's or DataParallel's wrapper.
+    loss.model = torch.nn.DataParallel(model, device_ids=[])
+    assert loss.model.training and loss(columns_of(model, other), rows).item() == found.item()
+    loss.model = model
     by_texts = MinedLoss(model, settings=StepSettings(**ONE_HOT), judge=cross)
     by_texts(columns_of(model, other), rows)
     assert cross.read and {text for pair in cross.read for text in pair} <= texts_of(other)

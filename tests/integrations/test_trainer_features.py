@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 pytest.importorskip("accelerate")
 sentence_transformers = pytest.importorskip("sentence_transformers", minversion="6")
@@ -26,7 +27,8 @@ from tiny_sentences import GROUPED, cross_encoder, encoder, pairs  # noqa: E402
 from torch.utils.data import ConcatDataset  # noqa: E402
 from transformers import TrainerCallback, TrainingArguments  # noqa: E402
 
-from lavis_mafa import MiningRule, SoftLabels, StepSettings  # noqa: E402
+from lavis_mafa import GritSchedule, MiningRule, SoftLabels, StepSettings  # noqa: E402
+from lavis_mafa.integrations.pair_loss import PairLoss  # noqa: E402
 from lavis_mafa.integrations.rows import Rows  # noqa: E402
 from lavis_mafa.integrations.sentence_transformers import (  # noqa: E402
     Grit,
@@ -428,3 +430,63 @@ def test_grit_of_other_rows_is_refused(tmp_path):
     trainer.grit = Grit(pairs(), GROUPED)
     with pytest.raises(ValueError, match="Grit has other rows than train_dataset"):
         trainer.get_train_dataloader()
+
+
+def test_a_transform_is_for_the_model_alone(tmp_path):
+    """Rows are numbered, read and judged as they are stored."""
+
+    def transform(rows):
+        return {**rows, "anchor": [f"{one}!" for one in rows["anchor"]]}
+
+    stored = pairs().remove_columns("label").select([2, 0])
+    data = numbered(stored.with_transform(transform))
+    assert list(data["anchor"]) == [f"{one}!" for one in stored["anchor"]]
+    assert data.with_format(None)["label"][:] == numbered(stored)["label"][:]
+    judge, both = PairJudge(cross_encoder(tmp_path), data), torch.arange(2)
+    plain = PairJudge(judge.encoder, numbered(stored))
+    samples = {"loaded_index": torch.tensor(numbered(stored)["label"])}
+    assert torch.equal(*(one.judge(samples, both, both) for one in (judge, plain)))
+
+
+def test_a_users_classes_are_not_numbers_of_rows(tmp_path):
+    data = pairs().remove_columns("label")
+    data = data.add_column("label", [n % 2 for n in range(len(data))])
+    with pytest.raises(ValueError, match="numbers of your own"):
+        PairJudge(cross_encoder(tmp_path), data)
+
+
+def test_a_schedule_of_places_gives_a_judge_the_numbers_of_its_rows():
+    read, schedule = [], GritSchedule(36, batch_size=4)
+
+    class Reading(torch.nn.Linear):
+        num_labels = 1
+
+        def predict(self, judged, **_):
+            read.extend(judged)
+            return torch.zeros(len(judged))
+
+    data = pairs()
+    loss = PairLoss(judge=PairJudge(Reading(1, 1), data), grit=schedule)
+    rows = torch.from_numpy(schedule.begin(0).mini_batches(0)[0])
+    sides = tuple(F.normalize(torch.randn(2, 4, 3), dim=-1))
+    loss.itc(sides, 10.0, {"loaded_index": rows}, True)
+    chosen = data[rows.tolist()]
+    assert read and {text for pair in read for text in pair} <= {
+        *chosen["anchor"],
+        *chosen["positive"],
+    }
+
+
+def test_gradients_of_the_loss_do_not_add_up_over_updates(tmp_path):
+    more, given = {"itc_loss": "sigmoid"}, {"learning_rate": 0.0, "max_steps": 3}
+    trainer = trainer_of(tmp_path, "CLIP", more=more, **given)
+    bias, own, held = trainer.mined_loss.parts.form.relative_bias, [], []
+    bias.register_hook(lambda grad: own.append(grad.item()))
+
+    class Watch(TrainerCallback):
+        def on_pre_optimizer_step(self, *_, **rest):
+            held.append(bias.grad.item())
+
+    trainer.add_callback(Watch())
+    trainer.train()
+    assert len(held) == 3 and held == pytest.approx(own)

@@ -133,6 +133,10 @@ common = ["--data", data, "--encoder", images, texts]
 assert main(["count", *common, "--judge", "captions", "--output", output + "/count"]) == 0
 assert main(["mine", *common, "--output", output + "/mine"]) == 0
 assert main(["label", "page", output + "/mine", "--output", output + "/labels.html"]) == 0
+try:
+    main(["check-data", data])
+except SystemExit as error:
+    print("check-data without LAVIS:", error.code)
 """
 
 
@@ -143,6 +147,7 @@ def test_it_runs_without_lavis(world, tmp_path, form):
     printed = fresh_python("-c", WITHOUT_LAVIS, *names)
     assert "False hard negatives by captions: " in printed
     assert "No judge: P is the share of own pairs" in printed
+    assert "check-data without LAVIS: 2" in printed
     counts = read(tmp_path / "count" / "counts.json")
     assert counts["encoder"] == [str(one) for one in features(world)]
     assert {one["sampling"] for one in counts["counts"]} == {"random", "grit"}
@@ -436,7 +441,7 @@ def test_a_few_missing_pictures_are_counted_and_many_refused(world, models, tmp_
     with caplog.at_level("INFO"):
         assert run("count", world / "few.json", [models / "CLIP"], tmp_path / "few") == 0
     assert read(tmp_path / "few" / "counts.json")["unreadable"] == [7]
-    assert "1 samples cannot be read" in caplog.text and "gone.png" in caplog.text
+    assert "1 samples could not be read" in caplog.text and "gone.png" in caplog.text
     rows[8] = {**rows[8], "image": "lost.png"}
     (world / "many.json").write_text(json.dumps(rows))
     assert run("count", world / "many.json", [models / "CLIP"], tmp_path / "many") == 1

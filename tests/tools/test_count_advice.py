@@ -135,7 +135,8 @@ def test_evidence_is_of_the_judge_and_the_grouped_pairs():
     assert "by a: 0.04 %" in shares and "(uncertain)" in group and "lavis-mafa label" in mine
     some = advice_of(counts, pairs_of(lambda n: n % 8 < 5), ROWS, {}, USUAL, 1.0)
     assert "by a:" in some[0] and "of 64 grouped" in some[2]
-    few = advice_of(counts, all_known, ROWS, {}, USUAL, 1.0, is_lower_bound=True)
+    few = replace(all_known, about={"lower_bound": True})
+    few = advice_of(counts, few, ROWS, {}, USUAL, 1.0)
     assert "by a:" in few[0] and "lavis-mafa label" in few[2], "equal captions are no truth"
     nothing = [replace(one, judged=0) for one in counts]
     (none,) = advice_of(nothing, all_known, ROWS, {}, USUAL, 1.0)

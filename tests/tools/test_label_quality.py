@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -35,6 +36,9 @@ def test_the_smallest_threshold_that_reaches_the_precision(rows, wanted):
     probability, truth = (list(one) for one in zip(*rows, strict=True))
     known = [(np.float32(p), v == VALID) for p, v in rows if v != UNKNOWN]
     judged = judged_of(probability, truth)
+    only_equal_captions = replace(judged, about={"lower_bound": True})
+    with pytest.raises(ValueError, match="has a known truth"):
+        _truth_of(only_equal_captions, "judged.npz", None)
     if not known:
         with pytest.raises(ValueError, match="has a known truth"):
             _truth_of(judged, "judged.npz", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -83,9 +84,24 @@ def test_images_inside_parquet_are_written_once(tmp_path, ids):
     records = PairRecords(corpus, tmp_path)
     records.write("augmented", [*(records.record(n, n) for n in range(6)), records.record(0, 5)])
     assert len(list((tmp_path / "images").iterdir())) == 3
-    found = data_set(tmp_path, "augmented.json")
+    found = data_set(Path(records.root), tmp_path / "augmented.json")
     assert list(found.image_ids) == [0, 0, 1, 1, 2, 2, 0] and found.source(6).caption == "caption 5"
     assert found.show(6)[0].getpixel((0, 0)) == (0, 0, 0)
+
+
+def test_pictures_are_of_these_data_and_below_the_root(tmp_path):
+    """Another run's output has pictures of other data with the same numbers."""
+    for number in (0, 1):
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / "a.png")
+        row = {"image": (tmp_path / "a.png").read_bytes(), "caption": "a"}
+        write_rows(tmp_path / f"{number}.parquet", [row])
+        # `train --data` names the folder of the file as the folder of the pictures.
+        data = data_set(tmp_path, f"{number}.parquet")
+        assert data.vis_root
+        records = PairRecords(TrainingSet(data), tmp_path / "out")
+        records.write("augmented", [records.record(0, 0)])
+        again = data_set(Path(records.root), tmp_path / "out/augmented.json")
+        assert again.show(0)[0].getpixel((0, 0)) == (number, 0, 0)
 
 
 @pytest.mark.parametrize("kind", ["json", "parquet"])

@@ -73,6 +73,13 @@ def test_resuming_with_other_settings_is_rejected(uninterrupted, tmp_path):
         assert message in str(refused.value)
 
 
+def test_resuming_with_another_vocabulary_is_refused(uninterrupted, tmp_path):
+    content = torch.load(uninterrupted / "job/checkpoint_last.pth", weights_only=True)
+    torch.save({**content, "vocabulary": "other"}, tmp_path / "other.pth")
+    with pytest.raises(ValueError, match="trained with another vocabulary"):
+        run_here(tmp_path, run__resume_ckpt_path=tmp_path / "other.pth")
+
+
 def test_resumed_run_keeps_its_folder(tmp_path):
     first = run_here(tmp_path, run__job_id=None, run__max_steps=3)
     resumed = run_here(tmp_path, run__job_id=None, run__resume_ckpt_path="auto", run__max_steps=5)

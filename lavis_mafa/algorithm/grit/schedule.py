@@ -65,10 +65,14 @@ class GritSchedule:
         group_ids: Indices | None = None,
     ) -> None:
         settings = GritSettings(enabled=True) if settings is None else settings
+        image_ids, group_ids = (
+            None if ids is None else np.asarray(ids) for ids in (image_ids, group_ids)
+        )
         for name, ids in (("image_ids", image_ids), ("group_ids", group_ids)):
-            if ids is not None and len(ids) != size:
+            if ids is not None and (ids.shape != (size,) or ids.dtype.kind not in "iu"):
                 raise ValueError(
-                    f"{name} has {len(ids)} rows, expected one for each of {size} samples"
+                    f"{name} has {len(ids)} rows of {ids.dtype}, expected an integer for each of "
+                    f"{size} samples"
                 )
         self.settings = settings
         self.size = size

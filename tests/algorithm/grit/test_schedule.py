@@ -274,9 +274,21 @@ def test_samples_of_other_numbers_are_not_lost_in_silence(wrong):
 def test_ids_of_other_data_are_refused():
     for name, count in (("image_ids", 7), ("group_ids", 9)):
         ids = {"image_ids": np.arange(8), name: np.arange(count)}
-        wrong = f"{name} has {count} rows, expected one for each of 8 samples"
+        wrong = f"{name} has {count} rows of int64, expected an integer for each of 8 samples"
         with pytest.raises(ValueError, match=wrong):
             GritSchedule(8, 4, **ids)
+    with pytest.raises(ValueError, match="image_ids has 8 rows of <U1, expected an integer"):
+        GritSchedule(8, 4, image_ids=list("aabbccdd"))
+
+
+def test_ids_may_be_a_list():
+    ids, orders = np.repeat(np.arange(4), 2), []
+    for chosen in (ids, ids.tolist()):
+        schedule = GritSchedule(8, 4, grit_settings(), image_ids=chosen)
+        collect_epoch([schedule], schedule.begin(0))
+        schedule.end(0)
+        orders.append(schedule.next_plan.order.tolist())
+    assert orders[0] == orders[1]
 
 
 def test_an_epoch_begun_twice_keeps_its_order_and_what_it_collected():
