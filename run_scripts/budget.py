@@ -54,7 +54,7 @@ LIMITS = {
     "rooms": (15, 15),
     "package": (22_900, 19_000),
     "research": (4_000, 3_000),
-    "test code": (31_100, 30_000),
+    "test code": (31_300, 30_000),
     "public names": (1_100, 1_000),
     "config keys": (170, 170),
     "commands": (10, 10),
