@@ -149,7 +149,6 @@ def test_figures_of_the_docs_equal_the_recorded_runs(name):
 # Sentences
 
 FIGURES_OF = {
-    "ITC": ["itc_txt_r1", "itc_img_r1"],
     "ITC of images": ["itc_r1"],
     "people": ["judged_auc_itm"],
     "ITM": ["itm_auc"],
@@ -185,10 +184,6 @@ results.md | ITM +0.045 (+0.018 to +0.071) | compare_dense | ALBEF-base + ECM | 
 results.md | by 10.5 points (2.8 to 18.2 | compare_dense | ALBEF-base | GRIT-VLP | R@1
 results.md | 9.6 points (5.9 to 13.2) | compare_sparse | ALBEF-base | GRIT-VLP | R@1
 results.md | 1.1 points is not significant (-0.2 to +2.4) | rerank | ECM | GRIT-VLP | odds
-results.md | by 0.9 points (0.2 to 1.5) | photographs | GRIT-VLP | ALBEF-base | ITC
-results.md | by 1.1 (0.3 to 1.8) | photographs_fixed | GRIT-VLP | ALBEF-base | ITC
-results.md | gains 1.0 (0.2 to 1.8) | photographs | fixed hardness | ALBEF-base | ITC
-results.md | and 1.7 (1.1 to 2.3) | photographs_fixed | fixed hardness | ALBEF-base | ITC
 results.md | by -0.009 (-0.023 to +0.005) | photographs photographs_fixed | ECM | ALBEF-base | people
 results.md | by 0.245 (0.197 to 0.293; | photographs_fixed | ECM | ECM, regions | people
 results.md | costs 1.3 points (0.4 to 2.2) | ucm_features | ALBEF-base | GRIT-VLP | mAP
