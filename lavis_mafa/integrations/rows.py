@@ -45,9 +45,8 @@ def numbered(dataset: Any) -> Any:
             numbers.append(int.from_bytes(digest, "big") >> 1)  # fits int64
     # As they are stored: flattening the order of rows would apply a transform for good.
     found, form = dataset.with_format(None).add_column(ROW, numbers), dataset.format
-    columns = [*form["columns"], ROW]
-    if len(columns) == len(found.column_names):
-        columns = None
+    chosen = [*form["columns"], ROW]
+    columns = None if len(chosen) == len(found.column_names) else chosen
     return found.with_format(
         form["type"], columns, form["output_all_columns"], **form["format_kwargs"]
     )
