@@ -209,7 +209,7 @@ def test_posterior_picker_is_used_by_the_step(toy_train, tmp_path):
     torch.manual_seed(0)
     model = AlbefMafa.from_config(tiny_config(AlbefMafa, mafa=chosen)).eval()
     seen = []
-    picker = model.posterior
+    picker = model.posterior.train()
     pick = picker.pick
     picker.pick = lambda sim, known, own_sim: (seen.append(sim), pick(sim, known, own_sim))[1]
     positive, negative = [], []
