@@ -74,6 +74,9 @@ def test_documented_loop_runs_on_a_gpu():
         given, weight = torch.randn(64, 5, device="cuda"), torch.randn(5, 4, device="cuda")
         weight.requires_grad_()
 
+        def rows_of(texts):
+            return torch.tensor([int(text) for text in texts]).to("cuda")
+
         class OnGpu(Pairs):
             def __getitem__(self, index):
                 return given[index.to("cuda")], [str(int(n)) for n in index], index
@@ -82,7 +85,7 @@ def test_documented_loop_runs_on_a_gpu():
             "dataset": OnGpu(64),
             "optimizer": torch.optim.SGD([weight], 0.001),
             "encode_images": lambda images: F.normalize(images @ weight, dim=1),
-            "encode_texts": lambda texts: F.normalize(given[[*map(int, texts)]] @ weight, dim=1),
+            "encode_texts": lambda texts: F.normalize(given[rows_of(texts)] @ weight, dim=1),
             "judge": lambda images, texts: torch.full((len(texts),), 0.9, device="cuda"),
         }
         exec(loop, names)
