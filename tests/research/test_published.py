@@ -153,6 +153,7 @@ FIGURES_OF = {
     "people": ["judged_auc_itm"],
     "ITM": ["itm_auc"],
     "class": ["itm_auc_same"],
+    "valid": ["itc_valid_r1"],
     "odds": ["odds_any_r1"],
     "mAP": ["odds_txt_map_r", "odds_img_map_r"],
     "R@1": ["any_r1"],
@@ -167,14 +168,13 @@ README.md | ITM (AUC +0.011) | photographs_set | quantile + ECM | ALBEF-base | p
 README.md | R@1 of ITC +0.9 points (+0.5 to +1.4) | photographs_set | quantile + ECM | ALBEF-base | ITC of images
 README.md | ITM's AUC +0.011 (+0.003 to +0.019) | photographs_set | quantile + ECM | ALBEF-base | people
 README.md | +0.0 points, -0.2 to +0.3 | photographs_set | quantile + ECM | quantile | ITC of images
-README.md | +0.060 (+0.036 to +0.083) | ucm_features | random + ECM | ALBEF-base | class
+README.md | +0.070 (+0.048 to +0.092) | ucm_set | random + ECM | ALBEF-base | class
 README.md | +12.7 points of R@1 (+9.1 to +16.3) | rerank | GRIT-VLP | ALBEF-base | odds
 results.md | retrieval +0.9 (+0.3 to +1.6) | photographs_set | GRIT-VLP | ALBEF-base | ITC of images
 results.md | ITM -0.027 (-0.041 to -0.013) | photographs_set | GRIT-VLP | ALBEF-base | people
 results.md | ITM +0.029 (+0.019 to +0.039) | photographs_set | ECM | GRIT-VLP | people
-results.md | retrieval -1.3 (-2.2 to -0.4) | ucm_features | GRIT-VLP | ALBEF-base | mAP
-results.md | ITM +0.117 (+0.072 to +0.161) | ucm_features | ECM | GRIT-VLP | class
-results.md | ITM +0.060 (+0.036 to +0.083) | ucm_features | random + ECM | ALBEF-base | class
+results.md | ITM +0.082 (+0.056 to +0.109) | ucm_set | ECM | GRIT-VLP | class
+results.md | ITM +0.070 (+0.048 to +0.092) | ucm_set | random + ECM | ALBEF-base | class
 results.md | retrieval +12.7 (+9.1 to +16.3) | rerank | GRIT-VLP | ALBEF-base | odds
 results.md | ITM +0.013 (+0.006 to +0.021) | compare_ten | ECM | GRIT-VLP | ITM
 results.md | ITM +0.011 (+0.009 to +0.013) | compare_ten_more | ALBEF-base + ECM | ALBEF-base | ITM
@@ -187,7 +187,9 @@ results.md | 1.1 points is not significant (-0.2 to +2.4) | rerank | ECM | GRIT-
 results.md | by -0.009 (-0.023 to +0.005) | photographs photographs_fixed | ECM | ALBEF-base | people
 results.md | by 0.245 (0.197 to 0.293; | photographs_fixed | ECM | ECM, regions | people
 results.md | costs 1.3 points (0.4 to 2.2) | ucm_features | ALBEF-base | GRIT-VLP | mAP
-results.md | (-0.8, -2.2 to +0.7) | ucm_features | random + ECM | ALBEF-base | mAP
+results.md | by 0.070 (0.048 to 0.092) | ucm_set | random + ECM | ALBEF-base | class
+results.md | costs 1.6 points (0.3 to 2.9) | ucm_set | ALBEF-base | ECM | valid
+results.md | MAFA 13.0 (10.2 to 15.8) | ucm_set | ALBEF-base | MAFA | valid
 results.md | gains 12.7 points (9.1 to 16.3) | rerank | GRIT-VLP | ALBEF-base | odds
 results.md | significant difference (-0.6 | rerank_dense | GRIT-VLP | ALBEF-base | odds
 results.md | and +0.5) | rerank_sparse | GRIT-VLP | ALBEF-base | odds
@@ -208,7 +210,7 @@ analysis.md | no gain at 28 %, or from 38 % | false_negative_rate | compare_dens
 false_negatives.md | from 38.5 to 32.7, dropping to 35.2 | txt_r1 | methods_clustered: GRIT-VLP | methods_clustered: ECM | methods_clustered: ECM, dropped
 results.md | 37.4 to 30.9 | txt_r1 | compare_ten: GRIT-VLP | compare_ten: ECM
 results.md | costs GRIT-VLP 12.9 and 8.3 | odds_gain | rerank_dense: GRIT-VLP | rerank_sparse: GRIT-VLP
-results.md | 37.1 / 69.1 % | false_negative_rate | ucm_features: ALBEF-base | ucm_features: GRIT-VLP
+results.md | 38.2 / 70.3 % | false_negative_rate | ucm_set: ALBEF-base | ucm_set: GRIT-VLP
 results.md | 0.9 / 30.4 % | false_negative_rate | compare_ten: ALBEF-base | compare_ten: GRIT-VLP
 results.md | 12.6 / 53.2 % | false_negative_rate | compare_sparse: ALBEF-base | compare_sparse: GRIT-VLP
 results.md | 27.7 / 62.9 % | false_negative_rate | compare_dense: ALBEF-base | compare_dense: GRIT-VLP
