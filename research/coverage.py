@@ -42,8 +42,9 @@ def coverage(
     for _ in range(studies):
         values = simulated(rng, seeds, images, sizes)
         for place, spread in enumerate((Crossed.over(values), Spread.of(values.mean(axis=1)))):
-            assert spread is not None
-            low, high = spread.interval or (0.0, 0.0)
+            interval = None if spread is None else spread.interval
+            assert interval is not None
+            low, high = interval
             held[place] += low <= TRUTH <= high
     both, alone = held / studies
     return float(both), float(alone)

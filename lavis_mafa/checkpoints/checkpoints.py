@@ -9,7 +9,7 @@ import os
 import re
 import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -235,7 +235,7 @@ def vocabulary_of(tokenizer: Any) -> str | None:
     return hashlib.sha256(words.encode()).hexdigest()[:16]
 
 
-def model_config(content: dict[str, Any]) -> dict[str, Any]:
+def model_config(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ``model`` config recorded in a checkpoint; empty if there is none."""
     config = content.get("config")
     model = config.get("model") if isinstance(config, dict) else None

@@ -103,7 +103,7 @@ def check_vocabulary(content: Mapping[str, Any], tokenizer: Any, origin: str) ->
     """
     then, now = content.get("vocabulary"), vocabulary_of(tokenizer)
     if then and now and then != now:
-        used = model_config(dict(content)).get("tokenizer") or "BERT's"
+        used = model_config(content).get("tokenizer") or "BERT's"
         raise ValueError(
             f"{origin} was trained with another vocabulary (tokenizer: {used}) than the model's: "
             "the same token ids would mean other words. Give the model the same tokenizer"

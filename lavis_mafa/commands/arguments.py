@@ -264,7 +264,13 @@ def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-COLUMNS = ("images", "image_key", "caption_key", "image_id_key")  # arguments of `add_columns`
+_KEYS = ("image_key", "caption_key", "image_id_key")
+COLUMNS = ("images", *_KEYS)  # arguments of `add_columns`
+
+
+def columns_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the names of the columns that `add_columns` parsed, as of `PairColumns`."""
+    return {name: getattr(args, name) for name in _KEYS}
 
 
 def add_columns(parser: Any) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lavis_mafa.commands.arguments import add_pair_arguments, folder_of_images
+from lavis_mafa.commands.arguments import add_pair_arguments, columns_of, folder_of_images
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     for option, path in (("--json", out), ("--vocab", args.vocab)):
         if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
             args.error(f"{option} {path}: expected a file in a folder that exists")
-    columns = {name: getattr(args, name) for name in ("image_key", "caption_key", "image_id_key")}
+    columns = columns_of(args)
     try:
         report = check(
             args.files,

@@ -16,7 +16,7 @@ import argparse
 import re
 from pathlib import Path
 
-from lavis_mafa.commands.arguments import add_pair_arguments, folder_of_images, number
+from lavis_mafa.commands.arguments import add_pair_arguments, columns_of, folder_of_images, number
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,9 +79,7 @@ def run(args: argparse.Namespace) -> int:
         pairs = pictures_of(
             args.files,
             folder_of_images(args.images, args.files),
-            image_key=args.image_key,
-            caption_key=args.caption_key,
-            image_id_key=args.image_id_key,
+            **columns_of(args),
         )
         unreadable = make_features(
             pairs, args.output, encoder, args.views, args.part, args.batch_size, args.workers

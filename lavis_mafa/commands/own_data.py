@@ -58,7 +58,10 @@ def write_config(data: Sequence[str], images: Path | None, **keys: Any) -> tuple
     root = folder and os.path.abspath(folder)
     table = converted(files, root=root, identity=CONTENT, **keys)
     if root is None and table.meta["with_paths"]:
-        raise ValueError("the files lie in several folders: give --images")
+        raise ValueError(
+            f"{files[0]} and the other files lie in several folders: give --images, the folder "
+            "that the paths of images are relative to"
+        )
     count, found = len(table), table.meta["images"]
     without = table.meta["passed_over"]
     least, few, many = _IMAGES
@@ -129,7 +132,7 @@ def _train_on(config: Any, checkpoint: str) -> None:
     (docs/results.md).
     """
     run = config.run
-    run.output_dir = os.path.join(run.output_dir, "train_on")  # `auto` resumes what is in it
+    run.output_dir = os.path.join(run.output_dir, "train_on")  # where `auto` looks for checkpoints
     config.model.load_pretrained, config.model.pretrained = True, checkpoint
     config.model.mafa.negatives = "hardest"
     config.model.mafa.soft_labels = {"type": "consistency", "start_epoch": 0}

@@ -20,6 +20,7 @@ from lavis_mafa.commands.arguments import (
     add_checkpoint_argument,
     add_columns,
     add_options,
+    columns_of,
     existing_files,
 )
 from lavis_mafa.io.launcher import rank_in_environment
@@ -106,8 +107,7 @@ def _take_data(args: argparse.Namespace) -> None:
     from lavis_mafa.commands.own_data import write_config
 
     try:
-        keys = {name: getattr(args, name) for name in COLUMNS if name != "images"}
-        file, chosen = write_config(args.data, args.images, **keys)
+        file, chosen = write_config(args.data, args.images, **columns_of(args))
     except (OSError, ValueError) as error:
         args.error(str(error))
     if rank_in_environment() == 0:

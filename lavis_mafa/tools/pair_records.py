@@ -55,8 +55,10 @@ class PairRecords:
         for part in data.parts:
             table, root = getattr(part, "table", None), getattr(part, "vis_root", None)
             with_paths = len(part) if table is None else table.meta["with_paths"]
-            roots += [root] if root and with_paths else []
-            roots += [self._written] if not root or with_paths < len(part) else []
+            if root and with_paths:
+                roots.append(root)
+            if not root or with_paths < len(part):
+                roots.append(self._written)
         self.root = os.path.commonpath([os.path.abspath(root) for root in roots])
         # What identifies them in the user's file, and their numbers.
         images: set[tuple[Any, int]] = set()
